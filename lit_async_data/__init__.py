@@ -1,0 +1,38 @@
+"""lit_async_data keeps a training loop from waiting for data.
+
+Names are loaded on first use (PEP 562), so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_async_data.callback import DevicePrefetcher as DevicePrefetcher
+    from lit_async_data.datamodule import AsyncDataModule as AsyncDataModule
+    from lit_async_data.loader import AsyncLoader as AsyncLoader
+    from lit_async_data.options import LoaderOptions as LoaderOptions
+    from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AsyncDataModule": "datamodule",
+    "AsyncLoader": "loader",
+    "DevicePrefetcher": "callback",
+    "HDF5Source": "sources.hdf5.source",
+    "LoaderOptions": "options",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

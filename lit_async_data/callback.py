@@ -1,0 +1,209 @@
+"""`DevicePrefetcher`: starts the next copy while the Trainer computes, and measures how long it waited."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import weakref
+from typing import Any
+
+import torch
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.lightning import pl
+from lit_async_data.loader import AsyncLoader
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """How long training waited for data.
+
+    Attributes:
+        steps: Training steps.
+        wait_s: Seconds inside ``next``, but for the first batch of each epoch.
+        gap_s: Seconds inside ``next`` for the first batch of each epoch.
+        busy_s: Seconds from the start to the end of each batch's training.
+
+    Example:
+        >>> print(Waiting(steps=100, wait_s=0.1, gap_s=0.1, busy_s=9.8))
+        0.200 s of 10.0 s for data (2.0 %), 0.100 s of it for first batches
+    """
+
+    steps: int = 0
+    wait_s: float = 0.0
+    gap_s: float = 0.0
+    busy_s: float = 0.0
+
+    def __add__(self, other: Waiting) -> Waiting:
+        return Waiting(
+            self.steps + other.steps,
+            self.wait_s + other.wait_s,
+            self.gap_s + other.gap_s,
+            self.busy_s + other.busy_s,
+        )
+
+    @property
+    def share(self) -> float:
+        """Waiting as a fraction of waiting and training; 0 before the first step."""
+        waited = self.wait_s + self.gap_s
+        return waited / (waited + self.busy_s) if self.steps else 0.0
+
+    def __str__(self) -> str:
+        waited = self.wait_s + self.gap_s
+        return (
+            f"{waited:.3f} s of {waited + self.busy_s:.1f} s for data ({self.share:.1%}), "
+            f"{self.gap_s:.3f} s of it for first batches"
+        ).replace("%)", " %)")
+
+
+class DevicePrefetcher(pl.Callback):
+    """Prefetches for every `AsyncLoader` that the Trainer iterates over, in fit, validate, test and predict.
+
+    At ``on_train_batch_start``, when the step's kernels are about to be launched, it starts the copy of the next batch
+    on the loader's side stream; what could not be started then, because the readers were not done, it tries again
+    before the backward pass and at the end of the batch. It never blocks.
+
+    It logs, every ``log_every_n_steps`` and as means over each epoch (also in ``trainer.callback_metrics``):
+    ``data/wait_ms`` (milliseconds that the loop waited for a batch), ``data/queue_fill`` (batches that were ready when it
+    asked), ``data/epoch_gap_ms`` (milliseconds for the first batch of the epoch) and ``data/read_mb_s`` (10⁶ bytes
+    read per second of reading). After each epoch it says on rank 0 how long training waited.
+
+    Args:
+        device_depth: Batches copied ahead of the one in use, 1 or more. 0 reads and copies nothing ahead but measures
+            all the same, which is the honest "before" of a comparison.
+
+    Raises:
+        ConfigError: ``device_depth`` is not a whole number ≥ 0.
+
+    Example:
+        >>> callback = DevicePrefetcher(device_depth=2)
+        >>> callback.waited.share
+        0.0
+    """
+
+    def __init__(self, device_depth: int = 2) -> None:
+        if not isinstance(device_depth, int) or isinstance(device_depth, bool) or device_depth < 0:
+            raise ConfigError(f"device_depth: {device_depth!r} is not a whole number from 0 on")
+        self.device_depth = device_depth
+        #: How long training waited, over all that was trained with this callback.
+        self.waited = Waiting()
+        self._epoch = Waiting()
+        self._active: list[AsyncLoader] = []
+        self._adopted: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
+        self._started = 0.0
+        self._fills = 0
+
+    # -- loaders ---------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Take over the training loaders; a run that resumes in mid-epoch has no other hook before its first batch."""
+        self._adopt(trainer.train_dataloader)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Take over the training loaders, which may have been rebuilt since the last epoch."""
+        self._epoch, self._fills = Waiting(), 0
+        self._adopt(trainer.train_dataloader)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Take over the validation loaders."""
+        self._adopt(trainer.val_dataloaders)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Go back to training, if that is where validation was called from."""
+        self._adopt(trainer.train_dataloader)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Take over the test loaders."""
+        self._adopt(trainer.test_dataloaders)
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Take over the prediction loaders."""
+        self._adopt(trainer.predict_dataloaders)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Leave the loaders to themselves."""
+        for loader in self._adopted:
+            loader.driven = False
+        self._active = []
+
+    def _adopt(self, loaders: Any) -> None:
+        self._active = [leaf for leaf in _leaves(loaders) if isinstance(leaf, AsyncLoader)]
+        for loader in self._active:
+            loader.device_depth = self.device_depth
+            loader.driven = True
+            self._adopted.add(loader)
+
+    def _top_up(self) -> None:
+        for loader in self._active:
+            loader.prefetch()
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Start the next copy, so that it runs beside this step."""
+        self._started = time.perf_counter()
+        self._top_up()
+
+    def on_before_backward(self, *_: Any) -> None:
+        """Try again what the readers were not ready for."""
+        self._top_up()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        outputs: Any,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,
+    ) -> None:
+        """Try once more, and write down how long this step waited."""
+        self._top_up()
+        stats = [loader.stats() for loader in self._active]
+        if not stats:
+            return
+        waited, busy = sum(s.last_wait_s for s in stats), time.perf_counter() - self._started
+        first = batch_idx == 0
+        self._epoch += Waiting(1, 0.0 if first else waited, waited if first else 0.0, busy)
+        self._fills += sum(s.queue_fill for s in stats)
+        # The step that Lightning's own monitors log at; it has no public name.
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
+        if (step + 1) % trainer.log_every_n_steps == 0:
+            for logger in trainer.loggers:
+                logger.log_metrics(stats[0].metrics(), step=step)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the means of the epoch, and say how long training waited."""
+        self.waited += self._epoch
+        if not self._active or not self._epoch.steps:
+            return
+        means = self._active[0].stats().metrics() | {
+            "data/wait_ms": 1e3 * self._epoch.wait_s / max(self._epoch.steps - 1, 1),
+            "data/epoch_gap_ms": 1e3 * self._epoch.gap_s,
+            "data/queue_fill": self._fills / self._epoch.steps,
+        }
+        for name, value in means.items():
+            # A float32 tensor, since a device may know no other; batch_size only to keep Lightning from guessing it.
+            pl_module.log(name, torch.tensor(value, dtype=torch.float32), batch_size=1, sync_dist=trainer.world_size > 1)
+        pl.utilities.rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}")
+
+    # Evaluation: the same, without a summary. Lightning passes different arguments to each.
+    def on_validation_batch_start(self, *_: Any) -> None:
+        """Start the next copy."""
+        self._top_up()
+
+    def on_test_batch_start(self, *_: Any) -> None:
+        """Start the next copy."""
+        self._top_up()
+
+    def on_predict_batch_start(self, *_: Any) -> None:
+        """Start the next copy."""
+        self._top_up()
+
+
+def _leaves(loaders: Any) -> list[Any]:
+    """The loaders in whatever lists and mappings Lightning lets people nest them in."""
+    if isinstance(loaders, dict):
+        return [leaf for value in loaders.values() for leaf in _leaves(value)]
+    if isinstance(loaders, list | tuple):
+        return [leaf for value in loaders for leaf in _leaves(value)]
+    return [] if loaders is None else [loaders]

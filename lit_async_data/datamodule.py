@@ -1,0 +1,272 @@
+"""`AsyncDataModule`: the sources of each stage, as loaders that Lightning's Trainer iterates over."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from lit_async_data.device import Transform
+from lit_async_data.errors import ConfigError
+from lit_async_data.lightning import pl
+from lit_async_data.loader import AsyncLoader
+from lit_async_data.memory import readable
+from lit_async_data.options import LoaderOptions
+from lit_async_data.plan import amplification
+from lit_async_data.sources.base import Source
+from lit_async_data.spec import BatchSpec
+
+Stage = Literal["train", "val", "test", "predict"]
+STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
+# Labels looked at in one go while counting classes.
+LABELS_AT_ONCE = 2**20
+
+
+class AsyncDataModule(pl.LightningDataModule):
+    """Sources for training, validation, test and prediction, each read ahead by an `AsyncLoader`.
+
+    Under several ranks each loader reads its own share; the Trainer's device decides where batches go. Loaders are
+    closed when the Trainer is done, also after an error. A stage without a source has no loader.
+
+    Args:
+        train: Source for training.
+        val: Source for validation, or a list of several.
+        test: The same for test.
+        predict: The same for prediction.
+        loader: `LoaderOptions`, or a mapping of their names. Evaluation uses them without shuffle, and drops nothing.
+        val_loader: Options that differ in validation; a value of None inherits.
+        test_loader: The same for test.
+        predict_loader: The same for prediction.
+        device_transform: Called with each batch on its device, on the copying stream. One callable for all stages, or a
+            mapping over ``train``, ``val``, ``test``, ``predict`` and ``eval`` (the last three).
+
+    Raises:
+        ConfigError: An option is wrong; the message names it, with the argument it came in.
+
+    Example:
+        >>> from lit_async_data.testing import ArraySource
+        >>> source = ArraySource({"x": np.zeros((10, 3)), "y": np.arange(10) % 4})
+        >>> dm = AsyncDataModule(train=source, loader={"batch_size": 4, "shuffle": "global"})
+        >>> len(dm.train_dataloader()), dm.val_dataloader(), dm.num_classes
+        (3, [], {'y': 4})
+    """
+
+    def __init__(
+        self,
+        *,
+        train: Source | None = None,
+        val: Source | Sequence[Source] | None = None,
+        test: Source | Sequence[Source] | None = None,
+        predict: Source | Sequence[Source] | None = None,
+        loader: LoaderOptions | Mapping[str, Any] | None = None,
+        val_loader: Mapping[str, Any] | None = None,
+        test_loader: Mapping[str, Any] | None = None,
+        predict_loader: Mapping[str, Any] | None = None,
+        device_transform: Transform | Mapping[str, Transform | None] | None = None,
+    ) -> None:
+        super().__init__()
+        given = {"train": train, "val": val, "test": test, "predict": predict}
+        self.sources = {stage: _sources(stage, given[stage]) for stage in STAGES}
+        if not any(self.sources.values()):
+            raise ConfigError("train: no source was given for any of train, val, test, predict")
+        self._options = LoaderOptions.of(loader, "loader.")
+        self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
+        for stage in STAGES:
+            self._options_of(stage)  # wrong ones are an error now, not at the first validation
+        self._transforms = _transforms(device_transform)
+        self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
+
+    # -- what Lightning asks ---------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Say what will happen, on rank 0."""
+        stages = {"fit": STAGES[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
+        pl.utilities.rank_zero_info(self.describe(stages))
+
+    def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
+        """The loader of the training source; ``[]`` without one. The same for the other stages."""
+        loaders = self._built("train")
+        return loaders[0] if loaders else []
+
+    def val_dataloader(self) -> list[AsyncLoader]:
+        """One loader for each source."""
+        return self._built("val")
+
+    def test_dataloader(self) -> list[AsyncLoader]:
+        """One loader for each source."""
+        return self._built("test")
+
+    def predict_dataloader(self) -> list[AsyncLoader]:
+        """One loader for each source."""
+        return self._built("predict")
+
+    def teardown(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it by name
+        """Close the loaders and the sources' files; both open again when they are needed."""
+        self.close()
+
+    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002  # the signature is Lightning's
+        """Close; Lightning calls `teardown` only where nothing went wrong."""
+        self.close()
+
+    def close(self) -> None:
+        """Close every loader and every source. Twice is fine."""
+        for loader in list(self._loaders):
+            loader.close()
+        for source in (source for sources in self.sources.values() for source in sources):
+            source.close()
+
+    # -- what people ask -------------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch and device; Lightning's batch-size finder sets it, and loaders built later use it."""
+        return self._options.batch_size
+
+    @batch_size.setter
+    def batch_size(self, size: int) -> None:
+        self._options = dataclasses.replace(self._options, batch_size=size)
+
+    @property
+    def spec(self) -> BatchSpec:
+        """The fields of a batch: those of the first source there is."""
+        return next(source for sources in self.sources.values() for source in sources).spec
+
+    @functools.cached_property
+    def num_classes(self) -> dict[str, int]:
+        """For each field of one whole number per sample: one more than its largest value.
+
+        Read once, over the training source or else the first there is.
+
+        Raises:
+            ConfigError: A class number is negative.
+        """
+        source = next(source for sources in self.sources.values() for source in sources)
+        return {
+            key: _largest(source, key) + 1
+            for key, field in source.spec.fields.items()
+            if field.dtype.kind in "iu" and math.prod(field.shape) == 1
+        }
+
+    def describe(self, stages: Sequence[str] = STAGES) -> str:
+        """What will be read and how, in lines for people."""
+        lines, total = [], 0
+        for stage in STAGES:
+            for loader in self._built(stage) if stage in stages else []:
+                total += loader.slots * loader.layout.nbytes
+                lines += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(_lines(loader))]
+        return "\n".join([*lines, f"{'memory':<8}{readable(total)} of slots in all"])
+
+    def __str__(self) -> str:
+        # Lightning's own builds every loader and reads it to the end.
+        return self.describe()
+
+    # -- loaders ---------------------------------------------------------------------------------------------------
+
+    def _options_of(self, stage: Stage) -> LoaderOptions:
+        if stage == "train":
+            # Lightning makes the order of its own loaders fixed here, and knows nothing of ours.
+            overfit = self.trainer is not None and self.trainer.overfit_batches > 0
+            return dataclasses.replace(self._options, shuffle="none") if overfit else self._options
+        return self._options.for_evaluation().merged(self._overrides[stage], f"{stage}_loader.")
+
+    def _built(self, stage: Stage) -> list[AsyncLoader]:
+        return [self._loader(stage, source, number) for number, source in enumerate(self.sources[stage])]
+
+    def _loader(self, stage: Stage, source: Source, number: int) -> AsyncLoader:
+        trainer = self.trainer
+        loader = AsyncLoader(
+            source,
+            self._options_of(stage),
+            rank=0 if trainer is None else trainer.global_rank,
+            world_size=1 if trainer is None else trainer.world_size,
+            device=None if trainer is None else trainer.strategy.root_device,
+            device_transform=self._transforms.get(stage),
+        )
+        if trainer is not None:
+            loader.steps_wanted = functools.partial(_steps_wanted, weakref.ref(trainer), stage, number)
+        self._loaders.add(loader)
+        return loader
+
+
+def _sources(stage: str, given: Any) -> list[Source]:
+    several = given if isinstance(given, Sequence) and stage != "train" else [] if given is None else [given]
+    for source in several:
+        if not isinstance(source, Source):
+            raise ConfigError(
+                f"{stage}: {source!r} is not a source{'' if stage == 'train' else ' or a list of sources'}; "
+                "build one, as in HDF5Source('data.h5')"
+            )
+    return list(several)
+
+
+def _transforms(given: Transform | Mapping[str, Transform | None] | None) -> dict[str, Transform | None]:
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(STAGES, given)
+    for stage in given:
+        if stage not in (*STAGES, "eval"):
+            raise ConfigError(f"device_transform: {stage!r} is not one of {', '.join(STAGES)}, eval")
+    return {stage: given.get(stage, given.get("eval") if stage != "train" else None) for stage in STAGES}
+
+
+def _steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -> int | None:
+    """Batches of a pass that the Trainer will take; it knows only when the pass begins."""
+    found = trainer()
+    if found is None:
+        return None
+    limits: Any = {
+        "train": lambda: found.num_training_batches,
+        "val": lambda: (found.num_sanity_val_batches if found.sanity_checking else found.num_val_batches)[number],
+        "test": lambda: found.num_test_batches[number],
+        "predict": lambda: found.num_predict_batches[number],
+    }
+    with contextlib.suppress(IndexError):  # iterated over by hand, with another Trainer attached
+        steps = limits[stage]()
+        return int(steps) if 0 < steps < math.inf else None
+    return None
+
+
+def _largest(source: Source, key: str) -> int:
+    field, largest = source.spec[key], 0
+    for first in range(0, len(source), LABELS_AT_ONCE):
+        samples = np.arange(first, min(first + LABELS_AT_ONCE, len(source)))
+        labels = np.empty((len(samples), *field.stored_shape), field.dtype)
+        source.read_into(samples, {key: labels})
+        if labels.min() < 0:
+            bad = int(samples[labels.ravel() < 0][0])
+            raise ConfigError(f"field {key!r} has class {labels.min()} at {source.locate([bad])[0]}; classes begin at 0")
+        largest = max(largest, int(labels.max()))
+    return largest
+
+
+def _lines(loader: AsyncLoader) -> list[str]:
+    source, options = loader.source, loader.options
+    fields = ", ".join(
+        f"{key} {field.dtype}{' ' + str(tuple(field.shape)) if field.shape else ''}"
+        for key, field in loader.spec.fields.items()
+    )
+    step = options.batch_size * loader.world_size
+    ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
+    memory = readable(loader.slots * loader.layout.nbytes)
+    workers = f"{options.worker_count} worker{'s' if options.worker_count != 1 else ''}"
+    return [
+        f"{len(source):,} samples from {source}: {fields}",
+        f"batch {options.batch_size}{ranks}, {len(loader):,} steps, shuffle {_shuffle(loader)}",
+        f"{workers}, queue depth {options.queue_depth}: {loader.slots} slots of "
+        f"{readable(loader.layout.nbytes)} = {memory}, of at most {readable(loader.memory_budget)}",
+    ]
+
+
+def _shuffle(loader: AsyncLoader) -> str:
+    if loader.options.shuffle == "none":
+        return "none"
+    rows = loader.source.chunks.rows
+    if rows == 1:
+        return "global: every sample is read alone, once per epoch"
+    decoded = amplification(len(loader.source), rows, loader.options.batch_size)
+    return f"global: {decoded:.1f} samples are decoded for each one used, since {rows} share a compressed chunk"

@@ -1,0 +1,175 @@
+"""What ``train.py`` trains on its own: scikit-learn's handwritten digits as HDF5 files, and a small image classifier."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.lightning import pl
+from lit_async_data.sources.hdf5.source import HDF5Source
+
+Part = Literal["train", "val", "test"]
+# 1797 digits in all.
+SHARES: dict[Part, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
+
+
+def digits(root: str | os.PathLike[str], part: Part) -> HDF5Source:
+    """One part of the handwritten digits, written to ``root/digits/PART.h5`` if it is not there yet.
+
+    Args:
+        root: Folder for data sets.
+        part: ``"train"``, ``"val"`` or ``"test"``: 70, 15 and 15 % of 1797 images.
+
+    Returns:
+        A source of ``x``, uint8 of shape (1, 8, 8) with values 0 to 16, and ``y``, 0 to 9.
+
+    Raises:
+        MissingError: scikit-learn, which has the images, is not installed.
+    """
+    path = Path(root) / "digits" / f"{part}.h5"
+    if not path.exists():
+        _write_digits(path, part)
+    return HDF5Source(path, fields={"x": "data", "y": "labels"})
+
+
+def _write_digits(path: Path, part: Part) -> None:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingError(
+            "the digits come with scikit-learn: pip install 'lit-async-data[demo]', or train on a file of yours: "
+            "python train.py data=hdf5 data.train.path=FILE.h5"
+        ) from error
+    found: Any = load_digits()
+    order = np.random.default_rng(0).permutation(len(found.target))
+    ends = np.cumsum([0, *(round(share * len(order)) for share in SHARES.values())])
+    number = list(SHARES).index(part)
+    rows = order[ends[number] : ends[number + 1]]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed into place when it is whole: several ranks may do this at once.
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".h5", delete=False) as temporary:
+        pass
+    with h5py.File(temporary.name, "w") as file:
+        file["data"] = found.images[rows].astype(np.uint8)[:, None]
+        file["labels"] = found.target[rows].astype(np.int64)
+    os.replace(temporary.name, path)
+
+
+class ImageClassifier(pl.LightningModule):
+    """A small convolutional network for images of any size, of any number type.
+
+    Channels and classes are taken from the data: from ``trainer.datamodule``, unless they are given. Input is
+    normalised by its own first layer, so that values as stored will do.
+
+    Args:
+        x: Batch key of the images, of shape (N, C, H, W).
+        y: Batch key of the class numbers, of shape (N,) or (N, 1).
+        channels: Channels of an image.
+        classes: Number of classes.
+        width: Channels after the first convolution.
+        lr: Learning rate at its peak, for AdamW in one cycle.
+    """
+
+    def __init__(
+        self,
+        x: str = "x",
+        y: str = "y",
+        *,
+        channels: int | None = None,
+        classes: int | None = None,
+        width: int = 32,
+        lr: float = 0.01,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net: nn.Module | None = None
+
+    def configure_model(self) -> None:
+        """Build the layers, once the data are known."""
+        if self.net is not None:
+            return
+        hparams, dm = self.hparams, getattr(self.trainer, "datamodule", None)
+        if hparams["channels"] is None or hparams["classes"] is None:
+            if dm is None:
+                raise ConfigError("model.channels, model.classes: give both where there is no AsyncDataModule to ask")
+            shape = dm.spec[hparams["x"]].shape
+            if len(shape) != 3:
+                raise ConfigError(
+                    f"field {hparams['x']!r} has samples of shape {shape}, and this model takes images (C, H, W); "
+                    "set data.train.layout, or another model"
+                )
+            # Into the checkpoint, so that the model can be loaded without the data.
+            hparams["channels"], hparams["classes"] = shape[0], dm.num_classes[hparams["y"]]
+        self.net = _network(hparams["channels"], hparams["classes"], hparams["width"])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores of shape (N, classes) for images of shape (N, C, H, W)."""
+        assert self.net is not None
+        scores: Tensor = self.net(images.to(self.dtype))
+        return scores
+
+    def _scored(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        labels = batch[self.hparams["y"]].flatten()
+        scores = self(batch[self.hparams["x"]])
+        return nn.functional.cross_entropy(scores, labels), (scores.argmax(1) == labels).float().mean()
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002
+        """Cross-entropy of a batch."""
+        loss, accuracy = self._scored(batch)
+        self.log_dict({"train/loss": loss, "train/acc": accuracy}, prog_bar=True, batch_size=len(batch[self.hparams["y"]]))
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:  # noqa: ARG002
+        """Log loss and accuracy."""
+        self._log("val", batch)
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:  # noqa: ARG002
+        """Log loss and accuracy."""
+        self._log("test", batch)
+
+    def _log(self, stage: str, batch: dict[str, Tensor]) -> None:
+        loss, accuracy = self._scored(batch)
+        self.log_dict(
+            {f"{stage}/loss": loss, f"{stage}/acc": accuracy},
+            prog_bar=True,
+            batch_size=len(batch[self.hparams["y"]]),
+            sync_dist=self.trainer.world_size > 1,
+        )
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002
+        """Class numbers."""
+        scores: Tensor = self(batch[self.hparams["x"]])
+        return scores.argmax(1)
+
+    def configure_optimizers(self) -> Any:
+        """AdamW in one cycle over the whole training."""
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            return optimizer
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.hparams["lr"], total_steps=max(int(steps), 2))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+
+def _network(channels: int, classes: int, width: int) -> nn.Module:
+    def block(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+
+    return nn.Sequential(
+        nn.BatchNorm2d(channels),
+        *block(channels, width),
+        *block(width, width),
+        nn.MaxPool2d(2, ceil_mode=True),
+        *block(width, 2 * width),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * width, classes),
+    )

@@ -1,0 +1,284 @@
+"""From slot to the tensors of a training step: `InlineQueue` where nothing is copied, `StreamQueue` on a side stream.
+
+On CPU and MPS the user gets the slot itself, on a lease. On a device with streams a batch travels like this; *compute* is
+the stream the training step runs on, *side* is ours:
+
+1. Destinations are allocated on compute, and an event is recorded there: ``allocated``.
+2. Side waits for ``allocated``: memory that the allocator gives out again may still be read by kernels of an earlier
+   step, which were enqueued before. (Without this wait: write after read.)
+3. Side copies from the pinned slot; an event: ``copied``. The slot is free when that event has happened.
+4. A device transform runs on side, after a wait for an event recorded on compute at that moment: what it allocates comes
+   from memory of side, which compute may still be reading.
+5. Side records ``ready``. At hand-over compute waits for it (without this wait: read before write), and only then the
+   raw tensors may die, since side still reads them.
+
+No call to the device is made in a reader thread, and none of these waits stops the host.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from lit_async_data.errors import AsyncDataError, TransformError
+from lit_async_data.pipeline import Filled, Pipeline
+from lit_async_data.plan import Key
+from lit_async_data.spec import BatchLayout
+from lit_async_data.streams import Streams
+
+log = logging.getLogger(__name__)
+
+Batch = Any
+Transform = Callable[[Batch], Batch]
+
+
+class DeviceQueue(Protocol):
+    """Hands out batches in order. All calls come from the consumer's thread."""
+
+    def take(self, key: Key) -> Batch:
+        """The batch of a key, on its device, waiting for it."""
+        ...
+
+    def top_up(self, key: Key) -> None:
+        """Start whatever can be started for the batches from ``key`` on. Never blocks on storage or device."""
+        ...
+
+    #: Batches handed out as copies, because the user keeps every slot.
+    copied: int
+
+    @property
+    def ready(self) -> int:
+        """Batches on the device, or on their way there."""
+        ...
+
+    def close(self) -> None:
+        """Wait for copies that are under way and let go of everything."""
+        ...
+
+
+class InlineQueue:
+    """Hands out the slots themselves.
+
+    Args:
+        pipeline: Where filled slots come from.
+        depth: 0 to read nothing ahead.
+        transform: Applied to each batch as it is handed out.
+    """
+
+    def __init__(self, pipeline: Pipeline, depth: int, transform: Transform | None) -> None:
+        self._pipeline = pipeline
+        self._depth = depth
+        self._transform = transform
+        self.copied = 0
+
+    @property
+    def ready(self) -> int:
+        return 0
+
+    def take(self, key: Key) -> Batch:
+        filled = self._pipeline.get(key)
+        if filled.error is not None:
+            raise filled.error
+        batch = self._handed_out(filled)
+        if self._transform is None:
+            return batch
+        return _transformed(self._transform, batch, key)
+
+    def top_up(self, key: Key) -> None:
+        if self._depth:
+            self._pipeline.prefetch(key)
+
+    def close(self) -> None:
+        pass
+
+    def _handed_out(self, filled: Filled) -> Batch:
+        ring, layout, count = self._pipeline.ring, self._pipeline.layout, len(filled.samples)
+        if layout.large and not self._pipeline.must_copy():
+            views = layout.views(ring.lend(filled.slot), count)
+            arrays = {key: view.copy() if key in layout.small else view for key, view in views.items()}
+        else:
+            arrays = {key: view.copy() for key, view in layout.views(ring.memory(filled.slot), count).items()}
+            ring.drop(filled.slot)
+            if layout.large:
+                self._say_once(len(ring))
+        # Not an inference tensor, even where Lightning validates: it may outlive that.
+        with torch.inference_mode(False):
+            tensors = {key: torch.from_numpy(layout.spec[key].delivered(array)) for key, array in arrays.items()}
+        return layout.spec.packed(tensors)
+
+    def _say_once(self, slots: int) -> None:
+        self.copied += 1
+        if self.copied == 1:
+            log.warning(
+                "all %d slots hold batches that are still in use, and memory_budget allows no more: batches are handed "
+                "out as copies from here on, which costs time; keep fewer batches or raise memory_budget",
+                slots,
+            )
+
+
+@dataclasses.dataclass
+class _Ticket:
+    """One batch on its way: reserved (destinations exist), then submitted (``ready`` is recorded)."""
+
+    key: Key
+    count: int
+    raw: dict[str, torch.Tensor]
+    block: torch.Tensor | None
+    allocated: Any
+    ready: Any = None
+    batch: Batch = None
+    error: Exception | None = None
+
+    @property
+    def submitted(self) -> bool:
+        return self.ready is not None or self.error is not None
+
+
+class StreamQueue:
+    """Copies batches to a device while it computes.
+
+    Args:
+        pipeline: Where filled slots come from; their memory is pinned.
+        streams: The device.
+        depth: Batches on the device ahead of the one in use; 0 copies each batch when it is asked for.
+        transform: Run on the side stream after the copy.
+    """
+
+    def __init__(self, pipeline: Pipeline, streams: Streams, depth: int, transform: Transform | None) -> None:
+        self._pipeline = pipeline
+        self._layout: BatchLayout = pipeline.layout
+        self._streams = streams
+        self._depth = depth
+        self._transform = transform
+        self._tickets: collections.deque[_Ticket] = collections.deque()
+        self._copying: collections.deque[tuple[int, Any]] = collections.deque()
+        self.copied = 0
+
+    @property
+    def ready(self) -> int:
+        return sum(ticket.ready is not None for ticket in self._tickets)
+
+    def take(self, key: Key) -> Batch:
+        if self._tickets and self._tickets[0].key != key:
+            self._forget()
+        ticket = self._tickets.popleft() if self._tickets else self._reserved(key)
+        if not ticket.submitted:
+            self._reclaim(block=True)  # else the pipeline could wait for a slot that only we can free
+            self._submit(ticket, self._pipeline.get(key))
+        if ticket.error is not None:
+            raise ticket.error
+        return self._handed_out(ticket)
+
+    def top_up(self, key: Key) -> None:
+        self._reclaim(block=False)
+        if self._tickets and self._tickets[0].key != key:
+            self._forget()
+        while len(self._tickets) < self._depth:
+            last = self._tickets[-1].key if self._tickets else None
+            self._tickets.append(self._reserved(self._pipeline.schedule.following(last) if last else key))
+        for ticket in self._tickets:
+            if ticket.submitted:
+                continue
+            self._pipeline.prefetch(ticket.key)
+            filled = self._pipeline.poll(ticket.key)
+            if filled is None:
+                return
+            self._submit(ticket, filled)
+        if self._tickets:
+            self._pipeline.prefetch(self._pipeline.schedule.following(self._tickets[-1].key))
+
+    def close(self) -> None:
+        self._forget()
+        self._reclaim(block=True)
+
+    def _reserved(self, key: Key) -> _Ticket:
+        layout, count = self._layout, self._pipeline.schedule.plan(key.epoch).count(key.step)
+        with torch.inference_mode(False):
+            raw = {
+                name: self._streams.empty((count, *layout.spec[name].stored_shape), _type(layout, name))
+                for name in layout.large
+            }
+            small = layout.nbytes - layout.small_start
+            block = self._streams.empty((small,), torch.uint8) if layout.small else None
+        return _Ticket(key, count, raw, block, allocated=self._streams.record(self._streams.compute()))
+
+    def _submit(self, ticket: _Ticket, filled: Filled) -> None:
+        if filled.error is not None:
+            ticket.error = filled.error
+            return
+        streams, layout = self._streams, self._layout
+        self._pipeline.ring.copy(filled.slot)
+        memory = torch.from_numpy(self._pipeline.ring.memory(filled.slot))
+        streams.wait(streams.side, ticket.allocated)
+        with torch.inference_mode(False), streams.on_side():
+            for name, destination in ticket.raw.items():
+                streams.copy(destination, _field(layout, name, memory, ticket.count))
+            if ticket.block is not None:
+                streams.copy(ticket.block, memory[layout.small_start : layout.nbytes])
+        self._copying.append((filled.slot, streams.record(streams.side)))
+        if self._transform is not None:
+            streams.wait(streams.side, streams.record(streams.compute()))
+            with streams.on_side():
+                try:
+                    ticket.batch = _transformed(self._transform, self._unpacked(ticket), ticket.key)
+                except TransformError as error:
+                    ticket.error = error
+        ticket.ready = streams.record(streams.side)
+
+    def _handed_out(self, ticket: _Ticket) -> Batch:
+        self._streams.wait(self._streams.compute(), ticket.ready)
+        with torch.inference_mode(False):
+            return self._unpacked(ticket) if self._transform is None else ticket.batch
+
+    def _unpacked(self, ticket: _Ticket) -> Batch:
+        """The fields as the user sees them; the small ones cloned out of their block on the current stream."""
+        layout, tensors = self._layout, {}
+        for name, field in layout.spec.fields.items():
+            if name in ticket.raw:
+                stored = ticket.raw[name]
+            else:
+                assert ticket.block is not None
+                stored = _field(layout, name, ticket.block, ticket.count, start=layout.small_start).clone()
+            tensors[name] = field.delivered(stored)
+        return layout.spec.packed(tensors)
+
+    def _reclaim(self, *, block: bool) -> None:
+        while self._copying and self._streams.happened(self._copying[0][1], block=block):
+            self._pipeline.ring.copied(self._copying.popleft()[0])
+
+    def _forget(self) -> None:
+        for ticket in self._tickets:
+            if ticket.ready is not None:
+                # Its memory goes back to compute's pool while the copy may still be writing to it.
+                self._streams.wait(self._streams.compute(), ticket.ready)
+        self._tickets.clear()
+
+
+def _type(layout: BatchLayout, name: str) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, layout.spec[name].dtype)).dtype
+
+
+def _field(layout: BatchLayout, name: str, memory: torch.Tensor, count: int, start: int = 0) -> torch.Tensor:
+    """One field as a view of bytes, on whichever device they lie; as `BatchLayout.views` does with numpy."""
+    field, offset = layout.spec[name], layout.offsets[name] - start
+    raw = memory[offset : offset + count * field.nbytes]
+    return raw.view(_type(layout, name)).reshape((count, *field.stored_shape))
+
+
+def _transformed(transform: Transform, batch: Batch, key: Key) -> Batch:
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            return transform(batch)
+    except AsyncDataError:
+        raise
+    except Exception as error:
+        raise TransformError(
+            f"device_transform failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
+            stage="transform",
+        ) from error

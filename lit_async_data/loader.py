@@ -1,0 +1,280 @@
+"""`AsyncLoader`: a sized, restartable iterable of batches that are read ahead."""
+
+from __future__ import annotations
+
+import functools
+import time
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lit_async_data import memory
+from lit_async_data.device import Batch, DeviceQueue, InlineQueue, StreamQueue, Transform
+from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError
+from lit_async_data.options import LoaderOptions
+from lit_async_data.permutation import Indices
+from lit_async_data.pipeline import Pipeline
+from lit_async_data.passes import Passes
+from lit_async_data.plan import EpochPlan, Schedule
+from lit_async_data.sources.base import Source
+from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec
+from lit_async_data.stats import LoaderStats
+from lit_async_data.streams import TorchStreams, has_streams
+
+IDS = "ids"
+
+
+class AsyncLoader:
+    """Batches of a source, read ahead while you compute.
+
+    Iterate over it once per epoch; each pass is a new epoch, in a new order if there is a shuffle. The workers live on
+    from pass to pass, and the first batches of the next epoch are read before this one ends. On the CPU a batch is a
+    view of the memory that it was read into. It is yours: whatever you keep of it never changes, and keeping it costs
+    memory but never blocks.
+
+    One thread may iterate at a time. Nothing is started or allocated before the first batch.
+
+    Args:
+        source: Where samples come from.
+        options: `LoaderOptions`, or a mapping of their names.
+        rank: This process, of ``world_size`` that share each step.
+        world_size: Number of such processes.
+        device: Where batches are handed out. On a device with streams (CUDA) they are copied there on a stream of
+            the loader's own; CPU and MPS get them in host memory.
+        device_depth: Batches copied ahead of the one in use. 0 reads and copies nothing ahead, for comparison.
+        device_transform: Called with each batch on its device, on the copying stream; returns the batch to hand out.
+
+    Raises:
+        ConfigError: Options are wrong, or do not fit the source.
+        MemoryBudgetError: The slots would take more than ``memory_budget``.
+
+    Example:
+        >>> from lit_async_data.testing import ArraySource
+        >>> source = ArraySource({"x": np.arange(10.0), "y": np.arange(10)})
+        >>> with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False)) as loader:
+        ...     [batch["y"].tolist() for batch in loader]
+        [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        options: LoaderOptions | Mapping[str, Any] | None = None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device | str | None = None,
+        device_depth: int = 2,
+        device_transform: Transform | None = None,
+    ) -> None:
+        self.source = source
+        self.options = LoaderOptions.of(options)
+        self.rank, self.world_size = rank, world_size
+        self.device = torch.device(device or "cpu")
+        self._device_transform = device_transform
+        self._depth = _checked_depth(device_depth)
+        #: Who starts the next copy: the loader, at the end of each ``next``, or a callback that calls `prefetch`.
+        self.driven = False
+        #: Asked at the start of each pass: steps of it that will be wanted, None for all.
+        self.steps_wanted: Callable[[], int | None] = lambda: None
+        self._schedule = _schedule(source, self.options, rank, world_size)
+        self._passes = Passes(self._schedule)
+        # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
+        self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
+        self.spec = _with_ids(source.spec) if self.options.with_ids else source.spec
+        self.layout = BatchLayout(self.spec, self._schedule.plan(0).capacity)
+        self.memory_budget = self.options.memory_budget or memory.default_budget()
+        self._check_budget()
+        self._stats = LoaderStats()
+        self._engine: tuple[Pipeline, DeviceQueue] | None = None
+        self._closer: weakref.finalize[Any, Any] | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank, the same on every rank."""
+        return len(self._schedule.plan(0))
+
+    def __iter__(self) -> Self:
+        """Begin a new pass with the next batch. Costs nothing; Lightning calls it more often than it reads."""
+        self._passes.restart()
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch of the pass, waiting for it.
+
+        Raises:
+            StopIteration: The pass is over.
+            ReadError, SourceError: This batch could not be read; the next call goes on with the one after it.
+            TransformError: ``device_transform`` failed on this batch; as above.
+            StalledError: Nothing came within ``timeout_s``.
+            WorkerError: A worker died, or this process is a fork of the one that built the loader.
+            ClosedError: The loader is closed.
+        """
+        started = time.perf_counter()
+        pipeline, queue = self._running()
+        key = self._passes.advance(self.steps_wanted)
+        if key is None:
+            raise StopIteration
+        fill = pipeline.ready + queue.ready
+        try:
+            batch = queue.take(key)
+        except BaseException as error:
+            # A batch that failed has had its turn. One that never came is asked for again.
+            if isinstance(error, TimeoutError) or not isinstance(error, Exception):
+                self._passes.step_back()
+            raise
+        if not self.driven:
+            queue.top_up(self._passes.wanted)
+        self._stats = self._stats.after(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
+        return batch
+
+    def next(self) -> Batch:
+        """The next batch, waiting for it; after the last of an epoch comes the first of the next.
+
+        Raises:
+            ReadError, SourceError, TransformError, StalledError, WorkerError, ClosedError: As `__next__`.
+        """
+        if self._passes.over:
+            self._passes.restart()
+        return self.__next__()
+
+    def prefetch(self) -> None:
+        """Start reading, and copying, what will be asked for next; returns at once.
+
+        Raises:
+            WorkerError, ClosedError: As `__next__`.
+        """
+        _, queue = self._running()
+        queue.top_up(self._passes.wanted)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that begins the one of this epoch.
+
+        Args:
+            epoch: Counted from 0.
+        """
+        self._passes.set_epoch(epoch)
+
+    @property
+    def device_depth(self) -> int:
+        """Batches copied ahead. Setting it drops what was read ahead; the order goes on where it was."""
+        return self._depth
+
+    @device_depth.setter
+    def device_depth(self, depth: int) -> None:
+        if _checked_depth(depth) != self._depth:
+            self._stop()
+            self._depth = depth
+
+    def stats(self) -> LoaderStats:
+        """What was handed out, waited for and read so far."""
+        if self._engine is None:
+            return self._stats
+        pipeline, queue = self._engine
+        return self._stats.of(pipeline.stats(), copied=queue.copied)
+
+    def close(self) -> None:
+        """End the workers and give memory back; waits a few seconds at most. Twice is fine.
+
+        Batches that were handed out stay valid. The source stays open: it is yours, and others may be reading it.
+        """
+        self._closed = True
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the machinery --------------------------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> int:
+        """Slots of memory that are allocated before the first batch."""
+        return self.options.queue_depth + 1 if self._workers else 2
+
+    @property
+    def _workers(self) -> int:
+        return self.options.worker_count if self._depth else 0
+
+    def _check_budget(self) -> None:
+        needed = self.slots * self.layout.nbytes
+        if needed > self.memory_budget:
+            raise MemoryBudgetError(
+                f"memory_budget: {self.slots} slots of {memory.readable(self.layout.nbytes)} need {needed} bytes "
+                f"({memory.readable(needed)}), over the budget of {self.memory_budget} "
+                f"({memory.readable(self.memory_budget)}); set a smaller batch_size or queue_depth, or raise it"
+            )
+
+    def _running(self) -> tuple[Pipeline, DeviceQueue]:
+        if self._closed:
+            raise ClosedError("the loader is closed; build a new one")
+        if self._engine is None:
+            self._engine = self._built()
+            self._closer = weakref.finalize(self, _close, *self._engine)
+        return self._engine
+
+    def _built(self) -> tuple[Pipeline, DeviceQueue]:
+        on_device = has_streams(self.device)
+        pipeline = Pipeline(
+            functools.partial(_read, self.source) if self.options.with_ids else self.source.read_into,
+            self._schedule,
+            self.layout,
+            functools.partial(memory.allocated, self.layout.nbytes, pinned=on_device),
+            workers=self._workers,
+            depth=self.slots - 1,
+            most_slots=self.memory_budget // self.layout.nbytes,
+            timeout_s=self.options.timeout_s,
+        )
+        if on_device:
+            return pipeline, StreamQueue(pipeline, TorchStreams(self.device), self._depth, self._device_transform)
+        return pipeline, InlineQueue(pipeline, self._depth, self._device_transform)
+
+    def _stop(self) -> None:
+        if self._closer is not None:
+            self._stats = self.stats()
+            self._closer()
+        self._engine = self._closer = None
+
+
+def _schedule(source: Source, options: LoaderOptions, rank: int, world_size: int) -> Schedule:
+    # A partial and not a method of the loader: a loader that is dropped is closed at once, since nothing refers back.
+    plan = functools.partial(
+        EpochPlan,
+        length=len(source),
+        batch_size=options.batch_size,
+        shuffle="none" if options.shuffle == "none" else "global",
+        seed=options.seed,
+        rank=rank,
+        world_size=world_size,
+        drop_last=options.drop_last,
+    )
+    return Schedule(lambda epoch: plan(epoch=epoch), shuffled=options.shuffle != "none")
+
+
+def _close(pipeline: Pipeline, queue: DeviceQueue) -> None:
+    queue.close()
+    pipeline.close()
+
+
+def _read(source: Source, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+    out[IDS][...] = samples
+    source.read_into(samples, {key: array for key, array in out.items() if key != IDS})
+
+
+def _with_ids(spec: BatchSpec) -> BatchSpec:
+    if IDS in spec.fields:
+        raise ConfigError(f"with_ids: the source has a field {IDS!r} of its own; give that field another key")
+    return spec.with_field(IDS, FieldSpec((), np.dtype(np.int64)))
+
+
+def _checked_depth(depth: int) -> int:
+    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 0:
+        raise ConfigError(f"device_depth: {depth!r} is not a whole number from 0 on")
+    return depth

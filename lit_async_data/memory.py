@@ -1,0 +1,70 @@
+"""Where slots live: pageable or pinned memory, and how much of it there may be.
+
+The only module that knows about pinning.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+from lit_async_data.spec import Bytes
+
+log = logging.getLogger(__name__)
+
+# The part of the machine's memory that the loaders of one process may take unless told otherwise, per loader.
+DEFAULT_SHARE = 0.25
+
+
+def allocated(nbytes: int, *, pinned: bool) -> Bytes:
+    """Memory for one slot, page-aligned, not touched yet.
+
+    Args:
+        nbytes: Its size.
+        pinned: Lock it in place, so that a GPU can copy from it on its own. Where that fails it is pageable, and a
+            warning says so.
+
+    Returns:
+        A uint8 array; the memory goes when the last array made from it does.
+    """
+    if pinned:
+        import torch
+
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        except RuntimeError as error:
+            log.warning("%d bytes could not be pinned, copies to the device will be slower: %s", nbytes, error)
+    # An anonymous map rather than np.empty: it goes back to the system at once when it is dropped.
+    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+
+
+def default_budget() -> int:
+    """Bytes that one loader may hold: a quarter of the memory of this machine or container, per rank of the node."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
+    return int(DEFAULT_SHARE * machine_memory() / max(ranks, 1))
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process can hope for: the machine's, or its control group's limit if that is less."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return min(limits)
+
+
+def readable(nbytes: float) -> str:
+    """Bytes for people: ``readable(3_300_000)`` is ``'3.1 MiB'``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

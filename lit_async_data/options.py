@@ -1,0 +1,168 @@
+"""`LoaderOptions`: what can be chosen about loading, as a frozen dataclass that validates itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import numbers
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from lit_async_data.errors import ConfigError
+
+Shuffle = Literal["none", "global", "auto"]
+
+# Names that people bring along from torch.utils.data.DataLoader, and what they mean here.
+TORCH_NAMES = {
+    "num_workers": "use workers",
+    "prefetch_factor": "use queue_depth (batches ready on the host, over all workers)",
+    "pin_memory": "leave it out: slots are pinned by themselves where the device is a GPU",
+    "persistent_workers": "leave it out: workers always live on from epoch to epoch",
+    "timeout": "use timeout_s",
+    "generator": "use seed",
+    "sampler": "use shuffle and seed",
+    "batch_sampler": "use batch_size, shuffle and drop_last",
+    "collate_fn": "leave it out: a source writes its samples straight into the batch",
+    "multiprocessing_context": "leave it out: workers are threads that hold no lock",
+}
+
+MAX_WORKERS = 256
+MAX_SEED = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """How batches are made and kept ready. Immutable, so it may be shared between threads.
+
+    Attributes:
+        batch_size: Samples per batch and device, ≥ 1. Under several ranks one step takes
+            ``batch_size × ranks`` samples.
+        shuffle: ``"none"``: as stored. ``"global"``: a fresh permutation of all samples each epoch.
+            ``"auto"`` (or True): the best for the data's layout. False is ``"none"``.
+        seed: Key of every permutation, 0 to 2**63 − 1. The same seed gives the same order, whatever the
+            other options are.
+        drop_last: Drop the samples that do not fill a whole step of all ranks.
+        workers: Reader threads. 0 reads in the caller's thread, so that a debugger stops there. ``"auto"``
+            is 1: one thread gathers at 0.6 of the speed of memory, and h5py's lock lets a second
+            thread only wait (``benchmarks/first.py``).
+        queue_depth: Batches being filled or ready on the host, ≥ 1. Slots of memory: ``queue_depth + 1``.
+        memory_budget: Bytes this loader may hold in slots. None: a quarter of the memory this machine or
+            its container has, shared by the ranks of the node.
+        timeout_s: Seconds without a batch after which `StalledError` is raised.
+        with_ids: Add the samples' numbers (int64) to each batch, as key ``ids`` or last element.
+
+    Raises:
+        ConfigError: A name is unknown or a value is wrong; the message begins with the name.
+
+    Example:
+        >>> LoaderOptions(batch_size=256, shuffle=True).shuffle
+        'auto'
+        >>> LoaderOptions(batch_size=0)
+        Traceback (most recent call last):
+        lit_async_data.errors.ConfigError: batch_size: 0 is not a whole number from 1 on
+    """
+
+    batch_size: int
+    shuffle: Shuffle | bool = "auto"
+    seed: int = 0
+    drop_last: bool = False
+    workers: int | Literal["auto"] = "auto"
+    queue_depth: int = 4
+    memory_budget: int | None = None
+    timeout_s: float = 300.0
+    with_ids: bool = False
+
+    def __new__(cls, *args: object, **values: object) -> Self:
+        # Here rather than in __init__, which dataclass writes: names are checked before it sees them.
+        check_names(values, [field.name for field in dataclasses.fields(cls)])
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.shuffle, bool):
+            object.__setattr__(self, "shuffle", "auto" if self.shuffle else "none")
+        if self.shuffle not in ("none", "global", "auto"):
+            raise ConfigError(f"shuffle: {self.shuffle!r} is not one of none, global, auto, true, false")
+        if self.workers != "auto":
+            self._whole("workers", 0, MAX_WORKERS, also="'auto'")
+        self._whole("batch_size", 1)
+        self._whole("queue_depth", 1)
+        self._whole("seed", 0, MAX_SEED)
+        if self.memory_budget is not None:
+            self._whole("memory_budget", 1, also="null", unit="bytes")
+        for name in ("drop_last", "with_ids"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
+        seconds = self.timeout_s
+        if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not 0 < seconds < float("inf"):
+            raise ConfigError(f"timeout_s: {seconds!r} is not a number of seconds above 0")
+
+    def _whole(self, name: str, least: int, most: int | None = None, *, also: str = "", unit: str = "") -> None:
+        value = getattr(self, name)
+        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not whole or value < least or (most is not None and value > most):
+            span = f"from {least} on" if most is None else f"from {least} to {most}"
+            wanted = f"a whole number{' of ' + unit if unit else ''} {span}{' or ' + also if also else ''}"
+            raise ConfigError(f"{name}: {value!r} is not {wanted}")
+        object.__setattr__(self, name, int(value))
+
+    @classmethod
+    def of(cls, given: LoaderOptions | Mapping[str, Any] | None, where: str = "") -> LoaderOptions:
+        """Options from options or from a mapping of their names.
+
+        Args:
+            given: Either; nothing is an error, since ``batch_size`` has no default.
+            where: Put before the names in messages: ``"loader."``.
+
+        Raises:
+            ConfigError: As in the constructor.
+        """
+        if isinstance(given, LoaderOptions):
+            return given
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"{where.rstrip('.') or 'options'}: {given!r} is neither LoaderOptions nor a mapping")
+        values = dict(given or {})
+        try:
+            if "batch_size" not in values:
+                check_names(values, [field.name for field in dataclasses.fields(cls)])
+                raise ConfigError("batch_size: missing; how many samples shall a batch have?")
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{where}{error}") from None
+
+    @property
+    def worker_count(self) -> int:
+        """Reader threads, with ``"auto"`` resolved."""
+        return 1 if self.workers == "auto" else self.workers
+
+    def merged(self, overrides: Mapping[str, Any] | None, where: str = "") -> LoaderOptions:
+        """These options with some replaced; a value of None inherits.
+
+        Args:
+            overrides: New values by option name, or None for no change.
+            where: As in `of`.
+
+        Raises:
+            ConfigError: As in the constructor.
+        """
+        given = {name: value for name, value in (overrides or {}).items() if value is not None}
+        return LoaderOptions.of(dataclasses.asdict(self) | given, where)
+
+    def for_evaluation(self) -> LoaderOptions:
+        """These options as validation, test and prediction use them: as stored, nothing dropped."""
+        return dataclasses.replace(self, shuffle="none", drop_last=False)
+
+
+def check_names(given: Mapping[str, object], known: list[str]) -> None:
+    """Refuse names that are not options, with a pointer to what was probably meant.
+
+    Raises:
+        ConfigError: Names the first unknown option.
+    """
+    for name in given:
+        if name in known:
+            continue
+        if name in TORCH_NAMES:
+            raise ConfigError(f"{name}: no such option; {TORCH_NAMES[name]}")
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(f"{name}: no such option; {hint}")

@@ -1,0 +1,72 @@
+"""`Passes`: which epoch and step a loader is asked for, in the way that Lightning asks.
+
+``iter()`` marks a pass as wanted and does nothing else: Lightning calls it two or three times per epoch, before and after
+``set_epoch``. The first batch binds the pass: to the epoch that ``set_epoch`` named since the last pass, else to the one
+after the last, also when that was left early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lit_async_data.plan import Key, Schedule
+
+
+class Passes:
+    """Where the consumer is. Refers to no loader, so that one that is dropped is closed at once.
+
+    Args:
+        schedule: The order; its ``limit`` is set when a pass begins.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._fresh = True
+        self._told: int | None = None
+        self._epoch = -1
+        self._step = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch of the next pass that begins."""
+        self._told = epoch
+
+    def restart(self) -> None:
+        """The next batch begins a pass."""
+        self._fresh = True
+
+    @property
+    def over(self) -> bool:
+        """Whether the pass has had its last batch."""
+        return not self._fresh and self._step >= len(self._schedule.plan(0))
+
+    def advance(self, steps_wanted: Callable[[], int | None]) -> Key | None:
+        """The key of the next batch, or None if the pass is over.
+
+        Args:
+            steps_wanted: Asked when a pass begins: how many of its batches will be wanted, None for all.
+        """
+        if self._fresh:
+            self._epoch, self._told = self._next_epoch, None
+            self._fresh, self._step = False, 0
+            self._schedule.limit = steps_wanted()
+        if self.over:
+            return None
+        self._step += 1
+        return self._schedule.key(self._epoch, self._step - 1)
+
+    def step_back(self) -> None:
+        """The batch of the last key never came: it is still the next."""
+        self._step -= 1
+
+    @property
+    def wanted(self) -> Key:
+        """The key that will be asked for next, as far as can be known."""
+        if self._fresh:
+            return self._schedule.key(self._next_epoch)
+        if self._step == 0:
+            return self._schedule.key(self._epoch)
+        return self._schedule.following(self._schedule.key(self._epoch, self._step - 1))
+
+    @property
+    def _next_epoch(self) -> int:
+        return self._epoch + 1 if self._told is None else self._told

@@ -1,0 +1,310 @@
+"""The `Pipeline`: owner of ring and workers; keeps the next batches of an endless order ready.
+
+The order is a sequence of keys (epoch, step); after the last step of an epoch comes ``(epoch + 1, 0)``, so an epoch's end
+drains nothing. Workers take a free slot, claim the next key, and fill. The consumer asks for a key: if it is the head
+of what is being read, nothing is dropped, else everything is and reading begins there.
+
+The failure contract:
+
+1. An epoch that ends leaves the workers alive for the next.
+2. A consumer that stops early loses nothing and leaks nothing.
+3. A read that fails is raised at its place in the order, once, with its samples; the next request gets the next batch.
+4. A dead worker is an error that names it, within a second.
+5. `close` is idempotent, wakes every waiter and returns in bounded time.
+6. Garbage collection and the interpreter's exit do the same as `close`.
+7. A fork shares nothing: used in a forked child, the pipeline says so.
+
+No wait is without a time-out and a look at whether the other side is alive. Nothing starts before the first request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import AsyncDataError, ClosedError, ReadError, StalledError, WorkerError, few
+from lit_async_data.permutation import Indices
+from lit_async_data.plan import Key, Schedule
+from lit_async_data.ring import READY, Ring
+from lit_async_data.spec import BatchLayout, Bytes
+from lit_async_data.stats import ReadStats
+from lit_async_data.workers.thread import ThreadWorker
+
+# Seconds between two looks at whether the workers live.
+POLL_S = 0.5
+# Seconds that `close` waits for a worker that is in the middle of a read.
+CLOSE_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """A batch that has been read into a slot, or the error that came instead."""
+
+    slot: int
+    samples: Indices
+    error: Exception | None = None
+
+
+Read = Callable[[Indices, Mapping[str, npt.NDArray[Any]]], None]
+
+
+class Pipeline:
+    """Batches read ahead, in order. One consumer at a time; it may be another thread each time.
+
+    Args:
+        read: Reads samples into arrays, from any thread (`Source.read_into`).
+        schedule: The endless order of batches.
+        layout: Where fields lie in a slot.
+        allocate: Memory for one slot.
+        workers: Reader threads; 0 reads in the caller's thread when it asks.
+        depth: Batches being filled or ready. There is one slot more, for the one that is handed out.
+        most_slots: Slots that the memory budget allows.
+        timeout_s: Seconds to wait for a batch.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        schedule: Schedule,
+        layout: BatchLayout,
+        allocate: Callable[[], Bytes],
+        *,
+        workers: int,
+        depth: int,
+        most_slots: int,
+        timeout_s: float,
+    ) -> None:
+        self.layout = layout
+        self.ring = Ring([])
+        self._read = read
+        self.schedule = schedule
+        self._allocate = allocate
+        self._workers = [ThreadWorker(number, self._work) for number in range(workers)]
+        self._depth = depth
+        self._most_slots = most_slots
+        self._timeout_s = timeout_s
+        self._pid = os.getpid()
+        # Everything below is guarded by this.
+        self._changed = threading.Condition()
+        self._cursor: Key | None = None  # the key to be claimed next; None before the first request
+        self._claimed: dict[Key, Filled | None] = {}  # in the order of keys; None while it is being filled
+        self._generation = 0  # of what is wanted; what belongs to an older one is thrown away
+        self._closed = False
+        self._stats = ReadStats()
+
+    # -- what the consumer asks ---------------------------------------------------------------------------------
+
+    def prefetch(self, key: Key) -> None:
+        """See to it that the batches from ``key`` on are being read. Never blocks on storage.
+
+        Raises:
+            ClosedError: The pipeline is closed.
+            WorkerError: It belongs to another process, or a worker died.
+        """
+        self._check()
+        with self._changed:
+            head = next(iter(self._claimed), self._cursor)
+            if head != key:
+                self._forget()
+                self._cursor = key
+                self._changed.notify_all()
+        if not len(self.ring):
+            self._start()
+
+    def poll(self, key: Key) -> Filled | None:
+        """The batch of a key if it is ready, else None; it is then the caller's, slot and all."""
+        with self._changed:
+            if self._claimed.get(key) is None:
+                return None
+            return self._claimed.pop(key)
+
+    def get(self, key: Key) -> Filled:
+        """The batch of a key, waiting for it.
+
+        Raises:
+            StalledError: It did not come in time; says what every worker is at.
+            ClosedError, WorkerError: As `prefetch`.
+        """
+        self.prefetch(key)
+        if not self._workers:
+            self._fill_here()
+        deadline = time.monotonic() + self._timeout_s
+        with self._changed:
+            while (filled := self._claimed.get(key)) is None:
+                self._check()
+                if time.monotonic() > deadline:
+                    raise self._stalled(key)
+                self._grow()
+                self._changed.wait(POLL_S)
+            del self._claimed[key]
+            return filled
+
+    def must_copy(self) -> bool:
+        """Whether a batch must be handed out as a copy: the user keeps all other slots, and the budget is spent."""
+        return self.ring.held >= len(self.ring) - 1 and len(self.ring) >= self._most_slots
+
+    @property
+    def ready(self) -> int:
+        """Batches that wait on the host."""
+        return self.ring.count(READY)
+
+    def stats(self) -> ReadStats:
+        """What has been read so far."""
+        with self._changed:
+            return dataclasses.replace(
+                self._stats, ready=self.ready, slots=len(self.ring), slot_bytes=self.layout.nbytes
+            )
+
+    def drop(self) -> None:
+        """Forget what was read ahead, and stop reading until the next request."""
+        with self._changed:
+            self._forget()
+            self._cursor = None
+
+    def close(self) -> None:
+        """End the workers and give back the slots. Idempotent, from any thread; waits a few seconds at most."""
+        if self._pid != os.getpid():
+            return  # the workers are in another process, and so may be whoever held the lock when this one was forked
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._forget()
+            self._changed.notify_all()
+        self.ring.wake(len(self._workers))
+        deadline = time.monotonic() + CLOSE_S
+        for worker in self._workers:
+            worker.join(max(deadline - time.monotonic(), 0))
+        self.ring.clear()
+
+    # -- slots and keys; `_changed` is held ---------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self._generation += 1
+        for filled in self._claimed.values():
+            if filled is not None and filled.error is None:
+                self.ring.drop(filled.slot)
+        self._claimed.clear()
+
+    def _claim(self) -> Key:
+        assert self._cursor is not None
+        key = self._cursor
+        self._claimed[key] = None
+        self._cursor = self.schedule.following(key)
+        return key
+
+    def _grow(self) -> None:
+        """More slots, if the user keeps all there are: as many again, within the budget."""
+        if self.ring.held == len(self.ring):
+            for _ in range(min(len(self.ring), self._most_slots - len(self.ring))):
+                self.ring.add(self._allocate())
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        for _ in range(min(self._depth + 1, self._most_slots)):
+            self.ring.add(self._allocate())
+        for worker in self._workers:
+            worker.start()
+
+    def _work(self, worker: ThreadWorker) -> bool:
+        """Fill one slot; False when the pipeline is closed."""
+        slot = self.ring.take()
+        if slot is None:
+            return False
+        with self._changed:
+            while self._cursor is None and not self._closed:
+                self._changed.wait(POLL_S)
+            if self._closed:
+                return False
+            generation, key = self._generation, self._claim()
+        self._fill(slot, key, generation, worker)
+        return True
+
+    def _fill_here(self) -> None:
+        slot = self.ring.take(timeout=0)
+        if slot is None:
+            with self._changed:
+                self._grow()
+            slot = self.ring.take(timeout=0)
+        assert slot is not None  # the last slot is never lent: see `must_copy`
+        with self._changed:
+            generation, key = self._generation, self._claim()
+        self._fill(slot, key, generation, None)
+
+    def _fill(self, slot: int, key: Key, generation: int, worker: ThreadWorker | None) -> None:
+        started = time.perf_counter()
+        samples = _NO_SAMPLES
+        error: Exception | None = None
+        try:
+            samples = self.schedule.plan(key.epoch).batch(key.step).samples
+            if worker is not None:
+                worker.begin(f"batch {key.step} of epoch {key.epoch}, samples {few(samples.tolist())}")
+            self._read(samples, self.layout.views(self.ring.memory(slot), len(samples)))
+        except BaseException as caught:
+            if worker is None and not isinstance(caught, Exception):
+                self.drop()  # Ctrl-C in the caller's own thread: nothing was read, the next request begins anew
+                self.ring.abandon(slot)
+                raise
+            number = None if worker is None else worker.number
+            error = _ours(caught, number) or ReadError.of_batch(caught, *key, samples.tolist(), number)
+        if worker is not None:
+            worker.begin(None)
+        self._deliver(Filled(slot, samples, error), key, generation, time.perf_counter() - started)
+
+    def _deliver(self, filled: Filled, key: Key, generation: int, seconds: float) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            if generation != self._generation:
+                # 1. A worker claims (0, 3) and begins to read. 2. The consumer wants (1, 0): everything claimed is
+                # forgotten. 3. The worker is done. Were its batch filed now, (0, 3) would lie in the new order for
+                # ever, and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.
+                self.ring.abandon(filled.slot)
+                return
+            if filled.error is None:
+                self.ring.filled(filled.slot)
+                self._stats = self._stats.plus(len(filled.samples) * self.layout.spec.nbytes, seconds)
+            else:
+                self.ring.abandon(filled.slot)
+            self._claimed[key] = filled
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise WorkerError(
+                f"this loader was built in process {self._pid} and cannot be used in its fork {os.getpid()}, where its "
+                "threads do not exist; build it in the child"
+            )
+        if self._closed:
+            raise ClosedError("the loader is closed; build a new one")
+        for worker in self._workers if len(self.ring) else ():
+            if not worker.alive:
+                raise WorkerError(f"{worker}: its thread ended without an error; close the loader", worker=worker.number)
+
+    def _stalled(self, key: Key) -> StalledError:
+        doing = "; ".join(str(worker) for worker in self._workers)
+        return StalledError(
+            f"batch {key.step} of epoch {key.epoch} did not come in {self._timeout_s:g} s: {doing}; is the disk slow "
+            "or gone? timeout_s sets how long to wait",
+            stage="read",
+        )
+
+
+_NO_SAMPLES: Indices = np.empty(0, np.int64)
+
+
+def _ours(error: BaseException, worker: int | None) -> AsyncDataError | None:
+    """An error that already says where it happened, with the worker it happened in."""
+    if not isinstance(error, AsyncDataError):
+        return None
+    error.stage = error.stage or "read"
+    error.worker = worker if error.worker is None else error.worker
+    return error

@@ -1,0 +1,222 @@
+"""The order: which samples make which batch, as pure functions of integers.
+
+`EpochPlan` answers for one epoch and one rank; it reads nothing, starts nothing and keeps nothing but a memo.
+
+The order of an epoch depends on (length, seed, epoch, shuffle) alone. Counted from where the epoch (or what is left
+of it after a resume) begins, position q belongs to step ``q // (W·B)`` and to rank ``q % W``, for W ranks and B samples
+per rank. So a rank's positions are ``r, r + W, r + 2W, …``, and step s takes its elements ``[s·B, (s + 1)·B)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.permutation import Indices, Permutation, derived_key
+
+# A permutation costs about 100 µs per call however few positions it is asked for; from here on it is per position.
+BLOCK = 4096
+
+Order = Literal["none", "global"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchPlan:
+    """What one batch of one rank holds.
+
+    Attributes:
+        epoch: Number of the epoch.
+        step: Number of the batch in it.
+        samples: int64, shape (n,): sample numbers in the source, in the order of the batch.
+    """
+
+    epoch: int
+    step: int
+    samples: Indices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpochPlan:
+    """The batches of one epoch for one rank. Safe to use from any thread.
+
+    Args:
+        length: Samples in the source.
+        batch_size: Samples per batch and rank.
+        shuffle: ``"none"`` or ``"global"``.
+        seed: Key of the order.
+        epoch: Number of the epoch; counts only where there is a shuffle.
+        rank: This process, of ``world_size``.
+        world_size: Processes that share each step.
+        drop_last: Drop the samples that do not fill a step.
+        start: Position at which the epoch begins (after a resume).
+
+    Raises:
+        ConfigError: There are too few samples for the ranks, or for one whole step with ``drop_last``.
+
+    Example:
+        >>> plan = EpochPlan(length=10, batch_size=4, shuffle="none", seed=0, epoch=0)
+        >>> [plan.batch(step).samples.tolist() for step in range(len(plan))]
+        [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    """
+
+    length: int
+    batch_size: int
+    shuffle: Order
+    seed: int
+    epoch: int
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    start: int = 0
+    # The block of samples computed last, with the first of its local indices. Two threads may compute the same block
+    # at once; both get the same values, and the assignment is atomic.
+    _memo: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank: {self.rank} is not one of {self.world_size} ranks")
+        step = self.batch_size * self.world_size
+        if self.left < self.world_size:
+            raise ConfigError(
+                f"{self.left} samples cannot be shared by {self.world_size} ranks: each needs at least one; "
+                f"start at most {max(self.left, 1)} ranks"
+            )
+        if self.drop_last and self.left < step:
+            ranks = f" × {self.world_size} ranks = {step}" if self.world_size > 1 else ""
+            raise ConfigError(
+                f"batch_size: {self.batch_size}{ranks} is more than the {self.left} samples, and drop_last drops "
+                "what does not fill a step; set drop_last=false or a smaller batch_size"
+            )
+
+    @property
+    def left(self) -> int:
+        """Samples of the epoch over all ranks, from ``start`` on."""
+        return self.length - self.start
+
+    @property
+    def capacity(self) -> int:
+        """The most samples that a batch can have: ``batch_size``, but 2 where single samples are joined."""
+        return max(self.batch_size, 2) if self.world_size > 1 else self.batch_size
+
+    def __len__(self) -> int:
+        """Batches of the epoch, the same on every rank."""
+        full, rest = divmod(self.left, self.batch_size * self.world_size)
+        if self.drop_last or not rest or (rest < self.world_size and self.batch_size == 1):
+            return full
+        return full + 1
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """The part ``[first, end)`` of this rank's own positions that makes the batch of a step.
+
+        A last step of m < W samples would leave ranks with nothing: it is joined to the step before, and both are
+        dealt again as ⌈B/2⌉ samples per rank and the rest. With B = 1 the two stay one step.
+        """
+        steps, size = len(self), self.batch_size
+        if not 0 <= step < steps:
+            raise IndexError(f"step {step} of {steps}")
+        rest = self.left % (size * self.world_size)
+        joined = 0 < rest < self.world_size and not self.drop_last
+        own = -(-(self.left - self.rank) // self.world_size)
+        first, end = step * size, (step + 1) * size
+        if joined and size > 1 and step == steps - 2:
+            end = first + -(-size // 2)
+        if step == steps - 1 and not self.drop_last:
+            if joined and size > 1:
+                first = (step - 1) * size + -(-size // 2)
+            end = own
+        return first, end
+
+    def count(self, step: int) -> int:
+        """Samples in the batch of a step on this rank, ≥ 1."""
+        first, end = self.bounds(step)
+        return end - first
+
+    def batch(self, step: int) -> BatchPlan:
+        """The batch of a step.
+
+        Args:
+            step: From 0 to ``len(self) - 1``.
+
+        Raises:
+            IndexError: There is no such step.
+        """
+        first, end = self.bounds(step)
+        for begin, block in self._memo:
+            if begin <= first and end <= begin + len(block):
+                return BatchPlan(self.epoch, step, block[first - begin : end - begin])
+        own = -(-(self.left - self.rank) // self.world_size)
+        block = self.samples(np.arange(first, min(max(end, first + BLOCK), own)) * self.world_size + self.rank)
+        self._memo[:] = [(first, block)]
+        return BatchPlan(self.epoch, step, block[: end - first])
+
+    def samples(self, positions: Indices) -> Indices:
+        """The samples at positions of the whole order, over all ranks, counted from ``start``."""
+        if self.shuffle == "none":
+            return positions + self.start
+        return Permutation(self.length, derived_key(self.seed, self.epoch))(positions + self.start)
+
+
+class Key(NamedTuple):
+    """The place of a batch in the endless order."""
+
+    epoch: int
+    step: int
+
+
+class Schedule:
+    """The endless order of batches: after the last step of an epoch comes the first of the next.
+
+    Where epochs do not differ (no shuffle), all of them are epoch 0: what was read ahead for one serves the next.
+
+    Args:
+        plan: The plan of an epoch, by its number.
+        shuffled: Whether epochs differ.
+
+    Attributes:
+        limit: Steps of each epoch that will be asked for, where that is known to be less than all.
+    """
+
+    def __init__(self, plan: Callable[[int], EpochPlan], *, shuffled: bool) -> None:
+        self._make = plan
+        self._shuffled = shuffled
+        self._plans: dict[int, EpochPlan] = {}
+        self.limit: int | None = None
+
+    def plan(self, epoch: int) -> EpochPlan:
+        """The plan of an epoch; those of the last few are kept."""
+        found = self._plans.get(epoch)
+        if found is None:
+            found = self._make(epoch)
+            # Replaced, not changed: another thread may be reading it.
+            self._plans = {e: p for e, p in self._plans.items() if abs(e - epoch) <= 1} | {epoch: found}
+        return found
+
+    def key(self, epoch: int, step: int = 0) -> Key:
+        """The key of a step of an epoch."""
+        return Key(epoch if self._shuffled else 0, step)
+
+    def following(self, key: Key) -> Key:
+        """The key that comes after a key."""
+        steps = len(self.plan(key.epoch))
+        last = steps if self.limit is None else min(self.limit, steps)
+        return Key(key.epoch, key.step + 1) if key.step + 1 < last else self.key(key.epoch + 1)
+
+
+def amplification(length: int, chunk_rows: int, batch_size: int) -> float:
+    """Samples that must be decoded for each sample that is used, under a global shuffle.
+
+    A batch of B samples drawn from C chunks touches ``C·(1 − (1 − 1/C)^B)`` of them on average, and each is decoded
+    whole.
+
+    Args:
+        length: Samples in all.
+        chunk_rows: Samples in one compressed chunk; 1 where samples can be read one by one.
+        batch_size: Samples that one read asks for.
+    """
+    chunks = -(-length // chunk_rows)
+    touched = chunks * (1 - (1 - 1 / chunks) ** batch_size) if chunks > 1 else 1.0
+    return max(touched * min(chunk_rows, length) / min(batch_size, length), 1.0)

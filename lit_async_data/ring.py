@@ -1,0 +1,191 @@
+"""Who owns which slot: `Ring`, the states of a slot as one table, and the leases on what was handed out.
+
+No I/O, no torch, no threads of its own. A slot belongs to one party at a time; `TRANSITIONS` says how it passes on.
+"""
+
+from __future__ import annotations
+
+import enum
+import queue
+import threading
+import weakref
+
+import numpy as np
+
+from lit_async_data.errors import AsyncDataError
+from lit_async_data.spec import Bytes
+
+
+class SlotState(enum.Enum):
+    """Who may touch a slot."""
+
+    FREE = "nobody; it waits to be filled"
+    FILLING = "one worker writes to it"
+    READY = "nobody; it holds a batch that waits for its turn"
+    LENT = "the user, for as long as any view of it lives"
+    COPYING = "the device reads from it"
+
+
+FREE, FILLING, READY, LENT, COPYING = SlotState
+
+# (state, event) -> state. Every other pair is a mistake of the program: it raises and changes nothing.
+TRANSITIONS: dict[tuple[SlotState, str], SlotState] = {
+    (FREE, "take"): FILLING,
+    (FILLING, "filled"): READY,
+    (FILLING, "abandon"): FREE,
+    (READY, "lend"): LENT,
+    (READY, "copy"): COPYING,
+    (READY, "drop"): FREE,
+    (LENT, "returned"): FREE,
+    (COPYING, "copied"): FREE,
+}
+
+
+class IllegalTransitionError(AsyncDataError):
+    """An event that the table does not know in this state: a bug in this package."""
+
+
+class Lease:
+    """What keeps a slot with the user: every array made from it holds it, and when it dies the slot is free.
+
+    It is an exporter of memory and not an ndarray: numpy lets views of a view refer to the memory's owner directly, so
+    an ndarray in the middle dies while its slices live.
+    """
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+        self.__array_interface__ = dict(memory.__array_interface__)
+
+
+class Ring:
+    """The slots of one loader. Safe to use from several threads.
+
+    Args:
+        memories: One uint8 array per slot.
+    """
+
+    def __init__(self, memories: list[Bytes]) -> None:
+        # Reentrant: garbage collection can close a loader inside any allocation, also of a thread that holds it.
+        self._lock = threading.RLock()
+        self._memories: list[Bytes] = []
+        self._states: list[SlotState] = []
+        self._leases: dict[int, weakref.ref[Lease]] = {}
+        # Slots that nobody can see any more. A SimpleQueue because a lease can end inside any allocation of any
+        # thread, also of one that is in the middle of `put` or `get` here, or that holds our lock: its put is
+        # reentrant, where a queue.Queue or a lock of ours would wait for itself.
+        self._vacant: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        for memory in memories:
+            self.add(memory)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def add(self, memory: Bytes) -> None:
+        """One more slot, free."""
+        with self._lock:
+            self._memories.append(memory)
+            self._states.append(FREE)
+            slot = len(self._states) - 1
+        self._vacant.put(slot)
+
+    def memory(self, slot: int) -> Bytes:
+        """The bytes of a slot, for the party that owns it."""
+        return self._memories[slot]
+
+    def state(self, slot: int) -> SlotState:
+        """The state of a slot. One whose lease has ended counts as LENT until it is taken."""
+        return self._states[slot]
+
+    def count(self, *states: SlotState) -> int:
+        """How many slots are in these states."""
+        with self._lock:
+            return sum(state in states for state in self._states)
+
+    @property
+    def held(self) -> int:
+        """Slots that the user can still see."""
+        with self._lock:
+            # By the leases and not by what is vacant: a slot that a worker is just taking is in neither.
+            return sum(
+                state is LENT and self._leases[slot]() is not None for slot, state in enumerate(self._states)
+            )
+
+    def take(self, timeout: float | None = None) -> int | None:
+        """A slot to fill, waiting for one to become free.
+
+        Args:
+            timeout: Seconds to wait at most; 0 does not wait, None waits until `wake`.
+
+        Returns:
+            The slot, now FILLING, or None if there was none in time or the caller was woken.
+        """
+        try:
+            slot = self._vacant.get(timeout=timeout) if timeout != 0 else self._vacant.get_nowait()
+        except queue.Empty:
+            return None
+        if slot is not None:
+            if self._states[slot] is LENT:
+                self._move(slot, "returned")
+            self._move(slot, "take")
+        return slot
+
+    def wake(self, takers: int) -> None:
+        """Let this many waiting `take` return None."""
+        for _ in range(takers):
+            self._vacant.put(None)
+
+    def filled(self, slot: int) -> None:
+        """The worker has written the batch."""
+        self._move(slot, "filled")
+
+    def abandon(self, slot: int) -> None:
+        """The worker gives up: the read failed, or nobody wants the batch any more."""
+        self._move(slot, "abandon")
+        self._vacant.put(slot)
+
+    def drop(self, slot: int) -> None:
+        """Nobody wants the batch any more, or it was handed out as a copy."""
+        self._move(slot, "drop")
+        self._vacant.put(slot)
+
+    def copy(self, slot: int) -> None:
+        """The device begins to read."""
+        self._move(slot, "copy")
+
+    def copied(self, slot: int) -> None:
+        """The device has read everything."""
+        self._move(slot, "copied")
+        self._vacant.put(slot)
+
+    def lend(self, slot: int) -> Bytes:
+        """Hand a slot to the user.
+
+        Returns:
+            A uint8 array over the slot. When the last array made from it is gone, whatever thread drops it, the slot
+            is vacant.
+        """
+        self._move(slot, "lend")
+        lease = Lease(self._memories[slot])
+        self._leases[slot] = weakref.ref(lease)
+        # The callback does one thing, because it can run inside any allocation of any thread: no lock, no log.
+        weakref.finalize(lease, self._vacant.put, slot).atexit = False
+        return np.asarray(lease)
+
+    def clear(self) -> None:
+        """Give the memory back, when nothing will be filled any more; what is lent lives on with its views."""
+        self._memories.clear()
+
+    def _move(self, slot: int, event: str) -> None:
+        with self._lock:
+            state = self._states[slot]
+            try:
+                self._states[slot] = TRANSITIONS[state, event]
+            except KeyError:
+                raise IllegalTransitionError(f"slot {slot} is {state.name} and cannot {event}") from None
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram; the package's README shows it, and a test keeps it up to date."""
+    lines = ["stateDiagram-v2", "    [*] --> FREE"]
+    lines += [f"    {state.name} --> {after.name}: {event}" for (state, event), after in TRANSITIONS.items()]
+    return "\n".join(lines)

@@ -1,0 +1,220 @@
+"""One dataset of one file, looked at through h5py: `StoredDataset`, all that a reader needs to know."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+from typing import Any
+
+import h5py
+import numpy as np
+
+from lit_async_data.errors import ConfigError, FormatError, MissingError
+from lit_async_data.spec import FieldSpec
+
+# What a tensor can hold: (kind, itemsize) of numpy.
+TENSOR_TYPES = {("b", 1), *((k, n) for k in "iu" for n in (1, 2, 4, 8)), *(("f", n) for n in (2, 4, 8))}
+TENSOR_TYPES |= {("c", 8), ("c", 16)}
+# Names shown when one was not found.
+NAMES_SHOWN = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class FileIdentity:
+    """What tells one state of a file from another: device, inode, size in bytes, time of change in ns."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileIdentity:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredDataset:
+    """One field of one file.
+
+    Attributes:
+        path: The file.
+        name: The dataset in it.
+        shape: As stored.
+        dtype: As stored, byte order included.
+        axis: Which stored axis counts the samples.
+        spec: The field as it is delivered.
+        offset: Byte of the file at which the raw values begin, if they lie there in one piece; else None.
+        chunk_rows: Samples that can only be decoded together.
+    """
+
+    path: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    axis: int
+    spec: FieldSpec
+    offset: int | None
+    chunk_rows: int
+
+    @property
+    def rows(self) -> int:
+        return self.shape[self.axis]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.path}:/{self.name.strip('/')}"
+
+
+def look_at(file: h5py.File, path: str, name: str, layout: str | None) -> StoredDataset:
+    """Look at one dataset and check that it can be a field.
+
+    Args:
+        file: The file, open.
+        path: Its path, for messages.
+        name: Name of the dataset.
+        layout: The letters of its axes, or None where the first counts the samples.
+
+    Raises:
+        MissingError: There is no such dataset; near names are suggested.
+        FormatError: It is a group, holds no numbers, or no samples.
+        ConfigError: ``layout`` does not fit it.
+    """
+    dataset = _opened(file, path, name)
+    where = {"file": path, "dataset": name}
+    full = f"{path}:/{name.strip('/')}"
+    _check_values(dataset, full, where)
+    shape = tuple(int(n) for n in dataset.shape)
+    axis, channel = axes(layout, shape, full)
+    if shape[axis] == 0 or math.prod(shape) == 0:
+        raise FormatError(f"{full} has shape {shape}: there are no samples in it", **where)
+    stored = [n for position, n in enumerate(shape) if position != axis]
+    if channel is not None:
+        stored.insert(0, stored.pop(channel))
+    dtype = dataset.dtype.newbyteorder("=")
+    if not stored and dtype.kind in "iu":
+        dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
+    filtered = dataset.id.get_create_plist().get_nfilters() > 0
+    return StoredDataset(
+        path=path,
+        name=name,
+        shape=shape,
+        dtype=dataset.dtype,
+        axis=axis,
+        spec=FieldSpec(tuple(stored), dtype, channel),
+        offset=_raw_offset(dataset),
+        chunk_rows=dataset.chunks[axis] if filtered and dataset.chunks else 1,
+    )
+
+
+def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, int | None]:
+    """The axis that counts samples, and which of the others holds the channels.
+
+    Args:
+        layout: One letter per stored axis, N for samples and C for channels; None for samples first.
+        shape: The stored shape.
+        where: Name of the dataset, for messages.
+
+    Raises:
+        ConfigError: The letters do not fit the shape.
+
+    Example:
+        >>> axes("HWCN", (64, 48, 3, 100), "x.h5:/data")
+        (3, 2)
+    """
+    if layout is None:
+        return 0, None
+    if not layout.isalpha() or layout != layout.upper() or len(set(layout)) != len(layout) or "N" not in layout:
+        raise ConfigError(
+            f"layout: {layout!r} for {where} must be different capital letters, one per axis, with N for the samples"
+        )
+    if len(layout) != len(shape):
+        raise ConfigError(
+            f"layout: {layout!r} names {len(layout)} axes, but {where} has {len(shape)}: its shape is {shape}"
+        )
+    rest = layout.replace("N", "")
+    return layout.index("N"), rest.index("C") if "C" in rest else None
+
+
+def _opened(file: h5py.File, path: str, name: str) -> h5py.Dataset:
+    where = {"file": path, "dataset": name}
+    try:
+        found = file.get(name)
+    except (OSError, RuntimeError) as error:
+        raise FormatError(f"{path}:/{name.strip('/')} cannot be opened: {error}", **where) from error
+    if found is None:
+        raise MissingError(f"{path} has no dataset {name!r}; {_names_near(file, name)}", **where)
+    if isinstance(found, h5py.Group):
+        raise FormatError(f"{path}:/{name.strip('/')} is a group, not a dataset; {_names_in(found)}", **where)
+    if not isinstance(found, h5py.Dataset):
+        raise FormatError(f"{path}:/{name.strip('/')} is a {type(found).__name__}, not a dataset", **where)
+    if found.file.filename != file.filename:
+        raise FormatError(
+            f"{path}:/{name.strip('/')} is a link into another file, {found.file.filename}; give that file as path",
+            **where,
+        )
+    return found
+
+
+def _names_near(file: h5py.File, name: str) -> str:
+    parent, _, last = name.strip("/").rpartition("/")
+    group = file.get(parent) if parent else file
+    if not isinstance(group, h5py.Group):
+        return _names_in(file)
+    near = difflib.get_close_matches(last, list(group), n=3, cutoff=0.5)
+    if not near:
+        return _names_in(group)
+    return "did you mean " + " or ".join(f"{parent}/{n}" if parent else n for n in near) + "?"
+
+
+def _names_in(group: h5py.Group) -> str:
+    names = list(group)
+    shown = ", ".join(names[:NAMES_SHOWN]) + (f", … ({len(names)} in all)" if len(names) > NAMES_SHOWN else "")
+    return f"{'the file' if group.name == '/' else group.name} holds: {shown or 'nothing'}"
+
+
+def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> None:
+    if dataset.is_virtual:
+        raise FormatError(
+            f"{full} is a virtual dataset: a missing part would come out as fill values; give the files it "
+            "is made of as path, or copy it with h5repack",
+            **where,
+        )
+    if dataset.external:
+        raise FormatError(f"{full} keeps its values in another file; copy it with h5repack", **where)
+    if dataset.shape is None or dataset.shape == ():
+        raise FormatError(f"{full} holds a single value: a field has one per sample", **where)
+    dtype = dataset.dtype
+    refusals = {
+        "text; store class numbers, and the names beside them": bool(h5py.check_string_dtype(dtype))
+        or dtype.kind in "SU",
+        "values of variable length; store them padded to one length": h5py.check_vlen_dtype(dtype) is not None,
+        "compound values; store each part as a dataset of its own": dtype.names is not None,
+    }
+    for reason, applies in refusals.items():
+        if applies:
+            raise FormatError(f"{full} holds {reason}", **where)
+    if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES or dtype.subdtype:
+        raise FormatError(f"{full} holds {dtype}, which no tensor can hold; store it as another type", **where)
+
+
+def _raw_offset(dataset: h5py.Dataset) -> int | None:
+    """Where the raw values lie in the file, if they do so in one piece and as numpy would have them."""
+    offset = dataset.id.get_offset()
+    plain = dataset.dtype.kind in "iuf" and dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
+    if offset is None or dataset.chunks is not None or not plain:
+        return None
+    # A last proof that the offset means what it seems to: the first and the last line, read both ways.
+    length = dataset.shape[-1] * dataset.dtype.itemsize
+    last = offset + math.prod(dataset.shape) * dataset.dtype.itemsize - length
+    with open(dataset.file.filename, "rb", buffering=0) as raw:
+        for corner, at in ((0, offset), (-1, last)):
+            line = dataset[(corner,) * (dataset.ndim - 1)] if dataset.ndim > 1 else dataset[()][...]
+            if os.pread(raw.fileno(), length, at) != line.astype(dataset.dtype, copy=False).tobytes():
+                return None
+    return int(offset)

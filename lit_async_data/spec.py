@@ -1,0 +1,155 @@
+"""What a batch looks like: `FieldSpec` and `BatchSpec`, and `BatchLayout`, its place in raw memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# cudaMalloc and the pinned allocator of torch align to this; a field that starts here can be copied as it is.
+ALIGNMENT = 512
+# A field of at most this many bytes per batch is handed out as a copy: collecting labels then holds no images.
+SMALL_BYTES = 64 * 1024
+
+Bytes = npt.NDArray[np.uint8]
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldSpec:
+    """One field of a sample.
+
+    Attributes:
+        shape: Shape of one sample as it is delivered, without N; channels first where there are any.
+        dtype: Element type as it is delivered, in native byte order.
+        channel: Which of the stored sample axes holds the channels; None where no axis moves.
+
+    Example:
+        >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
+        >>> image.stored_shape, image.nbytes
+        ((64, 48, 3), 9216)
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    channel: int | None = None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of one sample as it lies in the slot: the file's order of axes, so that no byte moves."""
+        if self.channel is None:
+            return self.shape
+        rest = list(self.shape[1:])
+        rest.insert(self.channel, self.shape[0])
+        return tuple(rest)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def delivered(self, stored: Any) -> Any:
+        """The view N, C, … of an array or tensor of shape ``(n, *stored_shape)``."""
+        if self.channel in (None, 0):
+            return stored
+        moved = self.channel + 1
+        order = (0, moved, *(axis for axis in range(1, stored.ndim) if axis != moved))
+        return stored.transpose(order) if isinstance(stored, np.ndarray) else stored.permute(order)
+
+
+class BatchSpec:
+    """The fields of a batch in their order, and whether batches are dicts or tuples.
+
+    Args:
+        fields: What each batch key holds.
+        as_mapping: Batches are dicts if True, else tuples in the order of ``fields``.
+
+    Example:
+        >>> spec = BatchSpec({"x": FieldSpec((3, 8, 8), np.dtype("u1"))}, as_mapping=True)
+        >>> spec["x"].shape, list(spec.fields)
+        ((3, 8, 8), ['x'])
+    """
+
+    def __init__(self, fields: Mapping[str, FieldSpec], *, as_mapping: bool) -> None:
+        self.fields: Mapping[str, FieldSpec] = MappingProxyType(dict(fields))
+        self.as_mapping = as_mapping
+
+    def __getitem__(self, key: str) -> FieldSpec:
+        return self.fields[key]
+
+    def __reduce__(self) -> Any:
+        return _batch_spec, (dict(self.fields), self.as_mapping)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BatchSpec):
+            return NotImplemented
+        return self.as_mapping == other.as_mapping and list(self.fields.items()) == list(other.fields.items())
+
+    __hash__ = None  # type: ignore[assignment]  # equality is by content
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sample over all fields."""
+        return sum(field.nbytes for field in self.fields.values())
+
+    def packed(self, values: Mapping[str, Any]) -> dict[str, Any] | tuple[Any, ...]:
+        """Values by key as the user gets them: a dict or a tuple."""
+        return dict(values) if self.as_mapping else tuple(values[key] for key in self.fields)
+
+    def with_field(self, key: str, field: FieldSpec) -> BatchSpec:
+        """This spec with one more field at the end."""
+        return BatchSpec({**self.fields, key: field}, as_mapping=self.as_mapping)
+
+
+def _batch_spec(fields: dict[str, FieldSpec], as_mapping: bool) -> BatchSpec:
+    return BatchSpec(fields, as_mapping=as_mapping)
+
+
+class BatchLayout:
+    """Where each field of a batch lies in a slot of bytes. Immutable.
+
+    Large fields come first, each aligned, and each is copied to the device by itself. The small ones follow in one
+    block, which travels in one copy.
+
+    Args:
+        spec: The fields.
+        capacity: Samples that must fit.
+    """
+
+    def __init__(self, spec: BatchSpec, capacity: int) -> None:
+        self.spec = spec
+        self.capacity = capacity
+        sizes = {key: field.nbytes * capacity for key, field in spec.fields.items()}
+        self.small = tuple(key for key, size in sizes.items() if size <= SMALL_BYTES)
+        self.large = tuple(key for key in sizes if key not in self.small)
+        self.offsets: dict[str, int] = {}
+        end = self._place(self.large, sizes, 0)
+        self.small_start = end
+        self.nbytes = max(self._place(self.small, sizes, end), ALIGNMENT)
+
+    def _place(self, keys: tuple[str, ...], sizes: dict[str, int], end: int) -> int:
+        for key in keys:
+            self.offsets[key] = end
+            end += -(-sizes[key] // ALIGNMENT) * ALIGNMENT
+        return end
+
+    def views(self, memory: Bytes, count: int) -> dict[str, Array]:
+        """Every field of the first ``count`` samples as a view of a slot, in the order of the spec.
+
+        Args:
+            memory: uint8 array over the slot.
+            count: Samples in this batch.
+
+        Returns:
+            Arrays of shape ``(count, *stored_shape)``.
+        """
+        views = {}
+        for key, field in self.spec.fields.items():
+            raw = memory[self.offsets[key] : self.offsets[key] + count * field.nbytes]
+            views[key] = raw.view(field.dtype).reshape((count, *field.stored_shape))
+        return views

@@ -1,0 +1,78 @@
+"""What the device queue asks of an accelerator: the `Streams` protocol, and `TorchStreams` which keeps it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Protocol
+
+import torch
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether copies to this device can overlap with its work. Lightning itself refuses it for CPU and MPS."""
+    return device.type not in ("cpu", "mps")
+
+
+class Streams(Protocol):
+    """What `StreamQueue` needs of a device; a recording fake in `testing` keeps it too."""
+
+    def compute(self) -> Any:
+        """The stream that the training step runs on now."""
+
+    side: Any
+
+    def on_side(self) -> contextlib.AbstractContextManager[Any]:
+        """Work inside runs on the side stream."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor on the device, from the memory of the current stream."""
+        ...
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueue a copy from the host on the current stream."""
+        ...
+
+    def record(self, stream: Any) -> Any:
+        """An event that happens when all that was enqueued on a stream so far is done."""
+        ...
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Work enqueued on a stream from now on begins after the event."""
+        ...
+
+    def happened(self, event: Any, *, block: bool) -> bool:
+        """Whether an event has happened; with ``block`` the host waits for it."""
+        ...
+
+
+class TorchStreams:
+    """`Streams` of an accelerator that torch knows."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # One for the loader's whole life: a new one each epoch would strand the allocator's memory of the old.
+        self.side = torch.Stream(device=device)
+
+    def compute(self) -> Any:
+        return torch.accelerator.current_stream(self._device)
+
+    def on_side(self) -> contextlib.AbstractContextManager[Any]:
+        return self.side
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        destination.copy_(source, non_blocking=True)
+
+    def record(self, stream: Any) -> Any:
+        return stream.record_event(torch.Event(device=self._device))
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def happened(self, event: Any, *, block: bool) -> bool:
+        if block:
+            event.synchronize()
+        return block or bool(event.query())

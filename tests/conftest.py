@@ -1,0 +1,78 @@
+"""What every test has: no leaks afterwards, and small HDF5 files on demand."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import settings
+
+# The same examples every time: a failure in CI is one that can be had at home.
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
+settings.load_profile("repeatable")
+
+# What libraries open once and keep; none of it is ours.
+KEPT = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/", "anon_inode:")
+
+
+def open_files() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if not target.startswith(KEPT):
+            found.add(f"{number} -> {target}")
+    return found
+
+
+def alive() -> dict[str, set[Any]]:
+    return {
+        "threads": {thread.name for thread in threading.enumerate()},
+        "processes": {child.pid for child in multiprocessing.active_children()},
+        "open files": open_files(),
+        "shared memory": set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before = alive()
+    yield
+    gc.collect()
+    left = {what: now - before[what] for what, now in alive().items() if now - before[what]}
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def h5(tmp_path: Path) -> Callable[..., str]:
+    """Writes a file: ``h5("x.h5", data=array, labels=array)`` returns its path."""
+
+    def written(name: str = "x.h5", **datasets: Any) -> str:
+        path = str(tmp_path / name)
+        with h5py.File(path, "w", libver=("earliest", "v110")) as file:
+            for key, value in datasets.items():
+                if isinstance(value, dict):
+                    file.create_dataset(key, **value)
+                else:
+                    file[key] = value
+        return path
+
+    return written
+
+
+@pytest.fixture
+def images(h5: Callable[..., str]) -> str:
+    """100 images of one channel, in which pixel (0, 0, 0) is the number of the image, and labels."""
+    data = np.random.default_rng(0).integers(0, 255, (100, 1, 8, 8), dtype=np.uint8)
+    data[:, 0, 0, 0] = np.arange(100)
+    return h5("images.h5", data=data, labels=np.arange(100) % 10)

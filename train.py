@@ -1,0 +1,108 @@
+"""The reference script: ``python train.py data=hdf5 data.train.path=x.h5 loader.workers=2``.
+
+Every value of ``configs/train.yaml`` can be set on the command line; ``-m loader.queue_depth=1,2,4`` sweeps.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lit_async_data.errors import AsyncDataError, ConfigError
+
+os.environ.setdefault("PROJECT_ROOT", str(Path(__file__).resolve().parent))
+
+
+def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train, and test, as a configuration says.
+
+    Args:
+        cfg: `configs/train.yaml`, composed.
+
+    Returns:
+        The metrics that were logged, and the objects that were built, by name.
+    """
+    import pytorch_lightning as pl
+
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    for stage in ("val", "test", "predict"):
+        if OmegaConf.select(cfg, f"data.{stage}.path", default="") is None:
+            cfg.data[stage] = None
+    datamodule = hydra.utils.instantiate(cfg.data)
+    model = hydra.utils.instantiate(cfg.model)
+    callbacks = [hydra.utils.instantiate(callback) for callback in usable_callbacks(cfg, datamodule)]
+    loggers = [hydra.utils.instantiate(logger) for logger in cfg.logger.values()]
+    trainer = hydra.utils.instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
+    if cfg.train:
+        trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt_path)
+    metrics = dict(trainer.callback_metrics)
+    if cfg.test and not datamodule.sources["test"]:
+        pl.utilities.rank_zero_info("no test set (data.test): testing is skipped")
+    elif cfg.test:
+        best = getattr(trainer.checkpoint_callback, "best_model_path", "") if cfg.train else cfg.ckpt_path
+        trainer.test(model, datamodule=datamodule, ckpt_path=best or None, weights_only=False)
+        metrics |= trainer.callback_metrics
+    for callback in callbacks:
+        if cfg.train and hasattr(callback, "waited"):
+            pl.utilities.rank_zero_info(f"training waited {callback.waited}")
+    return metrics, {"cfg": cfg, "datamodule": datamodule, "model": model, "callbacks": callbacks, "trainer": trainer}
+
+
+def usable_callbacks(cfg: DictConfig, datamodule: Any) -> list[DictConfig]:
+    """The configured callbacks, without those that watch a validation that does not take place."""
+    from pytorch_lightning.utilities import rank_zero_info
+
+    usable = []
+    for name, callback in cfg.callbacks.items():
+        if callback is None:
+            continue
+        watched = callback.get("monitor") or ""
+        if watched.startswith("val/") and not datamodule.sources["val"]:
+            rank_zero_info(f"no validation set (data.val): callback {name} is left out, since it watches {watched}")
+        else:
+            usable.append(callback)
+    return usable
+
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="train")
+def main(cfg: DictConfig) -> float | None:
+    """One run: print and save the configuration, train, and return the metric to optimise."""
+    from pytorch_lightning.utilities import rank_zero_info
+
+    several = cfg.trainer.devices not in (1, "1") or cfg.trainer.num_nodes > 1
+    if HydraConfig.get().mode == RunMode.MULTIRUN and several and "spawn" not in str(cfg.trainer.strategy):
+        raise ConfigError(
+            f"trainer.devices: {cfg.trainer.devices} with --multirun: each process would run the whole sweep again; "
+            "use trainer.devices=1, trainer.strategy=ddp_spawn, or one call per setting"
+        )
+    rank_zero_info(OmegaConf.to_yaml(cfg, resolve=True))
+    metrics, _ = train(cfg)
+    if cfg.optimized_metric is None:
+        return None
+    if cfg.optimized_metric not in metrics:
+        raise ConfigError(f"optimized_metric: {cfg.optimized_metric!r} is not one of {', '.join(sorted(metrics))}")
+    return float(metrics[cfg.optimized_metric])
+
+
+def explained(error: Exception) -> str:
+    """An error of the configuration in one line, with the key as it was typed."""
+    said = " ".join(str(error.__cause__ or error).split())
+    return said
+
+
+if __name__ == "__main__":
+    # Hydra would print errors over several lines and end the process; we say them in one.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    try:
+        main()
+    except (HydraException, InstantiationException, OmegaConfBaseException, AsyncDataError) as error:
+        sys.exit(f"error: {explained(error)}")
