@@ -25,7 +25,9 @@ _HOMES = {
     "LoaderOptions": "options",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [  # noqa: PLE0604  # the names of _HOMES
+    *_HOMES,
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -64,8 +64,8 @@ class DevicePrefetcher(pl.Callback):
     before the backward pass and at the end of the batch. It never blocks.
 
     It logs, every ``log_every_n_steps`` and as means over each epoch (also in ``trainer.callback_metrics``):
-    ``data/wait_ms`` (milliseconds that the loop waited for a batch), ``data/queue_fill`` (batches that were ready when it
-    asked), ``data/epoch_gap_ms`` (milliseconds for the first batch of the epoch) and ``data/read_mb_s`` (10⁶ bytes
+    ``data/wait_ms`` (milliseconds that the loop waited for a batch), ``data/queue_fill`` (batches that were ready when
+    it asked), ``data/epoch_gap_ms`` (milliseconds for the first batch of the epoch) and ``data/read_mb_s`` (10⁶ bytes
     read per second of reading). After each epoch it says on rank 0 how long training waited.
 
     Args:
@@ -150,7 +150,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_train_batch_end(
         self,
-        trainer: pl.Trainer,
+        trainer: Any,  # a Trainer, whose log_every_n_steps no type checker sees
         pl_module: pl.LightningModule,  # noqa: ARG002
         outputs: Any,  # noqa: ARG002
         batch: Any,  # noqa: ARG002
@@ -183,7 +183,9 @@ class DevicePrefetcher(pl.Callback):
         }
         for name, value in means.items():
             # A float32 tensor, since a device may know no other; batch_size only to keep Lightning from guessing it.
-            pl_module.log(name, torch.tensor(value, dtype=torch.float32), batch_size=1, sync_dist=trainer.world_size > 1)
+            pl_module.log(
+                name, torch.tensor(value, dtype=torch.float32), batch_size=1, sync_dist=trainer.world_size > 1
+            )
         pl.utilities.rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}")
 
     # Evaluation: the same, without a summary. Lightning passes different arguments to each.

@@ -171,7 +171,8 @@ class AsyncDataModule(pl.LightningDataModule):
     def _options_of(self, stage: Stage) -> LoaderOptions:
         if stage == "train":
             # Lightning makes the order of its own loaders fixed here, and knows nothing of ours.
-            overfit = self.trainer is not None and self.trainer.overfit_batches > 0
+            trainer: Any = self.trainer  # Any, since Lightning sets the attribute where no type checker sees it
+            overfit = trainer is not None and trainer.overfit_batches > 0
             return dataclasses.replace(self._options, shuffle="none") if overfit else self._options
         return self._options.for_evaluation().merged(self._overrides[stage], f"{stage}_loader.")
 
@@ -239,7 +240,9 @@ def _largest(source: Source, key: str) -> int:
         source.read_into(samples, {key: labels})
         if labels.min() < 0:
             bad = int(samples[labels.ravel() < 0][0])
-            raise ConfigError(f"field {key!r} has class {labels.min()} at {source.locate([bad])[0]}; classes begin at 0")
+            raise ConfigError(
+                f"field {key!r} has class {labels.min()} at {source.locate([bad])[0]}; classes begin at 0"
+            )
         largest = max(largest, int(labels.max()))
     return largest
 
@@ -254,11 +257,11 @@ def _lines(loader: AsyncLoader) -> list[str]:
     ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
     memory = readable(loader.slots * loader.layout.nbytes)
     workers = f"{options.worker_count} worker{'s' if options.worker_count != 1 else ''}"
+    slots = f"{loader.slots} slots of {readable(loader.layout.nbytes)} = {memory}"
     return [
         f"{len(source):,} samples from {source}: {fields}",
         f"batch {options.batch_size}{ranks}, {len(loader):,} steps, shuffle {_shuffle(loader)}",
-        f"{workers}, queue depth {options.queue_depth}: {loader.slots} slots of "
-        f"{readable(loader.layout.nbytes)} = {memory}, of at most {readable(loader.memory_budget)}",
+        f"{workers}, queue depth {options.queue_depth}: {slots}, of at most {readable(loader.memory_budget)}",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What ``train.py`` trains on its own: scikit-learn's handwritten digits as HDF5 files, and a small image classifier."""
+"""What ``train.py`` trains on its own: scikit-learn's handwritten digits as HDF5 files, and a small network."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class ImageClassifier(pl.LightningModule):
 
     def __init__(
         self,
-        x: str = "x",
-        y: str = "y",
+        x: str = "x",  # noqa: ARG002  # Lightning reads them off the frame, in save_hyperparameters
+        y: str = "y",  # noqa: ARG002
         *,
-        channels: int | None = None,
-        classes: int | None = None,
-        width: int = 32,
-        lr: float = 0.01,
+        channels: int | None = None,  # noqa: ARG002
+        classes: int | None = None,  # noqa: ARG002
+        width: int = 32,  # noqa: ARG002
+        lr: float = 0.01,  # noqa: ARG002
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -124,7 +124,9 @@ class ImageClassifier(pl.LightningModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002
         """Cross-entropy of a batch."""
         loss, accuracy = self._scored(batch)
-        self.log_dict({"train/loss": loss, "train/acc": accuracy}, prog_bar=True, batch_size=len(batch[self.hparams["y"]]))
+        self.log_dict(
+            {"train/loss": loss, "train/acc": accuracy}, prog_bar=True, batch_size=len(batch[self.hparams["y"]])
+        )
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:  # noqa: ARG002

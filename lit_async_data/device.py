@@ -1,14 +1,14 @@
 """From slot to the tensors of a training step: `InlineQueue` where nothing is copied, `StreamQueue` on a side stream.
 
-On CPU and MPS the user gets the slot itself, on a lease. On a device with streams a batch travels like this; *compute* is
-the stream the training step runs on, *side* is ours:
+On CPU and MPS the user gets the slot itself, on a lease. On a device with streams a batch travels like this; *compute*
+is the stream the training step runs on, *side* is ours:
 
 1. Destinations are allocated on compute, and an event is recorded there: ``allocated``.
 2. Side waits for ``allocated``: memory that the allocator gives out again may still be read by kernels of an earlier
    step, which were enqueued before. (Without this wait: write after read.)
 3. Side copies from the pinned slot; an event: ``copied``. The slot is free when that event has happened.
-4. A device transform runs on side, after a wait for an event recorded on compute at that moment: what it allocates comes
-   from memory of side, which compute may still be reading.
+4. A device transform runs on side, after a wait for an event recorded on compute at that moment: what it allocates
+   comes from memory of side, which compute may still be reading.
 5. Side records ``ready``. At hand-over compute waits for it (without this wait: read before write), and only then the
    raw tensors may die, since side still reads them.
 
@@ -237,14 +237,16 @@ class StreamQueue:
             return self._unpacked(ticket) if self._transform is None else ticket.batch
 
     def _unpacked(self, ticket: _Ticket) -> Batch:
-        """The fields as the user sees them; the small ones cloned out of their block on the current stream."""
+        """The fields as the user sees them; the small ones copied out of their block on the current stream."""
         layout, tensors = self._layout, {}
         for name, field in layout.spec.fields.items():
             if name in ticket.raw:
                 stored = ticket.raw[name]
             else:
                 assert ticket.block is not None
-                stored = _field(layout, name, ticket.block, ticket.count, start=layout.small_start).clone()
+                view = _field(layout, name, ticket.block, ticket.count, start=layout.small_start)
+                stored = self._streams.empty(tuple(view.shape), view.dtype)
+                self._streams.copy(stored, view)
             tensors[name] = field.delivered(stored)
         return layout.spec.packed(tensors)
 

@@ -99,13 +99,18 @@ class ManifestError(SourceError):
 class ReadError(AsyncDataError):
     """Reading a batch failed; the cause is chained."""
 
-    @classmethod
+    @staticmethod
     def of_batch(
-        cls, cause: BaseException, epoch: int, step: int, samples: Sequence[int], worker: int | None
-    ) -> ReadError:
-        """The error for a batch whose reading raised something that is none of ours."""
-        error = cls(
-            f"batch {step} of epoch {epoch} (samples {few(samples)}) could not be read: {type(cause).__name__}: {cause}",
+        cause: BaseException, epoch: int, step: int, samples: Sequence[int], worker: int | None
+    ) -> AsyncDataError:
+        """The error of a batch: its cause, if that is one of ours and says where it happened, else a `ReadError`."""
+        if isinstance(cause, AsyncDataError):
+            cause.stage = cause.stage or "read"
+            cause.worker = worker if cause.worker is None else cause.worker
+            return cause
+        error = ReadError(
+            f"batch {step} of epoch {epoch} (samples {few(samples)}) could not be read: "
+            f"{type(cause).__name__}: {cause}",
             sample_id=samples[0] if samples else None,
             stage="read",
             worker=worker,

@@ -17,9 +17,9 @@ from lit_async_data import memory
 from lit_async_data.device import Batch, DeviceQueue, InlineQueue, StreamQueue, Transform
 from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError
 from lit_async_data.options import LoaderOptions
+from lit_async_data.passes import Passes
 from lit_async_data.permutation import Indices
 from lit_async_data.pipeline import Pipeline
-from lit_async_data.passes import Passes
 from lit_async_data.plan import EpochPlan, Schedule
 from lit_async_data.sources.base import Source
 from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec

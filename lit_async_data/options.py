@@ -72,7 +72,7 @@ class LoaderOptions:
     timeout_s: float = 300.0
     with_ids: bool = False
 
-    def __new__(cls, *args: object, **values: object) -> Self:
+    def __new__(cls, **values: object) -> Self:  # noqa: D102
         # Here rather than in __init__, which dataclass writes: names are checked before it sees them.
         check_names(values, [field.name for field in dataclasses.fields(cls)])
         return super().__new__(cls)
@@ -92,7 +92,7 @@ class LoaderOptions:
         for name in ("drop_last", "with_ids"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
-        seconds = self.timeout_s
+        seconds: Any = self.timeout_s
         if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not 0 < seconds < float("inf"):
             raise ConfigError(f"timeout_s: {seconds!r} is not a number of seconds above 0")
 
@@ -122,10 +122,9 @@ class LoaderOptions:
             raise ConfigError(f"{where.rstrip('.') or 'options'}: {given!r} is neither LoaderOptions nor a mapping")
         values = dict(given or {})
         try:
-            if "batch_size" not in values:
-                check_names(values, [field.name for field in dataclasses.fields(cls)])
-                raise ConfigError("batch_size: missing; how many samples shall a batch have?")
-            return cls(**values)
+            check_names(values, [field.name for field in dataclasses.fields(cls)])
+            # Without one, an error that says what one would be, instead of Python's on a missing argument.
+            return cls(**{"batch_size": None, **values})
         except ConfigError as error:
             raise ConfigError(f"{where}{error}") from None
 

@@ -1,8 +1,8 @@
 """`Passes`: which epoch and step a loader is asked for, in the way that Lightning asks.
 
-``iter()`` marks a pass as wanted and does nothing else: Lightning calls it two or three times per epoch, before and after
-``set_epoch``. The first batch binds the pass: to the epoch that ``set_epoch`` named since the last pass, else to the one
-after the last, also when that was left early.
+``iter()`` marks a pass as wanted and does nothing else: Lightning calls it two or three times per epoch, before and
+after ``set_epoch``. The first batch binds the pass: to the epoch that ``set_epoch`` named since the last pass, else to
+the one after the last, also when that was left early.
 """
 
 from __future__ import annotations

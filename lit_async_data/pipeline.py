@@ -1,6 +1,6 @@
 """The `Pipeline`: owner of ring and workers; keeps the next batches of an endless order ready.
 
-The order is a sequence of keys (epoch, step); after the last step of an epoch comes ``(epoch + 1, 0)``, so an epoch's end
+The order is a sequence of keys (epoch, step); after the last step of an epoch comes ``(epoch + 1, 0)``, so its end
 drains nothing. Workers take a free slot, claim the next key, and fill. The consumer asks for a key: if it is the head
 of what is being read, nothing is dropped, else everything is and reading begins there.
 
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import AsyncDataError, ClosedError, ReadError, StalledError, WorkerError, few
+from lit_async_data.errors import ClosedError, ReadError, StalledError, WorkerError, few
 from lit_async_data.permutation import Indices
 from lit_async_data.plan import Key, Schedule
 from lit_async_data.ring import READY, Ring
@@ -253,8 +253,7 @@ class Pipeline:
                 self.drop()  # Ctrl-C in the caller's own thread: nothing was read, the next request begins anew
                 self.ring.abandon(slot)
                 raise
-            number = None if worker is None else worker.number
-            error = _ours(caught, number) or ReadError.of_batch(caught, *key, samples.tolist(), number)
+            error = ReadError.of_batch(caught, *key, samples.tolist(), None if worker is None else worker.number)
         if worker is not None:
             worker.begin(None)
         self._deliver(Filled(slot, samples, error), key, generation, time.perf_counter() - started)
@@ -287,7 +286,9 @@ class Pipeline:
             raise ClosedError("the loader is closed; build a new one")
         for worker in self._workers if len(self.ring) else ():
             if not worker.alive:
-                raise WorkerError(f"{worker}: its thread ended without an error; close the loader", worker=worker.number)
+                raise WorkerError(
+                    f"{worker}: its thread ended without an error; close the loader", worker=worker.number
+                )
 
     def _stalled(self, key: Key) -> StalledError:
         doing = "; ".join(str(worker) for worker in self._workers)
@@ -299,12 +300,3 @@ class Pipeline:
 
 
 _NO_SAMPLES: Indices = np.empty(0, np.int64)
-
-
-def _ours(error: BaseException, worker: int | None) -> AsyncDataError | None:
-    """An error that already says where it happened, with the worker it happened in."""
-    if not isinstance(error, AsyncDataError):
-        return None
-    error.stage = error.stage or "read"
-    error.worker = worker if error.worker is None else error.worker
-    return error

@@ -106,9 +106,7 @@ class Ring:
         """Slots that the user can still see."""
         with self._lock:
             # By the leases and not by what is vacant: a slot that a worker is just taking is in neither.
-            return sum(
-                state is LENT and self._leases[slot]() is not None for slot, state in enumerate(self._states)
-            )
+            return sum(state is LENT and self._leases[slot]() is not None for slot, state in enumerate(self._states))
 
     def take(self, timeout: float | None = None) -> int | None:
         """A slot to fill, waiting for one to become free.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -83,7 +84,7 @@ class BatchSpec:
         return self.fields[key]
 
     def __reduce__(self) -> Any:
-        return _batch_spec, (dict(self.fields), self.as_mapping)
+        return functools.partial(BatchSpec, as_mapping=self.as_mapping), (dict(self.fields),)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BatchSpec):
@@ -104,10 +105,6 @@ class BatchSpec:
     def with_field(self, key: str, field: FieldSpec) -> BatchSpec:
         """This spec with one more field at the end."""
         return BatchSpec({**self.fields, key: field}, as_mapping=self.as_mapping)
-
-
-def _batch_spec(fields: dict[str, FieldSpec], as_mapping: bool) -> BatchSpec:
-    return BatchSpec(fields, as_mapping=as_mapping)
 
 
 class BatchLayout:

@@ -30,7 +30,7 @@ class Streams(Protocol):
         ...
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy from the host on the current stream."""
+        """Enqueue a copy, from the host or within the device, on the current stream."""
         ...
 
     def record(self, stream: Any) -> Any:

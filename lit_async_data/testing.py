@@ -1,16 +1,24 @@
-"""What tests, examples and benchmarks need beside real data: `ArraySource`, data in memory."""
+"""What tests, examples and benchmarks need: `ArraySource`, data in memory, and `FakeStreams`, a pretended device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import collections
+import contextlib
+import ctypes
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from lit_async_data.permutation import Indices
+from lit_async_data.ring import Lease
 from lit_async_data.sources.base import ChunkLayout, Location
-from lit_async_data.spec import BatchSpec, FieldSpec
+from lit_async_data.spec import BatchSpec, Bytes, FieldSpec
 
 
 class ArraySource:
@@ -55,3 +63,124 @@ class ArraySource:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+class FakeEvent:
+    """Happens when its stream comes to it."""
+
+    def __init__(self, stream: FakeStream) -> None:
+        self.stream = stream
+        self.done = False
+
+
+class FakeStream:
+    """A queue of work that an eager stream does at once and a lazy one only when somebody waits for it.
+
+    Args:
+        name: For `FakeStreams.calls`.
+        eager: Whether it is the fast one.
+    """
+
+    def __init__(self, name: str, *, eager: bool) -> None:
+        self.name = name
+        self.eager = eager
+        self._work: collections.deque[Callable[[], None]] = collections.deque()
+
+    def enqueue(self, work: Callable[[], None]) -> None:
+        """Add work to the end."""
+        self._work.append(work)
+        if self.eager:
+            self.run()
+
+    def run(self, until: FakeEvent | None = None) -> None:
+        """Do the work in order, up to an event or to the end."""
+        while self._work and not (until is not None and until.done):
+            self._work.popleft()()
+
+
+class FakeStreams:
+    """An accelerator without an accelerator: `Streams` in which one stream is as fast as it may be, the other as slow.
+
+    Its memory is taken and given back as by torch's caching allocator: what Python no longer refers to can be given
+    out again at once, while work that was enqueued before still reads it. So a missing wait always shows, as wrong
+    values, and never by chance.
+
+    Args:
+        slow: ``"side"`` (copies come late) or ``"compute"`` (kernels read late).
+
+    Attributes:
+        calls: Every record, wait, copy and launch, in the order in which the program made them.
+    """
+
+    POISON = 0xAB
+
+    def __init__(self, slow: Literal["side", "compute"]) -> None:
+        self.side = FakeStream("side", eager=slow != "side")
+        self._compute = FakeStream("compute", eager=slow != "compute")
+        self._current = self._compute
+        self._pools: dict[tuple[str, int], list[Bytes]] = {}
+        self.calls: list[tuple[str, str]] = []
+
+    def compute(self) -> FakeStream:
+        """The stream of the training step."""
+        return self._compute
+
+    @contextlib.contextmanager
+    def on_side(self) -> Iterator[None]:
+        """Work inside is enqueued on side."""
+        self._current = self.side
+        try:
+            yield
+        finally:
+            self._current = self._compute
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor from the pool of the current stream, with whatever it held before."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        pool = self._pools.setdefault((self._current.name, nbytes), [])
+        block = pool.pop() if pool else np.full(nbytes, self.POISON, np.uint8)
+        lease = Lease(block)
+        weakref.finalize(lease, pool.append, block).atexit = False
+        return torch.from_numpy(np.asarray(lease)).view(dtype).reshape(shape)
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueue a copy; it reads its source when it runs. It holds memory and not tensors, as a device does."""
+        to, of = raw(destination), raw(source)
+        self.launch("copy", lambda: np.copyto(to(), of()))
+
+    def launch(self, name: str, kernel: Callable[[], None]) -> None:
+        """Enqueue a kernel on the current stream."""
+        self.calls.append((name, self._current.name))
+        self._current.enqueue(kernel)
+
+    def record(self, stream: FakeStream) -> FakeEvent:
+        """An event at the end of what is enqueued."""
+        self.calls.append(("record", stream.name))
+        event = FakeEvent(stream)
+        stream.enqueue(functools.partial(setattr, event, "done", True))
+        return event
+
+    def wait(self, stream: FakeStream, event: FakeEvent) -> None:
+        """Enqueue a wait: whoever comes to it lets the other stream run up to the event."""
+        self.calls.append(("wait", stream.name))
+        stream.enqueue(functools.partial(event.stream.run, event))
+
+    def happened(self, event: FakeEvent, *, block: bool) -> bool:
+        """Whether the event has happened."""
+        if block:
+            event.stream.run(event)
+        return event.done
+
+    def synchronize(self) -> None:
+        """Let everything run to its end."""
+        self._compute.run()
+        self.side.run()
+
+
+def raw(tensor: torch.Tensor) -> Callable[[], Bytes]:
+    """The bytes of a tensor by address, as a kernel knows them: it keeps nothing alive.
+
+    Only for tensors whose memory somebody else keeps: a slot, or a pool of `FakeStreams`.
+    """
+    address, nbytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    return lambda: np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))

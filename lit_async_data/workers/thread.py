@@ -46,7 +46,9 @@ class ThreadWorker:
 
     def __str__(self) -> str:
         job = self._job
-        doing = "is waiting for a slot" if job is None else f"has been at {job[0]} for {time.monotonic() - job[1]:.1f} s"
+        doing = (
+            "is waiting for a slot" if job is None else f"has been at {job[0]} for {time.monotonic() - job[1]:.1f} s"
+        )
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
 
     def join(self, timeout: float) -> None:

@@ -32,6 +32,7 @@ class FileIdentity:
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileIdentity:
+        """The state that ``os.stat`` or ``os.fstat`` found."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
@@ -61,10 +62,12 @@ class StoredDataset:
 
     @property
     def rows(self) -> int:
+        """Samples in it."""
         return self.shape[self.axis]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all its values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -86,7 +89,7 @@ def look_at(file: h5py.File, path: str, name: str, layout: str | None) -> Stored
         ConfigError: ``layout`` does not fit it.
     """
     dataset = _opened(file, path, name)
-    where = {"file": path, "dataset": name}
+    where: dict[str, Any] = {"file": path, "dataset": name}
     full = f"{path}:/{name.strip('/')}"
     _check_values(dataset, full, where)
     shape = tuple(int(n) for n in dataset.shape)
@@ -142,7 +145,7 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, i
 
 
 def _opened(file: h5py.File, path: str, name: str) -> h5py.Dataset:
-    where = {"file": path, "dataset": name}
+    where: dict[str, Any] = {"file": path, "dataset": name}
     try:
         found = file.get(name)
     except (OSError, RuntimeError) as error:

@@ -5,6 +5,7 @@ An `OpenFile` is shared by the readers of a file. Readers are safe to call from 
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import threading
@@ -196,13 +197,13 @@ class H5pyReader:
         self._file.check()
 
 
-def runs(rows: Indices) -> list[tuple[int, int, Indices | slice]]:
+def runs(rows: Indices) -> list[tuple[int, int, Indices]]:
     """Rows as pieces that follow each other in storage, in storage order, each with its places in the batch.
 
     Storage order, so that a chunk which several rows share is decoded once.
 
     Example:
-        >>> [(first, end, list(where)) for first, end, where in runs(np.array([7, 3, 8]))]
+        >>> [(first, end, where.tolist()) for first, end, where in runs(np.array([7, 3, 8]))]
         [(3, 4, [1]), (7, 9, [0, 2])]
     """
     order = np.argsort(rows, kind="stable")
@@ -210,6 +211,5 @@ def runs(rows: Indices) -> list[tuple[int, int, Indices | slice]]:
     breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
     edges = [0, *breaks.tolist(), len(rows)]
     return [
-        (int(ordered[begin]), int(ordered[end - 1]) + 1, order[begin:end])
-        for begin, end in zip(edges[:-1], edges[1:], strict=True)
+        (int(ordered[begin]), int(ordered[end - 1]) + 1, order[begin:end]) for begin, end in itertools.pairwise(edges)
     ]

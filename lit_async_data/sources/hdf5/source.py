@@ -150,7 +150,7 @@ def _files(path: Path | Sequence[Path]) -> list[str]:
     if not isinstance(given, Sequence) or not given or not all(isinstance(p, str | os.PathLike) for p in given):
         raise ConfigError(f"path: {path!r} is not a file, a glob or a list of these")
     files = []
-    for item in map(os.fspath, given):
+    for item in [os.fspath(item) for item in given]:
         found = sorted(glob.glob(item), key=_natural) if glob.has_magic(item) and not os.path.exists(item) else [item]
         if not found:
             raise MissingError(f"{item} matches no file in {os.getcwd()}", file=item)

@@ -1,0 +1,402 @@
+"""The way to a device, on one that is not there: what a missing wait breaks shows as wrong values, every time."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from lit_async_data import device as device_module
+from lit_async_data.device import StreamQueue
+from lit_async_data.errors import ReadError, TransformError
+from lit_async_data.loader import AsyncLoader
+from lit_async_data.memory import allocated
+from lit_async_data.options import LoaderOptions
+from lit_async_data.pipeline import Pipeline
+from lit_async_data.plan import EpochPlan, Key, Schedule
+from lit_async_data.ring import COPYING
+from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec
+from lit_async_data.testing import ArraySource, FakeStreams, raw
+
+# x is large and has a copy of its own; y and z travel in one block.
+SPEC = BatchSpec(
+    {
+        "x": FieldSpec((3, 100, 100), np.dtype(np.uint8), channel=2),
+        "y": FieldSpec((), np.dtype(np.int64)),
+        "z": FieldSpec((2,), np.dtype(np.float32)),
+    },
+    as_mapping=True,
+)
+BATCH, STEPS = 4, 5
+LENGTH = BATCH * STEPS - 1
+SLOW = pytest.mark.parametrize("slow", ["side", "compute"])
+
+
+def write_numbers(samples, out):
+    for array in out.values():
+        array[...] = samples.reshape(-1, *[1] * (array.ndim - 1)) % 251
+
+
+@contextlib.contextmanager
+def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=StreamQueue, workers=1):
+    schedule = Schedule(
+        lambda epoch: EpochPlan(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, epoch=epoch), shuffled=True
+    )
+    layout = BatchLayout(SPEC, BATCH)
+    pipeline = Pipeline(
+        read,
+        schedule,
+        layout,
+        functools.partial(allocated, layout.nbytes, pinned=False),
+        workers=workers,
+        depth=3 if workers else 1,
+        most_slots=4 if workers else 2,
+        timeout_s=30,
+    )
+    made = queue(pipeline, streams, depth, transform)
+    try:
+        yield made
+    finally:
+        made.close()
+        pipeline.close()
+
+
+class Step:
+    """A training step: a kernel that reads the batch when its turn comes, and says whether it saw what it should."""
+
+    def __init__(self, streams):
+        self._streams = streams
+        self.wrong = []
+        self.seen = 0
+
+    def __call__(self, key, batch, samples):
+        for name, tensor in batch.items():
+            content = raw(tensor)
+            wanted = (samples % 251).astype(str)
+            itemtype = SPEC[name].dtype if tensor.dtype != torch.float64 else np.dtype(np.float64)
+
+            def kernel(content=content, wanted=wanted, itemtype=itemtype, where=(key, name)):
+                values = content().view(itemtype).reshape(len(wanted), -1)
+                self.seen += 1
+                if not all((row.astype(np.int64).astype(str) == number).all() for row, number in zip(values, wanted)):
+                    self.wrong.append(where)
+
+            self._streams.launch("step", kernel)
+
+
+def trained(streams, *, epochs=3, late=False, **options):
+    """Some epochs as the Trainer would run them; the steps that saw wrong values, if any did.
+
+    With ``late``, host batches are not ready at the start of a step but at its end.
+    """
+    step = Step(streams)
+    with queue_on(streams, **options) as queue:
+        poll = queue._pipeline.poll
+        schedule = queue._pipeline.schedule
+        for epoch in range(epochs):
+            for number in range(len(schedule.plan(epoch))):
+                key = Key(epoch, number)
+                batch = queue.take(key)
+                queue._pipeline.poll = (lambda key: None) if late else poll
+                queue.top_up(schedule.following(key))  # on_train_batch_start
+                queue._pipeline.poll = queue._pipeline.get if late else poll
+                step(key, batch, schedule.plan(epoch).batch(number).samples)
+                del batch  # the step's own reference is gone while its kernels may still be waiting
+                queue.top_up(schedule.following(key))  # on_train_batch_end
+        streams.synchronize()
+    assert step.seen == epochs * STEPS * len(SPEC.fields)
+    return step.wrong
+
+
+def on_device(streams):
+    """A device transform as kernels would do it: everything to float64, into memory of the side stream."""
+
+    def transform(batch):
+        out = {}
+        for name, tensor in batch.items():
+            made = streams.empty(tuple(tensor.shape), torch.float64)
+            source, target, itemtype = raw(tensor), raw(made), SPEC[name].dtype
+            streams.launch(
+                "transform",
+                lambda source=source, target=target, itemtype=itemtype: np.copyto(
+                    target().view(np.float64), source().view(itemtype)
+                ),
+            )
+            out[name] = made
+        return out
+
+    return transform
+
+
+@SLOW
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize("transforms", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_every_step_sees_its_own_batch(slow, depth, transforms, late):
+    streams = FakeStreams(slow)
+    assert trained(streams, depth=depth, transform=on_device(streams) if transforms else None, late=late) == []
+
+
+# -- mutants: each leaves out one thing, and each must be seen ---------------------------------------------------------
+
+
+class ComputeNeverWaits(FakeStreams):
+    """Read before write: the step's kernels begin before the copy has ended."""
+
+    def wait(self, stream, event):
+        if stream is self.side:
+            super().wait(stream, event)
+
+
+class SideNeverWaits(FakeStreams):
+    """Write after read: the copy goes into memory that kernels of an earlier step still read."""
+
+    def wait(self, stream, event):
+        if stream is not self.side:
+            super().wait(stream, event)
+
+
+class CopiesCountAsDoneAtOnce(FakeStreams):
+    """The slot is filled again while the device still reads from it."""
+
+    def happened(self, event, *, block):
+        return True
+
+
+class TransformWaitsForAnOlderEvent(FakeStreams):
+    """The transform writes into side's memory after a wait for ``allocated`` alone, which was recorded earlier than
+    the kernels that read what lay there before."""
+
+    waits = 0
+
+    def wait(self, stream, event):
+        if stream is self.side:
+            self.waits += 1
+            if self.waits % 2 == 0:
+                return
+        super().wait(stream, event)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "slow", "transforms"),
+    [
+        (ComputeNeverWaits, "side", False),
+        (SideNeverWaits, "compute", False),
+        (TransformWaitsForAnOlderEvent, "compute", True),
+    ],
+)
+def test_a_missing_wait_shows(mutant, slow, transforms):
+    streams = mutant(slow)
+    assert trained(streams, depth=1, transform=on_device(streams) if transforms else None, late=transforms)
+
+
+@pytest.mark.parametrize(("made", "right"), [(FakeStreams, True), (CopiesCountAsDoneAtOnce, False)])
+def test_a_slot_is_not_filled_again_before_its_copy_has_happened(made, right):
+    """1. The copy of batch 0 out of its slot is enqueued on a slow side stream. 2. The slot is asked back. 3. More
+    batches are read than there are other slots. 4. The copy runs."""
+    streams = made("side")
+    step = Step(streams)
+    with queue_on(streams, workers=0) as queue:
+        plan = queue._pipeline.schedule.plan(0)
+        for number in range(STEPS):
+            queue._reclaim(block=True)
+            queue._tickets.append(queue._reserved(Key(0, number)))
+            queue._submit(queue._tickets[-1], queue._pipeline.get(Key(0, number)))
+        for number in range(STEPS):
+            step(Key(0, number), queue.take(Key(0, number)), plan.batch(number).samples)
+        streams.synchronize()
+    assert (step.wrong == []) is right
+
+
+class DropsRawTensorsEarly(StreamQueue):
+    def _submit(self, ticket, filled):
+        super()._submit(ticket, filled)
+        ticket.raw.clear()
+        ticket.block = None
+
+
+@pytest.mark.parametrize(("queue", "right"), [(StreamQueue, True), (DropsRawTensorsEarly, False)])
+def test_raw_tensors_live_until_compute_has_waited_for_the_transform(queue, right):
+    """1. Side is slow: the copy and the transform of batch 0 are pending. 2. The step takes memory of the same sizes
+    from compute's pool and writes to it. 3. Side runs. Were the raw tensors gone by then, copy and step would write to
+    the same memory."""
+    streams = FakeStreams("side")
+    with queue_on(streams, transform=on_device(streams), queue=queue) as made:
+        schedule = made._pipeline.schedule
+        ticket = made._reserved(Key(0, 0))
+        made._submit(ticket, made._pipeline.get(Key(0, 0)))
+        scratch = []
+        for shape, dtype in (((BATCH, 100, 100, 3), torch.uint8), ((BATCH,), torch.int64)):
+            scratch.append(streams.empty(shape, dtype))
+            streams.launch("step", lambda tensor=scratch[-1]: tensor.fill_(7))
+        made._tickets.append(ticket)
+        batch = made.take(Key(0, 0))
+        streams.synchronize()
+        wanted = schedule.plan(0).batch(0).samples % 251
+        values = raw(batch["x"])().view(np.float64).reshape(BATCH, -1)
+        unharmed = (values == wanted[:, None]).all() and all((tensor == 7).all() for tensor in scratch)
+        assert bool(unharmed) is right
+
+
+# -- the order of calls ------------------------------------------------------------------------------------------------
+
+
+def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
+    streams = FakeStreams("side")
+    with queue_on(streams, depth=1) as queue:
+        queue.take(Key(0, 0))
+    assert streams.calls == [
+        ("record", "compute"),  # allocated
+        ("wait", "side"),
+        ("copy", "side"),  # x
+        ("copy", "side"),  # the block of y and z
+        ("record", "side"),  # copied
+        ("record", "side"),  # ready
+        ("wait", "compute"),
+        ("copy", "compute"),  # y out of the block
+        ("copy", "compute"),  # z out of the block
+    ]
+
+
+def test_what_is_dropped_before_it_was_handed_over_is_waited_for():
+    """Its memory goes back to compute while the copy may still be writing to it."""
+    streams = FakeStreams("side")
+    with queue_on(streams) as queue:
+        queue.take(Key(0, 0))
+        queue._pipeline.get(Key(0, 1))
+        queue._pipeline.drop()
+        queue._tickets.append(queue._reserved(Key(0, 1)))
+        queue._submit(queue._tickets[0], queue._pipeline.get(Key(0, 1)))
+        before = len(streams.calls)
+        queue._forget()
+        assert streams.calls[before:] == [("wait", "compute")]
+
+
+def test_another_epoch_than_expected_drops_what_was_copied():
+    streams = FakeStreams("compute")
+    step = Step(streams)
+    with queue_on(streams) as queue:
+        queue.take(Key(0, 0))
+        queue.top_up(Key(0, 1))
+        plan = queue._pipeline.schedule.plan(5)
+        step(Key(5, 0), queue.take(Key(5, 0)), plan.batch(0).samples)
+        streams.synchronize()
+    assert step.wrong == []
+
+
+def test_destinations_are_allocated_before_the_host_batch_is_there():
+    """So that the copy waits for the steps before this one and not for this one."""
+    streams = FakeStreams("compute")
+    with queue_on(streams) as queue:
+        queue.take(Key(0, 0))
+        queue._pipeline.poll = lambda key: None  # nothing is ready yet
+        queue.top_up(Key(0, 1))
+        reserved = [ticket.allocated for ticket in queue._tickets]
+        streams.launch("step", lambda: None)
+        del queue._pipeline.poll
+        queue.take(Key(0, 1))
+        assert len(reserved) == 2
+        assert reserved[0].done  # the copy forced compute up to the event ...
+        assert len(streams.compute()._work) > 0  # ... and no further: the step is still to be done
+
+
+def test_a_slot_is_copying_until_its_copy_has_happened():
+    streams = FakeStreams("side")
+    with queue_on(streams) as queue:
+        queue.take(Key(0, 0))
+        assert queue._pipeline.ring.count(COPYING) == 1
+        streams.synchronize()
+        queue.top_up(Key(0, 1))
+        assert queue._pipeline.ring.state(0) is not COPYING
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_comes_at_its_place_and_the_order_goes_on(depth):
+    streams = FakeStreams("side")
+    calls = []
+
+    def read(samples, out):
+        calls.append(samples)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+        write_numbers(samples, out)
+
+    with queue_on(streams, depth=depth, read=read) as queue:
+        queue.take(Key(0, 0))
+        queue.top_up(Key(0, 1))
+        with pytest.raises(ReadError, match="batch 1 of epoch 0"):
+            queue.take(Key(0, 1))
+        assert queue.take(Key(0, 2))["x"].shape == (BATCH, 3, 100, 100)
+
+
+def test_a_transform_that_fails_is_an_error_at_its_place():
+    streams = FakeStreams("side")
+    outcomes = iter([None, ZeroDivisionError("mine"), None])
+
+    def transform(batch):
+        error = next(outcomes)
+        if error:
+            raise error
+        return batch
+
+    with queue_on(streams, transform=transform, depth=0) as queue:
+        queue.take(Key(0, 0))
+        with pytest.raises(TransformError, match=r"batch 1 of epoch 0: ZeroDivisionError: mine") as caught:
+            queue.take(Key(0, 1))
+        assert caught.value.stage == "transform"
+        assert queue.take(Key(0, 2))["y"].shape == (BATCH,)
+
+
+# -- through the loader ------------------------------------------------------------------------------------------------
+
+
+@SLOW
+@pytest.mark.parametrize("driven", [False, True])
+def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, driven):
+    from lit_async_data import loader as loader_module
+
+    streams = FakeStreams(slow)
+    monkeypatch.setattr(loader_module, "TorchStreams", lambda device: streams)
+    monkeypatch.setattr(loader_module, "has_streams", lambda device: True)
+    monkeypatch.setattr(loader_module.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    numbers = np.arange(20, dtype=np.int64)
+    source = ArraySource({"x": np.repeat(numbers, 10_000).reshape(20, 10_000), "y": numbers})
+    with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle="none")) as loader:
+        loader.driven = driven
+        for step, batch in enumerate(loader):
+            streams.synchronize()
+            assert batch["y"].tolist() == batch["x"][:, -1].tolist() == list(range(4 * step, 4 * step + 4))
+            if driven:
+                loader.prefetch()
+        streams.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 64, 64), (8,)])
+def test_batches_arrive_on_a_gpu(shape):
+    numbers = np.arange(1000, dtype=np.int64)
+    source = ArraySource({"x": np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (1000, *shape)), "y": numbers})
+    with AsyncLoader(source, LoaderOptions(batch_size=64), device="cuda") as loader:
+        for _ in range(3):
+            seen = []
+            for batch in loader:
+                torch.cuda._sleep(10**6)
+                assert batch["x"].device.type == "cuda"
+                assert torch.equal(batch["x"].flatten(1)[:, -1], batch["y"])
+                seen += batch["y"].tolist()
+            assert sorted(seen) == numbers.tolist()
+
+
+def test_inline_devices_are_cpu_and_mps():
+    assert not device_module.__dict__.get("has_streams")
+    from lit_async_data.streams import has_streams
+
+    assert not has_streams(torch.device("cpu"))
+    assert not has_streams(torch.device("mps"))
+    assert has_streams(torch.device("cuda"))

@@ -1,0 +1,104 @@
+"""The house itself: imports go one way, modules stay small, importing costs nothing, names are what they should be."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lit_async_data
+
+PACKAGE = Path(lit_async_data.__file__).parent
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+# The way of a batch; a module imports only modules above it.
+ORDER = [
+    "errors",
+    "options",
+    "permutation",
+    "plan",
+    "spec",
+    "stats",
+    "sources.base",
+    "sources.hdf5.dataset",
+    "sources.hdf5.readers",
+    "sources.hdf5.source",
+    "memory",
+    "ring",
+    "workers.thread",
+    "pipeline",
+    "streams",
+    "device",
+    "passes",
+    "loader",
+    "lightning",
+    "datamodule",
+    "callback",
+    # Never imported by the way of a batch:
+    "testing",
+    "demo",
+]
+
+
+def dotted(path):
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            module, names = node.module or "", [alias.name for alias in node.names]
+            yield from [f"{module}.{name}" for name in names] if module == "lit_async_data" else [module]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_every_module_has_its_place():
+    assert sorted(map(dotted, MODULES)) == sorted(ORDER)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_a_module_imports_only_modules_above_it(path):
+    mine = ORDER.index(dotted(path))
+    for name in imported(path):
+        if name.startswith("lit_async_data."):
+            assert ORDER.index(name.removeprefix("lit_async_data.")) < mine, name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_a_module_has_at_most_300_lines(path):
+    assert len(path.read_text().splitlines()) <= 300
+
+
+@pytest.mark.parametrize("name", ["ring", "plan", "permutation", "options", "errors", "spec", "stats", "passes"])
+def test_pure_modules_import_no_torch(name):
+    found = set(imported(PACKAGE / f"{name}.py"))
+    assert not any(module.split(".")[0] in {"torch", "h5py", "pytorch_lightning"} for module in found)
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    program = (
+        "import sys, lit_async_data; "
+        "heavy = {'torch', 'pytorch_lightning', 'lightning', 'h5py', 'numpy', 'pyarrow'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_every_public_name_can_be_imported_and_has_an_example():
+    for name in lit_async_data.__all__:
+        assert ">>> " in getattr(lit_async_data, name).__doc__, name
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="Loader"):
+        lit_async_data.Loader
+
+
+def test_the_readme_of_the_package_names_every_module():
+    text = (PACKAGE / "README.md").read_text()
+    for module in ORDER:
+        name = module.split(".")
+        assert f"`{name[-1]}.py`" in text or f"`{'/'.join(name)}.py`" in text or f"`{name[0]}/`" in text, module

@@ -1,0 +1,90 @@
+"""The contract "Passes": the keys that are asked for, in all the ways in which Lightning asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_async_data.passes import Passes
+from lit_async_data.plan import EpochPlan, Schedule
+
+
+def passes(*, shuffled=True):
+    shuffle = "global" if shuffled else "none"
+    return Passes(
+        Schedule(lambda e: EpochPlan(length=10, batch_size=4, shuffle=shuffle, seed=0, epoch=e), shuffled=shuffled)
+    )
+
+
+def run(of, steps=None, wanted=None):
+    """The keys of one pass, or of its first steps."""
+    keys = []
+    while (steps is None or len(keys) < steps) and (key := of.advance(lambda: wanted)) is not None:
+        keys.append(tuple(key))
+    return keys
+
+
+def whole(epoch):
+    return [(epoch, 0), (epoch, 1), (epoch, 2)]
+
+
+def test_passes_are_epochs_one_after_the_other():
+    of = passes()
+    for epoch in range(3):
+        of.restart()
+        of.restart()  # Lightning calls iter() several times
+        assert run(of) == whole(epoch)
+
+
+def test_set_epoch_counts_before_and_after_iter():
+    of = passes()
+    of.restart()
+    of.set_epoch(4)
+    assert run(of) == whole(4)
+    of.set_epoch(7)
+    of.restart()
+    assert run(of) == whole(7)
+
+
+def test_after_a_break_comes_the_next_epoch():
+    of = passes()
+    assert run(of, steps=1) == [(0, 0)]
+    of.restart()
+    assert run(of) == whole(1)
+
+
+def test_a_pass_that_is_over_stays_over():
+    of = passes()
+    run(of)
+    assert of.over
+    assert run(of) == []
+
+
+def test_epochs_without_a_shuffle_are_one():
+    of = passes(shuffled=False)
+    for _ in range(2):
+        of.restart()
+        assert run(of) == whole(0)
+
+
+def test_a_batch_that_never_came_is_asked_for_again():
+    of = passes()
+    run(of, steps=2)
+    of.step_back()
+    assert run(of) == [(0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize(("steps", "wanted"), [(0, (0, 0)), (1, (0, 1)), (2, (0, 2)), (3, (1, 0))])
+def test_what_is_wanted_next_is_what_comes_next(steps, wanted):
+    of = passes()
+    run(of, steps=steps)
+    assert of.wanted == wanted
+    if steps == 3:
+        of.restart()
+    assert run(of, steps=1) == [wanted]
+
+
+def test_a_limit_is_where_the_next_epoch_is_expected_and_the_pass_goes_on_if_it_is_not():
+    of = passes()
+    run(of, steps=2, wanted=2)
+    assert of.wanted == (1, 0)
+    assert run(of) == [(0, 2)]

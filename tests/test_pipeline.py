@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from lit_async_data import pipeline as pipeline_module
+from lit_async_data.errors import ClosedError, ReadError, SourceError, StalledError, WorkerError
+from lit_async_data.memory import allocated
+from lit_async_data.pipeline import Pipeline
+from lit_async_data.plan import EpochPlan, Key, Schedule
+from lit_async_data.ring import FILLING, READY, Ring
+from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec
+from lit_async_data.workers.thread import ThreadWorker
+
+SPEC = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)
+LENGTH, BATCH = 12, 4
+
+
+def copy_numbers(samples, out):
+    out["x"][...] = samples
+
+
+class Gate:
+    """A read that waits to be let through, batch by batch, and says what it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+        self._doors = {}
+        self._lock = threading.Lock()
+        self.arrived = threading.Semaphore(0)
+
+    def door(self, first):
+        with self._lock:
+            return self._doors.setdefault(first, threading.Event())
+
+    def open(self, *firsts):
+        for first in firsts:
+            self.door(first).set()
+
+    def __call__(self, samples, out):
+        first = int(samples[0])
+        self.asked.append(first)
+        self.arrived.release()
+        assert self.door(first).wait(30)
+        copy_numbers(samples, out)
+
+    def wait_for(self, reads):
+        for _ in range(reads):
+            assert self.arrived.acquire(timeout=30)
+
+
+@contextlib.contextmanager
+def running(read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=30.0, length=LENGTH):
+    layout = BatchLayout(SPEC, BATCH)
+    schedule = Schedule(
+        lambda epoch: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, epoch=epoch), shuffled=True
+    )
+    made = Pipeline(
+        read,
+        schedule,
+        layout,
+        functools.partial(allocated, layout.nbytes, pinned=False),
+        workers=workers,
+        depth=depth,
+        most_slots=most_slots,
+        timeout_s=timeout_s,
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def taken(pipeline, key):
+    """The batch of a key, its slot given back."""
+    filled = pipeline.get(key)
+    if filled.error is not None:
+        raise filled.error
+    values = pipeline.layout.views(pipeline.ring.memory(filled.slot), len(filled.samples))["x"].tolist()
+    pipeline.ring.drop(filled.slot)
+    return values
+
+
+def epoch(pipeline, number):
+    return [taken(pipeline, Key(number, step)) for step in range(3)]
+
+
+WHOLE = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_batches_come_in_order_epoch_after_epoch(workers):
+    with running(workers=workers) as pipeline:
+        assert [epoch(pipeline, number) for number in range(5)] == [WHOLE] * 5
+
+
+def test_order_is_kept_when_a_later_batch_is_read_first():
+    gate = Gate()
+    with running(gate, workers=2) as pipeline:
+        pipeline.prefetch(Key(0, 0))
+        gate.wait_for(2)
+        gate.open(4)
+        with pipeline._changed:
+            assert pipeline._changed.wait_for(lambda: pipeline._claimed[Key(0, 1)], 30)
+        assert pipeline.poll(Key(0, 0)) is None
+        gate.open(0, 8)
+        assert epoch(pipeline, 0) == WHOLE
+
+
+def test_no_more_is_read_ahead_than_there_are_slots():
+    gate = Gate()
+    gate.open(0, 4, 8)
+    with running(gate, depth=2) as pipeline:
+        pipeline.prefetch(Key(0, 0))
+        gate.wait_for(3)
+        with pipeline._changed:
+            assert pipeline._changed.wait_for(lambda: pipeline.ready == 3, 30)
+        assert gate.asked == [0, 4, 8]
+        assert len(pipeline.ring) == 3
+
+
+def test_the_end_of_an_epoch_drains_nothing():
+    """The first batches of the next epoch are read while the last of this one is still to be asked for."""
+    gate = Gate()
+    gate.open(0, 4, 8)
+    with running(gate, depth=3) as pipeline:
+        assert taken(pipeline, Key(0, 0)) == WHOLE[0]
+        gate.wait_for(5)
+        assert gate.asked == [0, 4, 8, 0, 4]
+        assert taken(pipeline, Key(0, 1)) == WHOLE[1]
+
+
+def test_epochs_start_no_threads():
+    with running() as pipeline:
+        epoch(pipeline, 0)
+        before = set(threading.enumerate())
+        for number in range(1, 20):
+            epoch(pipeline, number)
+        assert set(threading.enumerate()) == before
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def failing_at(first, error):
+    def read(samples, out):
+        if samples[0] == first:
+            raise error
+        copy_numbers(samples, out)
+
+    return read
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_an_error_comes_at_its_place_once_and_the_order_goes_on(workers):
+    with running(failing_at(4, OSError(5, "Input/output error")), workers=workers) as pipeline:
+        assert taken(pipeline, Key(0, 0)) == WHOLE[0]
+        with pytest.raises(ReadError, match=r"batch 1 of epoch 0 \(samples 4, 5, 6, … \(4 in all\)\)") as caught:
+            taken(pipeline, Key(0, 1))
+        assert caught.value.sample_id == 4
+        assert caught.value.worker == (None if workers == 0 else pytest.approx(0, abs=1))
+        assert isinstance(caught.value.__cause__, OSError)
+        assert taken(pipeline, Key(0, 2)) == WHOLE[2]
+        assert pipeline.ring.count(FILLING, READY) <= len(pipeline.ring)
+
+
+def test_an_error_that_says_where_it_happened_is_passed_on_as_it_is():
+    error = SourceError("f.h5:/data[4]: bad", file="f.h5", row=4)
+    with running(failing_at(0, error)) as pipeline, pytest.raises(SourceError) as caught:
+        taken(pipeline, Key(0, 0))
+    assert caught.value is error
+    assert (error.stage, error.worker, error.row) == ("read", 0, 4)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), RecursionError(), MemoryError()], ids=repr)
+def test_nothing_that_a_read_raises_kills_a_worker(error):
+    with running(failing_at(0, error)) as pipeline:
+        with pytest.raises(ReadError, match=type(error).__name__):
+            taken(pipeline, Key(0, 0))
+        assert taken(pipeline, Key(0, 1)) == WHOLE[1]
+
+
+def test_an_interrupt_in_the_callers_thread_is_an_interrupt():
+    interrupts = [KeyboardInterrupt()]
+
+    def read(samples, out):
+        if interrupts:
+            raise interrupts.pop()
+        copy_numbers(samples, out)
+
+    with running(read, workers=0) as pipeline:
+        with pytest.raises(KeyboardInterrupt):
+            taken(pipeline, Key(0, 0))
+        assert epoch(pipeline, 0) == WHOLE
+
+
+def test_a_dead_worker_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setattr(ThreadWorker, "_run", lambda self: None)
+    with running() as pipeline, pytest.raises(WorkerError, match="worker 0 is dead") as caught:
+        pipeline.get(Key(0, 0))
+    assert caught.value.worker == 0
+
+
+def test_a_thread_that_cannot_start_is_an_error(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with running() as pipeline, pytest.raises(WorkerError, match="worker 0 could not be started: can't start new"):
+        pipeline.get(Key(0, 0))
+
+
+def test_a_stalled_read_is_an_error_that_says_what_every_worker_is_at(monkeypatch):
+    monkeypatch.setattr(pipeline_module, "POLL_S", 0.001)
+    gate = Gate()
+    with running(gate, timeout_s=0.01) as pipeline:
+        with pytest.raises(StalledError, match=r"batch 0 of epoch 0 .* worker 0 has been at batch 0 .*samples 0, 1, 2"):
+            pipeline.get(Key(0, 0))
+        gate.open(0, 4, 8)
+
+
+# -- a change of mind --------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_an_older_generation_is_thrown_away():
+    gate = Gate()
+    with running(gate, depth=2) as pipeline:
+        pipeline.prefetch(Key(0, 1))
+        gate.wait_for(1)  # 1. the worker has claimed (0, 1) and reads
+        pipeline.prefetch(Key(7, 0))  # 2. the consumer wants (7, 0)
+        gate.open(4)  # 3. the worker is done with (0, 1)
+        gate.wait_for(1)
+        assert list(pipeline._claimed) == [Key(7, 0)]
+        gate.open(0, 8)
+        assert epoch(pipeline, 7) == WHOLE
+        assert len(pipeline.ring) == 3
+
+
+def test_what_is_wanted_already_is_not_read_again():
+    gate = Gate()
+    gate.open(0, 4, 8)
+    with running(gate, depth=2) as pipeline:
+        for key in (Key(0, 0), Key(0, 1)):
+            pipeline.prefetch(key)
+            pipeline.prefetch(key)
+            taken(pipeline, key)
+        assert gate.asked[:3] == [0, 4, 8]
+
+
+def test_drop_stops_reading_until_the_next_request():
+    with running() as pipeline:
+        taken(pipeline, Key(0, 0))
+        pipeline.drop()
+        assert pipeline.ready == 0
+        assert epoch(pipeline, 3) == WHOLE
+
+
+# -- slots that the user keeps -----------------------------------------------------------------------------------------
+
+
+def kept(pipeline, key):
+    """The batch of a key, its slot on a lease."""
+    filled = pipeline.get(key)
+    memory = pipeline.ring.lend(filled.slot)
+    return pipeline.layout.views(memory, len(filled.samples))["x"]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_ring_grows_when_the_user_keeps_every_slot(workers):
+    with running(workers=workers, most_slots=100) as pipeline:
+        batches = [kept(pipeline, Key(number, step)) for number in range(4) for step in range(3)]
+        assert [batch.tolist() for batch in batches] == WHOLE * 4
+        assert 12 <= len(pipeline.ring) <= 24
+
+
+def test_the_ring_does_not_grow_when_batches_are_let_go():
+    with running(workers=2, depth=1) as pipeline:
+        for number in range(200):
+            for step in range(3):
+                batch = kept(pipeline, Key(number, step))
+        assert batch.tolist() == WHOLE[2]
+        assert len(pipeline.ring) == 2
+
+
+def test_the_last_free_slot_must_be_copied_when_the_budget_is_spent():
+    with running(most_slots=3, depth=2) as pipeline:
+        first = kept(pipeline, Key(0, 0))
+        assert not pipeline.must_copy()
+        second = kept(pipeline, Key(0, 1))
+        assert pipeline.must_copy()
+        del first
+        assert not pipeline.must_copy()
+        assert second.tolist() == WHOLE[1]
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_close_is_idempotent_and_what_follows_says_so(started):
+    with running() as pipeline:
+        if started:
+            taken(pipeline, Key(0, 0))
+        pipeline.close()
+        pipeline.close()
+        with pytest.raises(ClosedError):
+            pipeline.get(Key(0, 1))
+
+
+def test_close_wakes_a_consumer_that_waits(monkeypatch):
+    monkeypatch.setattr(pipeline_module, "CLOSE_S", 0.0)
+    gate = Gate()
+    errors = []
+
+    def consume(pipeline):
+        with pytest.raises(ClosedError) as caught:
+            pipeline.get(Key(0, 0))
+        errors.append(caught.value)
+
+    with running(gate) as pipeline:
+        consumer = threading.Thread(target=consume, args=(pipeline,))
+        consumer.start()
+        gate.wait_for(1)
+        pipeline.close()
+        consumer.join(30)
+        assert len(errors) == 1
+        gate.open(0)
+        pipeline._workers[0].join(30)
+
+
+def test_close_does_not_wait_for_a_read_that_hangs(monkeypatch):
+    monkeypatch.setattr(pipeline_module, "CLOSE_S", 0.0)
+    gate = Gate()
+    with running(gate) as pipeline:
+        pipeline.prefetch(Key(0, 0))
+        gate.wait_for(1)
+        pipeline.close()  # returns, although the worker is inside the read
+        assert pipeline._workers[0].alive
+        gate.open(0)
+        pipeline._workers[0].join(30)
+        assert not pipeline._workers[0].alive
+
+
+def test_nothing_starts_and_nothing_is_allocated_before_the_first_request():
+    before = threading.active_count()
+    with running() as pipeline:
+        assert threading.active_count() == before
+        assert len(pipeline.ring) == 0
+
+
+def test_a_fork_is_told_that_it_cannot_use_it():
+    with running() as pipeline:
+        taken(pipeline, Key(0, 0))
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                pipeline.get(Key(0, 1))
+            except WorkerError as error:
+                code = 0 if "fork" in str(error) else 2
+            finally:
+                pipeline.close()
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("ending", ["", "del loader, batch; gc.collect()", "sys.exit(3)", "raise KeyError('mine')"])
+def test_an_interpreter_that_forgets_to_close_ends_at_once(ending):
+    program = f"""
+import gc, sys
+import numpy as np
+from lit_async_data import AsyncLoader
+from lit_async_data.testing import ArraySource
+loader = AsyncLoader(ArraySource({{"x": np.zeros((1000, 1000))}}), dict(batch_size=4, workers=2))
+batch = next(loader)
+{ending}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == {"s": 3, "r": 1}.get(ending[:1], 0)
+    assert ("Traceback" in done.stderr) == ending.startswith("raise")
+
+
+# -- mutants: the tests above can fail ---------------------------------------------------------------------------------
+
+
+def test_without_generations_a_stale_batch_stays_for_ever(monkeypatch):
+    """The mutant of `test_a_batch_of_an_older_generation_is_thrown_away`: forgetting does not count generations."""
+
+    def forget(self):
+        for filled in self._claimed.values():
+            if filled is not None and filled.error is None:
+                self.ring.drop(filled.slot)
+        self._claimed.clear()
+
+    monkeypatch.setattr(Pipeline, "_forget", forget)
+    gate = Gate()
+    with running(gate, depth=2) as pipeline:
+        pipeline.prefetch(Key(0, 1))
+        gate.wait_for(1)
+        pipeline.prefetch(Key(7, 0))
+        gate.open(4)
+        gate.wait_for(1)
+        assert list(pipeline._claimed) != [Key(7, 0)]
+        gate.open(0, 8)
+
+
+def test_an_ndarray_as_lease_loses_its_slot_while_a_slice_lives(monkeypatch):
+    """The mutant of the leases: with a view instead of an exporter, numpy collapses `.base` past it."""
+
+    class View(np.ndarray):
+        pass
+
+    def lend(ring, slot):
+        ring._move(slot, "lend")
+        lease = ring._memories[slot].view(View)
+        ring._leases[slot] = weakref.ref(lease)
+        weakref.finalize(lease, ring._vacant.put, slot).atexit = False
+        return lease.view(np.ndarray)
+
+    monkeypatch.setattr(Ring, "lend", lend)
+    with running() as pipeline:
+        array = kept(pipeline, Key(0, 0))[1:2]
+        gc.collect()
+        assert pipeline.ring.held == 0
+        assert len(array) == 1

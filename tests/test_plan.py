@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.plan import EpochPlan, Key, Schedule, amplification
+
+lengths = st.integers(1, 400)
+batches = st.integers(1, 40)
+worlds = st.integers(1, 9)
+shuffles = st.sampled_from(["none", "global"])
+
+
+def plan(length, batch_size=4, shuffle="global", *, seed=0, epoch=0, **others):
+    return EpochPlan(length=length, batch_size=batch_size, shuffle=shuffle, seed=seed, epoch=epoch, **others)
+
+
+def ranks(length, batch_size, world_size, **others):
+    return [plan(length, batch_size, rank=rank, world_size=world_size, **others) for rank in range(world_size)]
+
+
+def samples(of):
+    return [of.batch(step).samples.tolist() for step in range(len(of))]
+
+
+@given(lengths, batches, worlds, shuffles, st.data())
+def test_every_sample_comes_once_over_the_ranks(length, batch_size, world_size, shuffle, data):
+    start = data.draw(st.integers(0, length - 1))
+    assume(length - start >= world_size)
+    dealt = [samples(p) for p in ranks(length, batch_size, world_size, shuffle=shuffle, start=start)]
+    everything = sorted(sample for rank in dealt for batch in rank for sample in batch)
+    whole = plan(length, batch_size, shuffle).samples(np.arange(start, length))
+    assert everything == sorted(whole.tolist())
+
+
+@given(lengths, batches, worlds, st.booleans())
+def test_batch_counts_are_equal_on_all_ranks_and_no_batch_is_empty(length, batch_size, world_size, drop_last):
+    assume(length >= (batch_size * world_size if drop_last else world_size))
+    plans = ranks(length, batch_size, world_size, drop_last=drop_last)
+    assert len({len(p) for p in plans}) == 1
+    for p in plans:
+        sizes = [len(batch) for batch in samples(p)]
+        assert sizes == [p.count(step) for step in range(len(p))]
+        assert min(sizes) >= 1
+        assert max(sizes) <= p.capacity
+        if drop_last:
+            assert set(sizes) == {batch_size}
+
+
+@given(lengths, batches, worlds)
+def test_the_order_does_not_depend_on_ranks_and_batches(length, batch_size, world_size):
+    """What the steps up to any full one take, over all ranks, is a prefix of the order."""
+    assume(length >= world_size)
+    order = plan(length).samples(np.arange(length)).tolist()
+    plans = ranks(length, batch_size, world_size)
+    step = batch_size * world_size
+    for full in range(max(length // step - 1, 0)):
+        dealt = np.stack([p.batch(full).samples for p in plans], axis=1).ravel()
+        assert dealt.tolist() == order[full * step : (full + 1) * step]
+
+
+@given(lengths, st.integers(0, 10**6), st.integers(0, 10**4))
+def test_the_same_seed_is_the_same_order(length, seed, epoch):
+    assert samples(plan(length, seed=seed, epoch=epoch)) == samples(plan(length, seed=seed, epoch=epoch))
+
+
+@given(st.integers(30, 400), st.integers(0, 10**6), st.integers(0, 10**4))
+def test_another_epoch_or_seed_is_another_order(length, seed, epoch):
+    order = samples(plan(length, seed=seed, epoch=epoch))
+    assert order != samples(plan(length, seed=seed, epoch=epoch + 1))
+    assert order != samples(plan(length, seed=seed + 1, epoch=epoch))
+
+
+@given(st.integers(1, 20_000), batches, shuffles, st.data())
+def test_any_batch_alone_is_the_batch_in_the_whole(length, batch_size, shuffle, data):
+    of = plan(length, batch_size, shuffle)
+    steps = data.draw(st.lists(st.integers(0, len(of) - 1), min_size=1, max_size=8))
+    for step in steps:
+        first = step * batch_size
+        alone = plan(length, batch_size, shuffle).batch(step).samples
+        assert of.batch(step).samples.tolist() == alone.tolist()
+        assert alone.tolist() == of.samples(np.arange(first, min(first + batch_size, length))).tolist()
+
+
+def test_a_last_step_too_small_for_the_ranks_is_joined_to_the_one_before():
+    """9 samples, 2 ranks of 4: one step of 8 and a rest of 1; the 9 are dealt again as 4 and 5."""
+    assert [samples(p) for p in ranks(9, 4, 2, shuffle="none")] == [[[0, 2], [4, 6, 8]], [[1, 3], [5, 7]]]
+
+
+def test_joined_single_samples_stay_one_step():
+    assert [samples(p) for p in ranks(5, 1, 3, shuffle="none")] == [[[0, 3]], [[1, 4]], [[2]]]
+
+
+def test_seeking_costs_the_same_anywhere_in_a_huge_dataset():
+    of = plan(10**12, 256)
+    batch = of.batch(len(of) - 2).samples
+    assert len(batch) == 256
+    assert len(of) == -(-(10**12) // 256)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"length": 3, "world_size": 4}, "3 samples cannot be shared by 4 ranks"),
+        ({"length": 3, "batch_size": 4, "drop_last": True}, "4 is more than the 3 samples"),
+        ({"length": 7, "world_size": 2, "drop_last": True}, "4 × 2 ranks = 8 is more than the 7 samples"),
+        ({"length": 10, "rank": 2, "world_size": 2}, "rank: 2 is not one of 2 ranks"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        plan(**arguments)
+
+
+def test_a_step_outside_the_epoch_is_refused():
+    with pytest.raises(IndexError, match="step 3 of 3"):
+        plan(10).batch(3)
+
+
+# -- the endless order -------------------------------------------------------------------------------------------------
+
+
+def schedule(*, shuffled=True):
+    return Schedule(lambda epoch: plan(10, epoch=epoch), shuffled=shuffled)
+
+
+def test_after_the_last_step_comes_the_next_epoch():
+    endless = schedule()
+    keys = [Key(0, 0)]
+    for _ in range(4):
+        keys.append(endless.following(keys[-1]))
+    assert keys == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+
+
+def test_a_limit_ends_the_epoch_early():
+    endless = schedule()
+    endless.limit = 2
+    assert endless.following(Key(0, 1)) == (1, 0)
+
+
+def test_without_a_shuffle_every_epoch_is_the_first():
+    endless = schedule(shuffled=False)
+    assert endless.following(Key(0, 2)) == endless.key(7) == (0, 0)
+
+
+# -- the price of a shuffle --------------------------------------------------------------------------------------------
+
+
+def test_samples_that_lie_alone_are_decoded_once():
+    assert amplification(10_000, 1, 256) == pytest.approx(1, abs=0.02)
+
+
+def test_a_chunk_of_64_is_decoded_for_each_sample_of_a_small_batch():
+    assert amplification(10**6, 64, 8) == pytest.approx(64, rel=0.01)
+
+
+@given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
+def test_the_price_is_what_a_simulation_finds(length, rows, batch_size):
+    assume(batch_size <= length)
+    random = np.random.default_rng(0)
+    touched = [len(np.unique(random.integers(0, length, batch_size) // rows)) for _ in range(60)]
+    simulated = np.mean(touched) * min(rows, length) / batch_size
+    assert amplification(length, rows, batch_size) == pytest.approx(max(simulated, 1), rel=0.35)
