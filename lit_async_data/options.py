@@ -93,7 +93,7 @@ class LoaderOptions:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
         seconds: Any = self.timeout_s
-        if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not 0 < seconds < float("inf"):
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
             raise ConfigError(f"timeout_s: {seconds!r} is not a number of seconds above 0")
 
     def _whole(self, name: str, least: int, most: int | None = None, *, also: str = "", unit: str = "") -> None:

@@ -99,8 +99,6 @@ class Pipeline:
         self._closed = False
         self._stats = ReadStats()
 
-    # -- what the consumer asks ---------------------------------------------------------------------------------
-
     def prefetch(self, key: Key) -> None:
         """See to it that the batches from ``key`` on are being read. Never blocks on storage.
 
