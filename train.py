@@ -12,14 +12,16 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_async_data.errors import AsyncDataError, ConfigError
+from lit_async_data.commandline import check_types, explained
+from lit_async_data.errors import ConfigError, SourceError
 
-os.environ.setdefault("PROJECT_ROOT", str(Path(__file__).resolve().parent))
+ROOT = Path(__file__).resolve().parent
+os.environ.setdefault("PROJECT_ROOT", str(ROOT))
 
 
 def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -63,7 +65,7 @@ def usable_callbacks(cfg: DictConfig, datamodule: Any) -> list[DictConfig]:
 
     usable = []
     for name, callback in cfg.callbacks.items():
-        if callback is None:
+        if callback is None or ("ProgressBar" in callback["_target_"] and not cfg.trainer.enable_progress_bar):
             continue
         watched = callback.get("monitor") or ""
         if watched.startswith("val/") and not datamodule.sources["val"]:
@@ -73,18 +75,27 @@ def usable_callbacks(cfg: DictConfig, datamodule: Any) -> list[DictConfig]:
     return usable
 
 
+def show(cfg: DictConfig) -> None:
+    """Print the configuration, resolved, and save it beside what the run writes; once, on rank 0."""
+    from pytorch_lightning.utilities import rank_zero_only
+
+    if rank_zero_only.rank == 0:
+        text = OmegaConf.to_yaml(cfg, resolve=True)
+        print(text)
+        Path(cfg.paths.output_dir, "config.yaml").write_text(text)
+
+
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    """One run: print and save the configuration, train, and return the metric to optimise."""
-    from pytorch_lightning.utilities import rank_zero_info
-
+    """One run: show the configuration, train, and return the metric to optimise."""
     several = cfg.trainer.devices not in (1, "1") or cfg.trainer.num_nodes > 1
     if HydraConfig.get().mode == RunMode.MULTIRUN and several and "spawn" not in str(cfg.trainer.strategy):
         raise ConfigError(
             f"trainer.devices: {cfg.trainer.devices} with --multirun: each process would run the whole sweep again; "
             "use trainer.devices=1, trainer.strategy=ddp_spawn, or one call per setting"
         )
-    rank_zero_info(OmegaConf.to_yaml(cfg, resolve=True))
+    check_types(cfg)
+    show(cfg)
     metrics, _ = train(cfg)
     if cfg.optimized_metric is None:
         return None
@@ -93,16 +104,13 @@ def main(cfg: DictConfig) -> float | None:
     return float(metrics[cfg.optimized_metric])
 
 
-def explained(error: Exception) -> str:
-    """An error of the configuration in one line, with the key as it was typed."""
-    said = " ".join(str(error.__cause__ or error).split())
-    return said
-
-
 if __name__ == "__main__":
-    # Hydra would print errors over several lines and end the process; we say them in one.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    # Hydra would say what is wrong over several lines; with its own variable set, it still does.
+    asked = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         main()
-    except (HydraException, InstantiationException, OmegaConfBaseException, AsyncDataError) as error:
-        sys.exit(f"error: {explained(error)}")
+    except (HydraException, OmegaConfBaseException, ConfigError, SourceError) as error:
+        if asked:
+            raise
+        sys.exit(f"error: {explained(error, sys.argv[1:], str(ROOT / 'configs'))}")

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -86,6 +87,8 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Say what will happen, on rank 0."""
+        # Lightning warns of every stage without data, which is no mistake here.
+        warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
         stages = {"fit": STAGES[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
         pl.utilities.rank_zero_info(self.describe(stages))
 

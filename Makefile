@@ -1,0 +1,39 @@
+# Targets for people and for CI. ARGS passes overrides: make train ARGS="loader.workers=2 trainer.max_epochs=2"
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: train test test-long check format bench clean
+
+train: $(VENV)/installed
+	$(BIN)/python train.py $(ARGS)
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest $(ARGS)
+
+test-long: $(VENV)/installed
+	$(BIN)/python -m pytest -m long $(ARGS)
+
+# Lightning has two names; the tests that use it run under either.
+test-lightning: $(VENV)/installed
+	LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch $(BIN)/python -m pytest tests/test_trainer.py tests/test_trainer_tuner.py $(ARGS)
+
+check: $(VENV)/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/first.py $(ARGS)
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,test,check]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) data logs

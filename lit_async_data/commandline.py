@@ -1,0 +1,94 @@
+"""What was typed on the command line of ``train.py``, and what was wrong with it, in one line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from lit_async_data.errors import ConfigError
+
+
+def check_types(cfg: DictConfig) -> None:
+    """Refuse text where the configuration has a number or a switch; Lightning would fail on it much later.
+
+    Args:
+        cfg: The composed configuration of the run that Hydra is in.
+
+    Raises:
+        ConfigError: Names the key as it was typed.
+    """
+    typed = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
+    values = [override for override in typed if override.key_or_group.find(".") > 0 and not override.is_delete()]
+    choices = [str(override.input_line) for override in typed if override not in values]
+    usual = compose(config_name=HydraConfig.get().job.config_name, overrides=choices)
+    for override in values:
+        was = OmegaConf.select(usual, override.key_or_group, default=None)
+        now = OmegaConf.select(cfg, override.key_or_group, default=None)
+        if isinstance(was, bool | int | float) and isinstance(now, str) and now != "auto":
+            wanted = "true or false" if isinstance(was, bool) else "a number"
+            raise ConfigError(f"{override.key_or_group}: {now!r} is not {wanted} (it is {was} unless set)")
+
+
+def explained(error: BaseException, typed: list[str], config_dir: str) -> str:
+    """An error of the configuration as one line that names the key as it was typed.
+
+    Args:
+        error: What Hydra, OmegaConf or this package raised.
+        typed: The arguments of the command line.
+        config_dir: Folder of the configuration, to find names that were probably meant.
+
+    Example:
+        >>> explained(ConfigError("val_loader.workers: -1 is not …"), ["data.val_loader.workers=-1"], ".")
+        'data.val_loader.workers: -1 is not …'
+    """
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) and "Error in call" in str(error) else error
+    said = " ".join(str(cause).partition("Config search path")[0].split()) or type(cause).__name__
+    if isinstance(cause, ConfigError):
+        return _as_typed(said, typed)
+    unknown = re.match(r"Could not override '([^']+)'", said)
+    if unknown:
+        return f"{unknown[1]}: no such key; {_near(unknown[1], config_dir)}"
+    missing = re.match(r"Missing mandatory value: (\S+)", said)
+    if missing:
+        return f"{missing[1]}: missing; give it, as in {missing[1]}=VALUE"
+    full_key = re.search(r"full_key: (\S+)", str(error))
+    if full_key:
+        by = [argument for argument in typed if argument.lstrip("+").startswith(full_key[1])]
+        return f"{full_key[1]}: {type(cause).__name__}: {said}{' (set by ' + ', '.join(by) + ')' if by else ''}"
+    return said
+
+
+def _as_typed(said: str, typed: list[str]) -> str:
+    """The message with the key at its beginning as it was typed, if it was: loader.workers or data.loader.workers."""
+    key = said.partition(":")[0]
+    for argument in typed:
+        name = argument.partition("=")[0].lstrip("+~")
+        if name == key or name.endswith("." + key):
+            return name + said[len(key) :]
+    return said
+
+
+def _near(key: str, config_dir: str) -> str:
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir, version_base="1.3"):
+        known = list(_keys(compose(config_name="train")))
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"at the top there are {', '.join(k for k in known if '.' not in k)}"
+
+
+def _keys(node: Any, prefix: str = "") -> Iterator[str]:
+    for name in node:
+        yield f"{prefix}{name}"
+        child = None if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name) else node[name]
+        if isinstance(child, DictConfig):
+            yield from _keys(child, f"{prefix}{name}.")

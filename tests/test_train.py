@@ -1,0 +1,204 @@
+"""`train.py` and its configurations, as people type them."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict, read_write
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
+GROUPS = sorted(path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml") if path.parent != CONFIGS)
+QUIET = [
+    "hydra/job_logging=disabled",
+    "hydra/hydra_logging=disabled",
+    "trainer.enable_progress_bar=false",
+    "trainer.accelerator=cpu",
+    "logger=none",
+]
+LIGHTNING_SAYS = [
+    # Two cores and few batches are what a test has.
+    "ignore:The number of training batches:UserWarning",
+    "ignore:.*does not have many workers:UserWarning",
+    # After fit, its own checkpoint callback finds the folder that it wrote to.
+    "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
+    "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning",
+]
+pytestmark = [pytest.mark.filterwarnings(said) for said in LIGHTNING_SAYS]
+
+
+@pytest.fixture
+def composed(monkeypatch, tmp_path):
+    """Composes the configuration with overrides, as hydra.main does."""
+    monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
+
+    def cfg(*overrides):
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            made = compose("train", overrides=[*overrides], return_hydra_config=True)
+        with read_write(made.hydra.runtime), open_dict(made.hydra.runtime):
+            made.hydra.runtime.output_dir = str(tmp_path / "out")
+            made.hydra.runtime.cwd = str(tmp_path)
+        HydraConfig.instance().set_config(made)
+        return made
+
+    yield cfg
+    HydraConfig.instance().cfg = None
+    GlobalHydra.instance().clear()
+
+
+@pytest.fixture
+def typed(monkeypatch, tmp_path, capfd):
+    """Runs ``python train.py ARGUMENTS`` in this process; returns what it printed and how it ended."""
+    monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        try:
+            runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+            ending = None
+        except SystemExit as exit_:
+            ending = exit_.code
+        GlobalHydra.instance().clear()
+        return capfd.readouterr().out, ending
+
+    return run
+
+
+# -- every configuration -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=str)
+def test_every_configuration_composes_and_resolves(composed, path):
+    group, choice = str(path.parent), path.stem
+    override = f"{'+' if group == 'hydra' and choice != 'default' else ''}{group}={choice}"
+    given = ["data.train.path=x.h5"] if choice == "hdf5" else []
+    cfg = composed(override, *given)
+    OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"]), resolve=True)
+
+
+@pytest.mark.parametrize("choice", [path.stem for path in GROUPS if str(path.parent) in ("experiment", "debug")])
+def test_every_experiment_runs(typed, choice):
+    group = next(str(path.parent) for path in GROUPS if path.stem == choice)
+    _, ending = typed(f"{group}={choice}", "trainer.fast_dev_run=true", *QUIET)
+    assert ending is None
+
+
+# -- what is typed wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["loader.worker=4"], "loader.worker: no such key; did you mean loader.workers?"),
+        (["loadr=threads"], "loadr: no such key; did you mean loader?"),
+        (["loader=thread"], "Could not find 'loader/thread' Available options in 'loader': threads"),
+        (["trainer.max_epoch=3"], "trainer.max_epoch: no such key; did you mean trainer.max_epochs?"),
+        (["loader.workers=four"], "loader.workers: 'four' is not a whole number from 0 to 256 or 'auto'"),
+        (["loader.batch_size=0"], "loader.batch_size: 0 is not a whole number from 1 on"),
+        (["loader.shuffle=sometimes"], "loader.shuffle: 'sometimes' is not one of none, global, auto, true, false"),
+        (["+loader.num_workers=3"], "loader.num_workers: no such option; use workers"),
+        (["data.val_loader.workers=-3"], "data.val_loader.workers: -3 is not a whole number"),
+        (["callbacks.device_prefetcher.device_depth=-1"], "callbacks.device_prefetcher.device_depth: -1 is not"),
+        (["trainer.max_epochs=abc"], "trainer.max_epochs: 'abc' is not a number (it is 12 unless set)"),
+        (["trainer.fast_dev_run=maybe"], "trainer.fast_dev_run: 'maybe' is not true or false"),
+        (["model.lr=fast"], "model.lr: 'fast' is not a number (it is 0.01 unless set)"),
+        (["trainer.accelerator=tpuu"], "trainer: ValueError: You selected an invalid accelerator name"),
+        (["data=hdf5"], "data.train.path: missing; give it, as in data.train.path=VALUE"),
+        (["data=hdf5", "data.train.path=no.h5"], "no.h5: there is no such file"),
+        (["optimized_metric=val/ac", "train=false", "test=false"], "optimized_metric: 'val/ac' is not one of"),
+        (["-m", "trainer.devices=2", "trainer=ddp_sim"], "trainer.devices: 2 with --multirun: each process would"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_ends_with_one_line_that_names_the_key_as_typed(typed, arguments, said):
+    quiet = [override for override in QUIET if override.partition("=")[0] not in " ".join(arguments)]
+    _, ending = typed(*arguments, *quiet)
+    assert isinstance(ending, str)
+    assert ending.startswith("error: ")
+    assert said in ending
+    assert "\n" not in ending
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def image_file(path, size=64, classes=7, count=84):
+    random = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file["data"] = random.integers(0, 255, (count, 3, size, size), dtype=np.uint8)
+        file["labels"] = (np.arange(count) % classes).astype(np.uint8)
+    return str(path)
+
+
+def test_a_foreign_file_is_trained_on_without_validation_and_test(typed, tmp_path):
+    path = image_file(tmp_path / "x.h5")
+    quiet = [override for override in QUIET if "logger" not in override]
+    out, ending = typed("data=hdf5", f"data.train.path={path}", "trainer.max_epochs=1", "loader.batch_size=16", *quiet)
+    assert ending is None
+    assert list((tmp_path / "logs").rglob("metrics.csv"))
+    saved = next((tmp_path / "logs").glob("train/runs/*/config.yaml")).read_text()
+    assert saved in out
+    assert "seed: 42" in saved.partition("loader:")[2]
+    assert f"path: {path}" in saved
+
+
+def test_a_foreign_file_says_what_is_left_out(composed, tmp_path, monkeypatch):
+    sys.path.insert(0, str(ROOT))
+    try:
+        import train
+    finally:
+        sys.path.remove(str(ROOT))
+    said = []
+    for module in ("pytorch_lightning.utilities", "pytorch_lightning.utilities.rank_zero"):
+        monkeypatch.setattr(f"{module}.rank_zero_info", lambda message, *_, **__: said.append(str(message)))
+    path = image_file(tmp_path / "x.h5")
+    cfg = composed("data=hdf5", f"data.train.path={path}", "trainer.max_epochs=1", "loader.batch_size=16", *QUIET)
+    metrics, objects = train.train(cfg)
+    model = objects["model"]
+    assert (model.hparams["channels"], model.hparams["classes"]) == (3, 7)
+    assert "train/loss" in metrics
+    assert "data/wait_ms" in metrics
+    text = "\n".join(said)
+    assert "84 samples" in text
+    assert "batch 16, 6 steps, shuffle global: every sample is read alone" in text
+    assert "callback model_checkpoint is left out, since it watches val/acc" in text
+    assert "callback early_stopping is left out" in text
+    assert "no test set (data.test): testing is skipped" in text
+    assert said[-1].startswith("training waited ")
+
+
+def test_overrides_reach_what_they_name(composed):
+    cfg = composed("loader.workers=2", "loader.queue_depth=8", "callbacks.device_prefetcher.device_depth=3", "seed=7")
+    assert (cfg.data.loader.workers, cfg.data.loader.queue_depth, cfg.data.loader.seed) == (2, 8, 7)
+    assert cfg.callbacks.device_prefetcher.device_depth == 3
+
+
+def test_the_digits_are_learned(tmp_path):
+    """The whole job as a newcomer runs it, in a process of its own, with progress bar and test."""
+    environment = {**os.environ, "PROJECT_ROOT": str(tmp_path), "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), "optimized_metric=test/acc", "trainer.accelerator=cpu"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines() + done.stderr.splitlines()
+    accuracy = next(float(line.split("│")[2]) for line in lines if "test/acc" in line and "│" in line)
+    assert accuracy >= 0.97
+    assert "training waited" in done.stdout.splitlines()[-1]
+    with h5py.File(tmp_path / "data/digits/train.h5") as file:
+        assert file["data"].shape == (1258, 1, 8, 8)
