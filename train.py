@@ -76,18 +76,17 @@ def usable_callbacks(cfg: DictConfig, datamodule: Any) -> list[DictConfig]:
 
 
 def show(cfg: DictConfig) -> None:
-    """Print the configuration, resolved, and save it beside what the run writes; once, on rank 0."""
-    from pytorch_lightning.utilities import rank_zero_only
-
-    if rank_zero_only.rank == 0:
-        text = OmegaConf.to_yaml(cfg, resolve=True)
-        print(text)
-        Path(cfg.paths.output_dir, "config.yaml").write_text(text)
+    """Print the configuration, resolved, and save it beside what the run writes."""
+    text = OmegaConf.to_yaml(cfg, resolve=True)
+    print(text)
+    Path(cfg.paths.output_dir, "config.yaml").write_text(text)
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> float | None:
     """One run: show the configuration, train, and return the metric to optimise."""
+    from pytorch_lightning.utilities import rank_zero_only
+
     several = cfg.trainer.devices not in (1, "1") or cfg.trainer.num_nodes > 1
     if HydraConfig.get().mode == RunMode.MULTIRUN and several and "spawn" not in str(cfg.trainer.strategy):
         raise ConfigError(
@@ -95,7 +94,7 @@ def main(cfg: DictConfig) -> float | None:
             "use trainer.devices=1, trainer.strategy=ddp_spawn, or one call per setting"
         )
     check_types(cfg)
-    show(cfg)
+    rank_zero_only(show)(cfg)
     metrics, _ = train(cfg)
     if cfg.optimized_metric is None:
         return None

@@ -39,7 +39,8 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
         except RuntimeError as error:
             log.warning("%d bytes could not be pinned, copies to the device will be slower: %s", nbytes, error)
     # An anonymous map rather than np.empty: it goes back to the system at once when it is dropped.
-    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+    # Private, so that a child made by fork cannot write to it.
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def default_budget() -> int:

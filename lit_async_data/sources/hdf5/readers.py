@@ -147,22 +147,20 @@ class ContiguousReader:
         self._stored = stored
         self._file = file
 
-    def _table(self) -> Array:
+    def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
         assert stored.offset is not None
-        raw = self._file.map()[stored.offset : stored.offset + stored.nbytes]
-        return np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
-
-    def read(self, rows: Indices, out: Array) -> None:
         self._file.check()
-        table = self._table()
-        if out.dtype != self._stored.dtype.newbyteorder("="):
+        raw = self._file.map()[stored.offset : stored.offset + stored.nbytes]
+        table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
+        if out.dtype != stored.dtype.newbyteorder("="):
             out[...] = table[rows]  # labels become int64
-        elif self._stored.axis == 0:
-            # mode="clip" because "raise" gathers into a buffer of its own first; the rows have been checked.
-            raw = out.view(self._stored.dtype)
-            np.take(table.reshape(len(table), -1), rows, axis=0, out=raw.reshape(len(rows), -1), mode="clip")
-            if not self._stored.dtype.isnative:
+        elif stored.axis == 0:
+            # As bytes, since numpy copies a whole table that is not aligned in the file before it takes from it; and
+            # with mode="clip", since "raise" gathers into a buffer of its own. The rows have been checked.
+            table, taken = raw.reshape(stored.rows, -1), out.view(np.uint8).reshape(len(rows), -1)
+            np.take(table, rows, axis=0, out=taken, mode="clip")
+            if not stored.dtype.isnative:
                 out.byteswap(inplace=True)
         else:
             for first, end, where in runs(rows):

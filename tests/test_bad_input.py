@@ -1,0 +1,451 @@
+"""Bad input: each kind is refused at once, by the right exception, with a message that says where and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
+from lit_async_data.errors import (
+    AsyncDataError,
+    ConfigError,
+    FormatError,
+    MemoryBudgetError,
+    MissingError,
+    SourceError,
+)
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def refused(kind, said, build):
+    """The error that building something raises: exactly of this kind, with these words in its message."""
+    with pytest.raises(AsyncDataError) as caught:
+        build()
+    message = str(caught.value)
+    assert type(caught.value) is kind, message
+    assert [word for word in said if word not in message] == [], message
+    return caught.value
+
+
+@pytest.fixture
+def file(h5):
+    """10 images NHWC with labels, 9 of something else, and a group."""
+    return h5(
+        "scan.h5",
+        data=np.zeros((10, 8, 8, 3), "u1"),
+        labels=np.arange(10),
+        others=np.arange(9),
+        **{"patient/data": np.zeros((10, 3)), "patient/age": np.zeros(10)},
+    )
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = refused(MissingError, ["scan.h5", "no such file", str(tmp_path)], lambda: HDF5Source("scan.h5"))
+    assert error.file == "scan.h5"
+
+
+def test_a_glob_that_matches_nothing_is_named_with_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(MissingError, ["scans/*.h5", "matches no file", str(tmp_path)], lambda: HDF5Source("scans/*.h5"))
+
+
+def test_one_missing_file_of_several_is_the_one_named(file, tmp_path):
+    missing = str(tmp_path / "scan2.h5")
+    assert refused(MissingError, [missing], lambda: HDF5Source([file, missing])).file == missing
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"data,labels\n1,2\n", b"\x89HDF\r\n\x1a\n", b"\0" * 4096], ids=["empty", "text", "head", "zeros"]
+)
+def test_what_is_not_hdf5_is_named(tmp_path, content):
+    path = tmp_path / "table.h5"
+    path.write_bytes(content)
+    error = refused(FormatError, [str(path), "not an HDF5 file, or is damaged"], lambda: HDF5Source(path))
+    assert error.file == str(path)
+
+
+@pytest.mark.parametrize("part", [0.3, 0.9])
+def test_a_file_whose_end_is_missing_is_called_damaged(file, part):
+    whole = Path(file).read_bytes()
+    Path(file).write_bytes(whole[: int(len(whole) * part)])
+    refused(FormatError, [file, "damaged"], lambda: HDF5Source(file))
+
+
+def test_for_a_folder_the_glob_is_suggested(tmp_path):
+    refused(FormatError, [str(tmp_path), "not a file", f"{tmp_path}/*.h5"], lambda: HDF5Source(tmp_path))
+
+
+@pytest.mark.parametrize("path", [None, 5, [], [None], ["x.h5", 5], b"x.h5", {"x.h5"}], ids=repr)
+def test_a_path_that_is_none_is_quoted(path):
+    refused(ConfigError, ["path: ", "is not a file, a glob or a list"], lambda: HDF5Source(path))
+
+
+# -- datasets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("label", "did you mean labels?"),
+        ("Data", "did you mean data?"),
+        ("patient/dat", "did you mean patient/data?"),
+        ("/labels_", "did you mean labels?"),
+        ("species", "holds: data, labels, others, patient"),
+        ("patient/species", "/patient holds: age, data"),
+        ("nobody/data", "holds: data, labels, others, patient"),
+        ("data/x", "holds: data, labels, others, patient"),
+    ],
+)
+def test_for_a_dataset_that_is_not_there_near_names_or_all_are_shown(file, name, hint):
+    error = refused(MissingError, [file, repr(name), hint], lambda: HDF5Source(file, ["data", name]))
+    assert (error.file, error.dataset) == (file, name)
+
+
+def test_a_path_alone_needs_data_and_labels(h5):
+    path = h5(data=np.arange(3.0), target=np.arange(3))
+    refused(MissingError, [path, "'labels'", "holds: data, target"], lambda: HDF5Source(path))
+
+
+def test_of_very_many_names_the_first_are_shown(h5):
+    path = h5(**{f"case{number:03}": np.arange(3) for number in range(200)})
+    error = refused(MissingError, ["'x'", "case000", "(200 in all)"], lambda: HDF5Source(path, ["x"]))
+    assert len(str(error)) < 400
+
+
+@pytest.mark.parametrize("name", ["patient", "/patient/"])
+def test_a_group_is_called_a_group_with_what_it_holds(file, name):
+    said = [f"{file}:/patient is a group, not a dataset", "/patient holds: age, data"]
+    error = refused(FormatError, said, lambda: HDF5Source(file, [name]))
+    assert (error.file, error.dataset) == (file, name)
+
+
+def text(file):
+    file["bad"] = ["cat", "dog", "cow"]
+
+
+def fixed_text(file):
+    file["bad"] = np.array([b"cat", b"dog", b"cow"])
+
+
+def compound(file):
+    file["bad"] = np.zeros(3, [("x", "f4"), ("y", "f4")])
+
+
+def variable_length(file):
+    file.create_dataset("bad", (3,), dtype=h5py.vlen_dtype("i4"))
+
+
+def opaque(file):
+    file["bad"] = np.array([np.void(b"ab")] * 3)
+
+
+def references(file):
+    file.create_dataset("bad", (3,), dtype=h5py.ref_dtype)
+
+
+def arrays(file):
+    file.create_dataset("bad", (3,), dtype=np.dtype(("i4", (2,))))
+
+
+def long_doubles(file):
+    file["bad"] = np.zeros(3, np.longdouble)
+
+
+def scalar(file):
+    file["bad"] = 3.0
+
+
+def no_samples(file):
+    file["bad"] = np.zeros((0, 8, 8))
+
+
+def empty_samples(file):
+    file["bad"] = np.zeros((3, 0))
+
+
+def virtual(file):
+    layout = h5py.VirtualLayout((3,), "f4")
+    layout[:] = h5py.VirtualSource("elsewhere.h5", "data", (3,))
+    file.create_virtual_dataset("bad", layout)
+
+
+def external_storage(file):
+    file.create_dataset("bad", (3,), "f4", external=[("values.bin", 0, 12)])
+
+
+def named_type(file):
+    file["bad"] = np.dtype("f4")
+
+
+def endless_link(file):
+    file["bad"] = h5py.SoftLink("/bad")
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (text, ["text", "store class numbers"]),
+        (fixed_text, ["text", "store class numbers"]),
+        (compound, ["compound", "store each part as a dataset of its own"]),
+        (variable_length, ["variable length", "store them padded"]),
+        (opaque, ["|V2", "store it as another type"]),
+        (references, ["object", "store it as another type"]),
+        (arrays, ["i4", "store it as another type"]),
+        (long_doubles, ["float128", "store it as another type"]),
+        (scalar, ["single value", "one per sample"]),
+        (no_samples, ["(0, 8, 8)", "no samples"]),
+        (empty_samples, ["(3, 0)", "no samples"]),
+        (virtual, ["virtual", "give the files it is made of"]),
+        (external_storage, ["in another file", "copy it"]),
+        (named_type, ["Datatype, not a dataset"]),
+        (endless_link, ["cannot be opened"]),
+    ],
+)
+def test_what_no_batch_can_hold_is_named_with_what_to_do(h5, write, said):
+    path = h5(data=np.zeros((3, 4)))
+    with h5py.File(path, "r+") as file:
+        write(file)
+    error = refused(FormatError, [f"{path}:/bad ", *said], lambda: HDF5Source(path, ["data", "bad"]))
+    assert (error.file, error.dataset) == (path, "bad")
+
+
+def test_a_link_into_another_file_names_that_file(h5, file):
+    path = h5("links.h5", data=np.zeros((10, 3)))
+    with h5py.File(path, "r+") as links:
+        links["far"] = h5py.ExternalLink("scan.h5", "/labels")
+    said = [f"{path}:/far", "link into another file", file, "give that file as path"]
+    refused(FormatError, said, lambda: HDF5Source(path, ["data", "far"]))
+
+
+# -- fields and files that do not fit together -------------------------------------------------------------------------
+
+
+def test_fields_of_different_lengths_are_named_with_their_lengths(file):
+    said = [file, "different lengths", "data has 10", "others has 9"]
+    refused(FormatError, said, lambda: HDF5Source(file, {"x": "data", "y": "others"}))
+
+
+def test_lengths_that_differ_by_a_wrong_layout_point_to_it(file):
+    refused(FormatError, ["data has 8", "labels has 10", "layout"], lambda: HDF5Source(file, layout="HNWC"))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (np.zeros((4, 8, 8, 1), "u1"), ["(8, 8, 1)", "(8, 8, 3)"]),
+        (np.zeros((4, 8, 8), "u1"), ["(8, 8)", "(8, 8, 3)"]),
+        (np.zeros((4, 8, 8, 3), "u2"), ["uint16", "uint8"]),
+        (np.zeros((4, 8, 8, 3), "f4"), ["float32", "uint8"]),
+    ],
+    ids=["channels", "rank", "width", "kind"],
+)
+def test_files_of_one_source_that_differ_in_shape_or_type_are_both_named(h5, file, other, said):
+    path = h5("scan2.h5", data=other, labels=np.arange(4))
+    error = refused(FormatError, [f"{path}:/data", file, *said, "must agree"], lambda: HDF5Source([file, path]))
+    assert (error.file, error.dataset) == (path, "data")
+
+
+def test_a_file_of_several_without_the_dataset_is_the_one_named(h5, file):
+    path = h5("scan2.h5", data=np.zeros((4, 8, 8, 3), "u1"))
+    assert refused(MissingError, [path, "'labels'"], lambda: HDF5Source([file, path])).file == path
+
+
+@pytest.mark.parametrize(
+    "fields", ["data", None, 5, [], {}, {"data"}, [""], ["data", 3], {"x": 3}, {3: "data"}, {"x": None}], ids=repr
+)
+def test_fields_that_are_none_are_quoted(file, fields):
+    said = ["fields: ", repr(fields), "mapping from batch key to dataset name or a list of names"]
+    refused(ConfigError, said, lambda: HDF5Source(file, fields))
+
+
+def test_a_dataset_named_twice_points_to_a_mapping(file):
+    said = ["fields: ", "'data', 'data'", "names a dataset twice", "mapping"]
+    refused(ConfigError, said, lambda: HDF5Source(file, ["data", "data"]))
+
+
+@pytest.mark.parametrize("layout", ["NHW", "NTHWC", "N"])
+def test_a_layout_of_another_rank_names_dataset_and_shape(file, layout):
+    said = ["layout: ", repr(layout), f"names {len(layout)} axes", f"{file}:/data has 4", "(10, 8, 8, 3)"]
+    refused(ConfigError, said, lambda: HDF5Source(file, layout=layout))
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "NHW3", "NHHC", "HWCD", "", "N HWC", "N,H,W,C"])
+def test_a_layout_of_other_letters_is_told_which_are_good(file, layout):
+    said = [
+        "layout: ",
+        repr(layout),
+        f"{file}:/data",
+        "different capital letters, one per axis, with N for the samples",
+    ]
+    refused(ConfigError, said, lambda: HDF5Source(file, layout=layout))
+
+
+@pytest.mark.parametrize("key", ["x", "image", "data/"])
+def test_a_layout_for_an_unknown_field_is_told_the_fields(file, key):
+    said = ["layout: ", repr(key), "not one of the fields data, labels"]
+    refused(ConfigError, said, lambda: HDF5Source(file, layout={key: "NHWC"}))
+
+
+def test_a_layout_goes_by_batch_key_and_not_by_dataset_name(file):
+    said = ["layout: 'data'", "fields x, y"]
+    refused(ConfigError, said, lambda: HDF5Source(file, {"x": "data", "y": "labels"}, layout={"data": "NHWC"}))
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+NO_NUMBER = [None, True, "4", "many", [4], 2.0, 2.5, NAN, INFINITY]
+NO_BOOL = [None, 0, 1, 1.0, "true", "false", []]
+
+BAD = {
+    "batch_size": [*NO_NUMBER, 0, -1],
+    "shuffle": [None, 0, 1, 2.5, "", "Global", "yes", ["global"]],
+    "seed": [*NO_NUMBER, -1, 2**63],
+    "drop_last": NO_BOOL,
+    "workers": [*NO_NUMBER, -1, 10**6, "Auto"],
+    "queue_depth": [*NO_NUMBER, 0, -1],
+    "memory_budget": [*NO_NUMBER[1:], 0, -1, "4 GB", 1e9],
+    "timeout_s": [None, True, "60", [60], 0, -1, 0.0, -0.5, NAN, INFINITY],
+    "with_ids": NO_BOOL,
+}
+EVERY_BAD = [pytest.param(name, value, id=f"{name}-{value!r}") for name, values in BAD.items() for value in values]
+
+
+def test_bad_values_are_tried_for_every_option():
+    assert set(BAD) == {option.name for option in dataclasses.fields(LoaderOptions)}
+
+
+@pytest.mark.parametrize(("name", "value"), EVERY_BAD)
+def test_an_absurd_option_is_named_and_its_value_quoted(name, value):
+    error = refused(ConfigError, [repr(value)], lambda: LoaderOptions(**{"batch_size": 4, name: value}))
+    assert str(error).startswith(f"{name}: ")
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "workers", "shuffle"])
+def test_a_bad_option_in_a_mapping_says_the_same(file, name):
+    value = -1
+    error = refused(ConfigError, [], lambda: AsyncLoader(HDF5Source(file), {"batch_size": 4, name: value}))
+    assert str(error).startswith(f"{name}: {value} is not ")
+
+
+@pytest.mark.parametrize("options", [None, {}, {"workers": 2}])
+def test_a_missing_batch_size_is_asked_for(file, options):
+    refused(ConfigError, ["batch_size: ", "a whole number from 1 on"], lambda: AsyncLoader(HDF5Source(file), options))
+
+
+@pytest.mark.parametrize("options", [32, "32", [("batch_size", 32)]])
+def test_options_that_are_none_are_quoted(file, options):
+    refused(ConfigError, ["options: ", repr(options)], lambda: AsyncLoader(HDF5Source(file), options))
+
+
+@pytest.mark.parametrize(
+    ("name", "pointer"),
+    [
+        ("num_workers", "use workers"),
+        ("prefetch_factor", "use queue_depth"),
+        ("pin_memory", "leave it out"),
+        ("persistent_workers", "leave it out"),
+        ("timeout", "use timeout_s"),
+        ("generator", "use seed"),
+        ("sampler", "use shuffle"),
+        ("batch_sampler", "use batch_size, shuffle"),
+        ("collate_fn", "leave it out"),
+        ("multiprocessing_context", "leave it out"),
+    ],
+)
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_an_option_of_torch_points_to_ours(file, name, pointer, as_mapping):
+    options = {"batch_size": 4, name: 2}
+    build = (lambda: AsyncLoader(HDF5Source(file), options)) if as_mapping else (lambda: LoaderOptions(**options))
+    error = refused(ConfigError, ["no such option", pointer], build)
+    assert str(error).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("batchsize", "did you mean batch_size?"),
+        ("shufle", "did you mean shuffle?"),
+        ("queue_dept", "did you mean queue_depth?"),
+        ("banana", "there are batch_size, shuffle, seed"),
+    ],
+)
+def test_a_misspelt_option_gets_the_near_one_or_all(name, hint):
+    error = refused(ConfigError, ["no such option", hint], lambda: LoaderOptions(batch_size=4, **{name: 2}))
+    assert str(error).startswith(f"{name}: ")
+
+
+# -- options that do not fit the data ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [["ids"], {"ids": "labels"}], ids=["sequence", "mapping"])
+def test_a_field_called_ids_cannot_go_with_ids(h5, fields):
+    source = HDF5Source(h5(ids=np.arange(10), labels=np.arange(10)), fields)
+    options = LoaderOptions(batch_size=2, with_ids=True)
+    refused(ConfigError, ["with_ids: ", "'ids'", "another key"], lambda: AsyncLoader(source, options))
+    assert len(AsyncLoader(source, LoaderOptions(batch_size=2))) == 5
+
+
+def test_a_batch_larger_than_the_data_cannot_be_filled_with_drop_last(file):
+    source, options = HDF5Source(file), LoaderOptions(batch_size=11, drop_last=True)
+    said = ["batch_size: 11", "10 samples", "drop_last=false", "smaller batch_size"]
+    refused(ConfigError, said, lambda: AsyncLoader(source, options))
+    assert len(AsyncLoader(source, LoaderOptions(batch_size=11))) == 1
+
+
+def test_a_step_of_all_ranks_larger_than_the_data_names_the_ranks(file):
+    source, options = HDF5Source(file), LoaderOptions(batch_size=4, drop_last=True)
+    said = ["batch_size: 4 × 3 ranks = 12", "10 samples", "drop_last=false"]
+    refused(ConfigError, said, lambda: AsyncLoader(source, options, world_size=3))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("rank", [0, 10])
+def test_fewer_samples_than_ranks_names_both(file, rank, drop_last):
+    source, options = HDF5Source(file), LoaderOptions(batch_size=1, drop_last=drop_last)
+    said = ["10 samples", "11 ranks", "at most 10 ranks"]
+    refused(ConfigError, said, lambda: AsyncLoader(source, options, rank=rank, world_size=11))
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (0, -1)])
+def test_a_rank_that_is_not_one_of_the_ranks_is_named(file, rank, world_size):
+    ranks = {"rank": rank, "world_size": world_size}
+    said = [f"rank: {rank}", f"{world_size} ranks"]
+    refused(ConfigError, said, lambda: AsyncLoader(HDF5Source(file), {"batch_size": 2}, **ranks))
+
+
+@pytest.mark.parametrize("depth", [-1, 1.0, "2", True, None])
+def test_an_absurd_device_depth_is_quoted(file, depth):
+    said = ["device_depth: ", repr(depth), "whole number from 0 on"]
+    refused(ConfigError, said, lambda: AsyncLoader(HDF5Source(file), {"batch_size": 2}, device_depth=depth))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_slots_beyond_the_budget_say_how_many_bytes_would_do(file, workers):
+    source, options = HDF5Source(file), {"batch_size": 10, "queue_depth": 7, "workers": workers}
+    said = ["memory_budget: ", "slots", "the budget of 100 ", "smaller batch_size or queue_depth"]
+    error = refused(MemoryBudgetError, said, lambda: AsyncLoader(source, options | {"memory_budget": 100}))
+    (needed,) = map(int, re.findall(r"need (\d+) bytes", str(error)))
+    assert needed >= 2 * 10 * source.spec.nbytes
+    assert len(AsyncLoader(source, options | {"memory_budget": needed})) == 1
+    refused(MemoryBudgetError, [str(needed)], lambda: AsyncLoader(source, options | {"memory_budget": needed - 1}))
+
+
+@pytest.mark.parametrize("absurd", [{"batch_size": 10**12}, {"batch_size": 10, "queue_depth": 10**9}], ids=str)
+def test_without_a_budget_that_of_the_machine_holds(file, absurd):
+    refused(MemoryBudgetError, ["memory_budget: ", "bytes"], lambda: AsyncLoader(HDF5Source(file), absurd))
+
+
+def test_every_error_about_data_is_a_source_error_and_every_one_about_options_a_value_error():
+    assert all(issubclass(error, SourceError) for error in (MissingError, FormatError))
+    assert all(issubclass(error, ValueError) for error in (ConfigError, MemoryBudgetError))
