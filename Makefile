@@ -16,7 +16,7 @@ test-long: $(VENV)/installed
 
 # Lightning has two names; the tests that use it run under either.
 test-lightning: $(VENV)/installed
-	LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch $(BIN)/python -m pytest tests/test_trainer.py tests/test_trainer_tuner.py $(ARGS)
+	LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch $(BIN)/python -m pytest tests/test_trainer*.py $(ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

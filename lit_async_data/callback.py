@@ -12,6 +12,7 @@ import torch
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
+from lit_async_data.stats import ReadStats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +64,17 @@ class DevicePrefetcher(pl.Callback):
     on the loader's side stream; what could not be started then, because the readers were not done, it tries again
     before the backward pass and at the end of the batch. It never blocks.
 
-    It logs, every ``log_every_n_steps`` and as means over each epoch (also in ``trainer.callback_metrics``):
-    ``data/wait_ms`` (milliseconds that the loop waited for a batch), ``data/queue_fill`` (batches that were ready when
-    it asked), ``data/epoch_gap_ms`` (milliseconds for the first batch of the epoch) and ``data/read_mb_s`` (10⁶ bytes
-    read per second of reading). After each epoch it says on rank 0 how long training waited.
+    It logs every ``log_every_n_steps``, and puts the means over each epoch into ``trainer.callback_metrics``:
+
+    * ``data/wait_ms``: milliseconds that the loop waited for a batch, the first of each epoch left out of the mean;
+    * ``data/queue_fill``: batches that were ready when it asked;
+    * ``data/epoch_gap_ms``: milliseconds that it waited for the first batch of the epoch;
+    * ``data/read_mb_s``: 10⁶ bytes read per second of reading; a step's is over all that the loader has read.
+
+    After each epoch it says on rank 0 how long training waited.
 
     Args:
-        device_depth: Batches copied ahead of the one in use, 1 or more. 0 reads and copies nothing ahead but measures
+        device_depth: Batches copied ahead of the one in use, set on every loader it takes over. 0 reads and copies nothing ahead but measures
             all the same, which is the honest "before" of a comparison.
 
     Raises:
@@ -92,6 +97,12 @@ class DevicePrefetcher(pl.Callback):
         self._adopted: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
         self._started = 0.0
         self._fills = 0
+        self._read = ReadStats()
+        self._logged = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For strategies that spawn: loaders stay in the process that built them.
+        return vars(self) | {"_active": [], "_adopted": weakref.WeakSet()}
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
@@ -101,8 +112,9 @@ class DevicePrefetcher(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over the training loaders, which may have been rebuilt since the last epoch."""
-        self._epoch, self._fills = Waiting(), 0
         self._adopt(trainer.train_dataloader)
+        self._epoch, self._fills = Waiting(), 0
+        self._read = self._active[0].stats().read if self._active else ReadStats()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over the validation loaders."""
@@ -122,6 +134,13 @@ class DevicePrefetcher(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Leave the loaders to themselves."""
+        self._release()
+
+    def on_exception(self, *_: Any) -> None:
+        """The same; Lightning calls `teardown` only where nothing went wrong. Whoever built the loaders closes them."""
+        self._release()
+
+    def _release(self) -> None:
         for loader in self._adopted:
             loader.driven = False
         self._active = []
@@ -167,7 +186,9 @@ class DevicePrefetcher(pl.Callback):
         self._fills += sum(s.queue_fill for s in stats)
         # The step that Lightning's own monitors log at; it has no public name.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
-        if (step + 1) % trainer.log_every_n_steps == 0:
+        every = trainer.log_every_n_steps
+        if every and (step + 1) % every == 0 and step != self._logged:  # once, where several batches make a step
+            self._logged = step
             for logger in trainer.loggers:
                 logger.log_metrics(stats[0].metrics(), step=step)
 
@@ -176,16 +197,17 @@ class DevicePrefetcher(pl.Callback):
         self.waited += self._epoch
         if not self._active or not self._epoch.steps:
             return
-        means = self._active[0].stats().metrics() | {
+        means = {
+            "data/read_mb_s": self._active[0].stats().read.since(self._read).mb_per_s,
             "data/wait_ms": 1e3 * self._epoch.wait_s / max(self._epoch.steps - 1, 1),
             "data/epoch_gap_ms": 1e3 * self._epoch.gap_s,
             "data/queue_fill": self._fills / self._epoch.steps,
         }
         for name, value in means.items():
             # A float32 tensor, since a device may know no other; batch_size only to keep Lightning from guessing it.
-            pl_module.log(
-                name, torch.tensor(value, dtype=torch.float32), batch_size=1, sync_dist=trainer.world_size > 1
-            )
+            mean = torch.tensor(value, dtype=torch.float32)
+            # Not to the logger, which has the steps under these names already.
+            pl_module.log(name, mean, logger=False, batch_size=1, sync_dist=trainer.world_size > 1)
         pl.utilities.rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}")
 
     # Evaluation: the same, without a summary. Lightning passes different arguments to each.

@@ -19,9 +19,9 @@ from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import readable
 from lit_async_data.options import LoaderOptions
-from lit_async_data.plan import amplification
 from lit_async_data.sources.base import Source
 from lit_async_data.spec import BatchSpec
+from lit_async_data.summary import lines
 
 Stage = Literal["train", "val", "test", "predict"]
 STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
@@ -88,7 +88,7 @@ class AsyncDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Say what will happen, on rank 0."""
         # Lightning warns of every stage without data, which is no mistake here.
-        warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
+        warnings.filterwarnings("ignore", "Total length of `(list|CombinedLoader)` across ranks is zero")
         stages = {"fit": STAGES[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
         pl.utilities.rank_zero_info(self.describe(stages))
 
@@ -128,12 +128,17 @@ class AsyncDataModule(pl.LightningDataModule):
 
     @property
     def batch_size(self) -> int:
-        """Samples per batch and device; Lightning's batch-size finder sets it, and loaders built later use it."""
+        """Samples per batch and device, at most all.
+
+        Lightning's batch-size finder sets it, and loaders built later use it.
+        """
         return self._options.batch_size
 
     @batch_size.setter
     def batch_size(self, size: int) -> None:
-        self._options = dataclasses.replace(self._options, batch_size=size)
+        # The finder doubles until memory is full or the data are; it cannot see how many there are here.
+        most = max(map(len, self.sources["train"]), default=size)
+        self._options = dataclasses.replace(self._options, batch_size=min(size, most))
 
     @property
     def spec(self) -> BatchSpec:
@@ -158,16 +163,23 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """What will be read and how, in lines for people."""
-        lines, total = [], 0
+        said, total = [], 0
         for stage in STAGES:
             for loader in self._built(stage) if stage in stages else []:
                 total += loader.slots * loader.layout.nbytes
-                lines += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(_lines(loader))]
-        return "\n".join([*lines, f"{'memory':<8}{readable(total)} of slots in all"])
+                said += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(lines(loader))]
+        return "\n".join([*said, f"{'memory':<8}{readable(total)} of slots in all"])
 
     def __str__(self) -> str:
         # Lightning's own builds every loader and reads it to the end.
-        return self.describe()
+        try:
+            return self.describe()
+        except ConfigError as error:
+            return f"{type(self).__name__}: {error}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For strategies that spawn: loaders stay in the process that built them.
+        return vars(self) | {"_loaders": weakref.WeakSet()}
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
@@ -199,7 +211,8 @@ class AsyncDataModule(pl.LightningDataModule):
 
 
 def _sources(stage: str, given: Any) -> list[Source]:
-    several = given if isinstance(given, Sequence) and stage != "train" else [] if given is None else [given]
+    listed = isinstance(given, Sequence) and not isinstance(given, str) and stage != "train"
+    several = given if listed else [] if given is None else [given]
     for source in several:
         if not isinstance(source, Source):
             raise ConfigError(
@@ -221,7 +234,7 @@ def _transforms(given: Transform | Mapping[str, Transform | None] | None) -> dic
 def _steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -> int | None:
     """Batches of a pass that the Trainer will take; it knows only when the pass begins."""
     found = trainer()
-    if found is None:
+    if found is None or found.state.status != "running":
         return None
     limits: Any = {
         "train": lambda: found.num_training_batches,
@@ -248,31 +261,3 @@ def _largest(source: Source, key: str) -> int:
             )
         largest = max(largest, int(labels.max()))
     return largest
-
-
-def _lines(loader: AsyncLoader) -> list[str]:
-    source, options = loader.source, loader.options
-    fields = ", ".join(
-        f"{key} {field.dtype}{' ' + str(tuple(field.shape)) if field.shape else ''}"
-        for key, field in loader.spec.fields.items()
-    )
-    step = options.batch_size * loader.world_size
-    ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
-    memory = readable(loader.slots * loader.layout.nbytes)
-    workers = f"{options.worker_count} worker{'s' if options.worker_count != 1 else ''}"
-    slots = f"{loader.slots} slots of {readable(loader.layout.nbytes)} = {memory}"
-    return [
-        f"{len(source):,} samples from {source}: {fields}",
-        f"batch {options.batch_size}{ranks}, {len(loader):,} steps, shuffle {_shuffle(loader)}",
-        f"{workers}, queue depth {options.queue_depth}: {slots}, of at most {readable(loader.memory_budget)}",
-    ]
-
-
-def _shuffle(loader: AsyncLoader) -> str:
-    if loader.options.shuffle == "none":
-        return "none"
-    rows = loader.source.chunks.rows
-    if rows == 1:
-        return "global: every sample is read alone, once per epoch"
-    decoded = amplification(len(loader.source), rows, loader.options.batch_size)
-    return f"global: {decoded:.1f} samples are decoded for each one used, since {rows} share a compressed chunk"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import time
 import types
 import weakref
@@ -72,9 +73,11 @@ class AsyncLoader:
         device_depth: int = 2,
         device_transform: Transform | None = None,
     ) -> None:
+        if not isinstance(source, Source):
+            raise ConfigError(f"source: {source!r} is not a source; build one, as in HDF5Source('data.h5')")
         self.source = source
         self.options = LoaderOptions.of(options)
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size = operator.index(rank), operator.index(world_size)
         self.device = torch.device(device or "cpu")
         self._device_transform = device_transform
         self._depth = _checked_depth(device_depth)
@@ -255,7 +258,7 @@ def _schedule(source: Source, options: LoaderOptions, rank: int, world_size: int
         world_size=world_size,
         drop_last=options.drop_last,
     )
-    return Schedule(lambda epoch: plan(epoch=epoch), shuffled=options.shuffle != "none")
+    return Schedule(plan, shuffled=options.shuffle != "none")
 
 
 def _close(pipeline: Pipeline, queue: DeviceQueue) -> None:

@@ -24,9 +24,14 @@ TORCH_NAMES = {
     "batch_sampler": "use batch_size, shuffle and drop_last",
     "collate_fn": "leave it out: a source writes its samples straight into the batch",
     "multiprocessing_context": "leave it out: workers are threads that hold no lock",
+    "pin_memory_device": "leave it out: the loader knows its device",
+    "worker_init_fn": "leave it out: workers run no code of yours",
+    "in_order": "leave it out: the order is always kept",
+    "dataset": "give the source to the loader itself",
 }
 
 MAX_WORKERS = 256
+MAX_SECONDS = 1e6
 MAX_SEED = 2**63 - 1
 
 
@@ -93,8 +98,10 @@ class LoaderOptions:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
         seconds: Any = self.timeout_s
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-            raise ConfigError(f"timeout_s: {seconds!r} is not a number of seconds above 0")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
+            raise ConfigError(
+                f"timeout_s: {seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
+            )
 
     def _whole(self, name: str, least: int, most: int | None = None, *, also: str = "", unit: str = "") -> None:
         value = getattr(self, name)
@@ -123,8 +130,9 @@ class LoaderOptions:
         values = dict(given or {})
         try:
             check_names(values, [field.name for field in dataclasses.fields(cls)])
-            # Without one, an error that says what one would be, instead of Python's on a missing argument.
-            return cls(**{"batch_size": None, **values})
+            if "batch_size" not in values:
+                raise _NO_BATCH_SIZE
+            return cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{where}{error}") from None
 
@@ -151,7 +159,10 @@ class LoaderOptions:
         return dataclasses.replace(self, shuffle="none", drop_last=False)
 
 
-def check_names(given: Mapping[str, object], known: list[str]) -> None:
+_NO_BATCH_SIZE = ConfigError("batch_size: missing; how many samples shall a batch have?")
+
+
+def check_names(given: Mapping[Any, object], known: list[str]) -> None:
     """Refuse names that are not options, with a pointer to what was probably meant.
 
     Raises:
@@ -160,6 +171,8 @@ def check_names(given: Mapping[str, object], known: list[str]) -> None:
     for name in given:
         if name in known:
             continue
+        if not isinstance(name, str):
+            raise ConfigError(f"{name!r} is not the name of an option")
         if name in TORCH_NAMES:
             raise ConfigError(f"{name}: no such option; {TORCH_NAMES[name]}")
         near = difflib.get_close_matches(name, known, n=1)

@@ -2,7 +2,8 @@
 
 ``iter()`` marks a pass as wanted and does nothing else: Lightning calls it two or three times per epoch, before and
 after ``set_epoch``. The first batch binds the pass: to the epoch that ``set_epoch`` named since the last pass, else to
-the one after the last, also when that was left early.
+the one after the last, also when that was left early. Without a shuffle epochs are alike, and ``set_epoch`` changes
+nothing: what was read ahead serves.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Passes:
         if self.over:
             return None
         self._step += 1
-        return self._schedule.key(self._epoch, self._step - 1)
+        return Key(self._epoch, self._step - 1)
 
     def step_back(self) -> None:
         """The batch of the last key never came: it is still the next."""
@@ -62,11 +63,11 @@ class Passes:
     def wanted(self) -> Key:
         """The key that will be asked for next, as far as can be known."""
         if self._fresh:
-            return self._schedule.key(self._next_epoch)
+            return Key(self._next_epoch, 0)
         if self._step == 0:
-            return self._schedule.key(self._epoch)
-        return self._schedule.following(self._schedule.key(self._epoch, self._step - 1))
+            return Key(self._epoch, 0)
+        return self._schedule.following(Key(self._epoch, self._step - 1))
 
     @property
     def _next_epoch(self) -> int:
-        return self._epoch + 1 if self._told is None else self._told
+        return self._epoch + 1 if self._told is None or not self._schedule.shuffled else self._told

@@ -77,6 +77,8 @@ class EpochPlan:
     _memo: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ConfigError(f"world_size: {self.world_size} is not a number of ranks from 1 on")
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank: {self.rank} is not one of {self.world_size} ranks")
         step = self.batch_size * self.world_size
@@ -170,19 +172,18 @@ class Key(NamedTuple):
 class Schedule:
     """The endless order of batches: after the last step of an epoch comes the first of the next.
 
-    Where epochs do not differ (no shuffle), all of them are epoch 0: what was read ahead for one serves the next.
-
     Args:
-        plan: The plan of an epoch, by its number.
-        shuffled: Whether epochs differ.
+        plan: Makes the plan of an epoch from its number, the keyword ``epoch``.
+        shuffled: Whether epochs differ. Where they do not, they are only counted, and nobody can choose one: what was
+            read ahead for the next serves as any.
 
     Attributes:
         limit: Steps of each epoch that will be asked for, where that is known to be less than all.
     """
 
-    def __init__(self, plan: Callable[[int], EpochPlan], *, shuffled: bool) -> None:
+    def __init__(self, plan: Callable[..., EpochPlan], *, shuffled: bool) -> None:
         self._make = plan
-        self._shuffled = shuffled
+        self.shuffled = shuffled
         self._plans: dict[int, EpochPlan] = {}
         self.limit: int | None = None
 
@@ -190,20 +191,17 @@ class Schedule:
         """The plan of an epoch; those of the last few are kept."""
         found = self._plans.get(epoch)
         if found is None:
-            found = self._make(epoch)
+            found = self._make(epoch=epoch)
             # Replaced, not changed: another thread may be reading it.
             self._plans = {e: p for e, p in self._plans.items() if abs(e - epoch) <= 1} | {epoch: found}
         return found
 
-    def key(self, epoch: int, step: int = 0) -> Key:
-        """The key of a step of an epoch."""
-        return Key(epoch if self._shuffled else 0, step)
-
     def following(self, key: Key) -> Key:
         """The key that comes after a key."""
-        steps = len(self.plan(key.epoch))
-        last = steps if self.limit is None else min(self.limit, steps)
-        return Key(key.epoch, key.step + 1) if key.step + 1 < last else self.key(key.epoch + 1)
+        last = len(self.plan(key.epoch))
+        if self.limit is not None and key.step < self.limit:  # beyond it, the limit has proved to be wrong
+            last = min(self.limit, last)
+        return Key(key.epoch, key.step + 1) if key.step + 1 < last else Key(key.epoch + 1, 0)
 
 
 def amplification(length: int, chunk_rows: int, batch_size: int) -> float:

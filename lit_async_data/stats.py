@@ -34,6 +34,15 @@ class ReadStats:
         """Megabytes (10⁶ bytes) read per second of reading; 0 before the first."""
         return self.bytes / 1e6 / self.seconds if self.seconds else 0.0
 
+    def since(self, before: ReadStats) -> ReadStats:
+        """What came after an earlier snapshot."""
+        return dataclasses.replace(
+            self,
+            batches=self.batches - before.batches,
+            bytes=self.bytes - before.bytes,
+            seconds=self.seconds - before.seconds,
+        )
+
     def plus(self, batch_bytes: int, seconds: float) -> ReadStats:
         """This and one more batch."""
         return dataclasses.replace(

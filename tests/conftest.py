@@ -44,6 +44,12 @@ def alive() -> dict[str, set[Any]]:
     }
 
 
+def pytest_collection_finish() -> None:
+    # What the imports made is never garbage: without it, each test's collection takes 60 ms less.
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     before = alive()

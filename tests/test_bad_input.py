@@ -50,8 +50,12 @@ def file(h5):
 
 def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    error = refused(MissingError, ["scan.h5", "no such file", str(tmp_path)], lambda: HDF5Source("scan.h5"))
-    assert error.file == "scan.h5"
+    error = refused(MissingError, [f"{tmp_path}/scan.h5", "no such file"], lambda: HDF5Source("scan.h5"))
+    assert error.file == f"{tmp_path}/scan.h5"
+
+
+def test_a_file_named_twice_is_refused(file):
+    refused(ConfigError, [file, "twice", "count double"], lambda: HDF5Source([file, file]))
 
 
 def test_a_glob_that_matches_nothing_is_named_with_the_folder(tmp_path, monkeypatch):
@@ -82,7 +86,7 @@ def test_a_file_whose_end_is_missing_is_called_damaged(file, part):
 
 
 def test_for_a_folder_the_glob_is_suggested(tmp_path):
-    refused(FormatError, [str(tmp_path), "not a file", f"{tmp_path}/*.h5"], lambda: HDF5Source(tmp_path))
+    refused(FormatError, [str(tmp_path), "a folder", f"{tmp_path}/*.h5"], lambda: HDF5Source(tmp_path))
 
 
 @pytest.mark.parametrize("path", [None, 5, [], [None], ["x.h5", 5], b"x.h5", {"x.h5"}], ids=repr)
@@ -199,14 +203,14 @@ def endless_link(file):
         (compound, ["compound", "store each part as a dataset of its own"]),
         (variable_length, ["variable length", "store them padded"]),
         (opaque, ["|V2", "store it as another type"]),
-        (references, ["object", "store it as another type"]),
+        (references, ["references", "store what they refer to"]),
         (arrays, ["i4", "store it as another type"]),
         (long_doubles, ["float128", "store it as another type"]),
         (scalar, ["single value", "one per sample"]),
         (no_samples, ["(0, 8, 8)", "no samples"]),
         (empty_samples, ["(3, 0)", "no samples"]),
         (virtual, ["virtual", "give the files it is made of"]),
-        (external_storage, ["in another file", "copy it"]),
+        (external_storage, ["in another file", "write them to a dataset"]),
         (named_type, ["Datatype, not a dataset"]),
         (endless_link, ["cannot be opened"]),
     ],
@@ -340,7 +344,7 @@ def test_a_bad_option_in_a_mapping_says_the_same(file, name):
 
 @pytest.mark.parametrize("options", [None, {}, {"workers": 2}])
 def test_a_missing_batch_size_is_asked_for(file, options):
-    refused(ConfigError, ["batch_size: ", "a whole number from 1 on"], lambda: AsyncLoader(HDF5Source(file), options))
+    refused(ConfigError, ["batch_size: missing", "how many samples"], lambda: AsyncLoader(HDF5Source(file), options))
 
 
 @pytest.mark.parametrize("options", [32, "32", [("batch_size", 32)]])
@@ -417,7 +421,25 @@ def test_fewer_samples_than_ranks_names_both(file, rank, drop_last):
     refused(ConfigError, said, lambda: AsyncLoader(source, options, rank=rank, world_size=11))
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (0, -1)])
+@pytest.mark.parametrize("world_size", [0, -1])
+def test_a_number_of_ranks_that_is_none_is_named(file, world_size):
+    refused(
+        ConfigError,
+        [f"world_size: {world_size}"],
+        lambda: AsyncLoader(HDF5Source(file), {"batch_size": 2}, world_size=world_size),
+    )
+
+
+def test_a_path_is_no_source(file):
+    refused(ConfigError, [f"source: '{file}'", "HDF5Source("], lambda: AsyncLoader(file, {"batch_size": 2}))
+
+
+@pytest.mark.parametrize("layout", [5, ["NHWC"], b"NHWC", {"data": 5}], ids=repr)
+def test_a_layout_that_is_none_is_quoted(file, layout):
+    refused(ConfigError, ["layout: "], lambda: HDF5Source(file, layout=layout))
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2)])
 def test_a_rank_that_is_not_one_of_the_ranks_is_named(file, rank, world_size):
     ranks = {"rank": rank, "world_size": world_size}
     said = [f"rank: {rank}", f"{world_size} ranks"]

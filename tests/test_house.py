@@ -33,10 +33,12 @@ ORDER = [
     "device",
     "passes",
     "loader",
+    "summary",
     "lightning",
     "datamodule",
     "callback",
     # Never imported by the way of a batch:
+    "commandline",
     "testing",
     "demo",
 ]

@@ -12,6 +12,7 @@ import torch
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, TransformError
 from lit_async_data.plan import EpochPlan
+from lit_async_data.ring import FILLING
 from lit_async_data.testing import ArraySource
 
 # Over 64 KiB per batch of 4, so that x is handed out as the slot itself.
@@ -188,6 +189,21 @@ def test_epochs_are_read_once_and_nothing_is_dropped_between_them():
             seen(loader)
         # 5 batches an epoch, and at the end no more than the slots that are read ahead.
         assert 20 <= loader.stats().read.batches <= 20 + loader.slots
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 8, 12])
+@pytest.mark.parametrize("keep", [False, True])
+def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
+    with loader_of(numbers(length), shuffle="none", timeout_s=20) as loader:
+        kept = []
+        for _ in range(8):
+            batches = list(loader)
+            assert seen(batches) == list(range(length))
+            kept += batches if keep else []
+        del batches, kept
+        pipeline, _ = loader._engine
+        assert pipeline.ring.held == 0
+        assert pipeline.ready + pipeline.ring.count(FILLING) == len(pipeline._claimed)
 
 
 def test_set_epoch_chooses_the_next_pass():

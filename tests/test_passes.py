@@ -11,7 +11,9 @@ from lit_async_data.plan import EpochPlan, Schedule
 def passes(*, shuffled=True):
     shuffle = "global" if shuffled else "none"
     return Passes(
-        Schedule(lambda e: EpochPlan(length=10, batch_size=4, shuffle=shuffle, seed=0, epoch=e), shuffled=shuffled)
+        Schedule(
+            lambda epoch: EpochPlan(length=10, batch_size=4, shuffle=shuffle, seed=0, epoch=epoch), shuffled=shuffled
+        )
     )
 
 
@@ -59,11 +61,12 @@ def test_a_pass_that_is_over_stays_over():
     assert run(of) == []
 
 
-def test_epochs_without_a_shuffle_are_one():
+def test_epochs_without_a_shuffle_are_counted_and_cannot_be_chosen():
     of = passes(shuffled=False)
-    for _ in range(2):
+    for epoch in range(2):
+        of.set_epoch(7)
         of.restart()
-        assert run(of) == whole(0)
+        assert run(of) == whole(epoch)
 
 
 def test_a_batch_that_never_came_is_asked_for_again():

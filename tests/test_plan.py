@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -124,7 +126,7 @@ def test_a_step_outside_the_epoch_is_refused():
 
 
 def schedule(*, shuffled=True):
-    return Schedule(lambda epoch: plan(10, epoch=epoch), shuffled=shuffled)
+    return Schedule(functools.partial(plan, 10), shuffled=shuffled)
 
 
 def test_after_the_last_step_comes_the_next_epoch():
@@ -141,9 +143,16 @@ def test_a_limit_ends_the_epoch_early():
     assert endless.following(Key(0, 1)) == (1, 0)
 
 
-def test_without_a_shuffle_every_epoch_is_the_first():
+def test_a_limit_that_proved_to_be_wrong_is_no_limit():
+    endless = schedule()
+    endless.limit = 1
+    assert endless.following(Key(0, 1)) == (0, 2)
+
+
+def test_no_key_comes_twice_without_a_shuffle_either():
+    """Or a worker that reads ahead over a whole epoch would claim one that is claimed, and its slot would be lost."""
     endless = schedule(shuffled=False)
-    assert endless.following(Key(0, 2)) == endless.key(7) == (0, 0)
+    assert endless.following(Key(0, 2)) == (1, 0)
 
 
 # -- the price of a shuffle --------------------------------------------------------------------------------------------

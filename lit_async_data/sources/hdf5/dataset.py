@@ -132,7 +132,13 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, i
     """
     if layout is None:
         return 0, None
-    if not layout.isalpha() or layout != layout.upper() or len(set(layout)) != len(layout) or "N" not in layout:
+    if (
+        not isinstance(layout, str)
+        or not layout.isalpha()
+        or layout != layout.upper()
+        or len(set(layout)) != len(layout)
+        or "N" not in layout
+    ):
         raise ConfigError(
             f"layout: {layout!r} for {where} must be different capital letters, one per axis, with N for the samples"
         )
@@ -151,6 +157,10 @@ def _opened(file: h5py.File, path: str, name: str) -> h5py.Dataset:
     except (OSError, RuntimeError) as error:
         raise FormatError(f"{path}:/{name.strip('/')} cannot be opened: {error}", **where) from error
     if found is None:
+        link = file.get(name, getlink=True)
+        if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+            to = f"{link.path} of {link.filename}" if isinstance(link, h5py.ExternalLink) else link.path
+            raise MissingError(f"{path}:/{name.strip('/')} is a link to {to}, which is not there", **where)
         raise MissingError(f"{path} has no dataset {name!r}; {_names_near(file, name)}", **where)
     if isinstance(found, h5py.Group):
         raise FormatError(f"{path}:/{name.strip('/')} is a group, not a dataset; {_names_in(found)}", **where)
@@ -185,18 +195,20 @@ def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> No
     if dataset.is_virtual:
         raise FormatError(
             f"{full} is a virtual dataset: a missing part would come out as fill values; give the files it "
-            "is made of as path, or copy it with h5repack",
+            "is made of as path, or write its values to a dataset of their own",
             **where,
         )
     if dataset.external:
-        raise FormatError(f"{full} keeps its values in another file; copy it with h5repack", **where)
-    if dataset.shape is None or dataset.shape == ():
-        raise FormatError(f"{full} holds a single value: a field has one per sample", **where)
+        raise FormatError(f"{full} keeps its values in another file; write them to a dataset of this one", **where)
+    if not dataset.shape:
+        what = "no value" if dataset.shape is None else "a single value"
+        raise FormatError(f"{full} holds {what}: a field has one per sample", **where)
     dtype = dataset.dtype
     refusals = {
         "text; store class numbers, and the names beside them": bool(h5py.check_string_dtype(dtype))
         or dtype.kind in "SU",
         "values of variable length; store them padded to one length": h5py.check_vlen_dtype(dtype) is not None,
+        "references; store what they refer to": h5py.check_ref_dtype(dtype) is not None,
         "compound values; store each part as a dataset of its own": dtype.names is not None,
     }
     for reason, applies in refusals.items():

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ChangedError, CorruptError, MissingError, WorkerError
+from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError, WorkerError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.hdf5.dataset import FileIdentity, StoredDataset
 
@@ -38,7 +38,7 @@ class OpenFile:
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
+        self._pid: int | None = None  # of the process that opened the handles
         self._closer: weakref.finalize[Any, Any] | None = None
         self._descriptor: int | None = None
         self._map: npt.NDArray[np.uint8] | None = None
@@ -49,16 +49,16 @@ class OpenFile:
         return OpenFile, (self.path, self._identity)
 
     def descriptor(self) -> int:
-        """A file descriptor on the very file that was looked at.
+        """A file descriptor; `check` tells whether it is on the file that was looked at.
 
         Raises:
-            ChangedError: Another file is there now.
-            MissingError: It is gone.
+            MissingError: The file is gone.
             WorkerError: This process is a fork of the one that opened it.
         """
         self._check_process()
         with self._lock:
             if self._descriptor is None:
+                self._pid = os.getpid()
                 try:
                     self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 except OSError as error:
@@ -75,10 +75,12 @@ class OpenFile:
         Raises:
             ChangedError: It is not; says what differs.
         """
-        now = FileIdentity.of(os.fstat(self.descriptor()))
-        if now == self._identity:
+        self._check_same(self.descriptor())
+
+    def _check_same(self, descriptor: int) -> None:
+        now, was = FileIdentity.of(os.fstat(descriptor)), self._identity
+        if now == was:
             return
-        was = self._identity
         if (now.device, now.inode) != (was.device, was.inode):
             what = "was replaced by another file"
         elif now.size != was.size:
@@ -102,7 +104,10 @@ class OpenFile:
         with self._lock:
             if self._h5py is None:
                 cache = max(16 * 2**20, 2 * chunk_bytes)
-                self._h5py = h5py.File(self.path, "r", rdcc_nbytes=cache, locking="best-effort")
+                opened = h5py.File(self.path, "r", rdcc_nbytes=cache, locking="best-effort")
+                # By path, unlike the descriptor: it may be another file by now.
+                self._check_same(opened.id.get_vfd_handle())
+                self._h5py, self._pid = opened, os.getpid()
             if name not in self._datasets:
                 self._datasets[name] = self._h5py[name]
             return self._datasets[name]
@@ -110,7 +115,7 @@ class OpenFile:
     def close(self) -> None:
         """Close every handle. The map goes when the last array made from it does."""
         with self._lock:
-            if self._pid == os.getpid():
+            if self._pid in (os.getpid(), None):
                 if self._h5py is not None:
                     self._h5py.close()
                 if self._closer is not None:
@@ -118,8 +123,7 @@ class OpenFile:
             self._reset()
 
     def _check_process(self) -> None:
-        opened = self._descriptor is not None or self._h5py is not None
-        if opened and self._pid != os.getpid():
+        if self._pid not in (os.getpid(), None):
             raise WorkerError(
                 f"{self.path} was opened in process {self._pid} and cannot be read in its fork {os.getpid()}: HDF5 "
                 "handles do not survive a fork; build the source in the child, or start it by spawn",
@@ -154,7 +158,7 @@ class ContiguousReader:
         raw = self._file.map()[stored.offset : stored.offset + stored.nbytes]
         table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
         if out.dtype != stored.dtype.newbyteorder("="):
-            out[...] = table[rows]  # labels become int64
+            out[...] = _labels(table[rows], stored)  # they become int64
         elif stored.axis == 0:
             # As bytes, since numpy copies a whole table that is not aligned in the file before it takes from it; and
             # with mode="clip", since "raise" gathers into a buffer of its own. The rows have been checked.
@@ -191,8 +195,15 @@ class H5pyReader:
                 raise CorruptError(
                     f"{stored}, rows {first} to {end - 1}: {error}", file=stored.path, dataset=stored.name, row=first
                 ) from error
-            out[where] = np.moveaxis(block, stored.axis, 0)
+            out[where] = np.moveaxis(_labels(block, stored), stored.axis, 0)
         self._file.check()
+
+
+def _labels(values: Array, stored: StoredDataset) -> Array:
+    """Values as they are, after a look at whether those of uint64 that are delivered as int64 can be."""
+    if stored.spec.dtype == np.int64 and values.dtype.kind == "u" and int(values.max()) > np.iinfo(np.int64).max:
+        raise FormatError(f"{stored} holds the label {values.max()}, which no int64 holds", file=stored.path)
+    return values
 
 
 def runs(rows: Indices) -> list[tuple[int, int, Indices]]:

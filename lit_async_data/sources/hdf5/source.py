@@ -124,7 +124,10 @@ class HDF5Source:
         Raises:
             IndexError: A number is not in ``range(len(self))``.
         """
-        parts, rows = self._rows(np.asarray(ids, np.int64))
+        numbers = np.asarray(ids)
+        if numbers.dtype.kind not in "iu" and numbers.size:
+            raise IndexError(f"sample numbers are whole numbers below {len(self)}, not {numbers.ravel()[0]!r}")
+        parts, rows = self._rows(numbers.astype(np.int64))
         return [Location(self.paths[part], "/", row) for part, row in zip(parts.tolist(), rows.tolist(), strict=True)]
 
     def close(self) -> None:
@@ -142,19 +145,22 @@ class HDF5Source:
 
 def _natural(path: str) -> list[tuple[bool, int, str]]:
     """Sorts scan2 before scan10."""
-    return [(piece.isdigit(), int(piece) if piece.isdigit() else 0, piece) for piece in re.split(r"(\d+)", path)]
+    return [(piece.isdecimal(), int(piece) if piece.isdecimal() else 0, piece) for piece in re.split(r"(\d+)", path)]
 
 
 def _files(path: Path | Sequence[Path]) -> list[str]:
-    given = [path] if isinstance(path, str | os.PathLike) else path
-    if not isinstance(given, Sequence) or not given or not all(isinstance(p, str | os.PathLike) for p in given):
+    given: Any = [path] if isinstance(path, str | os.PathLike) else path
+    if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
         raise ConfigError(f"path: {path!r} is not a file, a glob or a list of these")
     files = []
-    for item in [os.fspath(item) for item in given]:
+    for item in [os.path.abspath(item) for item in given]:  # absolute: the source may outlive the working folder
         found = sorted(glob.glob(item), key=_natural) if glob.has_magic(item) and not os.path.exists(item) else [item]
         if not found:
-            raise MissingError(f"{item} matches no file in {os.getcwd()}", file=item)
+            raise MissingError(f"{item} matches no file", file=item)
         files += found
+    twice = sorted({file for file in files if files.count(file) > 1})
+    if twice:
+        raise ConfigError(f"path: {twice[0]} is named twice; its samples would count double")
     return files
 
 
@@ -162,7 +168,7 @@ def _names(fields: Mapping[str, str] | Sequence[str]) -> tuple[dict[str, str], b
     as_mapping = isinstance(fields, Mapping)
     names = dict(fields) if isinstance(fields, Mapping) else {}
     if not as_mapping and isinstance(fields, Sequence) and not isinstance(fields, str):
-        names = {name: name for name in fields}
+        names = {str(name): name for name in fields}
         if len(names) < len(fields):
             raise ConfigError(f"fields: {list(fields)} names a dataset twice; a mapping gives each a key of its own")
     if not names or not all(isinstance(n, str) and n for pair in names.items() for n in pair):
@@ -171,6 +177,8 @@ def _names(fields: Mapping[str, str] | Sequence[str]) -> tuple[dict[str, str], b
 
 
 def _layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> dict[str, str]:
+    if not isinstance(layout, str | Mapping | None):
+        raise ConfigError(f"layout: {layout!r} is neither letters nor a mapping from batch key to letters")
     layouts = {keys[0]: layout} if isinstance(layout, str) else dict(layout or {})
     for key in layouts:
         if key not in keys:
@@ -182,9 +190,10 @@ def _look_at_file(
     path: str, names: dict[str, str], layouts: dict[str, str]
 ) -> tuple[FileIdentity, dict[str, StoredDataset]]:
     if not os.path.exists(path):
-        raise MissingError(f"{path}: there is no such file (looked from {os.getcwd()})", file=path)
+        raise MissingError(f"{path}: there is no such file", file=path)
     if not os.path.isfile(path):
-        raise FormatError(f"{path} is not a file; for all files of a folder write {path}/*.h5", file=path)
+        what = f"a folder; for all files in it write {path}/*.h5" if os.path.isdir(path) else "no regular file"
+        raise FormatError(f"{path} is {what}", file=path)
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             identity = FileIdentity.of(os.stat(path))
