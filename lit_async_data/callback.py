@@ -74,8 +74,8 @@ class DevicePrefetcher(pl.Callback):
     After each epoch it says on rank 0 how long training waited.
 
     Args:
-        device_depth: Batches copied ahead of the one in use, set on every loader it takes over. 0 reads and copies nothing ahead but measures
-            all the same, which is the honest "before" of a comparison.
+        device_depth: Batches copied ahead of the one in use, set on every loader it takes over. 0 reads and copies
+            nothing ahead but measures all the same, which is the honest "before" of a comparison.
 
     Raises:
         ConfigError: ``device_depth`` is not a whole number ≥ 0.
@@ -102,7 +102,10 @@ class DevicePrefetcher(pl.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # For strategies that spawn: loaders stay in the process that built them.
-        return vars(self) | {"_active": [], "_adopted": weakref.WeakSet()}
+        return {name: value for name, value in vars(self).items() if name not in ("_active", "_adopted")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _active=[], _adopted=weakref.WeakSet())
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 

@@ -179,7 +179,10 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         # For strategies that spawn: loaders stay in the process that built them.
-        return vars(self) | {"_loaders": weakref.WeakSet()}
+        return {name: value for name, value in vars(self).items() if name != "_loaders"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _loaders=weakref.WeakSet())
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ def test_a_trainer_that_never_logs_is_served_too():
     assert callback.waited.steps == 6
 
 
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`:UserWarning")
 def test_after_an_error_a_loader_is_on_its_own_again():
     def fails(stage, batch):
         raise RuntimeError("mine")
@@ -95,5 +96,5 @@ def test_a_loader_iterated_by_hand_after_a_limited_fit_reads_each_batch_once():
 
 
 def test_a_path_where_a_source_should_be_is_quoted_whole():
-    with pytest.raises(lad.errors.ConfigError, match="val: 'x.h5' is not a source or a list of sources"):
+    with pytest.raises(lad.errors.ConfigError, match=r"val: 'x.h5' is not a source or a list of sources"):
         lad.AsyncDataModule(val="x.h5", loader={"batch_size": 1})
