@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import runpy
 import subprocess
@@ -57,7 +58,18 @@ def composed(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def typed(monkeypatch, tmp_path, capfd):
+def logging_as_before():
+    """Hydra configures logging, and with it switched off it disables the loggers that there are."""
+    loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
+    before = [(logger, logger.disabled, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, disabled, level, handlers in before:
+        logger.disabled, logger.handlers[:] = disabled, handlers
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def typed(monkeypatch, tmp_path, capfd, logging_as_before):
     """Runs ``python train.py ARGUMENTS`` in this process; returns what it printed and how it ended."""
     monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")
@@ -143,7 +155,7 @@ def image_file(path, size=64, classes=7, count=84):
 
 def test_a_foreign_file_is_trained_on_without_validation_and_test(typed, tmp_path):
     path = image_file(tmp_path / "x.h5")
-    quiet = [override for override in QUIET if "logger" not in override]
+    quiet = [*(override for override in QUIET if "logger" not in override), "trainer.log_every_n_steps=1"]
     out, ending = typed("data=hdf5", f"data.train.path={path}", "trainer.max_epochs=1", "loader.batch_size=16", *quiet)
     assert ending is None
     assert list((tmp_path / "logs").rglob("metrics.csv"))
