@@ -186,7 +186,7 @@ def overlap_round(batch: int, steps: int, work: Work) -> dict[str, float]:
 
 
 def overlap(quick: bool) -> list[dict[str, Any]]:
-    rounds, samples = (1, 24) if quick else (5, 60)
+    rounds, samples = (1, 24) if quick else (3, 36)
     rows: list[dict[str, Any]] = []
     for kind, work in (("waits", time.sleep), ("work", hashing())):
         found: dict[int, list[dict[str, float]]] = {batch: [] for batch in TABLE}

@@ -90,7 +90,7 @@ class AsyncLoader:
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
         self.spec = _with_ids(source.spec) if self.options.with_ids else source.spec
-        self.layout = BatchLayout(self.spec, self._schedule.plan(0).capacity)
+        self.layout = BatchLayout(self.spec, self._schedule.capacity)
         self.memory_budget = self.options.memory_budget or memory.default_budget()
         self._check_budget()
         self._stats = LoaderStats()
@@ -100,7 +100,7 @@ class AsyncLoader:
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same on every rank."""
-        return len(self._schedule.plan(0))
+        return self._schedule.steps
 
     def __iter__(self) -> Self:
         """Begin a new pass with the next batch. Costs nothing; Lightning calls it more often than it reads."""

@@ -38,7 +38,7 @@ class Passes:
     @property
     def over(self) -> bool:
         """Whether the pass has had its last batch."""
-        return not self._fresh and self._step >= len(self._schedule.plan(0))
+        return not self._fresh and self._step >= self._schedule.steps
 
     def advance(self, steps_wanted: Callable[[], int | None]) -> Key | None:
         """The key of the next batch, or None if the pass is over.

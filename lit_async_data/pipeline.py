@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ClosedError, ReadError, StalledError, WorkerError, few
+from lit_async_data.errors import ClosedError, ReadError, StalledError, WorkerError
 from lit_async_data.permutation import Indices
 from lit_async_data.plan import Key, Schedule
 from lit_async_data.ring import READY, Ring
@@ -244,7 +244,7 @@ class Pipeline:
         try:
             samples = self.schedule.plan(key.epoch).batch(key.step).samples
             if worker is not None:
-                worker.begin(f"batch {key.step} of epoch {key.epoch}, samples {few(samples.tolist())}")
+                worker.begin(key, samples)
             self._read(samples, self.layout.views(self.ring.memory(slot), len(samples)))
         except BaseException as caught:
             if worker is None and not isinstance(caught, Exception):
@@ -253,7 +253,7 @@ class Pipeline:
                 raise
             error = ReadError.of_batch(caught, *key, samples.tolist(), None if worker is None else worker.number)
         if worker is not None:
-            worker.begin(None)
+            worker.rest()
         self._deliver(Filled(slot, samples, error), key, generation, time.perf_counter() - started)
 
     def _deliver(self, filled: Filled, key: Key, generation: int, seconds: float) -> None:

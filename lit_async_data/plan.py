@@ -178,13 +178,17 @@ class Schedule:
             read ahead for the next serves as any.
 
     Attributes:
+        steps: Steps of each epoch.
+        capacity: The most samples that a batch can have.
         limit: Steps of each epoch that will be asked for, where that is known to be less than all.
     """
 
     def __init__(self, plan: Callable[..., EpochPlan], *, shuffled: bool) -> None:
         self._make = plan
         self.shuffled = shuffled
-        self._plans: dict[int, EpochPlan] = {}
+        first: EpochPlan = plan(epoch=0)
+        self.steps, self.capacity = len(first), first.capacity
+        self._plans = {0: first}
         self.limit: int | None = None
 
     def plan(self, epoch: int) -> EpochPlan:
@@ -198,7 +202,7 @@ class Schedule:
 
     def following(self, key: Key) -> Key:
         """The key that comes after a key."""
-        last = len(self.plan(key.epoch))
+        last = self.steps
         if self.limit is not None and key.step < self.limit:  # beyond it, the limit has proved to be wrong
             last = min(self.limit, last)
         return Key(key.epoch, key.step + 1) if key.step + 1 < last else Key(key.epoch + 1, 0)

@@ -44,10 +44,8 @@ class ReadStats:
         )
 
     def plus(self, batch_bytes: int, seconds: float) -> ReadStats:
-        """This and one more batch."""
-        return dataclasses.replace(
-            self, batches=self.batches + 1, bytes=self.bytes + batch_bytes, seconds=self.seconds + seconds
-        )
+        """The sums with one more batch."""
+        return ReadStats(self.batches + 1, self.bytes + batch_bytes, self.seconds + seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +73,12 @@ class LoaderStats:
 
     def after(self, waited_s: float, *, first: bool, queue_fill: int) -> LoaderStats:
         """This and one more batch handed out."""
-        return dataclasses.replace(
-            self,
-            batches=self.batches + 1,
-            wait_s=self.wait_s + (0.0 if first else waited_s),
-            last_wait_s=waited_s,
-            epoch_gap_s=waited_s if first else self.epoch_gap_s,
-            queue_fill=queue_fill,
+        return LoaderStats(
+            self.batches + 1,
+            self.wait_s + (0.0 if first else waited_s),
+            waited_s,
+            waited_s if first else self.epoch_gap_s,
+            queue_fill,
         )
 
     def of(self, read: ReadStats, copied: int) -> LoaderStats:

@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from lit_async_data.errors import WorkerError
+from lit_async_data.errors import WorkerError, few
+from lit_async_data.permutation import Indices
+from lit_async_data.plan import Key
 
 
 class ThreadWorker:
@@ -15,13 +17,13 @@ class ThreadWorker:
     Args:
         number: Which worker it is, for messages.
         work: Does one piece and returns True, or returns False to end the thread. It gets the worker, and says in
-            `job` what it is doing.
+            `begin` and `rest` what it is doing.
     """
 
     def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
         self.number = number
         self._work = work
-        self._job: tuple[str, float] | None = None
+        self._job: tuple[Key, Indices, float] | None = None
         self._thread = threading.Thread(target=self._run, name=f"lit_async_data reader {number}", daemon=True)
 
     def start(self) -> None:
@@ -40,15 +42,20 @@ class ThreadWorker:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def begin(self, job: str | None) -> None:
-        """Say what the worker does from now on; None when it waits."""
-        self._job = None if job is None else (job, time.monotonic())
+    def begin(self, key: Key, samples: Indices) -> None:
+        """Note which batch the worker reads from now on; it is made text only if somebody asks."""
+        self._job = (key, samples, time.monotonic())
+
+    def rest(self) -> None:
+        """Note that it reads nothing."""
+        self._job = None
 
     def __str__(self) -> str:
-        job = self._job
-        doing = (
-            "is waiting for a slot" if job is None else f"has been at {job[0]} for {time.monotonic() - job[1]:.1f} s"
-        )
+        doing = "is waiting for a slot"
+        if self._job is not None:
+            key, samples, since = self._job
+            what = f"batch {key.step} of epoch {key.epoch}, samples {few(samples.tolist())}"
+            doing = f"has been at {what} for {time.monotonic() - since:.1f} s"
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
 
     def join(self, timeout: float) -> None:

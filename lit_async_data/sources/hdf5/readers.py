@@ -5,6 +5,7 @@ An `OpenFile` is shared by the readers of a file. Readers are safe to call from 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import mmap
 import os
@@ -56,6 +57,8 @@ class OpenFile:
             WorkerError: This process is a fork of the one that opened it.
         """
         self._check_process()
+        if self._descriptor is not None:
+            return self._descriptor
         with self._lock:
             if self._descriptor is None:
                 self._pid = os.getpid()
@@ -69,8 +72,8 @@ class OpenFile:
     def check(self) -> None:
         """Make sure that the file is what it was.
 
-        Called before and after every read: a file that shrinks gives zeros through h5py and kills the process through
-        a map, and one that is written to gives a mixture.
+        To be called before and after every read: a file that shrinks gives zeros through h5py and kills the process
+        through a map, and one that is written to gives a mixture.
 
         Raises:
             ChangedError: It is not; says what differs.
@@ -78,13 +81,13 @@ class OpenFile:
         self._check_same(self.descriptor())
 
     def _check_same(self, descriptor: int) -> None:
-        now, was = FileIdentity.of(os.fstat(descriptor)), self._identity
-        if now == was:
+        now, was = os.fstat(descriptor), self._identity
+        if (now.st_size, now.st_mtime_ns, now.st_ino, now.st_dev) == (was.size, was.mtime_ns, was.inode, was.device):
             return
-        if (now.device, now.inode) != (was.device, was.inode):
+        if (now.st_dev, now.st_ino) != (was.device, was.inode):
             what = "was replaced by another file"
-        elif now.size != was.size:
-            what = f"{'shrank' if now.size < was.size else 'grew'} from {was.size} to {now.size} bytes"
+        elif now.st_size != was.size:
+            what = f"{'shrank' if now.st_size < was.size else 'grew'} from {was.size} to {now.st_size} bytes"
         else:
             what = "was written to"
         raise ChangedError(f"{self.path} {what} since the source was built; build it again", file=self.path)
@@ -132,7 +135,7 @@ class OpenFile:
 
 
 class Reader(Protocol):
-    """Reads rows of one dataset into an array."""
+    """Reads rows of one dataset into an array. The caller checks the file before and after."""
 
     def read(self, rows: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
@@ -151,25 +154,30 @@ class ContiguousReader:
         self._stored = stored
         self._file = file
 
+    @functools.cached_property
+    def _raw(self) -> npt.NDArray[np.uint8]:
+        assert self._stored.offset is not None
+        return self._file.map()[self._stored.offset : self._stored.offset + self._stored.nbytes]
+
+    @functools.cached_property
+    def _table(self) -> Array:
+        values = self._raw.view(self._stored.dtype).reshape(self._stored.shape)
+        return np.moveaxis(values, self._stored.axis, 0)
+
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
-        assert stored.offset is not None
-        self._file.check()
-        raw = self._file.map()[stored.offset : stored.offset + stored.nbytes]
-        table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
         if out.dtype != stored.dtype.newbyteorder("="):
-            out[...] = _labels(table[rows], stored)  # they become int64
+            out[...] = _labels(self._table[rows], stored)  # they become int64
         elif stored.axis == 0:
             # As bytes, since numpy copies a whole table that is not aligned in the file before it takes from it; and
             # with mode="clip", since "raise" gathers into a buffer of its own. The rows have been checked.
-            table, taken = raw.reshape(stored.rows, -1), out.view(np.uint8).reshape(len(rows), -1)
-            np.take(table, rows, axis=0, out=taken, mode="clip")
+            taken = out.view(np.uint8).reshape(len(rows), -1)
+            self._raw.reshape(stored.rows, -1).take(rows, axis=0, out=taken, mode="clip")
             if not stored.dtype.isnative:
                 out.byteswap(inplace=True)
         else:
             for first, end, where in runs(rows):
-                out[where] = table[first:end]
-        self._file.check()
+                out[where] = self._table[first:end]
 
 
 class H5pyReader:
@@ -184,7 +192,6 @@ class H5pyReader:
 
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
-        self._file.check()
         chunk_bytes = stored.chunk_rows * stored.spec.nbytes
         dataset = self._file.dataset(stored.name, chunk_bytes)
         before = (slice(None),) * stored.axis
@@ -196,7 +203,6 @@ class H5pyReader:
                     f"{stored}, rows {first} to {end - 1}: {error}", file=stored.path, dataset=stored.name, row=first
                 ) from error
             out[where] = np.moveaxis(_labels(block, stored), stored.axis, 0)
-        self._file.check()
 
 
 def _labels(values: Array, stored: StoredDataset) -> Array:

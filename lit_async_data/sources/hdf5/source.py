@@ -74,10 +74,8 @@ class HDF5Source:
         # starts[i] is the first sample of file i, and starts[-1] the length of the whole.
         self._starts = np.cumsum([0] + [next(iter(datasets.values())).rows for _, datasets in parts])
         self._files = [OpenFile(file, identity) for file, (identity, _) in zip(self.paths, parts, strict=True)]
-        self._readers: list[dict[str, Reader]] = [
-            {key: reader_for(stored, file) for key, stored in datasets.items()}
-            for file, (_, datasets) in zip(self._files, parts, strict=True)
-        ]
+        self._datasets = [datasets for _, datasets in parts]
+        self._readers = self._new_readers()
         widest = max(first, key=lambda key: first[key].spec.nbytes)
         self._chunks = ChunkLayout(rows=max(datasets[widest].chunk_rows for _, datasets in parts))
 
@@ -107,8 +105,9 @@ class HDF5Source:
             CorruptError: Stored bytes do not decode.
         """
         parts, rows = self._rows(samples)
-        for part in np.unique(parts):
+        for part in [0] if len(self._files) == 1 else np.unique(parts).tolist():
             where = np.flatnonzero(parts == part)
+            self._files[part].check()
             for key, array in out.items():
                 reader = self._readers[part][key]
                 if len(where) == len(rows):
@@ -117,6 +116,7 @@ class HDF5Source:
                     piece = np.empty((len(where), *array.shape[1:]), array.dtype)
                     reader.read(rows[where], piece)
                     array[where] = piece
+            self._files[part].check()
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """File, group and row of samples.
@@ -134,11 +134,20 @@ class HDF5Source:
         """Close every file. Reading opens them again."""
         for file in self._files:
             file.close()
+        self._readers = self._new_readers()  # the old ones hold maps
+
+    def _new_readers(self) -> list[dict[str, Reader]]:
+        return [
+            {key: reader_for(stored, file) for key, stored in datasets.items()}
+            for file, datasets in zip(self._files, self._datasets, strict=True)
+        ]
 
     def _rows(self, samples: Indices) -> tuple[Indices, Indices]:
         if samples.size and (samples.min() < 0 or samples.max() >= len(self)):
             bad = samples[(samples < 0) | (samples >= len(self))][0]
             raise IndexError(f"sample {bad} of {len(self)} in {self}")
+        if len(self._files) == 1:
+            return np.zeros_like(samples), samples
         parts = np.searchsorted(self._starts, samples, side="right") - 1
         return parts, samples - self._starts[parts]
 
