@@ -1,0 +1,110 @@
+"""`AsyncDataModule` without a Trainer: options of stages, classes, and what it says it will do."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
+from lit_async_data.errors import ConfigError, MemoryBudgetError
+from lit_async_data.summary import lines
+from lit_async_data.testing import ArraySource
+
+
+def source(length=1000, **arrays):
+    return ArraySource({"x": np.zeros((length, 3), np.float32), **arrays})
+
+
+def dm_of(**options):
+    return AsyncDataModule(**{"train": source(), "val": source(100), "loader": {"batch_size": 10}} | options)
+
+
+def test_what_will_happen_is_said_for_every_rank():
+    with AsyncLoader(source(10_000), {"batch_size": 128}, rank=3, world_size=8) as loader:
+        first, second, third = lines(loader)
+    assert first.startswith("10,000 samples from ")
+    assert first.endswith(": x float32 (3,)")
+    assert second == "batch 128 × 8 ranks = 1024, 10 steps, shuffle global: every sample is read alone, once per epoch"
+    assert third.startswith("1 worker, queue depth 4: 5 slots of 1.5 KiB = 7.5 KiB, of at most ")
+
+
+def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", data=np.zeros((6400, 4), "u1"), chunks=(64, 4), compression="gzip")
+    with AsyncLoader(HDF5Source(path, ["data"]), {"batch_size": 10}) as loader:
+        assert "61.2 samples are decoded for each one used, since 64 share a compressed chunk" in lines(loader)[1]
+
+
+def test_evaluation_takes_the_options_of_training_without_shuffle_and_drops_nothing():
+    dm = dm_of(loader={"batch_size": 10, "shuffle": True, "drop_last": True, "workers": 2}, test=source(15))
+    options = dm.test_dataloader()[0].options
+    assert (options.shuffle, options.drop_last, options.workers, options.batch_size) == ("none", False, 2, 10)
+    assert len(dm.test_dataloader()[0]) == 2
+
+
+def test_a_stage_may_differ_and_null_inherits():
+    dm = dm_of(val_loader={"batch_size": 50, "workers": None})
+    options = dm.val_dataloader()[0].options
+    assert (options.batch_size, options.workers) == (50, "auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loader": None}, "loader.batch_size: missing"),
+        ({"loader": {"batch_size": 0}}, "loader.batch_size: 0 is not"),
+        ({"loader": 64}, "loader: 64 is neither LoaderOptions nor a mapping"),
+        ({"val_loader": {"batch_sise": 3}}, "val_loader.batch_sise: no such option; did you mean batch_size"),
+        ({"predict_loader": {"workers": -1}}, "predict_loader.workers: -1 is not"),
+        ({"train": [source()]}, "train: .* is not a source"),
+        ({"val": [source(), 3]}, "val: 3 is not a source or a list of sources"),
+        ({"train": None, "val": None}, "train: no source was given"),
+        ({"device_transform": {"training": print}}, "device_transform: 'training' is not one of train, val"),
+    ],
+)
+def test_a_wrong_argument_is_named(options, said):
+    with pytest.raises(ConfigError, match=said):
+        dm_of(**options)
+
+
+def test_slots_beyond_the_budget_are_refused_when_the_loader_is_built():
+    with pytest.raises(MemoryBudgetError, match="memory_budget: 5 slots"):
+        dm_of(loader={"batch_size": 10, "memory_budget": 10}).train_dataloader()
+
+
+@pytest.mark.parametrize("shape", [(1000,), (1000, 1)])
+def test_classes_are_counted(shape):
+    labels = (np.arange(1000) % 7).reshape(shape)
+    dm = dm_of(train=source(y=labels, z=np.zeros((1000, 2), np.int64)))
+    assert dm.num_classes == {"y": 7}
+
+
+def test_a_negative_class_is_refused_with_its_place(h5):
+    path = h5(data=np.zeros((3, 2)), labels=np.array([0, -1, 2]))
+    dm = dm_of(train=HDF5Source(path))
+    with pytest.raises(ConfigError, match=f"field 'labels' has class -1 at .*{path}.*row=1"):
+        _ = dm.num_classes
+    dm.close()
+
+
+def test_transforms_are_chosen_by_stage():
+    calls = {"train": lambda batch: "train", "eval": lambda batch: "eval", "test": lambda batch: "test"}
+    dm = dm_of(device_transform=calls, test=source(10), predict=source(10))
+    assert next(dm.train_dataloader()) == "train"
+    assert next(dm.val_dataloader()[0]) == "eval"
+    assert next(dm.test_dataloader()[0]) == "test"
+    assert next(dm.predict_dataloader()[0]) == "eval"
+    dm.close()
+
+
+def test_close_closes_loaders_and_files(h5):
+    path = h5(data=np.zeros((30, 2)), labels=np.zeros(30, int))
+    dm = dm_of(train=HDF5Source(path), val=None)
+    loader = dm.train_dataloader()
+    next(loader)
+    dm.close()
+    dm.close()
+    assert len(list(dm.train_dataloader())) == 3
+    dm.close()
