@@ -35,11 +35,13 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     import pytorch_lightning as pl
 
-    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    if cfg.ckpt_path is not None and not Path(cfg.ckpt_path).is_file():
+        raise ConfigError(f"ckpt_path: {cfg.ckpt_path} is not a file")
     for stage in ("val", "test", "predict"):
         if OmegaConf.select(cfg, f"data.{stage}.path", default="") is None:
             cfg.data[stage] = None
     datamodule = hydra.utils.instantiate(cfg.data)
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
     model = hydra.utils.instantiate(cfg.model)
     callbacks = [hydra.utils.instantiate(callback) for callback in usable_callbacks(cfg, datamodule)]
     loggers = [hydra.utils.instantiate(logger) for logger in cfg.logger.values()]

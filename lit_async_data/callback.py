@@ -50,6 +50,8 @@ class Waiting:
         return waited / (waited + self.busy_s) if self.steps else 0.0
 
     def __str__(self) -> str:
+        if not self.steps:
+            return "for an unknown time: no batch of training came from an AsyncLoader"
         waited = self.wait_s + self.gap_s
         return (
             f"{waited:.3f} s of {waited + self.busy_s:.1f} s for data ({self.share:.1%}), "
@@ -112,6 +114,11 @@ class DevicePrefetcher(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over the training loaders; a run that resumes in mid-epoch has no other hook before its first batch."""
         self._adopt(trainer.train_dataloader)
+        if not self._active:
+            pl.utilities.rank_zero_warn(
+                "DevicePrefetcher prefetches and measures AsyncLoaders only, and training uses none: give "
+                "the Trainer an AsyncDataModule, or an AsyncLoader"
+            )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over the training loaders, which may have been rebuilt since the last epoch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hydra import compose
@@ -12,7 +13,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import AsyncDataError, ConfigError
+from lit_async_data.options import TORCH_NAMES
 
 
 def check_types(cfg: DictConfig) -> None:
@@ -25,12 +27,14 @@ def check_types(cfg: DictConfig) -> None:
         ConfigError: Names the key as it was typed.
     """
     typed = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
-    values = [override for override in typed if override.key_or_group.find(".") > 0 and not override.is_delete()]
+    chosen = {override.key_or_group: OmegaConf.select(cfg, override.key_or_group, default=None) for override in typed}
+    # A choice of a group puts a node there; what was set by hand is a value.
+    values = [override for override in typed if not isinstance(chosen[override.key_or_group], DictConfig | None)]
     choices = [str(override.input_line) for override in typed if override not in values]
     usual = compose(config_name=HydraConfig.get().job.config_name, overrides=choices)
     for override in values:
         was = OmegaConf.select(usual, override.key_or_group, default=None)
-        now = OmegaConf.select(cfg, override.key_or_group, default=None)
+        now = chosen[override.key_or_group]
         if isinstance(was, bool | int | float) and isinstance(now, str) and now != "auto":
             wanted = "true or false" if isinstance(was, bool) else "a number"
             raise ConfigError(f"{override.key_or_group}: {now!r} is not {wanted} (it is {was} unless set)")
@@ -54,14 +58,15 @@ def explained(error: BaseException, typed: list[str], config_dir: str) -> str:
         return _as_typed(said, typed)
     unknown = re.match(r"Could not override '([^']+)'", said)
     if unknown:
-        return f"{unknown[1]}: no such key; {_near(unknown[1], config_dir)}"
+        return f"{unknown[1]}: no such key; {_near(unknown[1], typed, config_dir)}"
     missing = re.match(r"Missing mandatory value: (\S+)", said)
     if missing:
         return f"{missing[1]}: missing; give it, as in {missing[1]}=VALUE"
     full_key = re.search(r"full_key: (\S+)", str(error))
     if full_key:
         by = [argument for argument in typed if argument.lstrip("+").startswith(full_key[1])]
-        return f"{full_key[1]}: {type(cause).__name__}: {said}{' (set by ' + ', '.join(by) + ')' if by else ''}"
+        kind = "" if isinstance(cause, AsyncDataError) else f"{type(cause).__name__}: "
+        return f"{full_key[1]}: {kind}{said}{' (set by ' + ', '.join(by) + ')' if by else ''}"
     return said
 
 
@@ -70,20 +75,30 @@ def _as_typed(said: str, typed: list[str]) -> str:
     key = said.partition(":")[0]
     for argument in typed:
         name = argument.partition("=")[0].lstrip("+~")
-        if name == key or name.endswith("." + key):
+        if name == key or name.endswith("." + key) or key.endswith("." + name):
             return name + said[len(key) :]
     return said
 
 
-def _near(key: str, config_dir: str) -> str:
+def _near(key: str, typed: list[str], config_dir: str) -> str:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
+    parent, _, last = key.rpartition(".")
+    if parent.endswith("loader") and last in TORCH_NAMES:
+        return TORCH_NAMES[last]
+    if key.startswith("data.") and last == "path" and not any(argument.startswith("data=") for argument in typed):
+        return "for files of your own, add data=hdf5"
     GlobalHydra.instance().clear()
+    groups = {path.name for path in Path(config_dir).iterdir() if path.is_dir()}
+    choices = [argument for argument in typed if argument.partition("=")[0] in groups]
     with initialize_config_dir(config_dir, version_base="1.3"):
-        known = list(_keys(compose(config_name="train")))
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"at the top there are {', '.join(k for k in known if '.' not in k)}"
+        known = list(_keys(compose(config_name="train", overrides=choices)))
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    if near:
+        return f"did you mean {near[0]}?"
+    beside = [name for name in known if name.rpartition(".")[0] == parent]
+    return f"there are {', '.join(beside or [name for name in known if '.' not in name])}"
 
 
 def _keys(node: Any, prefix: str = "") -> Iterator[str]:

@@ -168,6 +168,8 @@ class AsyncDataModule(pl.LightningDataModule):
             for loader in self._built(stage) if stage in stages else []:
                 total += loader.slots * loader.layout.nbytes
                 said += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(lines(loader))]
+        if not said:
+            return f"no data for {', '.join(stages)}"
         return "\n".join([*said, f"{'memory':<8}{readable(total)} of slots in all"])
 
     def __str__(self) -> str:

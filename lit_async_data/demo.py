@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -54,13 +56,15 @@ def _write_digits(path: Path, part: Part) -> None:
     number = list(SHARES).index(part)
     rows = order[ends[number] : ends[number + 1]]
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed into place when it is whole: several ranks may do this at once.
+    # Put into place when it is whole, and by one only: several processes may do this at once.
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".h5", delete=False) as temporary:
         pass
     with h5py.File(temporary.name, "w") as file:
         file["data"] = found.images[rows].astype(np.uint8)[:, None]
         file["labels"] = found.target[rows].astype(np.int64)
-    os.replace(temporary.name, path)
+    with contextlib.suppress(FileExistsError):
+        os.link(temporary.name, path)
+    os.unlink(temporary.name)
 
 
 class ImageClassifier(pl.LightningModule):
@@ -75,7 +79,7 @@ class ImageClassifier(pl.LightningModule):
         channels: Channels of an image.
         classes: Number of classes.
         width: Channels after the first convolution.
-        lr: Learning rate at its peak, for AdamW in one cycle.
+        lr: Learning rate at its peak, for AdamW; it rises over a tenth of the training and falls from there.
     """
 
     def __init__(
@@ -96,23 +100,26 @@ class ImageClassifier(pl.LightningModule):
         """Build the layers, once the data are known."""
         if self.net is not None:
             return
-        hparams, dm = self.hparams, getattr(self.trainer, "datamodule", None)
-        if hparams["channels"] is None or hparams["classes"] is None:
-            if dm is None:
-                raise ConfigError("model.channels, model.classes: give both where there is no AsyncDataModule to ask")
-            shape = dm.spec[hparams["x"]].shape
-            if len(shape) != 3:
+        hparams: Any = self.hparams
+        dm: Any = getattr(self.trainer, "datamodule", None)
+        if dm is None and None in (hparams["channels"], hparams["classes"]):
+            raise ConfigError("model.channels, model.classes: give both where there is no AsyncDataModule to ask")
+        # Into the checkpoint, so that the model can be loaded without the data.
+        if hparams["channels"] is None:
+            hparams["channels"] = _channels(dm, hparams["x"])
+        if hparams["classes"] is None:
+            if hparams["y"] not in dm.num_classes:
                 raise ConfigError(
-                    f"field {hparams['x']!r} has samples of shape {shape}, and this model takes images (C, H, W); "
-                    "set data.train.layout, or another model"
+                    f"field {hparams['y']!r} holds no class numbers: this model takes one whole number each"
                 )
-            # Into the checkpoint, so that the model can be loaded without the data.
-            hparams["channels"], hparams["classes"] = shape[0], dm.num_classes[hparams["y"]]
+            hparams["classes"] = dm.num_classes[hparams["y"]]
         self.net = _network(hparams["channels"], hparams["classes"], hparams["width"])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of shape (N, classes) for images of shape (N, C, H, W)."""
+        """Scores of shape (N, classes) for images of shape (N, C, H, W) or, of one channel, (N, H, W)."""
         assert self.net is not None
+        if images.ndim == 3:
+            images = images[:, None]
         scores: Tensor = self.net(images.to(self.dtype))
         return scores
 
@@ -152,13 +159,34 @@ class ImageClassifier(pl.LightningModule):
         return scores.argmax(1)
 
     def configure_optimizers(self) -> Any:
-        """AdamW in one cycle over the whole training."""
+        """AdamW, with a rate that rises and falls once over the whole training."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
+        steps = float(self.trainer.estimated_stepping_batches)
+
+        def rate(step: int) -> float:
+            # A function of the step and not a state: a run that is resumed for longer goes on along a longer curve.
+            done = min((step + 1) / steps, 1.0)
+            return done / 0.1 if done < 0.1 else (1 + math.cos(math.pi * (done - 0.1) / 0.9)) / 2
+
+        if steps == math.inf:
             return optimizer
-        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.hparams["lr"], total_steps=max(int(steps), 2))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _channels(dm: Any, key: str) -> int:
+    shape = dm.spec[key].shape
+    if len(shape) not in (2, 3):
+        raise ConfigError(
+            f"field {key!r} has samples of shape {shape}, and this model takes images (C, H, W) or (H, W); "
+            "choose another model"
+        )
+    if len(shape) == 3 and shape[2] <= 4 < shape[0]:
+        pl.utilities.rank_zero_warn(
+            f"field {key!r} has samples of shape {shape}; if the last axis holds the channels, set "
+            "data.train.layout=NHWC"
+        )
+    return shape[0] if len(shape) == 3 else 1
 
 
 def _network(channels: int, classes: int, width: int) -> nn.Module:

@@ -38,7 +38,8 @@ class AsyncLoader:
     view of the memory that it was read into. It is yours: whatever you keep of it never changes, and keeping it costs
     memory but never blocks.
 
-    One thread may iterate at a time. Nothing is started or allocated before the first batch.
+    One thread may iterate at a time, and one pass goes at a time: a second ``iter`` ends the first. Nothing is started
+    or allocated before the first batch.
 
     Args:
         source: Where samples come from.
@@ -78,7 +79,7 @@ class AsyncLoader:
         self.source = source
         self.options = LoaderOptions.of(options)
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
-        self.device = torch.device(device or "cpu")
+        self.device = _checked_device(device or "cpu")
         self._device_transform = device_transform
         self._depth = _checked_depth(device_depth)
         #: Who starts the next copy: the loader, at the end of each ``next``, or a callback that calls `prefetch`.
@@ -275,6 +276,17 @@ def _with_ids(spec: BatchSpec) -> BatchSpec:
     if IDS in spec.fields:
         raise ConfigError(f"with_ids: the source has a field {IDS!r} of its own; give that field another key")
     return spec.with_field(IDS, FieldSpec((), np.dtype(np.int64)))
+
+
+def _checked_device(given: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device: {given!r} is no device of torch, such as 'cuda' or 'cpu'") from error
+    found = torch.accelerator.current_accelerator()
+    if device.type not in ("cpu", "mps") and (found is None or found.type != device.type):
+        raise ConfigError(f"device: there is no {device.type} here, only {found.type if found else 'cpu'}")
+    return device
 
 
 def _checked_depth(depth: int) -> int:

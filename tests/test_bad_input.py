@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.errors import (
@@ -432,6 +435,24 @@ def test_a_number_of_ranks_that_is_none_is_named(file, world_size):
 
 def test_a_path_is_no_source(file):
     refused(ConfigError, [f"source: '{file}'", "HDF5Source("], lambda: AsyncLoader(file, {"batch_size": 2}))
+
+
+@pytest.mark.parametrize(("device", "said"), [("cuda", "no cuda here"), ("nonsense", "'nonsense'"), (3.5, "3.5")])
+def test_a_device_that_is_not_there_is_named(file, device, said):
+    if device == "cuda" and torch.cuda.is_available():
+        device, said = "xpu", "no xpu here"
+    refused(ConfigError, ["device: ", said], lambda: AsyncLoader(HDF5Source(file), {"batch_size": 2}, device=device))
+
+
+def test_a_file_that_another_process_writes_is_named_as_such(tmp_path):
+    path = str(tmp_path / "live.h5")
+    write = "import h5py, sys; file = h5py.File(sys.argv[1], 'w'); file['data'] = [1]; print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", write, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        writer.stdout.readline()
+        refused(FormatError, [path, "open for writing in another process"], lambda: HDF5Source(path, ["data"]))
+        writer.communicate("\n", timeout=30)
 
 
 @pytest.mark.parametrize("layout", [5, ["NHWC"], b"NHWC", {"data": 5}], ids=repr)

@@ -33,6 +33,8 @@ LIGHTNING_SAYS = [
     "ignore:.*does not have many workers:UserWarning",
     # After fit, its own checkpoint callback finds the folder that it wrote to.
     "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
+    # A resumed run has a folder of its own.
+    "ignore:The dirpath has changed from:UserWarning",
     "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning",
 ]
 pytestmark = [pytest.mark.filterwarnings(said) for said in LIGHTNING_SAYS]
@@ -126,6 +128,13 @@ def test_every_experiment_runs(typed, choice):
         (["trainer.fast_dev_run=maybe"], "trainer.fast_dev_run: 'maybe' is not true or false"),
         (["model.lr=fast"], "model.lr: 'fast' is not a number (it is 0.01 unless set)"),
         (["trainer.accelerator=tpuu"], "trainer: ValueError: You selected an invalid accelerator name"),
+        (["train=no"], "train: 'no' is not true or false"),
+        (["seed=-1"], "seed: -1 is not a whole number from 0"),
+        (["loader.pin_memory=true"], "loader.pin_memory: no such key; leave it out"),
+        (["loader.xyzzy=2"], "loader.xyzzy: no such key; there are loader.batch_size, loader.shuffle"),
+        (["data.train.path=x.h5"], "data.train.path: no such key; for files of your own, add data=hdf5"),
+        (["data=hdf5", "data.train.pth=x.h5"], "data.train.pth: no such key; did you mean data.train.path?"),
+        (["ckpt_path=nope.ckpt"], "ckpt_path: nope.ckpt is not a file"),
         (["data=hdf5"], "data.train.path: missing; give it, as in data.train.path=VALUE"),
         (["data=hdf5", "data.train.path=no.h5"], "no.h5: there is no such file"),
         (["optimized_metric=val/ac", "train=false", "test=false"], "optimized_metric: 'val/ac' is not one of"),
@@ -188,6 +197,21 @@ def test_a_foreign_file_says_what_is_left_out(composed, tmp_path, monkeypatch):
     assert "callback early_stopping is left out" in text
     assert "no test set (data.test): testing is skipped" in text
     assert said[-1].startswith("training waited ")
+
+
+def test_batch_keys_can_be_chosen_on_the_command_line(composed):
+    cfg = composed("data=hdf5", "data.train.path=x.h5", "data.train.fields={image: images}")
+    assert cfg.data.train.fields == cfg.data.val.fields == {"image": "images"}
+    assert composed("data=hdf5", "data.train.path=x.h5").data.test.fields == {"x": "data", "y": "labels"}
+
+
+def test_a_run_goes_on_from_its_checkpoint_for_longer(typed, tmp_path):
+    once = ["trainer.max_epochs=1", "test=false", *QUIET]
+    assert typed(*once)[1] is None
+    saved = next((tmp_path / "logs").rglob("last.ckpt"))
+    again = ["trainer.max_epochs=2", f"ckpt_path={saved}", "test=false", *QUIET]
+    assert typed(*again)[1] is None
+    assert len(list((tmp_path / "logs").rglob("last.ckpt"))) == 2
 
 
 def test_overrides_reach_what_they_name(composed):

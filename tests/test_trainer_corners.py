@@ -45,6 +45,16 @@ def test_a_step_is_logged_once_however_many_batches_it_takes(accumulate, steps):
     assert rows.steps == steps
 
 
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+def test_a_callback_that_finds_nothing_to_do_says_so():
+    callback = lad.DevicePrefetcher()
+    data = torch.utils.data.DataLoader([{"x": torch.zeros(1), "ids": torch.tensor(0)}], num_workers=0)
+    with pytest.warns(UserWarning, match="measures AsyncLoaders only, and training uses none"):
+        trainer(callback, limit_val_batches=0, log_every_n_steps=1).fit(Recorder(), data)
+    assert str(callback.waited).startswith("for an unknown time")
+
+
 def test_a_trainer_that_never_logs_is_served_too():
     callback = lad.DevicePrefetcher()
     trainer(callback, log_every_n_steps=0).fit(Recorder(), datamodule=datamodule(train=CountingSource()))

@@ -162,7 +162,9 @@ def _files(path: Path | Sequence[Path]) -> list[str]:
     if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
         raise ConfigError(f"path: {path!r} is not a file, a glob or a list of these")
     files = []
-    for item in [os.path.abspath(item) for item in given]:  # absolute: the source may outlive the working folder
+    for item in [
+        os.path.abspath(os.path.expanduser(item)) for item in given
+    ]:  # absolute: the source may outlive the working folder
         found = sorted(glob.glob(item), key=_natural) if glob.has_magic(item) and not os.path.exists(item) else [item]
         if not found:
             raise MissingError(f"{item} matches no file", file=item)
@@ -209,6 +211,8 @@ def _look_at_file(
             datasets = {key: look_at(file, path, name, layouts.get(key)) for key, name in names.items()}
     except OSError as error:
         what = "is not an HDF5 file, or is damaged" if os.access(path, os.R_OK) else "may not be read"
+        if "unable to lock" in str(error) or "already open for write" in str(error):
+            what = "is open for writing in another process; wait until it is closed"
         raise FormatError(f"{path} {what}: {error}", file=path) from error
     lengths = {key: stored.rows for key, stored in datasets.items()}
     if len(set(lengths.values())) > 1:
