@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 from lit_async_data.errors import ConfigError, FormatError, MissingError
+from lit_async_data.sources.hdf5.index import ChunkIndex, built, refusal
 from lit_async_data.spec import FieldSpec
 
 # What a tensor can hold: (kind, itemsize) of numpy.
@@ -49,6 +50,7 @@ class StoredDataset:
         spec: The field as it is delivered.
         offset: Byte of the file at which the raw values begin, if they lie there in one piece; else None.
         chunk_rows: Samples that can only be decoded together.
+        index: Where its chunks lie, if they may be read without libhdf5; else None.
     """
 
     path: str
@@ -59,6 +61,7 @@ class StoredDataset:
     spec: FieldSpec
     offset: int | None
     chunk_rows: int
+    index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
 
     @property
     def rows(self) -> int:
@@ -112,6 +115,7 @@ def look_at(file: h5py.File, path: str, name: str, layout: str | None) -> Stored
         spec=FieldSpec(tuple(stored), dtype, channel),
         offset=_raw_offset(dataset),
         chunk_rows=dataset.chunks[axis] if filtered and dataset.chunks else 1,
+        index=None if refusal(dataset) else built(dataset),
     )
 
 

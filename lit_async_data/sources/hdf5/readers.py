@@ -142,11 +142,6 @@ class Reader(Protocol):
         ...
 
 
-def reader_for(stored: StoredDataset, file: OpenFile) -> Reader:
-    """The fastest reader that reads a dataset right."""
-    return H5pyReader(stored, file) if stored.offset is None else ContiguousReader(stored, file)
-
-
 class ContiguousReader:
     """Gathers rows from a map of the file; holds no lock meanwhile, neither Python's nor libhdf5's."""
 
@@ -167,7 +162,7 @@ class ContiguousReader:
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
         if out.dtype != stored.dtype.newbyteorder("="):
-            out[...] = _labels(self._table[rows], stored)  # they become int64
+            out[...] = labels(self._table[rows], stored)  # they become int64
         elif stored.axis == 0:
             # As bytes, since numpy copies a whole table that is not aligned in the file before it takes from it; and
             # with mode="clip", since "raise" gathers into a buffer of its own. The rows have been checked.
@@ -202,10 +197,10 @@ class H5pyReader:
                 raise CorruptError(
                     f"{stored}, rows {first} to {end - 1}: {error}", file=stored.path, dataset=stored.name, row=first
                 ) from error
-            out[where] = np.moveaxis(_labels(block, stored), stored.axis, 0)
+            out[where] = np.moveaxis(labels(block, stored), stored.axis, 0)
 
 
-def _labels(values: Array, stored: StoredDataset) -> Array:
+def labels(values: Array, stored: StoredDataset) -> Array:
     """Values as they are, after a look at whether those of uint64 that are delivered as int64 can be."""
     if stored.spec.dtype == np.int64 and values.dtype.kind == "u" and int(values.max()) > np.iinfo(np.int64).max:
         raise FormatError(f"{stored} holds the label {values.max()}, which no int64 holds", file=stored.path)
