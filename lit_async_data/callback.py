@@ -162,8 +162,8 @@ class DevicePrefetcher(pl.Callback):
             loader.driven = True
             self._adopted.add(loader)
 
-    def _top_up(self) -> None:
-        for loader in self._active:
+    def _top_up(self, number: int | None = None) -> None:
+        for loader in self._active if number is None else self._active[number : number + 1]:
             loader.prefetch()
 
     # -- batches ---------------------------------------------------------------------------------------------------
@@ -215,23 +215,24 @@ class DevicePrefetcher(pl.Callback):
         }
         for name, value in means.items():
             # A float32 tensor, since a device may know no other; batch_size only to keep Lightning from guessing it.
-            mean = torch.tensor(value, dtype=torch.float32)
+            # On the module's device: several GPUs reduce it there, and nowhere else.
+            mean = torch.tensor(value, dtype=torch.float32, device=pl_module.device)
             # Not to the logger, which has the steps under these names already.
             pl_module.log(name, mean, logger=False, batch_size=1, sync_dist=trainer.world_size > 1)
         pl.utilities.rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}")
 
-    # Evaluation: the same, without a summary. Lightning passes different arguments to each.
-    def on_validation_batch_start(self, *_: Any) -> None:
+    # Evaluation: the same without a summary, and only for the loader whose turn it is.
+    def on_validation_batch_start(self, *_: Any, dataloader_idx: int = 0) -> None:
         """Start the next copy."""
-        self._top_up()
+        self._top_up(_[4] if len(_) > 4 else dataloader_idx)
 
-    def on_test_batch_start(self, *_: Any) -> None:
+    def on_test_batch_start(self, *_: Any, dataloader_idx: int = 0) -> None:
         """Start the next copy."""
-        self._top_up()
+        self._top_up(_[4] if len(_) > 4 else dataloader_idx)
 
-    def on_predict_batch_start(self, *_: Any) -> None:
+    def on_predict_batch_start(self, *_: Any, dataloader_idx: int = 0) -> None:
         """Start the next copy."""
-        self._top_up()
+        self._top_up(_[4] if len(_) > 4 else dataloader_idx)
 
 
 def _leaves(loaders: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from lit_async_data.device import Transform
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
-from lit_async_data.memory import readable
+from lit_async_data.memory import default_budget, readable
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.base import Source
 from lit_async_data.spec import BatchSpec
@@ -147,19 +147,16 @@ class AsyncDataModule(pl.LightningDataModule):
 
     @functools.cached_property
     def num_classes(self) -> dict[str, int]:
-        """For each field of one whole number per sample: one more than its largest value.
+        """For each field of one whole number per sample, none of them negative: one more than the largest.
 
         Read once, over the training source or else the first there is.
-
-        Raises:
-            ConfigError: A class number is negative.
         """
         source = next(source for sources in self.sources.values() for source in sources)
-        return {
-            key: _largest(source, key) + 1
-            for key, field in source.spec.fields.items()
-            if field.dtype.kind in "iu" and math.prod(field.shape) == 1
-        }
+        whole = [
+            key for key, field in source.spec.fields.items() if field.dtype.kind in "iu" and math.prod(field.shape) == 1
+        ]
+        spans = {key: _span(source, key) for key in whole}
+        return {key: largest + 1 for key, (least, largest) in spans.items() if least >= 0}
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """What will be read and how, in lines for people."""
@@ -200,10 +197,12 @@ class AsyncDataModule(pl.LightningDataModule):
         return [self._loader(stage, source, number) for number, source in enumerate(self.sources[stage])]
 
     def _loader(self, stage: Stage, source: Source, number: int) -> AsyncLoader:
-        trainer = self.trainer
+        trainer, options = self.trainer, self._options_of(stage)
+        if trainer is not None and options.memory_budget is None:
+            options = dataclasses.replace(options, memory_budget=default_budget(trainer.num_devices))
         loader = AsyncLoader(
             source,
-            self._options_of(stage),
+            options,
             rank=0 if trainer is None else trainer.global_rank,
             world_size=1 if trainer is None else trainer.world_size,
             device=None if trainer is None else trainer.strategy.root_device,
@@ -253,16 +252,12 @@ def _steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -
     return None
 
 
-def _largest(source: Source, key: str) -> int:
-    field, largest = source.spec[key], 0
+def _span(source: Source, key: str) -> tuple[int, int]:
+    """The least and the largest value of a field."""
+    field, spans = source.spec[key], []
     for first in range(0, len(source), LABELS_AT_ONCE):
         samples = np.arange(first, min(first + LABELS_AT_ONCE, len(source)))
         labels = np.empty((len(samples), *field.stored_shape), field.dtype)
         source.read_into(samples, {key: labels})
-        if labels.min() < 0:
-            bad = int(samples[labels.ravel() < 0][0])
-            raise ConfigError(
-                f"field {key!r} has class {labels.min()} at {source.locate([bad])[0]}; classes begin at 0"
-            )
-        largest = max(largest, int(labels.max()))
-    return largest
+        spans.append((int(labels.min()), int(labels.max())))
+    return min(least for least, _ in spans), max(largest for _, largest in spans)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import tempfile
@@ -62,8 +61,14 @@ def _write_digits(path: Path, part: Part) -> None:
     with h5py.File(temporary.name, "w") as file:
         file["data"] = found.images[rows].astype(np.uint8)[:, None]
         file["labels"] = found.target[rows].astype(np.int64)
-    with contextlib.suppress(FileExistsError):
+    os.chmod(temporary.name, 0o644)
+    try:
         os.link(temporary.name, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        os.replace(temporary.name, path)
+        return
     os.unlink(temporary.name)
 
 
@@ -110,7 +115,7 @@ class ImageClassifier(pl.LightningModule):
         if hparams["classes"] is None:
             if hparams["y"] not in dm.num_classes:
                 raise ConfigError(
-                    f"field {hparams['y']!r} holds no class numbers: this model takes one whole number each"
+                    f"field {hparams['y']!r} holds no class numbers: this model takes one each, 0 or more"
                 )
             hparams["classes"] = dm.num_classes[hparams["y"]]
         self.net = _network(hparams["channels"], hparams["classes"], hparams["width"])

@@ -107,6 +107,7 @@ class ReadError(AsyncDataError):
         if isinstance(cause, AsyncDataError):
             cause.stage = cause.stage or "read"
             cause.worker = worker if cause.worker is None else cause.worker
+            cause.add_note(f"in batch {step} of epoch {epoch}, samples {few(samples)}")
             return cause
         error = ReadError(
             f"batch {step} of epoch {epoch} (samples {few(samples)}) could not be read: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import time
@@ -15,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data import memory
-from lit_async_data.device import Batch, DeviceQueue, InlineQueue, StreamQueue, Transform
-from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError
+from lit_async_data.device import Batch, DeviceQueue, InlineQueue, Transform
+from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.passes import Passes
 from lit_async_data.permutation import Indices
@@ -25,7 +26,8 @@ from lit_async_data.plan import EpochPlan, Schedule
 from lit_async_data.sources.base import Source
 from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.stats import LoaderStats
-from lit_async_data.streams import TorchStreams, has_streams
+from lit_async_data.stream_queue import StreamQueue
+from lit_async_data.streams import TorchStreams, checked_device, has_streams
 
 IDS = "ids"
 
@@ -79,7 +81,7 @@ class AsyncLoader:
         self.source = source
         self.options = LoaderOptions.of(options)
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
-        self.device = _checked_device(device or "cpu")
+        self.device = checked_device("cpu" if device is None else device)
         self._device_transform = device_transform
         self._depth = _checked_depth(device_depth)
         #: Who starts the next copy: the loader, at the end of each ``next``, or a callback that calls `prefetch`.
@@ -121,19 +123,21 @@ class AsyncLoader:
         """
         started = time.perf_counter()
         pipeline, queue = self._running()
+        fill = pipeline.ready + queue.ready
         key = self._passes.advance(self.steps_wanted)
         if key is None:
             raise StopIteration
-        fill = pipeline.ready + queue.ready
         try:
             batch = queue.take(key)
         except BaseException as error:
             # A batch that failed has had its turn. One that never came is asked for again.
-            if isinstance(error, TimeoutError) or not isinstance(error, Exception):
+            if not isinstance(error, ReadError | SourceError | TransformError):
                 self._passes.step_back()
             raise
         if not self.driven:
-            queue.top_up(self._passes.wanted)
+            # This batch is here; what is wrong with a later one is said when that is asked for.
+            with contextlib.suppress(Exception):
+                queue.top_up(self._passes.wanted)
         self._stats = self._stats.after(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
         return batch
 
@@ -177,7 +181,7 @@ class AsyncLoader:
 
     def stats(self) -> LoaderStats:
         """What was handed out, waited for and read so far."""
-        if self._engine is None:
+        if self._engine is None or self._engine[0].forked:
             return self._stats
         pipeline, queue = self._engine
         return self._stats.of(pipeline.stats(), copied=queue.copied)
@@ -219,7 +223,9 @@ class AsyncLoader:
     def _running(self) -> tuple[Pipeline, DeviceQueue]:
         if self._closed:
             raise ClosedError("the loader is closed; build a new one")
-        if self._engine is None:
+        if self._engine is not None:
+            self._engine[0].check()
+        else:
             self._engine = self._built()
             self._closer = weakref.finalize(self, _close, *self._engine)
         return self._engine
@@ -263,8 +269,12 @@ def _schedule(source: Source, options: LoaderOptions, rank: int, world_size: int
 
 
 def _close(pipeline: Pipeline, queue: DeviceQueue) -> None:
-    queue.close()
-    pipeline.close()
+    if pipeline.forked:
+        return  # threads and device belong to another process, and so may be whoever held a lock when it was forked
+    try:
+        queue.close()
+    finally:
+        pipeline.close()
 
 
 def _read(source: Source, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -276,17 +286,6 @@ def _with_ids(spec: BatchSpec) -> BatchSpec:
     if IDS in spec.fields:
         raise ConfigError(f"with_ids: the source has a field {IDS!r} of its own; give that field another key")
     return spec.with_field(IDS, FieldSpec((), np.dtype(np.int64)))
-
-
-def _checked_device(given: torch.device | str) -> torch.device:
-    try:
-        device = torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device: {given!r} is no device of torch, such as 'cuda' or 'cpu'") from error
-    found = torch.accelerator.current_accelerator()
-    if device.type not in ("cpu", "mps") and (found is None or found.type != device.type):
-        raise ConfigError(f"device: there is no {device.type} here, only {found.type if found else 'cpu'}")
-    return device
 
 
 def _checked_depth(depth: int) -> int:

@@ -43,9 +43,14 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-def default_budget() -> int:
-    """Bytes that one loader may hold: a quarter of the memory of this machine or container, per rank of the node."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
+def default_budget(ranks: int | None = None) -> int:
+    """Bytes that one loader may hold: a quarter of the memory of this machine or container, shared by its ranks.
+
+    Args:
+        ranks: Processes of this job on this machine; None for what torchrun says, else 1.
+    """
+    if ranks is None:
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
     return int(DEFAULT_SHARE * machine_memory() / max(ranks, 1))
 
 

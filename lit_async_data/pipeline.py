@@ -91,6 +91,7 @@ class Pipeline:
         self._most_slots = most_slots
         self._timeout_s = timeout_s
         self._pid = os.getpid()
+        self._started = False
         # Everything below is guarded by this.
         self._changed = threading.Condition()
         self._cursor: Key | None = None  # the key to be claimed next; None before the first request
@@ -106,14 +107,14 @@ class Pipeline:
             ClosedError: The pipeline is closed.
             WorkerError: It belongs to another process, or a worker died.
         """
-        self._check()
+        self.check()
         with self._changed:
             head = next(iter(self._claimed), self._cursor)
             if head != key:
                 self._forget()
                 self._cursor = key
                 self._changed.notify_all()
-        if not len(self.ring):
+        if not self._started:
             self._start()
 
     def poll(self, key: Key) -> Filled | None:
@@ -131,12 +132,12 @@ class Pipeline:
             ClosedError, WorkerError: As `prefetch`.
         """
         self.prefetch(key)
-        if not self._workers:
+        if not self._workers and self._claimed.get(key) is None:
             self._fill_here()
         deadline = time.monotonic() + self._timeout_s
         with self._changed:
             while (filled := self._claimed.get(key)) is None:
-                self._check()
+                self.check()
                 if time.monotonic() > deadline:
                     raise self._stalled(key)
                 self._grow()
@@ -160,16 +161,10 @@ class Pipeline:
                 self._stats, ready=self.ready, slots=len(self.ring), slot_bytes=self.layout.nbytes
             )
 
-    def drop(self) -> None:
-        """Forget what was read ahead, and stop reading until the next request."""
-        with self._changed:
-            self._forget()
-            self._cursor = None
-
     def close(self) -> None:
         """End the workers and give back the slots. Idempotent, from any thread; waits a few seconds at most."""
-        if self._pid != os.getpid():
-            return  # the workers are in another process, and so may be whoever held the lock when this one was forked
+        if self.forked:  # the workers are in another process, and so may be whoever held the lock at the fork
+            return
         with self._changed:
             if self._closed:
                 return
@@ -182,8 +177,7 @@ class Pipeline:
             worker.join(max(deadline - time.monotonic(), 0))
         self.ring.clear()
 
-    # -- slots and keys; `_changed` is held ---------------------------------------------------------------------
-
+    # Slots and keys; `_changed` is held.
     def _forget(self) -> None:
         self._generation += 1
         for filled in self._claimed.values():
@@ -204,11 +198,10 @@ class Pipeline:
             for _ in range(min(len(self.ring), self._most_slots - len(self.ring))):
                 self.ring.add(self._allocate())
 
-    # -- workers ------------------------------------------------------------------------------------------------
-
     def _start(self) -> None:
-        for _ in range(min(self._depth + 1, self._most_slots)):
-            self.ring.add(self._allocate())
+        for memory in [self._allocate() for _ in range(min(self._depth + 1, self._most_slots))]:
+            self.ring.add(memory)
+        self._started = True
         for worker in self._workers:
             worker.start()
 
@@ -218,8 +211,6 @@ class Pipeline:
         if slot is None:
             return False
         with self._changed:
-            while self._cursor is None and not self._closed:
-                self._changed.wait(POLL_S)
             if self._closed:
                 return False
             generation, key = self._generation, self._claim()
@@ -248,8 +239,11 @@ class Pipeline:
             self._read(samples, self.layout.views(self.ring.memory(slot), len(samples)))
         except BaseException as caught:
             if worker is None and not isinstance(caught, Exception):
-                self.drop()  # Ctrl-C in the caller's own thread: nothing was read, the next request begins anew
-                self.ring.abandon(slot)
+                # Ctrl-C in the caller's own thread: nothing was read, the next request begins anew.
+                with self._changed:
+                    self._forget()
+                    self._cursor = None
+                    self.ring.abandon(slot)
                 raise
             error = ReadError.of_batch(caught, *key, samples.tolist(), None if worker is None else worker.number)
         if worker is not None:
@@ -274,15 +268,21 @@ class Pipeline:
             self._claimed[key] = filled
             self._changed.notify_all()
 
-    def _check(self) -> None:
-        if self._pid != os.getpid():
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child of the process that built the pipeline."""
+        return self._pid != os.getpid()
+
+    def check(self) -> None:
+        """Raise what stands in the way of the next batch: `ClosedError` or `WorkerError`."""
+        if self.forked:
             raise WorkerError(
                 f"this loader was built in process {self._pid} and cannot be used in its fork {os.getpid()}, where its "
                 "threads do not exist; build it in the child"
             )
         if self._closed:
             raise ClosedError("the loader is closed; build a new one")
-        for worker in self._workers if len(self.ring) else ():
+        for worker in self._workers if self._started else ():
             if not worker.alive:
                 raise WorkerError(
                     f"{worker}: its thread ended without an error; close the loader", worker=worker.number

@@ -7,10 +7,28 @@ from typing import Any, Protocol
 
 import torch
 
+from lit_async_data.errors import ConfigError
+
 
 def has_streams(device: torch.device) -> bool:
     """Whether copies to this device can overlap with its work. Lightning itself refuses it for CPU and MPS."""
-    return device.type not in ("cpu", "mps")
+    return device.type not in ("cpu", "mps", "meta", "xla")
+
+
+def checked_device(given: torch.device | str) -> torch.device:
+    """A device that is there.
+
+    Raises:
+        ConfigError: It is not, or it is none.
+    """
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device: {given!r} is no device of torch, such as 'cuda' or 'cpu'") from error
+    found = torch.accelerator.current_accelerator()
+    if device.type not in ("cpu", "mps") and (found is None or found.type != device.type):
+        raise ConfigError(f"device: there is no {device.type} here, only {found.type if found else 'cpu'}")
+    return device
 
 
 class Streams(Protocol):

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_async_data import device as device_module
-from lit_async_data.device import StreamQueue
-from lit_async_data.errors import ReadError, TransformError
+from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import allocated
 from lit_async_data.options import LoaderOptions
@@ -19,6 +17,7 @@ from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import EpochPlan, Key, Schedule
 from lit_async_data.ring import COPYING
 from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec
+from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.testing import ArraySource, FakeStreams, raw
 
 # x is large and has a copy of its own; y and z travel in one block.
@@ -266,8 +265,6 @@ def test_what_is_dropped_before_it_was_handed_over_is_waited_for():
     streams = FakeStreams("side")
     with queue_on(streams) as queue:
         queue.take(Key(0, 0))
-        queue._pipeline.get(Key(0, 1))
-        queue._pipeline.drop()
         queue._tickets.append(queue._reserved(Key(0, 1)))
         queue._submit(queue._tickets[0], queue._pipeline.get(Key(0, 1)))
         before = len(streams.calls)
@@ -353,6 +350,45 @@ def test_a_transform_that_fails_is_an_error_at_its_place():
         assert queue.take(Key(0, 2))["y"].shape == (BATCH,)
 
 
+def test_a_transform_that_fails_lets_its_copy_end_before_its_memory_is_given_out_again():
+    streams = FakeStreams("side")
+
+    def transform(batch):
+        raise KeyError("mine")
+
+    with queue_on(streams, transform=transform, depth=0) as queue:
+        with pytest.raises(TransformError):
+            queue.take(Key(0, 0))
+        other = streams.empty((BATCH, 100, 100, 3), torch.uint8)
+        streams.launch("step", lambda: other.fill_(7))
+        streams.synchronize()
+        assert (other == 7).all()
+
+
+def test_whatever_a_transform_raises_is_raised_when_its_batch_is_asked_for():
+    streams = FakeStreams("side")
+    error = FormatError("mine")
+
+    def transform(batch):
+        raise error
+
+    with queue_on(streams, transform=transform) as queue:
+        queue._pipeline.poll = queue._pipeline.get
+        queue.top_up(Key(0, 0))
+        with pytest.raises(FormatError, match="mine"):
+            queue.take(Key(0, 0))
+
+
+def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
+    class Broken(FakeStreams):
+        def happened(self, event, *, block):
+            raise RuntimeError("device-side assert triggered")
+
+    with queue_on(Broken("side")) as queue:
+        queue.take(Key(0, 0))
+    assert "could not be waited for: device-side assert" in caplog.text
+
+
 # -- through the loader ------------------------------------------------------------------------------------------------
 
 
@@ -394,7 +430,6 @@ def test_batches_arrive_on_a_gpu(shape):
 
 
 def test_inline_devices_are_cpu_and_mps():
-    assert not device_module.__dict__.get("has_streams")
     from lit_async_data.streams import has_streams
 
     assert not has_streams(torch.device("cpu"))

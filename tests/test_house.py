@@ -34,6 +34,7 @@ ORDER = [
     "pipeline",
     "streams",
     "device",
+    "stream_queue",
     "passes",
     "loader",
     "summary",

@@ -256,14 +256,6 @@ def test_what_is_wanted_already_is_not_read_again():
         assert gate.asked[:3] == [0, 4, 8]
 
 
-def test_drop_stops_reading_until_the_next_request():
-    with running() as pipeline:
-        taken(pipeline, Key(0, 0))
-        pipeline.drop()
-        assert pipeline.ready == 0
-        assert epoch(pipeline, 3) == WHOLE
-
-
 # -- slots that the user keeps -----------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,8 @@ from lit_async_data.spec import FieldSpec
 # What a tensor can hold: (kind, itemsize) of numpy.
 TENSOR_TYPES = {("b", 1), *((k, n) for k in "iu" for n in (1, 2, 4, 8)), *(("f", n) for n in (2, 4, 8))}
 TENSOR_TYPES |= {("c", 8), ("c", 16)}
+# Values at either end that are read both ways before an offset is believed.
+PROVED = 512
 # Names shown when one was not found.
 NAMES_SHOWN = 12
 
@@ -228,12 +230,14 @@ def _raw_offset(dataset: h5py.Dataset) -> int | None:
     plain = dataset.dtype.kind in "iuf" and dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
     if offset is None or dataset.chunks is not None or not plain:
         return None
-    # A last proof that the offset means what it seems to: the first and the last line, read both ways.
-    length = dataset.shape[-1] * dataset.dtype.itemsize
+    # A last proof that the offset means what it seems to: the first and the last values, read both ways.
+    values = min(dataset.shape[-1], PROVED)
+    length = values * dataset.dtype.itemsize
     last = offset + math.prod(dataset.shape) * dataset.dtype.itemsize - length
+    ends = ((0, slice(0, values), offset), (-1, slice(dataset.shape[-1] - values, None), last))
     with open(dataset.file.filename, "rb", buffering=0) as raw:
-        for corner, at in ((0, offset), (-1, last)):
-            line = dataset[(corner,) * (dataset.ndim - 1)] if dataset.ndim > 1 else dataset[()][...]
+        for corner, some, at in ends:
+            line = dataset[(*(corner,) * (dataset.ndim - 1), some)]
             if os.pread(raw.fileno(), length, at) != line.astype(dataset.dtype, copy=False).tobytes():
                 return None
     return int(offset)

@@ -5,12 +5,14 @@ An `OpenFile` is shared by the readers of a file. Readers are safe to call from 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import mmap
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import h5py
@@ -22,6 +24,8 @@ from lit_async_data.permutation import Indices
 from lit_async_data.sources.hdf5.dataset import FileIdentity, StoredDataset
 
 Array = npt.NDArray[Any]
+# Seconds that `close` waits for a thread that is opening the file.
+LOCK_S = 1.0
 
 
 class OpenFile:
@@ -36,11 +40,13 @@ class OpenFile:
         self.path = path
         self._identity = identity
         self._lock = threading.Lock()
+        self._reading = 0
         self._reset()
 
     def _reset(self) -> None:
         self._pid: int | None = None  # of the process that opened the handles
         self._closer: weakref.finalize[Any, Any] | None = None
+        self._leaving = False
         self._descriptor: int | None = None
         self._map: npt.NDArray[np.uint8] | None = None
         self._h5py: h5py.File | None = None
@@ -101,29 +107,57 @@ class OpenFile:
                 self._map = np.frombuffer(mapped, np.uint8)
             return self._map
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read inside: the file is checked before and after, and stays open until the last reader has left."""
+        with self._lock:
+            self._reading += 1
+        try:
+            self.check()
+            yield
+            self.check()
+        finally:
+            with self._lock:
+                self._reading -= 1
+                if self._leaving and not self._reading:
+                    self._close()
+
     def dataset(self, name: str, chunk_bytes: int) -> h5py.Dataset:
         """A dataset through h5py, with a chunk cache that holds at least two of its chunks."""
         self._check_process()
         with self._lock:
             if self._h5py is None:
-                cache = max(16 * 2**20, 2 * chunk_bytes)
-                opened = h5py.File(self.path, "r", rdcc_nbytes=cache, locking="best-effort")
+                opened = h5py.File(self.path, "r", locking="best-effort")
                 # By path, unlike the descriptor: it may be another file by now.
                 self._check_same(opened.id.get_vfd_handle())
                 self._h5py, self._pid = opened, os.getpid()
             if name not in self._datasets:
-                self._datasets[name] = self._h5py[name]
+                access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+                # Slots of the cache's table: a prime well above the chunks it can hold, as HDF5 advises.
+                access.set_chunk_cache(12421, max(16 * 2**20, 2 * chunk_bytes), 0.75)
+                self._datasets[name] = h5py.Dataset(h5py.h5d.open(self._h5py.id, name.encode(), access))
             return self._datasets[name]
 
     def close(self) -> None:
-        """Close every handle. The map goes when the last array made from it does."""
-        with self._lock:
-            if self._pid in (os.getpid(), None):
-                if self._h5py is not None:
-                    self._h5py.close()
-                if self._closer is not None:
-                    self._closer()
-            self._reset()
+        """Close every handle, now or when the last reader has left. The map goes with the last array made from it."""
+        # With a time-out: a thread may be stuck while it opens the file, on a disk that is gone.
+        if not self._lock.acquire(timeout=LOCK_S):
+            return
+        try:
+            if self._reading:
+                self._leaving = True
+            else:
+                self._close()
+        finally:
+            self._lock.release()
+
+    def _close(self) -> None:
+        if self._pid in (os.getpid(), None):
+            if self._h5py is not None:
+                self._h5py.close()
+            if self._closer is not None:
+                self._closer()
+        self._reset()
 
     def _check_process(self) -> None:
         if self._pid not in (os.getpid(), None):

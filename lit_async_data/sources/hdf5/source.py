@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import glob
 import os
 import re
@@ -12,7 +13,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, FormatError, MissingError
+from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location
 from lit_async_data.sources.hdf5.chunked import ChunkedReader
@@ -115,16 +116,23 @@ class HDF5Source:
         parts, rows = self._rows(samples)
         for part in [0] if len(self._files) == 1 else np.unique(parts).tolist():
             where = np.flatnonzero(parts == part)
-            self._files[part].check()
-            for key, array in out.items():
-                reader = self._readers[part][key]
-                if len(where) == len(rows):
-                    reader.read(rows, array)
-                else:
-                    piece = np.empty((len(where), *array.shape[1:]), array.dtype)
-                    reader.read(rows[where], piece)
-                    array[where] = piece
-            self._files[part].check()
+            try:
+                with self._files[part].reading():
+                    self._read_part(part, rows, where, out)
+            except SourceError as error:
+                if error.row is not None and error.sample_id is None:
+                    error.sample_id = int(self._starts[part]) + error.row
+                raise
+
+    def _read_part(self, part: int, rows: Indices, where: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        for key, array in out.items():
+            reader = self._readers[part][key]
+            if len(where) == len(rows):
+                reader.read(rows, array)
+            else:
+                piece = np.empty((len(where), *array.shape[1:]), array.dtype)
+                reader.read(rows[where], piece)
+                array[where] = piece
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """File, group and row of samples.
@@ -184,7 +192,7 @@ def _files(path: Path | Sequence[Path]) -> list[str]:
         if not found:
             raise MissingError(f"{item} matches no file", file=item)
         files += found
-    twice = sorted({file for file in files if files.count(file) > 1})
+    twice = sorted(file for file, times in collections.Counter(files).items() if times > 1)
     if twice:
         raise ConfigError(f"path: {twice[0]} is named twice; its samples would count double")
     return files
