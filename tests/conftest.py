@@ -36,9 +36,12 @@ def open_files() -> set[str]:
 
 
 def shared_memory() -> set[str]:
-    """What this process has mapped of it; the folder itself shows that of others too."""
+    """What this process has mapped of it; the folder itself shows that of others too.
+
+    But for semaphores: tqdm makes one for its lock, and keeps it.
+    """
     maps = Path("/proc/self/maps").read_text().split()
-    return {part for part in maps if part.startswith(("/dev/shm/", "/memfd:"))}
+    return {part for part in maps if part.startswith(("/dev/shm/", "/memfd:")) and "/sem." not in part}
 
 
 def alive() -> dict[str, set[Any]]:
