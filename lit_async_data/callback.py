@@ -222,17 +222,38 @@ class DevicePrefetcher(pl.Callback):
         pl.utilities.rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}")
 
     # Evaluation: the same without a summary, and only for the loader whose turn it is.
-    def on_validation_batch_start(self, *_: Any, dataloader_idx: int = 0) -> None:
+    def on_validation_batch_start(
+        self,
+        trainer: pl.Trainer,  # noqa: ARG002
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+        dataloader_idx: int = 0,
+    ) -> None:
         """Start the next copy."""
-        self._top_up(_[4] if len(_) > 4 else dataloader_idx)
+        self._top_up(dataloader_idx)
 
-    def on_test_batch_start(self, *_: Any, dataloader_idx: int = 0) -> None:
+    def on_test_batch_start(
+        self,
+        trainer: pl.Trainer,  # noqa: ARG002
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+        dataloader_idx: int = 0,
+    ) -> None:
         """Start the next copy."""
-        self._top_up(_[4] if len(_) > 4 else dataloader_idx)
+        self._top_up(dataloader_idx)
 
-    def on_predict_batch_start(self, *_: Any, dataloader_idx: int = 0) -> None:
+    def on_predict_batch_start(
+        self,
+        trainer: pl.Trainer,  # noqa: ARG002
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+        dataloader_idx: int = 0,
+    ) -> None:
         """Start the next copy."""
-        self._top_up(_[4] if len(_) > 4 else dataloader_idx)
+        self._top_up(dataloader_idx)
 
 
 def _leaves(loaders: Any) -> list[Any]:

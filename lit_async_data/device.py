@@ -67,7 +67,10 @@ class InlineQueue:
     def take(self, key: Key) -> Batch:
         filled = self._pipeline.get(key)
         if filled.error is not None:
-            raised(filled.error)
+            try:
+                raise filled.error
+            finally:
+                del filled  # or error, traceback and this frame were a cycle, and kept a loader that is dropped
         batch = self._handed_out(filled)
         if self._transform is None:
             return batch
@@ -103,14 +106,6 @@ class InlineQueue:
                 "out as copies from here on, which costs time; keep fewer batches or raise memory_budget",
                 slots,
             )
-
-
-def raised(error: Exception) -> None:
-    """Raise without a cycle of error, traceback and frame, which would keep the loader until garbage collection."""
-    try:
-        raise error
-    finally:
-        del error
 
 
 def transformed(transform: Transform, batch: Batch, key: Key) -> Batch:

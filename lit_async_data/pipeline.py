@@ -177,7 +177,6 @@ class Pipeline:
             worker.join(max(deadline - time.monotonic(), 0))
         self.ring.clear()
 
-    # Slots and keys; `_changed` is held.
     def _forget(self) -> None:
         self._generation += 1
         for filled in self._claimed.values():
@@ -249,6 +248,7 @@ class Pipeline:
         if worker is not None:
             worker.rest()
         self._deliver(Filled(slot, samples, error), key, generation, time.perf_counter() - started)
+        error = None  # its cause's traceback ends in this frame: a cycle, which would keep whoever catches it
 
     def _deliver(self, filled: Filled, key: Key, generation: int, seconds: float) -> None:
         with self._changed:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_async_data.device import Batch, Transform, raised, transformed
+from lit_async_data.device import Batch, Transform, transformed
 from lit_async_data.pipeline import Filled, Pipeline
 from lit_async_data.plan import Key
 from lit_async_data.spec import BatchLayout
@@ -85,7 +85,10 @@ class StreamQueue:
             self._submit(ticket, self._pipeline.get(key))
         if ticket.error is not None:
             self._let_go(ticket)
-            raised(ticket.error)
+            try:
+                raise ticket.error
+            finally:
+                del ticket  # as in `InlineQueue.take`
         return self._handed_out(ticket)
 
     def top_up(self, key: Key) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import threading
@@ -260,6 +261,21 @@ def test_an_error_comes_at_its_place_and_iteration_can_go_on(workers):
         assert seen([next(loader), next(loader)]) == list(range(12, 18))
         with pytest.raises(StopIteration):
             next(loader)
+
+
+def test_a_loader_that_is_dropped_after_an_error_is_closed_without_garbage_collection():
+    """With workers. Without any there is nothing to close, and Python's own frames keep it until a collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        loader = loader_of(Bad(1), shuffle="none", workers=1)
+        with contextlib.suppress(ReadError):
+            next(loader)
+        gone = weakref.ref(loader)
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_device_transform_runs_once_on_every_batch():

@@ -110,6 +110,7 @@ class OpenFile:
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Read inside: the file is checked before and after, and stays open until the last reader has left."""
+        self._check_process()  # before the lock, which another thread may have held when this process was forked
         with self._lock:
             self._reading += 1
         try:
