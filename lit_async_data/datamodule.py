@@ -163,7 +163,7 @@ class AsyncDataModule(pl.LightningDataModule):
         said, total = [], 0
         for stage in STAGES:
             for loader in self._built(stage) if stage in stages else []:
-                total += loader.slots * loader.layout.nbytes
+                total += loader.budget.total
                 said += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(lines(loader))]
         if not said:
             return f"no data for {', '.join(stages)}"

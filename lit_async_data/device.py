@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from lit_async_data.errors import AsyncDataError, TransformError
-from lit_async_data.pipeline import Filled, Pipeline
+from lit_async_data.job import Filled
+from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import Key
 
 log = logging.getLogger(__name__)
@@ -85,12 +86,13 @@ class InlineQueue:
 
     def _handed_out(self, filled: Filled) -> Batch:
         ring, layout, count = self._pipeline.ring, self._pipeline.layout, len(filled.samples)
-        if layout.large and not self._pipeline.must_copy():
-            views = layout.views(ring.lend(filled.slot), count)
+        if layout.large and not self._pipeline.must_copy(filled.place):
+            views = layout.views(ring.lend(filled.place), count, filled.first)
             arrays = {key: view.copy() if key in layout.small else view for key, view in views.items()}
         else:
-            arrays = {key: view.copy() for key, view in layout.views(ring.memory(filled.slot), count).items()}
-            ring.drop(filled.slot)
+            views = layout.views(ring.memory(filled.place), count, filled.first)
+            arrays = {key: view.copy() for key, view in views.items()}
+            ring.drop(filled.place)
             if layout.large:
                 self._say_once(len(ring))
         # Not an inference tensor, even where Lightning validates: it may outlive that.

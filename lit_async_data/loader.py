@@ -17,7 +17,8 @@ import torch
 
 from lit_async_data import memory
 from lit_async_data.device import Batch, DeviceQueue, InlineQueue, Transform
-from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
+from lit_async_data.errors import ClosedError, ConfigError, ReadError, SourceError, TransformError
+from lit_async_data.job import together
 from lit_async_data.options import LoaderOptions
 from lit_async_data.passes import Passes
 from lit_async_data.permutation import Indices
@@ -93,9 +94,8 @@ class AsyncLoader:
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
         self.spec = _with_ids(source.spec) if self.options.with_ids else source.spec
-        self.layout = BatchLayout(self.spec, self._schedule.capacity)
-        self.memory_budget = self.options.memory_budget or memory.default_budget()
-        self._check_budget()
+        self._limit = self.options.memory_budget or memory.default_budget()
+        self.budget.check()
         self._stats = LoaderStats()
         self._engine: tuple[Pipeline, DeviceQueue] | None = None
         self._closer: weakref.finalize[Any, Any] | None = None
@@ -203,22 +203,26 @@ class AsyncLoader:
     # -- the machinery --------------------------------------------------------------------------------------------
 
     @property
-    def slots(self) -> int:
-        """Slots of memory that are allocated before the first batch."""
+    def layout(self) -> BatchLayout:
+        """Where the batches of a slot lie in it, and how many there are."""
+        one = BatchLayout(self.spec, self._schedule.capacity)
+        if not self._workers or not self.source.chunks.plain or has_streams(self.device):
+            return one
+        most = self._limit // (self._slots * one.nbytes)
+        return BatchLayout(self.spec, self._schedule.capacity, together(one.nbytes, min(most, len(self))))
+
+    @property
+    def budget(self) -> memory.Budget:
+        """The memory that the loader will hold, and the most it may."""
+        return memory.Budget(self._slots, self.layout.nbytes, self._limit)
+
+    @property
+    def _slots(self) -> int:
         return self.options.queue_depth + 1 if self._workers else 2
 
     @property
     def _workers(self) -> int:
         return self.options.worker_count if self._depth else 0
-
-    def _check_budget(self) -> None:
-        needed = self.slots * self.layout.nbytes
-        if needed > self.memory_budget:
-            raise MemoryBudgetError(
-                f"memory_budget: {self.slots} slots of {memory.readable(self.layout.nbytes)} need {needed} bytes "
-                f"({memory.readable(needed)}), over the budget of {self.memory_budget} "
-                f"({memory.readable(self.memory_budget)}); set a smaller batch_size or queue_depth, or raise it"
-            )
 
     def _running(self) -> tuple[Pipeline, DeviceQueue]:
         if self._closed:
@@ -231,15 +235,15 @@ class AsyncLoader:
         return self._engine
 
     def _built(self) -> tuple[Pipeline, DeviceQueue]:
-        on_device = has_streams(self.device)
+        on_device, layout, budget = has_streams(self.device), self.layout, self.budget
         pipeline = Pipeline(
             functools.partial(_read, self.source) if self.options.with_ids else self.source.read_into,
             self._schedule,
-            self.layout,
-            functools.partial(memory.allocated, self.layout.nbytes, pinned=on_device),
+            layout,
+            functools.partial(memory.allocated, layout.nbytes, pinned=on_device),
             workers=self._workers,
-            depth=self.slots - 1,
-            most_slots=self.memory_budget // self.layout.nbytes,
+            slots=budget.slots,
+            most_slots=budget.most_slots,
             timeout_s=self.options.timeout_s,
         )
         if on_device:

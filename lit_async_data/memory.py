@@ -1,10 +1,11 @@
-"""Where slots live: pageable or pinned memory, and how much of it there may be.
+"""Where slots live: pageable or pinned memory; and `Budget`, how much of it there may be.
 
 The only module that knows about pinning.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import mmap
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.spec import Bytes
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,52 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
     # An anonymous map rather than np.empty: it goes back to the system at once when it is dropped.
     # Private, so that a child made by fork cannot write to it.
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What a loader will hold, against what it may.
+
+    Attributes:
+        slots: Slots that are allocated before the first batch.
+        slot_bytes: Bytes of one.
+        limit: Bytes that the loader may hold in all.
+
+    Example:
+        >>> str(Budget(slots=5, slot_bytes=2**20, limit=2**30))
+        '5 slots of 1.0 MiB = 5.0 MiB, of at most 1.0 GiB'
+    """
+
+    slots: int
+    slot_bytes: int
+    limit: int
+
+    @property
+    def total(self) -> int:
+        """Bytes that are held from the first batch on."""
+        return self.slots * self.slot_bytes
+
+    @property
+    def most_slots(self) -> int:
+        """Slots that there may be if the user keeps batches."""
+        return self.limit // self.slot_bytes
+
+    def check(self) -> None:
+        """Refuse what does not fit.
+
+        Raises:
+            MemoryBudgetError: With the bytes that it needs.
+        """
+        if self.total > self.limit:
+            raise MemoryBudgetError(
+                f"memory_budget: {self.slots} slots of {readable(self.slot_bytes)} need {self.total} bytes "
+                f"({readable(self.total)}), over the budget of {self.limit} ({readable(self.limit)}); set a smaller "
+                "batch_size or queue_depth, or raise it"
+            )
+
+    def __str__(self) -> str:
+        slots = f"{self.slots} slots of {readable(self.slot_bytes)} = {readable(self.total)}"
+        return f"{slots}, of at most {readable(self.limit)}"
 
 
 def default_budget(ranks: int | None = None) -> int:

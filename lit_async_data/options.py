@@ -50,7 +50,8 @@ class LoaderOptions:
         workers: Reader threads. 0 reads in the caller's thread, so that a debugger stops there. ``"auto"``
             is 1: one thread gathers at 0.6 of the speed of memory, and h5py's lock lets a second
             thread only wait (``benchmarks/first.py``).
-        queue_depth: Batches being filled or ready on the host, ≥ 1. Slots of memory: ``queue_depth + 1``.
+        queue_depth: Slots of memory being filled or ready on the host, ≥ 1; there is one more. A slot holds a
+            batch, or several small ones (up to 8 MiB) where reading is no more than a copy.
         memory_budget: Bytes this loader may hold in slots. None: a quarter of the memory this machine or
             its container has, shared by the ranks of the node.
         timeout_s: Seconds without a batch after which `StalledError` is raised.

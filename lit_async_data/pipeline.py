@@ -1,7 +1,7 @@
 """The `Pipeline`: owner of ring and workers; keeps the next batches of an endless order ready.
 
 The order is a sequence of keys (epoch, step); after the last step of an epoch comes ``(epoch + 1, 0)``, so its end
-drains nothing. Workers take a free slot, claim the next key, and fill. The consumer asks for a key: if it is the head
+drains nothing. Workers take a free slot, claim the next keys, and fill. The consumer asks for a key: if it is the head
 of what is being read, nothing is dropped, else everything is and reading begins there.
 
 The failure contract:
@@ -23,14 +23,10 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
-
-from lit_async_data.errors import ClosedError, ReadError, StalledError, WorkerError
-from lit_async_data.permutation import Indices
+from lit_async_data.errors import ClosedError, StalledError, WorkerError
+from lit_async_data.job import Filled, Job, Read
 from lit_async_data.plan import Key, Schedule
 from lit_async_data.ring import READY, Ring
 from lit_async_data.spec import BatchLayout, Bytes
@@ -43,28 +39,16 @@ POLL_S = 0.5
 CLOSE_S = 5.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Filled:
-    """A batch that has been read into a slot, or the error that came instead."""
-
-    slot: int
-    samples: Indices
-    error: Exception | None = None
-
-
-Read = Callable[[Indices, Mapping[str, npt.NDArray[Any]]], None]
-
-
 class Pipeline:
     """Batches read ahead, in order. One consumer at a time; it may be another thread each time.
 
     Args:
         read: Reads samples into arrays, from any thread (`Source.read_into`).
         schedule: The endless order of batches.
-        layout: Where fields lie in a slot.
+        layout: Where fields lie in a slot, and how many batches it is for.
         allocate: Memory for one slot.
         workers: Reader threads; 0 reads in the caller's thread when it asks.
-        depth: Batches being filled or ready. There is one slot more, for the one that is handed out.
+        slots: Slots to begin with: those being filled or ready, and one for what is handed out.
         most_slots: Slots that the memory budget allows.
         timeout_s: Seconds to wait for a batch.
     """
@@ -77,17 +61,17 @@ class Pipeline:
         allocate: Callable[[], Bytes],
         *,
         workers: int,
-        depth: int,
+        slots: int,
         most_slots: int,
         timeout_s: float,
     ) -> None:
         self.layout = layout
-        self.ring = Ring([])
+        self.ring = Ring([], layout.batches)
         self._read = read
         self.schedule = schedule
         self._allocate = allocate
         self._workers = [ThreadWorker(number, self._work) for number in range(workers)]
-        self._depth = depth
+        self._slots = slots
         self._most_slots = most_slots
         self._timeout_s = timeout_s
         self._pid = os.getpid()
@@ -97,6 +81,7 @@ class Pipeline:
         self._cursor: Key | None = None  # the key to be claimed next; None before the first request
         self._claimed: dict[Key, Filled | None] = {}  # in the order of keys; None while it is being filled
         self._generation = 0  # of what is wanted; what belongs to an older one is thrown away
+        self._together = 1  # batches to be claimed at once
         self._closed = False
         self._stats = ReadStats()
 
@@ -145,9 +130,10 @@ class Pipeline:
             del self._claimed[key]
             return filled
 
-    def must_copy(self) -> bool:
+    def must_copy(self, place: int) -> bool:
         """Whether a batch must be handed out as a copy: the user keeps all other slots, and the budget is spent."""
-        return self.ring.held >= len(self.ring) - 1 and len(self.ring) >= self._most_slots
+        slots = len(self.ring)
+        return slots >= self._most_slots and len(self.ring.held - {place // self.ring.batches}) >= slots - 1
 
     @property
     def ready(self) -> int:
@@ -179,26 +165,34 @@ class Pipeline:
 
     def _forget(self) -> None:
         self._generation += 1
+        self._together = 1
         for filled in self._claimed.values():
             if filled is not None and filled.error is None:
-                self.ring.drop(filled.slot)
+                self.ring.drop(filled.place)
         self._claimed.clear()
 
-    def _claim(self) -> Key:
+    def _claim(self, slot: int, worker: int | None) -> Job:
+        """The next batches for a slot; few at first, so that the first one comes soon."""
         assert self._cursor is not None
-        key = self._cursor
-        self._claimed[key] = None
-        self._cursor = self.schedule.following(key)
-        return key
+        places = self.ring.places(slot)
+        keys = [self._cursor]
+        while True:
+            self._claimed[keys[-1]] = None
+            self._cursor = self.schedule.following(keys[-1])
+            if len(keys) == min(self._together, len(places)) or self._cursor.epoch != keys[0].epoch:
+                break
+            keys.append(self._cursor)
+        self._together *= 2
+        return Job(places, keys, self._generation, worker)
 
     def _grow(self) -> None:
         """More slots, if the user keeps all there are: as many again, within the budget."""
-        if self.ring.held == len(self.ring):
+        if len(self.ring.held) == len(self.ring):
             for _ in range(min(len(self.ring), self._most_slots - len(self.ring))):
                 self.ring.add(self._allocate())
 
     def _start(self) -> None:
-        for memory in [self._allocate() for _ in range(min(self._depth + 1, self._most_slots))]:
+        for memory in [self._allocate() for _ in range(min(self._slots, self._most_slots))]:
             self.ring.add(memory)
         self._started = True
         for worker in self._workers:
@@ -212,8 +206,10 @@ class Pipeline:
         with self._changed:
             if self._closed:
                 return False
-            generation, key = self._generation, self._claim()
-        self._fill(slot, key, generation, worker)
+            job = self._claim(slot, worker.number)
+        worker.begin(job)
+        self._fill(job)
+        worker.rest()
         return True
 
     def _fill_here(self) -> None:
@@ -224,48 +220,42 @@ class Pipeline:
             slot = self.ring.take(timeout=0)
         assert slot is not None  # the last slot is never lent: see `must_copy`
         with self._changed:
-            generation, key = self._generation, self._claim()
-        self._fill(slot, key, generation, None)
-
-    def _fill(self, slot: int, key: Key, generation: int, worker: ThreadWorker | None) -> None:
-        started = time.perf_counter()
-        samples = _NO_SAMPLES
-        error: Exception | None = None
+            job = self._claim(slot, None)
         try:
-            samples = self.schedule.plan(key.epoch).batch(key.step).samples
-            if worker is not None:
-                worker.begin(key, samples)
-            self._read(samples, self.layout.views(self.ring.memory(slot), len(samples)))
-        except BaseException as caught:
-            if worker is None and not isinstance(caught, Exception):
-                # Ctrl-C in the caller's own thread: nothing was read, the next request begins anew.
-                with self._changed:
-                    self._forget()
-                    self._cursor = None
-                    self.ring.abandon(slot)
-                raise
-            error = ReadError.of_batch(caught, *key, samples.tolist(), None if worker is None else worker.number)
-        if worker is not None:
-            worker.rest()
-        self._deliver(Filled(slot, samples, error), key, generation, time.perf_counter() - started)
-        error = None  # its cause's traceback ends in this frame: a cycle, which would keep whoever catches it
+            self._fill(job)
+        except BaseException:
+            # Ctrl-C: nothing was read, the next request begins anew.
+            with self._changed:
+                self._forget()
+                self._cursor = None
+                for place in job.places:
+                    self.ring.abandon(place)
+            raise
 
-    def _deliver(self, filled: Filled, key: Key, generation: int, seconds: float) -> None:
+    def _fill(self, job: Job) -> None:
+        started = time.perf_counter()
+        # Not named here: the traceback of an error among them refers to this frame, and a cycle would keep whoever
+        # catches that error.
+        self._deliver(job, job.done(self._read, self.schedule, self.layout, self.ring.memory(job.places[0])), started)
+
+    def _deliver(self, job: Job, batches: list[Filled], started: float) -> None:
+        seconds = time.perf_counter() - started
         with self._changed:
             if self._closed:
                 return
-            if generation != self._generation:
-                # 1. A worker claims (0, 3) and begins to read. 2. The consumer wants (1, 0): everything claimed is
-                # forgotten. 3. The worker is done. Were its batch filed now, (0, 3) would lie in the new order for
-                # ever, and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.
-                self.ring.abandon(filled.slot)
-                return
-            if filled.error is None:
-                self.ring.filled(filled.slot)
-                self._stats = self._stats.plus(len(filled.samples) * self.layout.spec.nbytes, seconds)
-            else:
-                self.ring.abandon(filled.slot)
-            self._claimed[key] = filled
+            # 1. A worker claims (0, 3) and begins to read. 2. The consumer wants (1, 0): everything claimed is
+            # forgotten. 3. The worker is done. Were its batch filed now, (0, 3) would lie in the new order for
+            # ever, and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.
+            wanted = batches if job.generation == self._generation else []
+            good = {batch.place for batch in wanted if batch.error is None}
+            for place in job.places:
+                if place in good:
+                    self.ring.filled(place)
+                else:
+                    self.ring.abandon(place)
+            self._claimed.update(zip(job.keys, wanted, strict=False))
+            samples = sum(len(batch.samples) for batch in wanted if batch.error is None)
+            self._stats = self._stats.plus(len(good), samples * self.layout.spec.nbytes, seconds if good else 0.0)
             self._changed.notify_all()
 
     @property
@@ -295,6 +285,3 @@ class Pipeline:
             "or gone? timeout_s sets how long to wait",
             stage="read",
         )
-
-
-_NO_SAMPLES: Indices = np.empty(0, np.int64)

@@ -115,15 +115,16 @@ class BatchLayout:
 
     Args:
         spec: The fields.
-        capacity: Samples that must fit.
+        capacity: Samples of one batch that must fit.
+        batches: Batches that must fit; a field's values lie together over all of them.
     """
 
-    def __init__(self, spec: BatchSpec, capacity: int) -> None:
+    def __init__(self, spec: BatchSpec, capacity: int, batches: int = 1) -> None:
         self.spec = spec
-        self.capacity = capacity
-        sizes = {key: field.nbytes * capacity for key, field in spec.fields.items()}
-        self.small = tuple(key for key, size in sizes.items() if size <= SMALL_BYTES)
-        self.large = tuple(key for key in sizes if key not in self.small)
+        self.batches = batches
+        self.small = tuple(key for key, field in spec.fields.items() if field.nbytes * capacity <= SMALL_BYTES)
+        self.large = tuple(key for key in spec.fields if key not in self.small)
+        sizes = {key: field.nbytes * capacity * batches for key, field in spec.fields.items()}
         self.offsets: dict[str, int] = {}
         end = self._place(self.large, sizes, 0)
         self.small_start = end
@@ -135,18 +136,20 @@ class BatchLayout:
             end += -(-sizes[key] // ALIGNMENT) * ALIGNMENT
         return end
 
-    def views(self, memory: Bytes, count: int) -> dict[str, Array]:
-        """Every field of the first ``count`` samples as a view of a slot, in the order of the spec.
+    def views(self, memory: Bytes, count: int, first: int = 0) -> dict[str, Array]:
+        """Every field of ``count`` samples as a view of a slot, in the order of the spec.
 
         Args:
             memory: uint8 array over the slot.
-            count: Samples in this batch.
+            count: Samples wanted.
+            first: Row at which they begin.
 
         Returns:
             Arrays of shape ``(count, *stored_shape)``.
         """
         views = {}
         for key, field in self.spec.fields.items():
-            raw = memory[self.offsets[key] : self.offsets[key] + count * field.nbytes]
+            begin = self.offsets[key] + first * field.nbytes
+            raw = memory[begin : begin + count * field.nbytes]
             views[key] = raw.view(field.dtype).reshape((count, *field.stored_shape))
         return views

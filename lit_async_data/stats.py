@@ -14,7 +14,7 @@ class ReadStats:
         bytes: Bytes of samples written to slots.
         seconds: Seconds that workers spent reading, summed over the workers.
         ready: Batches that wait on the host at this moment.
-        slots: Slots of memory at this moment.
+        slots: Slots of memory at this moment, each for one batch, or for several that are small.
         slot_bytes: Bytes of one slot.
 
     Example:
@@ -43,9 +43,9 @@ class ReadStats:
             seconds=self.seconds - before.seconds,
         )
 
-    def plus(self, batch_bytes: int, seconds: float) -> ReadStats:
-        """The sums with one more batch."""
-        return ReadStats(self.batches + 1, self.bytes + batch_bytes, self.seconds + seconds)
+    def plus(self, batches: int, read_bytes: int, seconds: float) -> ReadStats:
+        """The sums with some more batches."""
+        return ReadStats(self.batches + batches, self.bytes + read_bytes, self.seconds + seconds)
 
 
 @dataclasses.dataclass(frozen=True)

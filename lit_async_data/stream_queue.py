@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from lit_async_data.device import Batch, Transform, transformed
-from lit_async_data.pipeline import Filled, Pipeline
+from lit_async_data.job import Filled
+from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import Key
 from lit_async_data.spec import BatchLayout
 from lit_async_data.streams import Streams
@@ -132,7 +133,7 @@ class StreamQueue:
             ticket.error = filled.error
             return
         try:
-            self._copy(ticket, filled.slot)
+            self._copy(ticket, filled.place)
             if self._transform is not None:
                 self._streams.wait(self._streams.side, self._streams.record(self._streams.compute()))
                 with torch.inference_mode(False), self._streams.on_side():
@@ -142,10 +143,10 @@ class StreamQueue:
         finally:
             ticket.ready = self._streams.record(self._streams.side)
 
-    def _copy(self, ticket: _Ticket, slot: int) -> None:
+    def _copy(self, ticket: _Ticket, place: int) -> None:
         streams, layout = self._streams, self._layout
-        self._pipeline.ring.copy(slot)
-        memory = torch.from_numpy(self._pipeline.ring.memory(slot))
+        self._pipeline.ring.copy(place)
+        memory = torch.from_numpy(self._pipeline.ring.memory(place))
         streams.wait(streams.side, ticket.allocated)
         try:
             with torch.inference_mode(False), streams.on_side():
@@ -154,7 +155,7 @@ class StreamQueue:
                 if ticket.block is not None:
                     streams.copy(ticket.block, memory[layout.small_start : layout.nbytes])
         finally:
-            self._copying.append((slot, streams.record(streams.side)))
+            self._copying.append((place, streams.record(streams.side)))
 
     def _handed_out(self, ticket: _Ticket) -> Batch:
         self._streams.wait(self._streams.compute(), ticket.ready)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lit_async_data.loader import AsyncLoader
-from lit_async_data.memory import readable
 from lit_async_data.plan import amplification
 
 
@@ -16,17 +15,15 @@ def lines(loader: AsyncLoader) -> list[str]:
     )
     step = options.batch_size * loader.world_size
     ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
-    memory = readable(loader.slots * loader.layout.nbytes)
     workers = (
         f"{options.worker_count} worker{'s' if options.worker_count > 1 else ''}, queue depth {options.queue_depth}"
     )
     if not options.worker_count:
         workers = "no workers, read in the training loop"
-    slots = f"{loader.slots} slots of {readable(loader.layout.nbytes)} = {memory}"
     return [
         f"{len(source):,} samples from {source}: {fields}",
         f"batch {options.batch_size}{ranks}, {len(loader):,} steps, shuffle {_shuffle(loader)}",
-        f"{workers}: {slots}, of at most {readable(loader.memory_budget)}",
+        f"{workers}: {loader.budget}",
     ]
 
 

@@ -51,7 +51,7 @@ def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=Stre
         layout,
         functools.partial(allocated, layout.nbytes, pinned=False),
         workers=workers,
-        depth=3 if workers else 1,
+        slots=4 if workers else 2,
         most_slots=4 if workers else 2,
         timeout_s=30,
     )

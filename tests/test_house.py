@@ -30,6 +30,7 @@ ORDER = [
     "sources.hdf5.source",
     "memory",
     "ring",
+    "job",
     "workers.thread",
     "pipeline",
     "streams",

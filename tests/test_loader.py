@@ -117,19 +117,19 @@ def test_what_is_kept_never_changes(kept, workers):
 def test_keeping_labels_keeps_no_slot():
     with loader_of() as loader:
         labels = [batch["y"] for _ in range(4) for batch in loader]
-        assert loader.stats().read.slots == loader.slots == 5
+        assert loader.stats().read.slots == loader.budget.slots == 5
         assert len(labels) == 20
 
 
 def test_keeping_batches_makes_more_slots_and_letting_go_frees_them():
     with loader_of() as loader:
         kept = [batch for _ in range(2) for batch in loader]
-        assert loader.stats().read.slots > loader.slots
+        assert loader.stats().read.slots > loader.budget.slots
         del kept
         for _ in range(3):
             seen(loader)
         pipeline, _ = loader._engine
-        assert pipeline.ring.held == 0
+        assert pipeline.ring.held == set()
 
 
 def test_beyond_the_budget_batches_are_copies_and_it_is_said_once(caplog):
@@ -189,7 +189,7 @@ def test_epochs_are_read_once_and_nothing_is_dropped_between_them():
         for _ in range(4):
             seen(loader)
         # 5 batches an epoch, and at the end no more than the slots that are read ahead.
-        assert 20 <= loader.stats().read.batches <= 20 + loader.slots
+        assert 20 <= loader.stats().read.batches <= 20 + loader.budget.slots
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 8, 12])
@@ -203,7 +203,7 @@ def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
             kept += batches if keep else []
         del batches, kept
         pipeline, _ = loader._engine
-        assert pipeline.ring.held == 0
+        assert pipeline.ring.held == set()
         assert pipeline.ready + pipeline.ring.count(FILLING) == len(pipeline._claimed)
 
 

@@ -59,8 +59,8 @@ class Gate:
 
 
 @contextlib.contextmanager
-def running(read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=30.0, length=LENGTH):
-    layout = BatchLayout(SPEC, BATCH)
+def running(read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=30.0, length=LENGTH, batches=1):
+    layout = BatchLayout(SPEC, BATCH, batches)
     schedule = Schedule(
         lambda epoch: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, epoch=epoch), shuffled=True
     )
@@ -70,7 +70,7 @@ def running(read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=3
         layout,
         functools.partial(allocated, layout.nbytes, pinned=False),
         workers=workers,
-        depth=depth,
+        slots=depth + 1,
         most_slots=most_slots,
         timeout_s=timeout_s,
     )
@@ -85,8 +85,9 @@ def taken(pipeline, key):
     filled = pipeline.get(key)
     if filled.error is not None:
         raise filled.error
-    values = pipeline.layout.views(pipeline.ring.memory(filled.slot), len(filled.samples))["x"].tolist()
-    pipeline.ring.drop(filled.slot)
+    memory = pipeline.ring.memory(filled.place)
+    values = pipeline.layout.views(memory, len(filled.samples), filled.first)["x"].tolist()
+    pipeline.ring.drop(filled.place)
     return values
 
 
@@ -170,7 +171,7 @@ def test_an_error_comes_at_its_place_once_and_the_order_goes_on(workers):
         assert caught.value.worker == (None if workers == 0 else pytest.approx(0, abs=1))
         assert isinstance(caught.value.__cause__, OSError)
         assert taken(pipeline, Key(0, 2)) == WHOLE[2]
-        assert pipeline.ring.count(FILLING, READY) <= len(pipeline.ring)
+        assert pipeline.ring.count(FILLING) + pipeline.ring.count(READY) <= len(pipeline.ring)
 
 
 def test_an_error_that_says_where_it_happened_is_passed_on_as_it_is():
@@ -262,8 +263,8 @@ def test_what_is_wanted_already_is_not_read_again():
 def kept(pipeline, key):
     """The batch of a key, its slot on a lease."""
     filled = pipeline.get(key)
-    memory = pipeline.ring.lend(filled.slot)
-    return pipeline.layout.views(memory, len(filled.samples))["x"]
+    memory = pipeline.ring.lend(filled.place)
+    return pipeline.layout.views(memory, len(filled.samples), filled.first)["x"]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -286,12 +287,87 @@ def test_the_ring_does_not_grow_when_batches_are_let_go():
 def test_the_last_free_slot_must_be_copied_when_the_budget_is_spent():
     with running(most_slots=3, depth=2) as pipeline:
         first = kept(pipeline, Key(0, 0))
-        assert not pipeline.must_copy()
-        second = kept(pipeline, Key(0, 1))
-        assert pipeline.must_copy()
+        second = pipeline.get(Key(0, 1))
+        assert not pipeline.must_copy(second.place)
+        lent = pipeline.ring.lend(second.place)
+        third = pipeline.get(Key(0, 2))
+        assert pipeline.must_copy(third.place)
         del first
-        assert not pipeline.must_copy()
-        assert second.tolist() == WHOLE[1]
+        assert not pipeline.must_copy(third.place)
+        del lent
+
+
+# -- several batches in one go -----------------------------------------------------------------------------------------
+
+
+def read_sizes(pipeline_length, batches, epochs=2, **options):
+    """How many samples each read asked for, and what was taken."""
+    sizes, values = [], []
+
+    def read(samples, out):
+        sizes.append(len(samples))
+        copy_numbers(samples, out)
+
+    with running(read, length=pipeline_length, batches=batches, **options) as pipeline:
+        for number in range(epochs):
+            for step in range(-(-pipeline_length // BATCH)):
+                values += taken(pipeline, Key(number, step))
+    return sizes, values
+
+
+def test_small_batches_are_read_together_the_first_alone_and_never_over_an_epoch():
+    sizes, values = read_sizes(42, batches=4)
+    assert values == list(range(42)) * 2
+    assert sizes[:8] == [4, 8, 16, 14, 16, 16, 10, 16]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("batches", [1, 2, 5])
+def test_order_is_kept_however_many_are_read_together(workers, batches):
+    _, values = read_sizes(42, batches, epochs=5, workers=workers)
+    assert values == list(range(42)) * 5
+
+
+def test_of_batches_read_together_only_the_bad_one_fails():
+    def read(samples, out):
+        if 9 in samples:
+            raise SourceError("nine")
+        copy_numbers(samples, out)
+
+    with running(read, length=24, batches=6) as pipeline:
+        for step in range(6):
+            if step == 2:
+                with pytest.raises(SourceError) as caught:
+                    taken(pipeline, Key(0, step))
+                assert "in batch 2 of epoch 0, samples 8, 9, 10, … (4 in all)" in caught.value.__notes__
+            else:
+                assert taken(pipeline, Key(0, step)) == [4 * step + i for i in range(4)]
+
+
+def test_keeping_one_of_several_keeps_its_neighbours_memory_and_nothing_ever_changes():
+    with running(length=24, batches=3, most_slots=100) as pipeline:
+        held = {}
+        for number in range(3):
+            for step in range(6):
+                array = kept(pipeline, Key(number, step))
+                if step % 3 == 1:
+                    held[number, step] = array
+        assert {key: array.tolist() for key, array in held.items()} == {
+            (number, step): [4 * step + i for i in range(4)] for number, step in held
+        }
+
+
+def test_the_place_of_a_slot_that_is_lent_already_is_no_reason_to_copy():
+    with running(length=24, batches=2, depth=1, most_slots=2) as pipeline:
+        taken(pipeline, Key(0, 0))  # read alone
+        first, second = (pipeline.get(Key(0, step)) for step in (1, 2))
+        assert first.place // 2 == second.place // 2
+        view = pipeline.ring.lend(first.place)
+        assert not pipeline.must_copy(second.place)
+        pipeline.ring.drop(second.place)
+        third = pipeline.get(Key(0, 3))
+        assert pipeline.must_copy(third.place)
+        assert len(view) == pipeline.layout.nbytes
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -390,7 +466,7 @@ def test_without_generations_a_stale_batch_stays_for_ever(monkeypatch):
     def forget(self):
         for filled in self._claimed.values():
             if filled is not None and filled.error is None:
-                self.ring.drop(filled.slot)
+                self.ring.drop(filled.place)
         self._claimed.clear()
 
     monkeypatch.setattr(Pipeline, "_forget", forget)
@@ -422,5 +498,5 @@ def test_an_ndarray_as_lease_loses_its_slot_while_a_slice_lives(monkeypatch):
     with running() as pipeline:
         array = kept(pipeline, Key(0, 0))[1:2]
         gc.collect()
-        assert pipeline.ring.held == 0
+        assert pipeline.ring.held == set()
         assert len(array) == 1

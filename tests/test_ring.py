@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lit_async_data import ring as ring_module
-from lit_async_data.ring import TRANSITIONS, IllegalTransitionError, Ring, SlotState, diagram
+from lit_async_data.ring import TRANSITIONS, IllegalTransitionError, PlaceState, Ring, diagram
 
 EVENTS = {
     "take": lambda ring, slot: ring._move(slot, "take"),
@@ -36,13 +36,13 @@ def lent(ring):
     return ring.lend(slot)
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(SlotState, EVENTS)), ids=str)
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(PlaceState, EVENTS)), ids=str)
 def test_an_event_moves_a_slot_as_the_table_says_or_changes_nothing(state, event):
     ring = ring_of(1)
     ring._states[0] = state
     after = TRANSITIONS.get((state, event))
     if after is None:
-        with pytest.raises(IllegalTransitionError, match=f"slot 0 is {state.name} and cannot {event}"):
+        with pytest.raises(IllegalTransitionError, match=f"place 0 is {state.name} and cannot {event}"):
             EVENTS[event](ring, 0)
         assert ring.state(0) is state
     else:
@@ -52,8 +52,8 @@ def test_an_event_moves_a_slot_as_the_table_says_or_changes_nothing(state, event
 
 
 def test_every_state_can_be_reached_and_left():
-    assert set(TRANSITIONS.values()) == set(SlotState)
-    assert {state for state, _ in TRANSITIONS} == set(SlotState)
+    assert set(TRANSITIONS.values()) == set(PlaceState)
+    assert {state for state, _ in TRANSITIONS} == set(PlaceState)
 
 
 def test_the_readme_shows_the_table():
@@ -80,10 +80,10 @@ def test_a_slot_is_lent_as_long_as_anything_made_from_it_lives(kept):
     ring = ring_of(1)
     something = kept(lent(ring))
     gc.collect()
-    assert ring.held == 1
+    assert ring.held == {0}
     assert ring.take(timeout=0) is None
     del something
-    assert ring.held == 0
+    assert ring.held == set()
     assert ring.take(timeout=0) == 0
 
 
@@ -164,44 +164,53 @@ def test_wake_lets_a_taker_go_without_a_slot():
     assert ring.take() is None
 
 
-class SlotsAreOwnedByOne(RuleBasedStateMachine):
-    """Any order of events: what the user holds never changes, and no slot is lost."""
+SLOTS, BYTES = 3, 8
+
+
+class OneBatchEach(RuleBasedStateMachine):
+    """Any order of events: what the user holds never changes, and no place is lost."""
+
+    batches = 1
 
     def __init__(self):
         super().__init__()
-        self.ring = ring_of(3, nbytes=8)
+        self.ring = Ring([np.zeros(BYTES * self.batches, np.uint8) for _ in range(SLOTS)], self.batches)
         self.filling, self.ready, self.copying = [], [], []
         self.lent = {}
         self.stamp = 0
+
+    def part(self, memory, place):
+        begin = BYTES * (place % self.batches)
+        return memory[begin : begin + BYTES]
 
     @rule()
     def take(self):
         slot = self.ring.take(timeout=0)
         if slot is not None:
-            self.filling.append(slot)
+            self.filling += self.ring.places(slot)
 
     @precondition(lambda self: self.filling)
     @rule(good=st.booleans())
     def finish(self, good):
-        slot = self.filling.pop()
+        place = self.filling.pop()
         if good:
             self.stamp += 1
-            self.ring.memory(slot)[:] = self.stamp % 256
-            self.ring.filled(slot)
-            self.ready.append(slot)
+            self.part(self.ring.memory(place), place)[:] = self.stamp % 256
+            self.ring.filled(place)
+            self.ready.append(place)
         else:
-            self.ring.abandon(slot)
+            self.ring.abandon(place)
 
     @precondition(lambda self: self.ready)
     @rule(how=st.sampled_from(["lend", "copy", "drop"]))
     def hand_over(self, how):
-        slot = self.ready.pop(0)
+        place = self.ready.pop(0)
         if how == "lend":
-            view = self.ring.lend(slot)[2:4]
-            self.lent[slot] = (view, int(view[0]))
+            view = self.part(self.ring.lend(place), place)[2:4]
+            self.lent[place] = (view, int(view[0]))
         else:
-            getattr(self.ring, how)(slot)
-            self.copying += [slot] if how == "copy" else []
+            getattr(self.ring, how)(place)
+            self.copying += [place] if how == "copy" else []
 
     @precondition(lambda self: self.copying)
     @rule()
@@ -218,18 +227,38 @@ class SlotsAreOwnedByOne(RuleBasedStateMachine):
         assert all((view == stamp).all() for view, stamp in self.lent.values())
 
     @invariant()
-    def held_counts_what_is_lent(self):
-        assert self.ring.held == len(self.lent)
+    def held_names_the_slots_of_what_is_lent(self):
+        assert self.ring.held == {place // self.batches for place in self.lent}
 
     def teardown(self):
         self.lent.clear()
-        for slot in self.filling:
-            self.ring.abandon(slot)
-        for slot in self.ready:
-            self.ring.drop(slot)
-        for slot in self.copying:
-            self.ring.copied(slot)
-        assert sorted(self.ring.take(timeout=0) for _ in range(3)) == [0, 1, 2]
+        for place in self.filling:
+            self.ring.abandon(place)
+        for place in self.ready:
+            self.ring.drop(place)
+        for place in self.copying:
+            self.ring.copied(place)
+        assert sorted(self.ring.take(timeout=0) for _ in range(SLOTS)) == list(range(SLOTS))
+        assert self.ring.take(timeout=0) is None
 
 
-TestSlotsAreOwnedByOne = SlotsAreOwnedByOne.TestCase
+class ThreeBatchesEach(OneBatchEach):
+    batches = 3
+
+
+TestSlotsOfOneBatch = OneBatchEach.TestCase
+TestSlotsOfThreeBatches = ThreeBatchesEach.TestCase
+
+
+def test_a_slot_is_taken_when_the_last_of_its_places_is_free():
+    ring = Ring([np.zeros(8, np.uint8)], batches=3)
+    assert ring.take(timeout=0) == 0
+    for place in ring.places(0):
+        ring.filled(place)
+    views = [ring.lend(place) for place in ring.places(0)]
+    while views:
+        assert ring.take(timeout=0) is None
+        assert ring.held == {0}
+        views.pop(0)
+    assert ring.take(timeout=0) == 0
+    assert [ring.state(place) for place in ring.places(0)] == [PlaceState.FILLING] * 3

@@ -18,9 +18,11 @@ class ChunkLayout:
 
     Attributes:
         rows: Samples that can only be decoded together; 1 where each can be read alone.
+        plain: Whether reading is no more than a copy from memory: then several small batches are read in one go.
     """
 
     rows: int = 1
+    plain: bool = False
 
 
 class Location(NamedTuple):

@@ -6,9 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from lit_async_data.errors import WorkerError, few
-from lit_async_data.permutation import Indices
-from lit_async_data.plan import Key
+from lit_async_data.errors import WorkerError
 
 
 class ThreadWorker:
@@ -23,7 +21,7 @@ class ThreadWorker:
     def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
         self.number = number
         self._work = work
-        self._job: tuple[Key, Indices, float] | None = None
+        self._task: tuple[object, float] | None = None
         self._thread = threading.Thread(target=self._run, name=f"lit_async_data reader {number}", daemon=True)
 
     def start(self) -> None:
@@ -42,20 +40,19 @@ class ThreadWorker:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def begin(self, key: Key, samples: Indices) -> None:
-        """Note which batch the worker reads from now on; it is made text only if somebody asks."""
-        self._job = (key, samples, time.monotonic())
+    def begin(self, task: object) -> None:
+        """Note what the worker is at from now on; it is made text only if somebody asks."""
+        self._task = (task, time.monotonic())
 
     def rest(self) -> None:
-        """Note that it reads nothing."""
-        self._job = None
+        """Note that it does nothing."""
+        self._task = None
 
     def __str__(self) -> str:
         doing = "is waiting for a slot"
-        if self._job is not None:
-            key, samples, since = self._job
-            what = f"batch {key.step} of epoch {key.epoch}, samples {few(samples.tolist())}"
-            doing = f"has been at {what} for {time.monotonic() - since:.1f} s"
+        if self._task is not None:
+            task, since = self._task
+            doing = f"has been at {task} for {time.monotonic() - since:.1f} s"
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
 
     def join(self, timeout: float) -> None:

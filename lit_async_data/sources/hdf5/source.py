@@ -79,7 +79,10 @@ class HDF5Source:
         self._datasets = [datasets for _, datasets in parts]
         self._readers = self._new_readers()
         widest = max(first, key=lambda key: first[key].spec.nbytes)
-        self._chunks = ChunkLayout(rows=max(datasets[widest].chunk_rows for _, datasets in parts))
+        self._chunks = ChunkLayout(
+            rows=max(datasets[widest].chunk_rows for _, datasets in parts),
+            plain=all(stored.offset is not None for _, datasets in parts for stored in datasets.values()),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_readers"}
@@ -113,26 +116,31 @@ class HDF5Source:
             ChangedError: A file is not what it was when the source was built.
             CorruptError: Stored bytes do not decode.
         """
-        parts, rows = self._rows(samples)
-        for part in [0] if len(self._files) == 1 else np.unique(parts).tolist():
+        self._check_range(samples)
+        if len(self._files) == 1:
+            self._read_part(0, samples, out)
+            return
+        parts = self._parts(samples)
+        for part in np.unique(parts).tolist():
             where = np.flatnonzero(parts == part)
-            try:
-                with self._files[part].reading():
-                    self._read_part(part, rows, where, out)
-            except SourceError as error:
-                if error.row is not None and error.sample_id is None:
-                    error.sample_id = int(self._starts[part]) + error.row
-                raise
+            rows = samples[where] - self._starts[part]
+            if len(where) == len(samples):
+                self._read_part(part, rows, out)
+                continue
+            pieces = {key: np.empty((len(where), *array.shape[1:]), array.dtype) for key, array in out.items()}
+            self._read_part(part, rows, pieces)
+            for key, piece in pieces.items():
+                out[key][where] = piece
 
-    def _read_part(self, part: int, rows: Indices, where: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        for key, array in out.items():
-            reader = self._readers[part][key]
-            if len(where) == len(rows):
-                reader.read(rows, array)
-            else:
-                piece = np.empty((len(where), *array.shape[1:]), array.dtype)
-                reader.read(rows[where], piece)
-                array[where] = piece
+    def _read_part(self, part: int, rows: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        try:
+            with self._files[part].reading():
+                for key, array in out.items():
+                    self._readers[part][key].read(rows, array)
+        except SourceError as error:
+            if error.row is not None and error.sample_id is None:
+                error.sample_id = int(self._starts[part]) + error.row
+            raise
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """File, group and row of samples.
@@ -143,7 +151,10 @@ class HDF5Source:
         numbers = np.asarray(ids)
         if numbers.dtype.kind not in "iu" and numbers.size:
             raise IndexError(f"sample numbers are whole numbers below {len(self)}, not {numbers.ravel()[0]!r}")
-        parts, rows = self._rows(numbers.astype(np.int64))
+        samples = numbers.astype(np.int64)
+        self._check_range(samples)
+        parts = self._parts(samples)
+        rows = samples - self._starts[parts]
         return [Location(self.paths[part], "/", row) for part, row in zip(parts.tolist(), rows.tolist(), strict=True)]
 
     def close(self) -> None:
@@ -158,14 +169,15 @@ class HDF5Source:
             for file, datasets in zip(self._files, self._datasets, strict=True)
         ]
 
-    def _rows(self, samples: Indices) -> tuple[Indices, Indices]:
-        if samples.size and (samples.min() < 0 or samples.max() >= len(self)):
+    def _check_range(self, samples: Indices) -> None:
+        # As unsigned numbers those below 0 are the greatest: one look instead of two.
+        if samples.size and samples.view(np.uint64).max() >= len(self):
             bad = samples[(samples < 0) | (samples >= len(self))][0]
             raise IndexError(f"sample {bad} of {len(self)} in {self}")
-        if len(self._files) == 1:
-            return np.zeros_like(samples), samples
-        parts = np.searchsorted(self._starts, samples, side="right") - 1
-        return parts, samples - self._starts[parts]
+
+    def _parts(self, samples: Indices) -> Indices:
+        """The number of the file that each sample is in."""
+        return np.searchsorted(self._starts, samples, side="right") - 1
 
 
 def _reader(stored: StoredDataset, file: OpenFile) -> Reader:
