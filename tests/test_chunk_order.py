@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_async_data.chunk_order import ChunkOrder, ChunkRun, mixing, ranks_per_chunk
+from lit_async_data.permutation import Permutation, derived_key
+
+keys = st.integers(0, 2**64 - 1)
+widths = st.integers(1, 40)
+some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 300), rows=st.integers(1, 80)), min_size=1, max_size=6)
+# Many files, most chunks of the usual rows: what the corrections are for.
+like_files = st.builds(
+    lambda samples, rows: [ChunkRun(n, rows) for n in samples],
+    st.lists(st.integers(1, 60), min_size=1, max_size=30),
+    st.integers(1, 20),
+)
+layouts = some_runs | like_files
+
+
+def chunks_of(runs):
+    """The samples of each chunk."""
+    chunks, begin = [], 0
+    for run in runs:
+        end = begin + run.samples
+        chunks += [range(first, min(first + run.rows, end)) for first in range(begin, end, run.rows)]
+        begin = end
+    return chunks
+
+
+def keyed_rows(n, key):
+    if n > 32:
+        return Permutation(n, key)(np.arange(n)).tolist()
+    return sorted(range(n), key=lambda row: (derived_key(key, row) >> 5, row))
+
+
+def dealt_by_hand(runs, width, key):
+    """The definition, in plain words: groups of chunks, and in each a round of all that have samples left."""
+    chunks = chunks_of(runs)
+    order = Permutation(len(chunks), derived_key(key, 0))(np.arange(len(chunks))).tolist()
+    row_key = derived_key(key, 1)
+    for begin in range(0, len(order), width):
+        lanes = [
+            [chunks[chunk][row] for row in keyed_rows(len(chunks[chunk]), derived_key(row_key, chunk))]
+            for chunk in order[begin : begin + width]
+        ]
+        while lanes:
+            for lane in lanes:
+                yield lane.pop(0)
+            lanes = [lane for lane in lanes if lane]
+
+
+def all_of(order):
+    return order.samples(np.arange(order.length))
+
+
+def chunk_numbers(runs):
+    """The chunk of each sample."""
+    return np.repeat(np.arange(len(chunks_of(runs))), [len(chunk) for chunk in chunks_of(runs)])
+
+
+@given(layouts, widths, keys)
+def test_samples_are_dealt_as_by_hand(runs, width, key):
+    assert all_of(ChunkOrder(runs, width, key)).tolist() == list(dealt_by_hand(runs, width, key))
+
+
+@given(layouts, widths, keys, st.integers(1, 8))
+def test_ranks_get_every_sample_once(runs, width, key, world_size):
+    order = ChunkOrder(runs, width, key)
+    parts = [order.samples(np.arange(rank, order.length, world_size)) for rank in range(world_size)]
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(sum(run.samples for run in runs)))
+
+
+@given(layouts, widths, keys, st.data())
+def test_a_position_alone_is_the_position_in_the_block(runs, width, key, data):
+    order = ChunkOrder(runs, width, key)
+    positions = data.draw(st.lists(st.integers(0, order.length - 1), min_size=1, max_size=30))
+    together = order.samples(positions)
+    assert [int(order.samples([position])[0]) for position in positions] == together.tolist()
+    assert together.tolist() == all_of(order)[positions].tolist()
+
+
+@given(layouts, widths, keys)
+def test_every_chunk_is_opened_once_and_never_more_than_width_at_a_time(runs, width, key):
+    order = ChunkOrder(runs, width, key)
+    chunks = chunk_numbers(runs)[all_of(order)]
+    first, last = np.full(order.chunks, order.length), np.zeros(order.chunks, int)
+    np.minimum.at(first, chunks, np.arange(order.length))
+    np.maximum.at(last, chunks, np.arange(order.length))
+    opened = np.bincount(first, minlength=order.length) - np.bincount(last + 1, minlength=order.length + 1)[:-1]
+    assert opened.cumsum().max() <= width
+
+
+@given(layouts, widths, keys)
+def test_a_whole_group_is_dealt_before_the_next(runs, width, key):
+    order = ChunkOrder(runs, width, key)
+    chunks, samples, begin = {chunk[0]: chunk for chunk in chunks_of(runs)}, all_of(order), 0
+    for number in range(order.groups):
+        group, lanes = order.group(number), order.first_samples(number).tolist()
+        assert (group.number, group.first) == (number, begin)
+        assert sorted(samples[group.first : group.end]) == sorted(s for lane in lanes for s in chunks.pop(lane))
+        assert {order.group_of(position) for position in (group.first, group.end - 1)} == {group}
+        begin = group.end
+    assert begin == order.length
+    assert not chunks
+
+
+def test_lanes_are_dealt_in_their_order():
+    order = ChunkOrder([ChunkRun(1000, 10)], width=7, key=3)
+    for number in range(order.groups):
+        lanes = order.first_samples(number)
+        first_round = order.samples(order.group(number).first + np.arange(lanes.size))
+        assert (first_round // 10 * 10).tolist() == lanes.tolist()
+
+
+@pytest.mark.parametrize("rows", [20, 32, 33, 100])
+def test_each_chunk_and_each_epoch_has_rows_in_an_order_of_its_own(rows):
+    seen = set()
+    for epoch in range(20):
+        order = ChunkOrder([ChunkRun(10 * rows, rows)], width=4, key=derived_key(0, epoch))
+        samples = all_of(order)
+        seen |= {tuple(samples[samples // rows == chunk] % rows) for chunk in range(10)}
+    assert len(seen) == 20 * 10
+
+
+def test_every_sample_is_equally_likely_at_every_position():
+    """Chi-squared over 2000 keys, as for a permutation. (Where chunks differ, the last positions are of long ones.)"""
+    keys, runs = 2000, [ChunkRun(24, 4)]
+    counts = np.zeros((24, 24))
+    for key in range(keys):
+        counts[np.arange(24), all_of(ChunkOrder(runs, width=2, key=derived_key(key)))] += 1
+    freedom = 23**2
+    chi2 = ((counts - keys / 24) ** 2 / (keys / 24)).sum()
+    assert abs(chi2 - freedom) < 6 * np.sqrt(2 * freedom)
+
+
+def test_a_lane_that_runs_out_leaves_the_others_in_turn():
+    """Chunks of 1, 2 and 4 samples in one group: three, two and one lane."""
+    runs = [ChunkRun(4, 9), ChunkRun(1, 9), ChunkRun(2, 9)]
+    order = ChunkOrder(runs, width=3, key=0)
+    dealt = chunk_numbers(runs)[all_of(order)].tolist()
+    lanes = dealt[:3]
+    assert sorted(lanes) == [0, 1, 2]
+    assert dealt[3:5] == [lane for lane in lanes if lane != 1]
+    assert dealt[5:] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("runs", "width"),
+    [
+        ([ChunkRun(1, 1)], 1),
+        ([ChunkRun(1, 10**18)], 64),  # one chunk, far from full
+        ([ChunkRun(100, 100)], 64),  # one full chunk
+        ([ChunkRun(100, 1)], 64),  # as many chunks as samples: a plain permutation
+        ([ChunkRun(100, 1)], 10**9),  # one group of everything
+        ([ChunkRun(640, 10)], 64),  # one group, and just full
+        ([ChunkRun(641, 10)], 64),  # a last group of one chunk of one sample
+        ([ChunkRun(1007, 10)] * 1000, 64),
+        ([ChunkRun(100 + number, 10**6) for number in range(1000)], 64),  # no two chunks alike
+        ([ChunkRun(5000, 1), ChunkRun(100, 50)], 64),  # odd chunks are longer; more chunks than the table holds
+    ],
+)
+def test_corner_cases_hold_every_sample_once(runs, width):
+    order = ChunkOrder(runs, width, key=1)
+    assert order.length == sum(run.samples for run in runs)
+    assert np.array_equal(np.sort(all_of(order)), np.arange(order.length))
+    assert order.group(order.groups - 1).end == order.length
+    if order.length <= 10_000:
+        assert all_of(order).tolist() == list(dealt_by_hand(runs, width, key=1))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 33, 64, 10**6])
+@pytest.mark.parametrize("length", [10**12, 10**12 + 5])
+def test_a_million_million_samples_take_no_longer(length, rows):
+    """Groups at the ends, in the middle, and around the short chunk hold just their chunks; only O(1) can find them."""
+    width = 64 if rows < 10**6 else 2
+    order = ChunkOrder([ChunkRun(length, rows)], width, key=9)
+    short = int(order._shuffled.inverse([order.chunks - 1])[0]) // order.width
+    near = [0, order.groups // 2, short - 1, short, short + 1, order.groups - 2, order.groups - 1]
+    for number in {number for number in near if 0 <= number < order.groups}:
+        group = order.group(number)
+        if rows < 10**6:
+            lanes = order.first_samples(number)
+            held = np.concatenate([np.arange(lane, min(lane + rows, length)) for lane in lanes])
+            assert np.array_equal(np.sort(order.samples(np.arange(group.first, group.end))), np.sort(held))
+        assert order.group_of(group.first) == order.group_of(group.end - 1) == group
+        assert group.first == 0 or order.group_of(group.first - 1).end == group.first
+    assert order.group(order.groups - 1).end == length
+
+
+@given(st.integers(1, 20), st.integers(1, 40), st.integers(1, 6), st.integers(1, 4), keys)
+def test_a_world_size_that_divides_the_width_gives_each_rank_its_own_chunks(groups, rows, times, world_size, key):
+    width = times * world_size
+    order = ChunkOrder([ChunkRun(groups * width * rows, rows)], width, key)
+    assert ranks_per_chunk(order, world_size) == 1
+    chunks = all_of(order) // rows
+    own = [set(chunks[rank::world_size]) for rank in range(world_size)]
+    assert sum(map(len, own)) == len(set.union(*own)) == order.chunks
+
+
+@given(st.integers(1, 5), st.integers(1, 20), widths, st.integers(1, 12), keys)
+def test_otherwise_each_chunk_goes_to_as_many_ranks_as_are_said(groups, rows, width, world_size, key):
+    order = ChunkOrder([ChunkRun(groups * width * rows, rows)], width, key)
+    chunks = all_of(order) // rows
+    ranks = Counter(chunk for chunk, _ in set(zip(chunks.tolist(), (np.arange(order.length) % world_size).tolist())))
+    assert set(ranks.values()) == {ranks_per_chunk(order, world_size)}
+
+
+@given(layouts, widths, keys, st.integers(1, 50), st.integers(1, 4))
+def test_mixing_is_what_can_be_counted(runs, width, key, batch_size, world_size):
+    """The denominator is counted too, from the other form of the same formula, and for chunks of the mean size."""
+    order = ChunkOrder(runs, width, key)
+    own = chunk_numbers(runs)[all_of(order)][::world_size]
+    size = min(batch_size, len(own))
+    distinct = [len(set(own[begin : begin + size])) for begin in range(0, len(own) - size + 1, size)]
+    rows = order.length / order.chunks
+    arguments = [order.length - rows + 1, order.length - size + 1, order.length + 1, order.length - rows - size + 1]
+    signs = [1, 1, -1, -1]
+    missed = 0 if arguments[3] <= 0 else math.exp(sum(s * math.lgamma(a) for s, a in zip(signs, arguments)))
+    expected = np.mean(distinct) / (order.chunks * (1 - missed))
+    assert mixing(order, batch_size, world_size) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("width", "score"), [(16, 16 / 256), (64, 64 / 256), (256, 1.0), (1024, 1.0)])
+def test_mixing_of_a_long_order_is_that_of_its_width(width, score):
+    order = ChunkOrder([ChunkRun(10**12, 64)], width, key=0)
+    assert mixing(order, batch_size=256) == pytest.approx(score, rel=1e-3)
+
+
+def test_batches_across_groups_count_the_chunks_of_both():
+    """Groups of 2 × 5 samples, batches of 4: of every five, four lie in one group and one in two."""
+    order = ChunkOrder([ChunkRun(10**6, 5)], width=2, key=0)
+    assert mixing(order, batch_size=4) == pytest.approx((4 * 2 + 4) / 5 / 4, rel=0.01)
+
+
+def test_a_true_permutation_has_a_mixing_of_one():
+    assert mixing(ChunkOrder([ChunkRun(10_000, 1)], width=64, key=0), batch_size=100) == pytest.approx(1)
+    assert mixing(ChunkOrder([ChunkRun(10_000, 10_000)], width=64, key=0), batch_size=100) == pytest.approx(1)
+
+
+def test_what_is_not_there_is_refused():
+    order = ChunkOrder([ChunkRun(100, 10)], width=4, key=0)
+    for positions in ([100], [-1]):
+        with pytest.raises(IndexError, match="100 samples"):
+            order.samples(positions)
+    for number in (3, -1):
+        with pytest.raises(IndexError, match=f"group {number} of 3"):
+            order.group(number)
+        with pytest.raises(IndexError, match=f"group {number} of 3"):
+            order.first_samples(number)
+    assert order.samples([]).size == 0
+
+
+def test_an_order_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="no samples"):
+        ChunkOrder([], width=4, key=0)
+    with pytest.raises(ValueError, match="0 chunks"):
+        ChunkOrder([ChunkRun(10, 2)], width=0, key=0)
+    for samples, rows in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match=f"{samples} samples in chunks of {rows}"):
+            ChunkRun(samples, rows)
