@@ -163,11 +163,11 @@ class AsyncDataModule(pl.LightningDataModule):
         said, total = [], 0
         for stage in STAGES:
             for loader in self._built(stage) if stage in stages else []:
-                total += loader.budget.total
+                total += loader.footprint.budget.total
                 said += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(lines(loader))]
         if not said:
             return f"no data for {', '.join(stages)}"
-        return "\n".join([*said, f"{'memory':<8}{readable(total)} of slots in all"])
+        return "\n".join([*said, f"{'memory':<8}{readable(total)} in all"])
 
     def __str__(self) -> str:
         # Lightning's own builds every loader and reads it to the end.

@@ -12,25 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from lit_async_data import memory
-from lit_async_data.device import Batch, DeviceQueue, InlineQueue, Transform
+from lit_async_data.device import Batch, Transform
+from lit_async_data.engine import IDS, Engine
 from lit_async_data.errors import ClosedError, ConfigError, ReadError, SourceError, TransformError
-from lit_async_data.job import together
+from lit_async_data.footprint import Footprint
 from lit_async_data.options import LoaderOptions
 from lit_async_data.passes import Passes
-from lit_async_data.permutation import Indices
-from lit_async_data.pipeline import Pipeline
-from lit_async_data.plan import EpochPlan, Schedule
+from lit_async_data.plan import EpochPlan, Order, Schedule
 from lit_async_data.sources.base import Source
-from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec
+from lit_async_data.spec import BatchSpec, FieldSpec
 from lit_async_data.stats import LoaderStats
-from lit_async_data.stream_queue import StreamQueue
-from lit_async_data.streams import TorchStreams, checked_device, has_streams
-
-IDS = "ids"
+from lit_async_data.streams import checked_device, has_streams
 
 
 class AsyncLoader:
@@ -94,10 +88,9 @@ class AsyncLoader:
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
         self.spec = _with_ids(source.spec) if self.options.with_ids else source.spec
-        self._limit = self.options.memory_budget or memory.default_budget()
-        self.budget.check()
+        self.footprint.budget.check()
         self._stats = LoaderStats()
-        self._engine: tuple[Pipeline, DeviceQueue] | None = None
+        self._engine: Engine | None = None
         self._closer: weakref.finalize[Any, Any] | None = None
         self._closed = False
 
@@ -122,13 +115,13 @@ class AsyncLoader:
             ClosedError: The loader is closed.
         """
         started = time.perf_counter()
-        pipeline, queue = self._running()
-        fill = pipeline.ready + queue.ready
+        engine = self._running()
+        fill = engine.pipeline.ready + engine.queue.ready
         key = self._passes.advance(self.steps_wanted)
         if key is None:
             raise StopIteration
         try:
-            batch = queue.take(key)
+            batch = engine.queue.take(key)
         except BaseException as error:
             # A batch that failed has had its turn. One that never came is asked for again.
             if not isinstance(error, ReadError | SourceError | TransformError):
@@ -137,7 +130,7 @@ class AsyncLoader:
         if not self.driven:
             # This batch is here; what is wrong with a later one is said when that is asked for.
             with contextlib.suppress(Exception):
-                queue.top_up(self._passes.wanted)
+                engine.queue.top_up(self._passes.wanted)
         self._stats = self._stats.after(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
         return batch
 
@@ -157,8 +150,7 @@ class AsyncLoader:
         Raises:
             WorkerError, ClosedError: As `__next__`.
         """
-        _, queue = self._running()
-        queue.top_up(self._passes.wanted)
+        self._running().queue.top_up(self._passes.wanted)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that begins the one of this epoch.
@@ -181,10 +173,7 @@ class AsyncLoader:
 
     def stats(self) -> LoaderStats:
         """What was handed out, waited for and read so far."""
-        if self._engine is None or self._engine[0].forked:
-            return self._stats
-        pipeline, queue = self._engine
-        return self._stats.of(pipeline.stats(), copied=queue.copied)
+        return self._stats if self._engine is None else self._engine.stats(self._stats)
 
     def close(self) -> None:
         """End the workers and give memory back; waits a few seconds at most. Twice is fine.
@@ -203,52 +192,39 @@ class AsyncLoader:
     # -- the machinery --------------------------------------------------------------------------------------------
 
     @property
-    def layout(self) -> BatchLayout:
-        """Where the batches of a slot lie in it, and how many there are."""
-        one = BatchLayout(self.spec, self._schedule.capacity)
-        if not self._workers or not self.source.chunks.plain or has_streams(self.device):
-            return one
-        most = self._limit // (self._slots * one.nbytes)
-        return BatchLayout(self.spec, self._schedule.capacity, together(one.nbytes, min(most, len(self))))
+    def footprint(self) -> Footprint:
+        """The threads and the memory that the loader takes from the first batch on."""
+        return Footprint.of(
+            self.source,
+            self.spec,
+            self.options,
+            self._schedule,
+            ahead=self._depth > 0,
+            streams=has_streams(self.device),
+        )
 
     @property
-    def budget(self) -> memory.Budget:
-        """The memory that the loader will hold, and the most it may."""
-        return memory.Budget(self._slots, self.layout.nbytes, self._limit)
+    def order(self) -> EpochPlan:
+        """The plan of the first epoch."""
+        return self._schedule.plan(0)
 
-    @property
-    def _slots(self) -> int:
-        return self.options.queue_depth + 1 if self._workers else 2
-
-    @property
-    def _workers(self) -> int:
-        return self.options.worker_count if self._depth else 0
-
-    def _running(self) -> tuple[Pipeline, DeviceQueue]:
+    def _running(self) -> Engine:
         if self._closed:
             raise ClosedError("the loader is closed; build a new one")
         if self._engine is not None:
-            self._engine[0].check()
+            self._engine.pipeline.check()
         else:
-            self._engine = self._built()
-            self._closer = weakref.finalize(self, _close, *self._engine)
+            self._engine = Engine(
+                self.source,
+                self.options,
+                self._schedule,
+                self.footprint,
+                device=self.device,
+                depth=self._depth,
+                transform=self._device_transform,
+            )
+            self._closer = weakref.finalize(self, self._engine.close)
         return self._engine
-
-    def _built(self) -> tuple[Pipeline, DeviceQueue]:
-        on_device, layout, budget = has_streams(self.device), self.layout, self.budget
-        pipeline = Pipeline(
-            functools.partial(_read, self.source) if self.options.with_ids else self.source.read_into,
-            self._schedule,
-            layout,
-            functools.partial(memory.allocated, layout.nbytes, pinned=on_device),
-            workers=self._workers,
-            slots=budget.slots,
-            most_slots=budget.most_slots,
-            timeout_s=self.options.timeout_s,
-        )
-        if on_device:
-            return pipeline, StreamQueue(pipeline, TorchStreams(self.device), self._depth, self._device_transform)
-        return pipeline, InlineQueue(pipeline, self._depth, self._device_transform)
 
     def _stop(self) -> None:
         if self._closer is not None:
@@ -263,7 +239,9 @@ def _schedule(source: Source, options: LoaderOptions, rank: int, world_size: int
         EpochPlan,
         length=len(source),
         batch_size=options.batch_size,
-        shuffle="none" if options.shuffle == "none" else "global",
+        shuffle=_shuffle(source, options),
+        runs=source.chunks.runs,
+        shuffle_chunks=options.shuffle_chunks,
         seed=options.seed,
         rank=rank,
         world_size=world_size,
@@ -272,18 +250,11 @@ def _schedule(source: Source, options: LoaderOptions, rank: int, world_size: int
     return Schedule(plan, shuffled=options.shuffle != "none")
 
 
-def _close(pipeline: Pipeline, queue: DeviceQueue) -> None:
-    if pipeline.forked:
-        return  # threads and device belong to another process, and so may be whoever held a lock when it was forked
-    try:
-        queue.close()
-    finally:
-        pipeline.close()
-
-
-def _read(source: Source, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-    out[IDS][...] = samples
-    source.read_into(samples, {key: array for key, array in out.items() if key != IDS})
+def _shuffle(source: Source, options: LoaderOptions) -> Order:
+    if options.shuffle == "auto":
+        return "chunk" if source.chunks.rows > 1 else "global"
+    assert not isinstance(options.shuffle, bool)  # `LoaderOptions` has made a name of it
+    return options.shuffle
 
 
 def _with_ids(spec: BatchSpec) -> BatchSpec:

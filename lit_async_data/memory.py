@@ -52,26 +52,39 @@ class Budget:
     Attributes:
         slots: Slots that are allocated before the first batch.
         slot_bytes: Bytes of one.
+        decoded: Bytes of decoded chunks that are held between batches.
+        cache: Bytes of decoded chunks that are kept for good.
         limit: Bytes that the loader may hold in all.
 
     Example:
         >>> str(Budget(slots=5, slot_bytes=2**20, limit=2**30))
         '5 slots of 1.0 MiB = 5.0 MiB, of at most 1.0 GiB'
+        >>> str(Budget(slots=5, slot_bytes=2**20, decoded=2**24, cache=2**28, limit=2**30))
+        '5 slots of 1.0 MiB + 16.0 MiB decoded + 256.0 MiB cache = 277.0 MiB, of at most 1.0 GiB'
     """
 
     slots: int
     slot_bytes: int
     limit: int
+    decoded: int = 0
+    cache: int = 0
 
     @property
     def total(self) -> int:
         """Bytes that are held from the first batch on."""
-        return self.slots * self.slot_bytes
+        return self.slots * self.slot_bytes + self.decoded + self.cache
 
     @property
     def most_slots(self) -> int:
         """Slots that there may be if the user keeps batches."""
-        return self.limit // self.slot_bytes
+        return (self.limit - self.decoded - self.cache) // self.slot_bytes
+
+    @property
+    def _parts(self) -> str:
+        parts = [f"{self.slots} slots of {readable(self.slot_bytes)}"]
+        parts += [f"{readable(self.decoded)} decoded"] if self.decoded else []
+        parts += [f"{readable(self.cache)} cache"] if self.cache else []
+        return " + ".join(parts)
 
     def check(self) -> None:
         """Refuse what does not fit.
@@ -80,15 +93,15 @@ class Budget:
             MemoryBudgetError: With the bytes that it needs.
         """
         if self.total > self.limit:
+            smaller = ["batch_size or queue_depth"] + ["shuffle_chunks"] * (self.decoded > 0)
+            smaller += ["cache_bytes"] * (self.cache > 0)
             raise MemoryBudgetError(
-                f"memory_budget: {self.slots} slots of {readable(self.slot_bytes)} need {self.total} bytes "
-                f"({readable(self.total)}), over the budget of {self.limit} ({readable(self.limit)}); set a smaller "
-                "batch_size or queue_depth, or raise it"
+                f"memory_budget: {self._parts} need {self.total} bytes ({readable(self.total)}), over the budget of "
+                f"{self.limit} ({readable(self.limit)}); set a smaller {', '.join(smaller)}, or raise it"
             )
 
     def __str__(self) -> str:
-        slots = f"{self.slots} slots of {readable(self.slot_bytes)} = {readable(self.total)}"
-        return f"{slots}, of at most {readable(self.limit)}"
+        return f"{self._parts} = {readable(self.total)}, of at most {readable(self.limit)}"
 
 
 def default_budget(ranks: int | None = None) -> int:
@@ -97,9 +110,12 @@ def default_budget(ranks: int | None = None) -> int:
     Args:
         ranks: Processes of this job on this machine; None for what torchrun says, else 1.
     """
-    if ranks is None:
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
-    return int(DEFAULT_SHARE * machine_memory() / max(ranks, 1))
+    return int(DEFAULT_SHARE * machine_memory() / max(ranks_here() if ranks is None else ranks, 1))
+
+
+def ranks_here() -> int:
+    """Processes of this job on this machine, as torchrun says; 1 if it does not."""
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1), 1)
 
 
 def machine_memory() -> int:

@@ -10,7 +10,8 @@ from typing import Any, Literal, Self
 
 from lit_async_data.errors import ConfigError
 
-Shuffle = Literal["none", "global", "auto"]
+SHUFFLES = ("none", "chunk", "global", "auto")
+Shuffle = Literal["none", "chunk", "global", "auto"]
 
 # Names that people bring along from torch.utils.data.DataLoader, and what they mean here.
 TORCH_NAMES = {
@@ -42,18 +43,24 @@ class LoaderOptions:
     Attributes:
         batch_size: Samples per batch and device, ≥ 1. Under several ranks one step takes
             ``batch_size × ranks`` samples.
-        shuffle: ``"none"``: as stored. ``"global"``: a fresh permutation of all samples each epoch.
-            ``"auto"`` (or True): the best for the data's layout. False is ``"none"``.
+        shuffle: ``"none"``: as stored. ``"global"``: a fresh permutation of all samples each epoch. ``"chunk"``: a
+            fresh order of chunks, dealt from ``shuffle_chunks`` of them at a time, so that each is decoded once per
+            epoch. ``"auto"`` (or True): ``"chunk"`` where chunks of several samples are compressed, else
+            ``"global"``. False is ``"none"``.
+        shuffle_chunks: Chunks that samples are mixed from at a time, ≥ 1. More mix better and take more memory:
+            twice as many decoded chunks. Part of the order.
         seed: Key of every permutation, 0 to 2**63 − 1. The same seed gives the same order, whatever the
             other options are.
         drop_last: Drop the samples that do not fill a whole step of all ranks.
         workers: Reader threads. 0 reads in the caller's thread, so that a debugger stops there. ``"auto"``
-            is 1: one thread gathers at 0.6 of the speed of memory, and h5py's lock lets a second
-            thread only wait (``benchmarks/first.py``).
+            is one per core, of at most 8 and shared by the ranks of the node, where chunks are decoded; else 1: one
+            thread gathers at 0.6 of the speed of memory, and h5py's lock lets a second only wait
+            (``benchmarks/first.py``, ``benchmarks/hdf5.py``).
         queue_depth: Slots of memory being filled or ready on the host, ≥ 1; there is one more. A slot holds a
             batch, or several small ones (up to 8 MiB) where reading is no more than a copy.
-        memory_budget: Bytes this loader may hold in slots. None: a quarter of the memory this machine or
-            its container has, shared by the ranks of the node.
+        cache_bytes: Bytes of decoded chunks that are kept for good: a dataset that fits is decoded once.
+        memory_budget: Bytes this loader may hold: slots, decoded chunks and cache. None: a quarter of the memory
+            this machine or its container has, shared by the ranks of the node.
         timeout_s: Seconds without a batch after which `StalledError` is raised.
         with_ids: Add the samples' numbers (int64) to each batch, as key ``ids`` or last element.
 
@@ -70,10 +77,12 @@ class LoaderOptions:
 
     batch_size: int
     shuffle: Shuffle | bool = "auto"
+    shuffle_chunks: int = 64
     seed: int = 0
     drop_last: bool = False
     workers: int | Literal["auto"] = "auto"
     queue_depth: int = 4
+    cache_bytes: int = 0
     memory_budget: int | None = None
     timeout_s: float = 300.0
     with_ids: bool = False
@@ -86,12 +95,14 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
             object.__setattr__(self, "shuffle", "auto" if self.shuffle else "none")
-        if self.shuffle not in ("none", "global", "auto"):
-            raise ConfigError(f"shuffle: {self.shuffle!r} is not one of none, global, auto, true, false")
+        if self.shuffle not in SHUFFLES:
+            raise ConfigError(f"shuffle: {self.shuffle!r} is not one of {', '.join(SHUFFLES)}, true, false")
         if self.workers != "auto":
             self._whole("workers", 0, MAX_WORKERS, also="'auto'")
         self._whole("batch_size", 1)
         self._whole("queue_depth", 1)
+        self._whole("shuffle_chunks", 1)
+        self._whole("cache_bytes", 0, unit="bytes")
         self._whole("seed", 0, MAX_SEED)
         if self.memory_budget is not None:
             self._whole("memory_budget", 1, also="null", unit="bytes")
@@ -136,11 +147,6 @@ class LoaderOptions:
             return cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{where}{error}") from None
-
-    @property
-    def worker_count(self) -> int:
-        """Reader threads, with ``"auto"`` resolved."""
-        return 1 if self.workers == "auto" else self.workers
 
     def merged(self, overrides: Mapping[str, Any] | None, where: str = "") -> LoaderOptions:
         """These options with some replaced; a value of None inherits.

@@ -19,6 +19,7 @@ No wait is without a time-out and a look at whether the other side is alive. Not
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -44,6 +45,7 @@ class Pipeline:
 
     Args:
         read: Reads samples into arrays, from any thread (`Source.read_into`).
+        prepare: Called by a worker with each batch that it has read, to make ready what will be wanted later.
         schedule: The endless order of batches.
         layout: Where fields lie in a slot, and how many batches it is for.
         allocate: Memory for one slot.
@@ -64,10 +66,12 @@ class Pipeline:
         slots: int,
         most_slots: int,
         timeout_s: float,
+        prepare: Callable[[Key], None] | None = None,
     ) -> None:
         self.layout = layout
         self.ring = Ring([], layout.batches)
         self._read = read
+        self._prepare = prepare
         self.schedule = schedule
         self._allocate = allocate
         self._workers = [ThreadWorker(number, self._work) for number in range(workers)]
@@ -209,6 +213,11 @@ class Pipeline:
             job = self._claim(slot, worker.number)
         worker.begin(job)
         self._fill(job)
+        if self._prepare is not None:
+            # What goes wrong here goes wrong again when it is read, and is said there.
+            with contextlib.suppress(Exception):
+                for key in job.keys:
+                    self._prepare(key)
         worker.rest()
         return True
 

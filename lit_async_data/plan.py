@@ -2,26 +2,30 @@
 
 `EpochPlan` answers for one epoch and one rank; it reads nothing, starts nothing and keeps nothing but a memo.
 
-The order of an epoch depends on (length, seed, epoch, shuffle) alone. Counted from where the epoch (or what is left
-of it after a resume) begins, position q belongs to step ``q // (W·B)`` and to rank ``q % W``, for W ranks and B samples
-per rank. So a rank's positions are ``r, r + W, r + 2W, …``, and step s takes its elements ``[s·B, (s + 1)·B)``.
+The order of an epoch depends on (length, chunks, seed, epoch, shuffle, shuffle_chunks) alone. Counted from where the
+epoch (or what is left of it after a resume) begins, position q belongs to step ``q // (W·B)`` and to rank ``q % W`` for
+W ranks and B samples per rank. So a rank's positions are ``r, r + W, r + 2W, …``, and step s takes its elements
+``[s·B, (s + 1)·B)``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from lit_async_data.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices, Permutation, derived_key
 
 # A permutation costs about 100 µs per call however few positions it is asked for; from here on it is per position.
 BLOCK = 4096
 
-Order = Literal["none", "global"]
+Order = Literal["none", "chunk", "global"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +50,15 @@ class EpochPlan:
     Args:
         length: Samples in the source.
         batch_size: Samples per batch and rank.
-        shuffle: ``"none"`` or ``"global"``.
+        shuffle: ``"none"``, ``"chunk"`` or ``"global"``.
         seed: Key of the order.
         epoch: Number of the epoch; counts only where there is a shuffle.
         rank: This process, of ``world_size``.
         world_size: Processes that share each step.
         drop_last: Drop the samples that do not fill a step.
         start: Position at which the epoch begins (after a resume).
+        runs: How samples lie in chunks, for ``"chunk"``; see `ChunkRun`.
+        shuffle_chunks: Chunks that samples are mixed from at a time, for ``"chunk"``.
 
     Raises:
         ConfigError: There are too few samples for the ranks, or for one whole step with ``drop_last``.
@@ -72,6 +78,8 @@ class EpochPlan:
     world_size: int = 1
     drop_last: bool = False
     start: int = 0
+    runs: tuple[ChunkRun, ...] = ()
+    shuffle_chunks: int = 64
     # The block of samples computed last, with the first of its local indices. Two threads may compute the same block
     # at once; both get the same values, and the assignment is atomic.
     _memo: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
@@ -159,7 +167,37 @@ class EpochPlan:
         """The samples at positions of the whole order, over all ranks, counted from ``start``."""
         if self.shuffle == "none":
             return positions + self.start
+        if self.chunk_order is not None:
+            return self.chunk_order.samples(positions + self.start)
         return Permutation(self.length, derived_key(self.seed, self.epoch))(positions + self.start)
+
+    @functools.cached_property
+    def chunk_order(self) -> ChunkOrder | None:
+        """The order of this epoch, if it goes by chunks."""
+        if self.shuffle != "chunk" or not self.runs:  # where each sample lies alone, that is the global shuffle
+            return None
+        return ChunkOrder(self.runs, self.shuffle_chunks, derived_key(self.seed, self.epoch))
+
+    def progress(self, step: int) -> tuple[int, float, float]:
+        """How far a step comes in the group of chunks that it ends in.
+
+        Returns:
+            Number of the group, and which share ``[begin, end)`` of its samples the step deals.
+        """
+        assert self.chunk_order is not None
+        first, end = (local * self.world_size + self.rank + self.start for local in self.bounds(step))
+        group = self.chunk_order.group_of(min(end, self.length) - 1)
+        size = group.end - group.first
+        return group.number, max(first - group.first, 0) / size, min((end - group.first) / size, 1.0)
+
+    def lanes(self, group: int, begin: float, end: float) -> Indices:
+        """The first samples of a share of the chunks of a group: of those that this rank begins with."""
+        order = self.chunk_order
+        assert order is not None
+        count = min(order.width, order.chunks - group * order.width)
+        lanes = np.arange(math.ceil(begin * count), math.ceil(end * count))
+        positions = order.group(group).first + lanes
+        return order.samples(positions[(positions - self.start) % self.world_size == self.rank])
 
 
 class Key(NamedTuple):
@@ -199,6 +237,19 @@ class Schedule:
             # Replaced, not changed: another thread may be reading it.
             self._plans = {e: p for e, p in self._plans.items() if abs(e - epoch) <= 1} | {epoch: found}
         return found
+
+    def ahead(self, key: Key) -> Indices:
+        """Samples whose chunks are to be decoded while a batch is read, so that they are there when they are dealt.
+
+        While a group of chunks is dealt, the chunks of the next are decoded, evenly over its steps.
+        """
+        plan = self.plan(key.epoch)
+        if plan.chunk_order is None:
+            return np.empty(0, np.int64)
+        group, begin, end = plan.progress(key.step)
+        if group + 1 < plan.chunk_order.groups:
+            return plan.lanes(group + 1, begin, end)
+        return self.plan(key.epoch + 1).lanes(0, begin, end)
 
     def following(self, key: Key) -> Key:
         """The key that comes after a key."""

@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+from lit_async_data.chunk_order import mixing, ranks_per_chunk
 from lit_async_data.loader import AsyncLoader
+from lit_async_data.memory import readable
 from lit_async_data.plan import amplification
 
 
 def lines(loader: AsyncLoader) -> list[str]:
-    """Samples and fields; batches, steps and the price of the shuffle; workers, slots and their memory."""
-    source, options = loader.source, loader.options
+    """Samples and fields; batches and steps; the price of the shuffle; workers, slots and their memory."""
+    source, options, footprint = loader.source, loader.options, loader.footprint
     fields = ", ".join(
         f"{key} {field.dtype}{' ' + str(tuple(field.shape)) if field.shape else ''}"
         for key, field in loader.spec.fields.items()
     )
     step = options.batch_size * loader.world_size
     ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
-    workers = (
-        f"{options.worker_count} worker{'s' if options.worker_count > 1 else ''}, queue depth {options.queue_depth}"
-    )
-    if not options.worker_count:
+    workers = f"{footprint.workers} worker{'s' if footprint.workers > 1 else ''}, queue depth {options.queue_depth}"
+    if not footprint.workers:
         workers = "no workers, read in the training loop"
     return [
         f"{len(source):,} samples from {source}: {fields}",
         f"batch {options.batch_size}{ranks}, {len(loader):,} steps, shuffle {_shuffle(loader)}",
-        f"{workers}: {loader.budget}",
+        f"{workers}: {footprint.budget}",
     ]
 
 
 def _shuffle(loader: AsyncLoader) -> str:
-    if loader.options.shuffle == "none":
+    """The shuffle and its price, in one line."""
+    order, rows = loader.order, loader.source.chunks.rows
+    if order.shuffle == "none":
         return "none"
-    rows = loader.source.chunks.rows
+    if order.chunk_order is not None:
+        chunks = order.chunk_order
+        mixed = mixing(chunks, order.batch_size, order.world_size)
+        decoded = ranks_per_chunk(chunks, order.world_size)
+        times = "once per epoch" if decoded == 1 else f"by {decoded} ranks each"
+        return (
+            f"chunk: {chunks.width} of {chunks.chunks:,} chunks at a time, {mixed:.2f} of the mixing of a global "
+            f"shuffle; every chunk is decoded {times}, and takes {readable(loader.footprint.budget.decoded)} meanwhile"
+        )
     if rows == 1:
         return "global: every sample is read alone, once per epoch"
-    decoded = amplification(len(loader.source), rows, loader.options.batch_size)
-    return f"global: {decoded:.1f} samples are decoded for each one used, since {rows} share a compressed chunk"
+    decoded_each = amplification(len(loader.source), rows, order.batch_size)
+    return (
+        f"global: {decoded_each:.1f} samples are decoded for each one used, since {rows} share a compressed chunk; "
+        "shuffle=chunk decodes each chunk once"
+    )

@@ -319,7 +319,9 @@ BAD = {
     "seed": [*NO_NUMBER, -1, 2**63],
     "drop_last": NO_BOOL,
     "workers": [*NO_NUMBER, -1, 10**6, "Auto"],
+    "shuffle_chunks": [*NO_NUMBER, 0, -1],
     "queue_depth": [*NO_NUMBER, 0, -1],
+    "cache_bytes": [*NO_NUMBER, -1, "4 GB"],
     "memory_budget": [*NO_NUMBER[1:], 0, -1, "4 GB", 1e9],
     "timeout_s": [None, True, "60", [60], 0, -1, 0.0, -0.5, NAN, INFINITY],
     "with_ids": NO_BOOL,
@@ -384,7 +386,7 @@ def test_an_option_of_torch_points_to_ours(file, name, pointer, as_mapping):
         ("batchsize", "did you mean batch_size?"),
         ("shufle", "did you mean shuffle?"),
         ("queue_dept", "did you mean queue_depth?"),
-        ("banana", "there are batch_size, shuffle, seed"),
+        ("banana", "there are batch_size, shuffle, shuffle_chunks, seed"),
     ],
 )
 def test_a_misspelt_option_gets_the_near_one_or_all(name, hint):

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError
 from lit_async_data.sources.hdf5 import codecs, index
-from lit_async_data.sources.hdf5.chunked import KEPT_BYTES, ChunkedReader, DecodedChunks
 from lit_async_data.sources.hdf5.codecs import DEFLATE, FLETCHER32, ORDER, SHUFFLE, FilterPipeline, fletcher32
-from lit_async_data.sources.hdf5.readers import H5pyReader
 
 
 def read(path, samples, **options):
@@ -30,10 +28,10 @@ def read(path, samples, **options):
     return source.spec["data"].delivered(out["data"])
 
 
-def reader_of(path):
+def way_of(path):
     source = HDF5Source(path, ["data"])
     source.close()
-    return type(source._readers[0]["data"])
+    return source.chunks.reading
 
 
 # -- codecs ------------------------------------------------------------------------------------------------------------
@@ -121,7 +119,7 @@ def chunked(h5, *, shape=(20, 6), chunks=(4, 6), **options):
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"compression": "gzip", "shuffle": True}])
 def test_plain_chunks_are_read_without_libhdf5(h5, options):
     path, values = chunked(h5, **options)
-    assert reader_of(path) is ChunkedReader
+    assert way_of(path) == "decoded"
     assert (read(path, [19, 0, 7, 7]) == values[[19, 0, 7, 7]]).all()
 
 
@@ -135,7 +133,7 @@ def test_plain_chunks_are_read_without_libhdf5(h5, options):
 )
 def test_what_is_not_known_to_come_out_right_is_left_to_h5py(h5, options):
     path, values = chunked(h5, **options)
-    assert reader_of(path) is H5pyReader
+    assert way_of(path) == "locked"
     assert (read(path, [19, 0, 7]) == values[[19, 0, 7]]).all()
 
 
@@ -145,7 +143,7 @@ def test_an_unfiltered_edge_chunk_is_left_to_h5py(h5):
     path, values = chunked(h5, shape=(18, 6), compression="gzip")
     with h5py.File(path, "r+") as file:
         file["data"].id.write_direct_chunk((16, 0), np.resize(values[16:], (4, 6)).tobytes(), filter_mask=0)
-    assert reader_of(path) is H5pyReader
+    assert way_of(path) == "locked"
 
 
 @pytest.mark.parametrize("userblock", [0, 512])
@@ -156,7 +154,7 @@ def test_every_kind_of_chunk_index_is_understood(tmp_path, userblock, libver, ma
     values = np.arange(114, dtype="f8").reshape(19, 6)
     with h5py.File(path, "w", userblock_size=userblock, libver=(libver, "v110")) as file:
         file.create_dataset("data", data=values, chunks=(4, 4), maxshape=maxshape, compression="gzip")
-    assert reader_of(path) is ChunkedReader
+    assert way_of(path) == "decoded"
     assert (read(path, np.arange(18, -1, -1)) == values[::-1]).all()
 
 
@@ -165,7 +163,7 @@ def test_chunks_that_were_never_written_hold_the_fill_value(tmp_path, fill):
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w") as file:
         file.create_dataset("data", (20, 6), "i4", chunks=(4, 6), compression="gzip", fillvalue=fill)[8:12] = 1
-    assert reader_of(path) is ChunkedReader
+    assert way_of(path) == "decoded"
     assert read(path, [0, 8, 19])[:, 0].tolist() == [fill or 0, 1, fill or 0]
 
 
@@ -181,7 +179,7 @@ def test_a_dataset_that_was_resized_shows_its_present_extent(tmp_path):
 def test_a_dataset_of_too_many_chunks_is_left_to_h5py(h5, monkeypatch):
     monkeypatch.setattr(index, "MOST_CHUNKS", 4)
     path, _ = chunked(h5)
-    assert reader_of(path) is H5pyReader
+    assert way_of(path) == "locked"
 
 
 @pytest.mark.parametrize("claim", ["offsets", "sizes", "corners", "masks", "double"])
@@ -195,7 +193,7 @@ def test_an_index_that_cannot_be_true_is_not_believed(h5, monkeypatch, claim):
         records = index.records_of(file["data"])
     records[:, column] = value
     monkeypatch.setattr(index, "records_of", lambda dataset: records)
-    assert reader_of(path) is H5pyReader
+    assert way_of(path) == "locked"
     assert (read(path, [3, 19]) == values[[3, 19]]).all()
 
 
@@ -218,7 +216,7 @@ def test_a_chunk_that_no_filter_touched_is_read_as_it_is(h5):
     path, values = chunked(h5, compression="gzip", shuffle=True)
     with h5py.File(path, "r+") as file:
         file["data"].id.write_direct_chunk((8, 0), (values[8:12] + 1).tobytes(), filter_mask=3)
-    assert reader_of(path) is ChunkedReader
+    assert way_of(path) == "decoded"
     assert (read(path, [9, 0]) == values[[9, 0]] + [[1], [0]]).all()
 
 
@@ -236,15 +234,6 @@ def test_batches_smaller_than_a_chunk_decode_it_once_in_order(h5, monkeypatch):
         assert len(list(loader)) == 16
     source.close()
     assert len(decoded) == 2
-
-
-def test_the_chunks_kept_are_the_newest():
-    kept = DecodedChunks(2)
-    for number in (1, 2, 1, 3):
-        if kept.get(number) is None:
-            kept.put(number, np.array(number))
-    assert [kept.get(number) is not None for number in (1, 2, 3)] == [True, False, True]
-    assert KEPT_BYTES == 16 * 2**20
 
 
 def test_several_threads_read_the_same_chunks(h5):

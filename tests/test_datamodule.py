@@ -33,8 +33,17 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path):
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("data", data=np.zeros((6400, 4), "u1"), chunks=(64, 4), compression="gzip")
-    with AsyncLoader(HDF5Source(path, ["data"]), {"batch_size": 10}) as loader:
+    source = HDF5Source(path, ["data"])
+    with AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
         assert "61.2 samples are decoded for each one used, since 64 share a compressed chunk" in lines(loader)[1]
+    with AsyncLoader(source, {"batch_size": 10, "shuffle_chunks": 5}) as loader:
+        assert lines(loader)[1] == (
+            "batch 10, 640 steps, shuffle chunk: 5 of 100 chunks at a time, 0.52 of the mixing of a global shuffle; "
+            "every chunk is decoded once per epoch, and takes 2.5 KiB meanwhile"
+        )
+        assert "5 slots of 512 B + 2.5 KiB decoded = 5.0 KiB" in lines(loader)[2]
+    with AsyncLoader(source, {"batch_size": 10, "shuffle_chunks": 6}, world_size=4) as loader:
+        assert "every chunk is decoded by 2 ranks each" in lines(loader)[1]
 
 
 def test_evaluation_takes_the_options_of_training_without_shuffle_and_drops_nothing():

@@ -395,12 +395,14 @@ def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
 @SLOW
 @pytest.mark.parametrize("driven", [False, True])
 def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, driven):
+    from lit_async_data import engine
     from lit_async_data import loader as loader_module
 
     streams = FakeStreams(slow)
-    monkeypatch.setattr(loader_module, "TorchStreams", lambda device: streams)
+    monkeypatch.setattr(engine, "TorchStreams", lambda device: streams)
+    monkeypatch.setattr(engine, "has_streams", lambda device: True)
     monkeypatch.setattr(loader_module, "has_streams", lambda device: True)
-    monkeypatch.setattr(loader_module.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    monkeypatch.setattr(engine.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
     numbers = np.arange(20, dtype=np.int64)
     source = ArraySource({"x": np.repeat(numbers, 10_000).reshape(20, 10_000), "y": numbers})
     with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle="none")) as loader:

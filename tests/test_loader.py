@@ -117,23 +117,23 @@ def test_what_is_kept_never_changes(kept, workers):
 def test_keeping_labels_keeps_no_slot():
     with loader_of() as loader:
         labels = [batch["y"] for _ in range(4) for batch in loader]
-        assert loader.stats().read.slots == loader.budget.slots == 5
+        assert loader.stats().read.slots == loader.footprint.budget.slots == 5
         assert len(labels) == 20
 
 
 def test_keeping_batches_makes_more_slots_and_letting_go_frees_them():
     with loader_of() as loader:
         kept = [batch for _ in range(2) for batch in loader]
-        assert loader.stats().read.slots > loader.budget.slots
+        assert loader.stats().read.slots > loader.footprint.budget.slots
         del kept
         for _ in range(3):
             seen(loader)
-        pipeline, _ = loader._engine
+        pipeline = loader._engine.pipeline
         assert pipeline.ring.held == set()
 
 
 def test_beyond_the_budget_batches_are_copies_and_it_is_said_once(caplog):
-    slot = loader_of().layout.nbytes
+    slot = loader_of().footprint.layout.nbytes
     with loader_of(memory_budget=6 * slot, queue_depth=2) as loader:
         kept = [batch for _ in range(4) for batch in loader]
         stats = loader.stats()
@@ -189,7 +189,7 @@ def test_epochs_are_read_once_and_nothing_is_dropped_between_them():
         for _ in range(4):
             seen(loader)
         # 5 batches an epoch, and at the end no more than the slots that are read ahead.
-        assert 20 <= loader.stats().read.batches <= 20 + loader.budget.slots
+        assert 20 <= loader.stats().read.batches <= 20 + loader.footprint.budget.slots
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 8, 12])
@@ -202,7 +202,7 @@ def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
             assert seen(batches) == list(range(length))
             kept += batches if keep else []
         del batches, kept
-        pipeline, _ = loader._engine
+        pipeline = loader._engine.pipeline
         assert pipeline.ring.held == set()
         assert pipeline.ready + pipeline.ring.count(FILLING) == len(pipeline._claimed)
 
@@ -324,7 +324,7 @@ def test_a_loader_that_is_forgotten_ends_its_threads():
 
 
 def test_slots_beyond_the_budget_are_refused_with_the_bytes_they_need():
-    needed = 5 * loader_of().layout.nbytes
+    needed = 5 * loader_of().footprint.layout.nbytes
     with pytest.raises(MemoryBudgetError, match=f"memory_budget: 5 slots .* need {needed} bytes"):
         loader_of(memory_budget=needed - 1)
 

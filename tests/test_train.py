@@ -120,7 +120,10 @@ def test_every_experiment_runs(typed, choice):
         (["trainer.max_epoch=3"], "trainer.max_epoch: no such key; did you mean trainer.max_epochs?"),
         (["loader.workers=four"], "loader.workers: 'four' is not a whole number from 0 to 256 or 'auto'"),
         (["loader.batch_size=0"], "loader.batch_size: 0 is not a whole number from 1 on"),
-        (["loader.shuffle=sometimes"], "loader.shuffle: 'sometimes' is not one of none, global, auto, true, false"),
+        (
+            ["loader.shuffle=sometimes"],
+            "loader.shuffle: 'sometimes' is not one of none, chunk, global, auto, true, false",
+        ),
         (["+loader.num_workers=3"], "loader.num_workers: no such option; use workers"),
         (["data.val_loader.workers=-3"], "data.val_loader.workers: -3 is not a whole number"),
         (["callbacks.device_prefetcher.device_depth=-1"], "callbacks.device_prefetcher.device_depth: -1 is not"),

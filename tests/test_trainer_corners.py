@@ -102,7 +102,7 @@ def test_a_loader_iterated_by_hand_after_a_limited_fit_reads_each_batch_once():
     loader = dm.train_dataloader()
     assert [batch["ids"].tolist() for batch in loader] == plan(0)
     loader.close()
-    assert len(source.reads) <= len(plan(0)) + loader.budget.slots
+    assert len(source.reads) <= len(plan(0)) + loader.footprint.budget.slots
 
 
 def test_a_path_where_a_source_should_be_is_quoted_whole():

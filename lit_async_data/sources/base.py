@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
+from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.permutation import Indices
 from lit_async_data.spec import BatchSpec
+
+Reading = Literal["copied", "decoded", "locked"]
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkLayout:
-    """How samples lie together in storage.
+    """How samples lie together in storage, and what reading them takes.
 
     Attributes:
-        rows: Samples that can only be decoded together; 1 where each can be read alone.
-        plain: Whether reading is no more than a copy from memory: then several small batches are read in one go.
+        runs: The samples in their order, cut into chunks that are stored together; empty where each lies alone.
+        compressed: Whether a chunk can only be decoded as a whole.
+        reading: ``"copied"``: no more than a copy from memory, so that several small batches are read in one go and one
+            thread is enough. ``"decoded"``: work that holds no lock, so that threads share it. ``"locked"``: under a
+            lock, where a second thread would only wait.
     """
 
-    rows: int = 1
-    plain: bool = False
+    runs: tuple[ChunkRun, ...] = ()
+    compressed: bool = False
+    reading: Reading = "locked"
+
+    @property
+    def rows(self) -> int:
+        """Samples that can only be decoded together, at most; 1 where each can be read alone."""
+        return max((run.rows for run in self.runs), default=1) if self.compressed else 1
 
 
 class Location(NamedTuple):
@@ -93,4 +105,40 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Close every handle. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class KeepingSource(Source, Protocol):
+    """A source that can make things ready before they are read, and keep what it has decoded."""
+
+    def prepare(self, samples: Indices) -> None:
+        """Do now what reading these samples soon will need: decode their chunks, or have the kernel fetch them.
+
+        Args:
+            samples: int64, shape (n,).
+
+        Raises:
+            SourceError: As `read_into`, where it will be raised again.
+        """
+        ...
+
+    def decoded_bytes(self, chunks: int) -> int:
+        """Bytes of decoded chunks that are held between batches, when so many chunks are in use at a time.
+
+        Args:
+            chunks: How many; 0 where no order asks for them.
+        """
+        ...
+
+    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks.
+
+        Args:
+            chunks: That are in use at a time.
+            cache_bytes: For chunks that stay, so that they are decoded once only.
+
+        Returns:
+            What gives the room back.
+        """
         ...

@@ -1,52 +1,49 @@
-"""Reading chunked datasets without libhdf5: raw bytes from a map of the file, decoded in the reader's own thread."""
+"""Reading chunked datasets band by band: each band that a batch touches is decoded once, and its rows are taken.
+
+A band is decoded without libhdf5 where its chunks are indexed (`IndexedBands`), else through it (`H5pyBands`).
+"""
 
 from __future__ import annotations
 
 import collections
 import itertools
-import threading
-from typing import Any
+import math
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError
 from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import Reading
 from lit_async_data.sources.hdf5.dataset import StoredDataset
+from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
 from lit_async_data.sources.hdf5.index import ChunkIndex
-from lit_async_data.sources.hdf5.readers import OpenFile, labels
+from lit_async_data.sources.hdf5.open_file import OpenFile
+from lit_async_data.sources.hdf5.readers import Reader, h5py_rows, labels
 
 Array = npt.NDArray[Any]
-# Decoded chunks kept between reads, in bytes, or two chunks if those are larger: so that batches smaller than a chunk,
-# read in order, decode it once. As much as h5py is given for the same purpose.
-KEPT_BYTES = 16 * 2**20
 
 
-class DecodedChunks:
-    """The chunks decoded last. Safe from several threads; two that want the same at once may both decode it."""
+class Bands(Protocol):
+    """Decodes the bands of one dataset."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._chunks: collections.OrderedDict[int, Array] = collections.OrderedDict()
+    #: Samples in a band; the last may have fewer.
+    rows: int
+    #: As in `ChunkLayout`.
+    reading: Reading
 
-    def get(self, number: int) -> Array | None:
-        """A chunk, if it is there; it is then the newest."""
-        with self._lock:
-            if number in self._chunks:
-                self._chunks.move_to_end(number)
-            return self._chunks.get(number)
+    def decoded(self, number: int) -> Array:
+        """A band: an array of shape ``(n, *stored sample shape)`` in native byte order.
 
-    def put(self, number: int, values: Array) -> None:
-        """Keep a chunk; the oldest goes."""
-        with self._lock:
-            self._chunks[number] = values
-            while len(self._chunks) > self._most:
-                self._chunks.popitem(last=False)
+        Raises:
+            CorruptError: It does not decode to exactly its bytes; names the chunk.
+        """
+        ...
 
 
-class ChunkedReader:
-    """Decodes each chunk that a batch touches once, and takes its rows.
+class IndexedBands:
+    """Bands from chunks that are found by an index and decoded in the thread that wants them, without any lock.
 
     Args:
         stored: The dataset.
@@ -54,80 +51,38 @@ class ChunkedReader:
         file: The file.
     """
 
+    reading: Reading = "decoded"
+
     def __init__(self, stored: StoredDataset, index: ChunkIndex, file: OpenFile) -> None:
         self._stored = stored
         self._index = index
         self._file = file
-        self._rows = index.shape[stored.axis]
-        # A chunk of one row serves no other batch.
-        self._decoded = DecodedChunks(max(2, KEPT_BYTES // index.filters.nbytes)) if self._rows > 1 else None
+        self.rows = index.shape[stored.axis]
+        # One chunk makes a band, lying in it as it shall lie in the batch.
+        across = [n for axis, n in enumerate(index.grid) if axis != stored.axis]
+        whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
+        self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
 
-        # One sample per chunk, lying in it as it shall lie in the batch: each is decoded by itself, in few steps.
-        self._single = stored.axis == 0 and self._rows == 1 and index.grid[1:] == (1,) * (len(index.grid) - 1)
-        self._single &= index.shape[1:] == stored.shape[1:]
-
-    def read(self, rows: Indices, out: Array) -> None:
-        """As `Reader.read`.
-
-        Raises:
-            CorruptError: A chunk does not decode to exactly its bytes; names the chunk.
-        """
-        if self._single and out.dtype == self._stored.dtype.newbyteorder("="):
-            self._read_singles(rows, out)
-            return
-        stacked = rows // self._rows
-        order = np.argsort(stacked, kind="stable")
-        edges = [0, *(np.flatnonzero(np.diff(stacked[order])) + 1).tolist(), len(rows)]
-        for begin, end in itertools.pairwise(edges):
-            where = order[begin:end]
-            for place in self._places(int(stacked[where[0]])):
-                self._take(place, rows[where] % self._rows, out, where)
-
-    def _read_singles(self, rows: Indices, out: Array) -> None:
-        index, file = self._index, self._file.map()
-        target = out.view(np.uint8).reshape(len(rows), -1)
-        found = zip(rows.tolist(), index.offsets[rows].tolist(), index.sizes[rows].tolist(), strict=True)
-        for number, (row, offset, size) in enumerate(found):
-            if offset < 0:
-                target[number] = self._read(row).view(np.uint8).ravel()
-                continue
-            try:
-                target[number] = index.filters.decoded(file[offset : offset + size], int(index.masks[row]))
-            except CorruptError as error:
-                raise self._corrupt(row, error) from error
-        if not self._stored.dtype.isnative:
-            out.byteswap(inplace=True)
-
-    def _places(self, row: int) -> itertools.product[tuple[int, ...]]:
-        """The places in the grid of the chunks that hold a row of chunks along the axis of samples."""
-        axes = ([row] if axis == self._stored.axis else range(n) for axis, n in enumerate(self._index.grid))
-        return itertools.product(*axes)
-
-    def _take(self, place: tuple[int, ...], inside: Indices, out: Array, where: Indices) -> None:
+    def decoded(self, number: int) -> Array:
+        """As `Bands.decoded`."""
         stored = self._stored
-        spans: list[Any] = [
-            slice(p * c, min((p + 1) * c, n)) for p, c, n in zip(place, self._index.shape, stored.shape, strict=True)
-        ]
-        spans.pop(stored.axis)
-        values = np.moveaxis(self._chunk(place), stored.axis, 0)
-        values = values[(slice(None), *(slice(span.stop - span.start) for span in spans))]
-        if len(where) == 1:
-            out[(int(where[0]), *spans)] = labels(values[int(inside[0])], stored)
-        else:
-            out[(where, *spans)] = labels(values[inside], stored)
+        count = min(self.rows, stored.rows - number * self.rows)
+        if self.plain:
+            return self._native(self.chunk(number)[:count])
+        band = np.empty((count, *stored.spec.stored_shape), stored.dtype)
+        axes = ([number] if axis == stored.axis else range(n) for axis, n in enumerate(self._index.grid))
+        for place in itertools.product(*axes):
+            spans = [
+                slice(p * c, min((p + 1) * c, n))
+                for p, c, n in zip(place, self._index.shape, stored.shape, strict=True)
+            ]
+            spans.pop(stored.axis)
+            values = np.moveaxis(self.chunk(int(np.ravel_multi_index(place, self._index.grid))), stored.axis, 0)
+            band[(slice(None), *spans)] = values[(slice(count), *(slice(span.stop - span.start) for span in spans))]
+        return self._native(band)
 
-    def _chunk(self, place: tuple[int, ...]) -> Array:
-        index = self._index
-        number = int(np.ravel_multi_index(place, index.grid))
-        kept = None if self._decoded is None else self._decoded.get(number)
-        if kept is not None:
-            return kept
-        values = self._read(number)
-        if self._decoded is not None:
-            self._decoded.put(number, values)
-        return values
-
-    def _read(self, number: int) -> Array:
+    def chunk(self, number: int) -> Array:
+        """The values of a chunk, as stored."""
         index, stored = self._index, self._stored
         offset, size = int(index.offsets[number]), int(index.sizes[number])
         if offset < 0:
@@ -137,6 +92,32 @@ class ChunkedReader:
         except CorruptError as error:
             raise self._corrupt(number, error) from error
         return data.view(stored.dtype).reshape(index.shape)
+
+    def read_chunks(self, numbers: Indices, where: Indices, out: Array) -> None:
+        """Decode chunks of one sample each straight to their places, in few steps.
+
+        Args:
+            numbers: Which chunk belongs to each place of ``out``.
+            where: The places to fill.
+            out: In native byte order.
+        """
+        index, file = self._index, self._file.map()
+        target = out.view(np.uint8).reshape(len(out), -1)
+        chosen = numbers[where]
+        found = zip(where.tolist(), index.offsets[chosen].tolist(), index.sizes[chosen].tolist(), strict=True)
+        for at, (place, offset, size) in enumerate(found):
+            if offset < 0:
+                target[place] = self.chunk(int(chosen[at])).view(np.uint8).ravel()
+                continue
+            try:
+                target[place] = index.filters.decoded(file[offset : offset + size], int(index.masks[chosen[at]]))
+            except CorruptError as error:
+                raise self._corrupt(int(chosen[at]), error) from error
+        if not self._stored.dtype.isnative:
+            out[where] = out[where].byteswap()
+
+    def _native(self, values: Array) -> Array:
+        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
     def _corrupt(self, number: int, error: CorruptError) -> CorruptError:
         index, stored = self._index, self._stored
@@ -149,3 +130,109 @@ class ChunkedReader:
             dataset=stored.name,
             row=corner[stored.axis],
         )
+
+
+class H5pyBands:
+    """Bands read through h5py, under its lock: for filters that only libhdf5 decodes."""
+
+    reading: Reading = "locked"
+
+    def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
+        self._stored = stored
+        self._file = file
+        self.rows = stored.chunk_rows
+
+    def decoded(self, number: int) -> Array:
+        """As `Bands.decoded`."""
+        first = number * self.rows
+        rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows))
+        return np.ascontiguousarray(rows, rows.dtype.newbyteorder("="))
+
+
+class ChunkedReader(Reader):
+    """Takes rows from bands that are decoded when they are first wanted.
+
+    Args:
+        stored: The dataset.
+        bands: Decodes them.
+        recent: The bands decoded last, of all fields and files.
+        room: Room for bands that are kept for good.
+    """
+
+    def __init__(self, stored: StoredDataset, bands: Bands, recent: RecentBands, room: Room) -> None:
+        self.bands = bands
+        self._stored = stored
+        self._recent = recent
+        native = stored.dtype.newbyteorder("=")
+        self._kept = KeptBands(stored.rows, bands.rows, stored.spec.stored_shape, native, room)
+        # Nobody else wants anything of a band of one row: it goes straight into the batch.
+        self._alone = bands.rows == 1
+        self.rows = bands.rows
+        self.reading = bands.reading
+        self.band_bytes = 0 if self._alone else bands.rows * stored.nbytes // stored.rows
+        self._name = object()  # not the reader itself, which refers to the recent bands
+
+    def read(self, rows: Indices, out: Array) -> None:
+        """As `Reader.read`.
+
+        Raises:
+            CorruptError: A chunk does not decode to exactly its bytes; names the chunk.
+        """
+        missing = self._kept.taken(rows, out, lambda values: labels(values, self._stored))
+        if missing is None:
+            return
+        if self._alone:
+            self._read_alone(rows, missing, out)
+            return
+        left = collections.deque(_by_band(rows, missing, self.rows))
+        postponed = 0
+        while left:
+            number, where = left.popleft()
+            # What another thread is decoding is wanted last, when there is nothing else to do but wait for it.
+            band = self._band(number, wait=postponed > len(left))
+            if band is None:
+                left.append((number, where))
+                postponed += 1
+            else:
+                postponed = 0
+                self._put(number, band, rows, out, where)
+
+    def _read_alone(self, rows: Indices, missing: Indices, out: Array) -> None:
+        native = self._stored.dtype.newbyteorder("=") == out.dtype
+        if native and isinstance(self.bands, IndexedBands) and self.bands.plain:
+            self.bands.read_chunks(rows, missing, out)
+            for where in missing.tolist() if self._kept.wanted else ():
+                self._kept.put(int(rows[where]), out[where : where + 1])
+            return
+        for where in missing.tolist():
+            self._put(int(rows[where]), self.bands.decoded(int(rows[where])), rows, out, [where])
+
+    def prepare(self, rows: Indices) -> None:
+        """Decode the bands of these rows, unless that has been done or is being done."""
+        if self._alone:
+            return
+        for number in np.unique(rows // self.rows).tolist():
+            self._band(number, wait=False)
+
+    def forget(self) -> None:
+        """Let go of what is kept for good; the recent bands are their owner's."""
+        self._kept.clear()
+
+    def _band(self, number: int, *, wait: bool) -> Array | None:
+        return self._recent.fetch((self._name, number), lambda: self.bands.decoded(number), wait=wait)
+
+    def _put(self, number: int, band: Array, rows: Indices, out: Array, where: Any) -> None:
+        self._kept.put(number, band)
+        if len(where) == 1:
+            at = int(where[0])
+            out[at] = labels(band[int(rows[at]) - number * self.rows], self._stored)
+        else:
+            out[where] = labels(band[rows[where] - number * self.rows], self._stored)
+
+
+def _by_band(rows: Indices, among: Indices, size: int) -> list[tuple[int, Indices]]:
+    """Each band that some of these rows are in, with the places of those rows."""
+    numbers = rows[among] // size
+    order = np.argsort(numbers, kind="stable")
+    edges = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(among)]
+    return [(int(numbers[order[begin]]), among[order[begin:end]]) for begin, end in itertools.pairwise(edges)]

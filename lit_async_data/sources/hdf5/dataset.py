@@ -51,7 +51,8 @@ class StoredDataset:
         axis: Which stored axis counts the samples.
         spec: The field as it is delivered.
         offset: Byte of the file at which the raw values begin, if they lie there in one piece; else None.
-        chunk_rows: Samples that can only be decoded together.
+        chunk_rows: Samples that lie in one chunk; 1 if it is not chunked.
+        filtered: Whether chunks can only be decoded as a whole.
         index: Where its chunks lie, if they may be read without libhdf5; else None.
     """
 
@@ -63,6 +64,7 @@ class StoredDataset:
     spec: FieldSpec
     offset: int | None
     chunk_rows: int
+    filtered: bool
     index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
 
     @property
@@ -116,7 +118,8 @@ def look_at(file: h5py.File, path: str, name: str, layout: str | None) -> Stored
         axis=axis,
         spec=FieldSpec(tuple(stored), dtype, channel),
         offset=_raw_offset(dataset),
-        chunk_rows=dataset.chunks[axis] if filtered and dataset.chunks else 1,
+        chunk_rows=min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1,
+        filtered=filtered,
         index=None if refusal(dataset) else built(dataset),
     )
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import collections
-import glob
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError
+from lit_async_data.chunk_order import ChunkRun
+from lit_async_data.errors import FormatError, MissingError, SourceError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location
-from lit_async_data.sources.hdf5.chunked import ChunkedReader
+from lit_async_data.sources.hdf5.chunked import ChunkedReader, H5pyBands, IndexedBands
 from lit_async_data.sources.hdf5.dataset import FileIdentity, StoredDataset, look_at
-from lit_async_data.sources.hdf5.readers import ContiguousReader, H5pyReader, OpenFile, Reader
+from lit_async_data.sources.hdf5.decoded import RecentBands, Room
+from lit_async_data.sources.hdf5.open_file import OpenFile, OpenFiles
+from lit_async_data.sources.hdf5.readers import ContiguousReader, H5pyReader, Reader
+from lit_async_data.sources.hdf5.selection import Path, chosen_fields, chosen_files, chosen_layouts
 from lit_async_data.spec import BatchSpec
 
-Path = str | os.PathLike[str]
+# Bytes of decoded bands that are kept for each field between batches, or two bands if those are larger: so that batches
+# smaller than a band, read in order, decode it once.
+RECENT_BYTES = 16 * 2**20
+# From the fastest way of reading to the slowest.
+READING = ("copied", "decoded", "locked")
 
 
 class HDF5Source:
@@ -65,9 +70,9 @@ class HDF5Source:
         *,
         layout: str | Mapping[str, str] | None = None,
     ) -> None:
-        self.paths = _files(path)
-        names, as_mapping = _names(fields)
-        layouts = _layouts(layout, list(names))
+        self.paths = chosen_files(path)
+        names, as_mapping = chosen_fields(fields)
+        layouts = chosen_layouts(layout, list(names))
         parts = [_look_at_file(file, names, layouts) for file in self.paths]
         first = parts[0][1]
         for file, (_, datasets) in zip(self.paths, parts, strict=True):
@@ -75,21 +80,28 @@ class HDF5Source:
         self._spec = BatchSpec({key: stored.spec for key, stored in first.items()}, as_mapping=as_mapping)
         # starts[i] is the first sample of file i, and starts[-1] the length of the whole.
         self._starts = np.cumsum([0] + [next(iter(datasets.values())).rows for _, datasets in parts])
-        self._files = [OpenFile(file, identity) for file, (identity, _) in zip(self.paths, parts, strict=True)]
+        self._identities = [identity for identity, _ in parts]
         self._datasets = [datasets for _, datasets in parts]
-        self._readers = self._new_readers()
-        widest = max(first, key=lambda key: first[key].spec.nbytes)
-        self._chunks = ChunkLayout(
-            rows=max(datasets[widest].chunk_rows for _, datasets in parts),
-            plain=all(stored.offset is not None for _, datasets in parts for stored in datasets.values()),
-        )
+        self._widest = max(first, key=lambda key: first[key].spec.nbytes)
+        self._make_readers()
+
+    def _make_readers(self) -> None:
+        self._files = OpenFiles([OpenFile(*known) for known in zip(self.paths, self._identities, strict=True)])
+        self._recent, self._room = RecentBands(), Room()
+        self._readers = [
+            {key: self._reader(stored, self._files[part]) for key, stored in datasets.items()}
+            for part, datasets in enumerate(self._datasets)
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_readers"}
+        # Not what holds maps, locks and decoded values: they stay where they are.
+        return {
+            name: value for name, value in vars(self).items() if name not in ("_files", "_recent", "_room", "_readers")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._readers = self._new_readers()  # they hold maps and locks, which stay where they are
+        self._make_readers()
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -105,8 +117,14 @@ class HDF5Source:
 
     @property
     def chunks(self) -> ChunkLayout:
-        """Samples of the widest field that are decoded together."""
-        return self._chunks
+        """Which samples of the widest field lie together, and how all of them are read."""
+        widest = [datasets[self._widest] for datasets in self._datasets]
+        runs = tuple(ChunkRun(stored.rows, stored.chunk_rows) for stored in widest)
+        return ChunkLayout(
+            runs if any(run.rows > 1 for run in runs) else (),
+            compressed=any(stored.filtered for stored in widest),
+            reading=max((each.reading for part in self._readers for each in part.values()), key=READING.index),
+        )
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read samples into arrays; see `Source.read_into`.
@@ -117,7 +135,7 @@ class HDF5Source:
             CorruptError: Stored bytes do not decode.
         """
         self._check_range(samples)
-        if len(self._files) == 1:
+        if len(self.paths) == 1:
             self._read_part(0, samples, out)
             return
         parts = self._parts(samples)
@@ -134,7 +152,7 @@ class HDF5Source:
 
     def _read_part(self, part: int, rows: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         try:
-            with self._files[part].reading():
+            with self._files.reading(part):
                 for key, array in out.items():
                     self._readers[part][key].read(rows, array)
         except SourceError as error:
@@ -157,17 +175,59 @@ class HDF5Source:
         rows = samples - self._starts[parts]
         return [Location(self.paths[part], "/", row) for part, row in zip(parts.tolist(), rows.tolist(), strict=True)]
 
-    def close(self) -> None:
-        """Close every file. Reading opens them again."""
-        for file in self._files:
-            file.close()
-        self._readers = self._new_readers()  # the old ones hold maps
+    def prepare(self, samples: Indices) -> None:
+        """Get ready what will be read soon; see `KeepingSource.prepare`."""
+        self._check_range(samples)
+        parts = self._parts(samples)
+        for part in np.unique(parts).tolist():
+            with self._files.reading(part):
+                for reader in self._readers[part].values():
+                    reader.prepare(samples[parts == part] - self._starts[part])
 
-    def _new_readers(self) -> list[dict[str, Reader]]:
-        return [
-            {key: _reader(stored, file) for key, stored in datasets.items()}
-            for file, datasets in zip(self._files, self._datasets, strict=True)
-        ]
+    def decoded_bytes(self, chunks: int) -> int:
+        """Bytes of decoded chunks that are held between batches; see `KeepingSource.decoded_bytes`."""
+        return sum(self._decoded_bytes(key, chunks) for key in self._spec.fields)
+
+    def _decoded_bytes(self, key: str, chunks: int) -> int:
+        held = [readers[key] for readers in self._readers if readers[key].band_bytes]
+        band = max((reader.band_bytes for reader in held), default=0)
+        if not chunks or not held:
+            whole = sum(datasets[key].nbytes for datasets in self._datasets)
+            return min(max(2 * band, RECENT_BYTES), whole) if held else 0
+        # A chunk of the widest field goes over this many of another one's.
+        wide = max(datasets[self._widest].chunk_rows for datasets in self._datasets)
+        over = 1 if key == self._widest else -(-wide // min(reader.rows for reader in held)) + 1
+        return chunks * over * band
+
+    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks; see `KeepingSource.keep`."""
+        nbytes = self.decoded_bytes(chunks)
+        self._recent.add_room(nbytes)
+        self._room.add(cache_bytes)
+
+        def give_back() -> None:
+            self._recent.add_room(-nbytes)
+            self._room.add(-cache_bytes)
+
+        return give_back
+
+    def close(self) -> None:
+        """Close every file and let go of what was decoded. Reading opens them again."""
+        self._files.close()
+        self._recent.clear()
+        for readers in self._readers:
+            for reader in readers.values():
+                reader.forget()
+
+    def _reader(self, stored: StoredDataset, file: OpenFile) -> Reader:
+        """The fastest reader that reads a dataset right."""
+        if stored.offset is not None:
+            return ContiguousReader(stored, file)
+        if stored.index is not None:
+            return ChunkedReader(stored, IndexedBands(stored, stored.index, file), self._recent, self._room)
+        if stored.filtered:
+            return ChunkedReader(stored, H5pyBands(stored, file), self._recent, self._room)
+        return H5pyReader(stored, file)
 
     def _check_range(self, samples: Indices) -> None:
         # As unsigned numbers those below 0 are the greatest: one look instead of two.
@@ -178,58 +238,6 @@ class HDF5Source:
     def _parts(self, samples: Indices) -> Indices:
         """The number of the file that each sample is in."""
         return np.searchsorted(self._starts, samples, side="right") - 1
-
-
-def _reader(stored: StoredDataset, file: OpenFile) -> Reader:
-    """The fastest reader that reads a dataset right."""
-    if stored.offset is not None:
-        return ContiguousReader(stored, file)
-    return H5pyReader(stored, file) if stored.index is None else ChunkedReader(stored, stored.index, file)
-
-
-def _natural(path: str) -> list[tuple[bool, int, str]]:
-    """Sorts scan2 before scan10."""
-    return [(piece.isdecimal(), int(piece) if piece.isdecimal() else 0, piece) for piece in re.split(r"(\d+)", path)]
-
-
-def _files(path: Path | Sequence[Path]) -> list[str]:
-    given: Any = [path] if isinstance(path, str | os.PathLike) else path
-    if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
-        raise ConfigError(f"path: {path!r} is not a file, a glob or a list of these")
-    files = []
-    for item in [
-        os.path.abspath(os.path.expanduser(item)) for item in given
-    ]:  # absolute: the source may outlive the working folder
-        found = sorted(glob.glob(item), key=_natural) if glob.has_magic(item) and not os.path.exists(item) else [item]
-        if not found:
-            raise MissingError(f"{item} matches no file", file=item)
-        files += found
-    twice = sorted(file for file, times in collections.Counter(files).items() if times > 1)
-    if twice:
-        raise ConfigError(f"path: {twice[0]} is named twice; its samples would count double")
-    return files
-
-
-def _names(fields: Mapping[str, str] | Sequence[str]) -> tuple[dict[str, str], bool]:
-    as_mapping = isinstance(fields, Mapping)
-    names = dict(fields) if isinstance(fields, Mapping) else {}
-    if not as_mapping and isinstance(fields, Sequence) and not isinstance(fields, str):
-        names = {str(name): name for name in fields}
-        if len(names) < len(fields):
-            raise ConfigError(f"fields: {list(fields)} names a dataset twice; a mapping gives each a key of its own")
-    if not names or not all(isinstance(n, str) and n for pair in names.items() for n in pair):
-        raise ConfigError(f"fields: {fields!r} is not a mapping from batch key to dataset name or a list of names")
-    return names, as_mapping
-
-
-def _layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> dict[str, str]:
-    if not isinstance(layout, str | Mapping | None):
-        raise ConfigError(f"layout: {layout!r} is neither letters nor a mapping from batch key to letters")
-    layouts = {keys[0]: layout} if isinstance(layout, str) else dict(layout or {})
-    for key in layouts:
-        if key not in keys:
-            raise ConfigError(f"layout: {key!r} is not one of the fields {', '.join(keys)}")
-    return layouts
 
 
 def _look_at_file(

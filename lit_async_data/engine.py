@@ -1,0 +1,97 @@
+"""`Engine`: the running part of a loader, pipeline and device queue, from its first batch until it is closed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from lit_async_data import memory
+from lit_async_data.device import DeviceQueue, InlineQueue, Transform
+from lit_async_data.footprint import Footprint
+from lit_async_data.options import LoaderOptions
+from lit_async_data.permutation import Indices
+from lit_async_data.pipeline import Pipeline
+from lit_async_data.plan import Key, Schedule
+from lit_async_data.sources.base import KeepingSource, Source
+from lit_async_data.stats import LoaderStats
+from lit_async_data.stream_queue import StreamQueue
+from lit_async_data.streams import TorchStreams, has_streams
+
+IDS = "ids"
+
+
+class Engine:
+    """Pipeline and device queue. Refers to no loader, so that one that is dropped is closed at once.
+
+    Args:
+        source: Where samples come from.
+        options: Of the loader.
+        schedule: The order of batches.
+        footprint: What it may take.
+        device: Where batches are handed out.
+        depth: Batches copied ahead.
+        transform: Called with each batch on its device.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        options: LoaderOptions,
+        schedule: Schedule,
+        footprint: Footprint,
+        *,
+        device: torch.device,
+        depth: int,
+        transform: Transform | None,
+    ) -> None:
+        on_device, keeping = has_streams(device), source if isinstance(source, KeepingSource) else None
+        self.pipeline = Pipeline(
+            functools.partial(_read, source) if options.with_ids else source.read_into,
+            schedule,
+            footprint.layout,
+            functools.partial(memory.allocated, footprint.layout.nbytes, pinned=on_device),
+            workers=footprint.workers,
+            slots=footprint.budget.slots,
+            most_slots=footprint.budget.most_slots,
+            timeout_s=options.timeout_s,
+            prepare=None if keeping is None else functools.partial(_prepare, keeping, schedule),
+        )
+        self.queue: DeviceQueue = (
+            StreamQueue(self.pipeline, TorchStreams(device), depth, transform)
+            if on_device
+            else InlineQueue(self.pipeline, depth, transform)
+        )
+        self._give_back = _nothing if keeping is None else keeping.keep(footprint.chunks, footprint.budget.cache)
+
+    def stats(self, so_far: LoaderStats) -> LoaderStats:
+        """What the loader saw, with what was read for it."""
+        return so_far if self.pipeline.forked else so_far.of(self.pipeline.stats(), copied=self.queue.copied)
+
+    def close(self) -> None:
+        """End everything and give all memory back. Idempotent."""
+        if self.pipeline.forked:
+            return  # threads and device belong to another process, and so may be whoever held a lock at the fork
+        try:
+            self.queue.close()
+        finally:
+            self.pipeline.close()
+            self._give_back()
+
+
+def _read(source: Source, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+    out[IDS][...] = samples
+    source.read_into(samples, {key: array for key, array in out.items() if key != IDS})
+
+
+def _prepare(source: KeepingSource, schedule: Schedule, key: Key) -> None:
+    samples = schedule.ahead(key)
+    if len(samples):
+        source.prepare(samples)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,76 @@
+"""`Footprint`: the threads and the memory that a loader will take, known before it takes any."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from lit_async_data.job import together
+from lit_async_data.memory import Budget, default_budget, ranks_here
+from lit_async_data.options import LoaderOptions
+from lit_async_data.plan import Schedule
+from lit_async_data.sources.base import KeepingSource, Source
+from lit_async_data.spec import BatchLayout, BatchSpec
+
+# More threads than this were not measured.
+MOST_WORKERS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Footprint:
+    """What a loader takes.
+
+    Attributes:
+        workers: Reader threads.
+        layout: Where the batches of a slot lie in it, and how many there are.
+        budget: Memory, against what there may be.
+        chunks: Decoded chunks that are in use at a time: those that samples are dealt from, and as many that are
+            decoded meanwhile. 0 where the order does not go by chunks.
+    """
+
+    workers: int
+    layout: BatchLayout
+    budget: Budget
+    chunks: int
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        spec: BatchSpec,
+        options: LoaderOptions,
+        schedule: Schedule,
+        *,
+        ahead: bool,
+        streams: bool,
+    ) -> Footprint:
+        """The footprint of a loader.
+
+        Args:
+            source: Where samples come from.
+            spec: The fields of its batches.
+            options: As given.
+            schedule: Its order.
+            ahead: Whether anything is read ahead.
+            streams: Whether batches are copied to a device with streams.
+        """
+        workers = _workers(source, options) if ahead else 0
+        slots = options.queue_depth + 1 if workers else 2
+        limit = options.memory_budget or default_budget()
+        order = schedule.plan(0).chunk_order
+        chunks = 0 if order is None else min(2 * order.width, order.chunks)
+        decoded = source.decoded_bytes(chunks) if isinstance(source, KeepingSource) else 0
+        layout = BatchLayout(spec, schedule.capacity)
+        if workers and source.chunks.reading == "copied" and not streams:
+            left = limit - decoded - options.cache_bytes
+            most = min(left // (slots * layout.nbytes), schedule.steps)
+            layout = BatchLayout(spec, schedule.capacity, together(layout.nbytes, most))
+        return cls(workers, layout, Budget(slots, layout.nbytes, limit, decoded, options.cache_bytes), chunks)
+
+
+def _workers(source: Source, options: LoaderOptions) -> int:
+    if options.workers != "auto":
+        return options.workers
+    if source.chunks.reading != "decoded":
+        return 1
+    return min(max(len(os.sched_getaffinity(0)) // ranks_here(), 1), MOST_WORKERS)

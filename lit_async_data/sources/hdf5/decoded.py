@@ -1,0 +1,203 @@
+"""Decoded chunks in memory: `RecentBands`, kept until newer ones need their room, and `KeptBands`, kept for good.
+
+A *band* is what is decoded together: the samples that share chunks, as one array with the samples on its first axis.
+"""
+
+from __future__ import annotations
+
+import collections
+import mmap
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.permutation import Indices
+
+Array = npt.NDArray[Any]
+# Seconds between two looks of a thread that waits for another to decode what it wants too.
+POLL_S = 0.5
+
+
+class RecentBands:
+    """The bands that were decoded last, each by one thread only. Safe from several threads.
+
+    The oldest goes first, by when it was decoded and not by when it was used: a shuffle by chunks deals from one group
+    of bands while the next is decoded, and whatever is older than both is used up.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._bands: collections.OrderedDict[Hashable, Array] = collections.OrderedDict()
+        self._decoding: set[Hashable] = set()
+        self._room = 0
+        self._taken = 0
+
+    def add_room(self, nbytes: int) -> None:
+        """Room for this many bytes more, or less."""
+        with self._changed:
+            self._room += nbytes
+            self._make_room(0)
+
+    def fetch(self, key: Hashable, decode: Callable[[], Array], *, wait: bool) -> Array | None:
+        """A band; decoded now, if it is not there.
+
+        Args:
+            key: Which band.
+            decode: Makes it; called without any lock.
+            wait: Whether to wait if another thread is decoding it.
+
+        Returns:
+            The band, or None if another thread is decoding it and ``wait`` is false.
+        """
+        with self._changed:
+            while key not in self._bands and key in self._decoding:
+                if not wait:
+                    return None
+                self._changed.wait(POLL_S)
+            if key in self._bands:
+                return self._bands[key]
+            self._decoding.add(key)
+        band = None
+        try:
+            band = decode()
+        finally:
+            with self._changed:
+                self._decoding.discard(key)
+                if band is not None and band.nbytes <= self._room:
+                    self._make_room(band.nbytes)
+                    self._bands[key] = band
+                    self._taken += band.nbytes
+                self._changed.notify_all()
+        return band
+
+    def clear(self) -> None:
+        """Let go of all of them."""
+        with self._changed:
+            self._bands.clear()
+            self._taken = 0
+
+    def _make_room(self, nbytes: int) -> None:
+        while self._bands and self._taken + nbytes > self._room:
+            self._taken -= self._bands.popitem(last=False)[1].nbytes
+
+
+class Room:
+    """Bytes that may be kept for good, shared by all fields and files of a source. Safe from several threads.
+
+    Args:
+        limit: How many.
+    """
+
+    def __init__(self, limit: int = 0) -> None:
+        self._lock = threading.Lock()
+        self.limit = limit
+        self._taken = 0
+
+    def add(self, nbytes: int) -> None:
+        """Room for this many bytes more, or less."""
+        with self._lock:
+            self.limit += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """Let others take these bytes."""
+        with self._lock:
+            self._taken -= nbytes
+
+    def taken(self, nbytes: int) -> bool:
+        """Take this many bytes of it, if they are left."""
+        with self._lock:
+            fits = self._taken + nbytes <= self.limit
+            self._taken += nbytes if fits else 0
+            return fits
+
+
+class KeptBands:
+    """Bands of one dataset that stay, as many as there is room for; their samples lie in one table.
+
+    What came first stays: under any order that goes through all samples once per epoch, each byte of room then saves as
+    much as any other, where the most recent would be dropped just before they are wanted again. Safe from several
+    threads.
+
+    Args:
+        samples: Samples in the dataset.
+        rows: Samples in one band.
+        shape: Of a sample, as stored.
+        dtype: Of a value, in native byte order.
+        room: Where bytes are taken from.
+    """
+
+    def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: Room) -> None:
+        self._rows = rows
+        self._shape = shape
+        self._dtype = dtype
+        self._room = room
+        self._lock = threading.Lock()
+        self._band_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._bands = -(-samples // rows)
+        self._table: Array | None = None
+        self._next = 0
+        self._place = np.empty(0, np.int64)  # of each band in the table; -1 where it is not there
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is any room."""
+        return self._room.limit > 0
+
+    def taken(self, rows: Indices, out: Array, check: Callable[[Array], Array]) -> Indices | None:
+        """Copy those of these rows that are kept.
+
+        Args:
+            rows: Which rows.
+            out: Where all of them go.
+            check: Called with values whose type is not that of ``out``.
+
+        Returns:
+            Places of the rows that are not there; None if all are.
+        """
+        table = self._table
+        if table is None:
+            return np.arange(len(rows))
+        bands, inside = np.divmod(rows, self._rows)
+        places = self._place[bands]
+        there = places >= 0
+        wanted = places * self._rows + inside
+        if there.all() and out.dtype == self._dtype:
+            table.take(wanted, axis=0, out=out, mode="clip")
+            return None
+        if there.any():
+            out[there] = check(table[wanted[there]])
+        return None if there.all() else np.flatnonzero(~there)
+
+    def put(self, number: int, band: Array) -> None:
+        """Keep a band, if there is room."""
+        if not self.wanted or (self._table is None and not self._made()):
+            return
+        assert self._table is not None
+        with self._lock:
+            place = self._next
+            if self._place[number] >= 0 or (place + 1) * self._rows > len(self._table):
+                return
+            if not self._room.taken(self._band_bytes):
+                return
+            self._table[place * self._rows : place * self._rows + len(band)] = band
+            self._next += 1
+            self._place[number] = place  # last: whoever sees it finds the band there
+
+    def clear(self) -> None:
+        """Let go of all of them."""
+        with self._lock:
+            self._room.give_back(self._next * self._band_bytes)
+            self._table, self._next = None, 0
+
+    def _made(self) -> bool:
+        """Whether there is a table now, in memory that is taken from the system only as it is written to."""
+        with self._lock:
+            most = min(self._bands, self._room.limit // self._band_bytes)
+            if self._table is None and most:
+                memory = mmap.mmap(-1, most * self._band_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                self._place = np.full(self._bands, -1, np.int64)
+                self._table = np.frombuffer(memory, self._dtype).reshape(-1, *self._shape)
+            return self._table is not None

@@ -1,0 +1,209 @@
+"""The handles on files: `OpenFile`, checked to be the one that was looked at, and `OpenFiles`, not too many at once."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import mmap
+import os
+import resource
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import ChangedError, MissingError, WorkerError
+from lit_async_data.sources.hdf5.dataset import FileIdentity
+
+# Seconds that `close` waits for a thread that is opening the file.
+LOCK_S = 1.0
+# libhdf5 keeps chunks of this many bytes, or two if they are larger, for each dataset that it reads.
+H5PY_CACHE_BYTES = 2**20
+
+
+class OpenFile:
+    """The handles on one file, opened on first use and checked to be the file that was looked at.
+
+    Args:
+        path: The file.
+        identity: What it was when the source was built.
+    """
+
+    def __init__(self, path: str, identity: FileIdentity) -> None:
+        self.path = path
+        self._identity = identity
+        self._lock = threading.Lock()
+        self._reading = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid: int | None = None  # of the process that opened the handles
+        self._closer: weakref.finalize[Any, Any] | None = None
+        self._leaving = False
+        self._descriptor: int | None = None
+        self._map: npt.NDArray[np.uint8] | None = None
+        self._h5py: h5py.File | None = None
+        self._datasets: dict[str, h5py.Dataset] = {}
+
+    def __reduce__(self) -> Any:
+        return OpenFile, (self.path, self._identity)
+
+    def descriptor(self) -> int:
+        """A file descriptor; `check` tells whether it is on the file that was looked at.
+
+        Raises:
+            MissingError: The file is gone.
+            WorkerError: This process is a fork of the one that opened it.
+        """
+        self._check_process()
+        if self._descriptor is not None:
+            return self._descriptor
+        with self._lock:
+            if self._descriptor is None:
+                self._pid = os.getpid()
+                try:
+                    self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise MissingError(f"{self.path} cannot be opened: {error}", file=self.path) from error
+                self._closer = weakref.finalize(self, os.close, self._descriptor)
+            return self._descriptor
+
+    def check(self) -> None:
+        """Make sure that the file is what it was.
+
+        To be called before and after every read: a file that shrinks gives zeros through h5py and kills the process
+        through a map, and one that is written to gives a mixture.
+
+        Raises:
+            ChangedError: It is not; says what differs.
+        """
+        self._check_same(self.descriptor())
+
+    def _check_same(self, descriptor: int) -> None:
+        now, was = os.fstat(descriptor), self._identity
+        if (now.st_size, now.st_mtime_ns, now.st_ino, now.st_dev) == (was.size, was.mtime_ns, was.inode, was.device):
+            return
+        if (now.st_dev, now.st_ino) != (was.device, was.inode):
+            what = "was replaced by another file"
+        elif now.st_size != was.size:
+            what = f"{'shrank' if now.st_size < was.size else 'grew'} from {was.size} to {now.st_size} bytes"
+        else:
+            what = "was written to"
+        raise ChangedError(f"{self.path} {what} since the source was built; build it again", file=self.path)
+
+    def map(self) -> npt.NDArray[np.uint8]:
+        """The bytes of the whole file, read-only; pages are read as they are touched."""
+        descriptor = self.descriptor()
+        mapped_before = self._map
+        if mapped_before is not None:
+            return mapped_before
+        with self._lock:
+            if self._map is None:
+                mapped = mmap.mmap(descriptor, self._identity.size, access=mmap.ACCESS_READ)
+                self._map = np.frombuffer(mapped, np.uint8)
+            return self._map
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read inside: the file is checked before and after, and stays open until the last reader has left."""
+        self._check_process()  # before the lock, which another thread may have held when this process was forked
+        with self._lock:
+            self._reading += 1
+        try:
+            self.check()
+            yield
+            self.check()
+        finally:
+            with self._lock:
+                self._reading -= 1
+                if self._leaving and not self._reading:
+                    self._close()
+
+    def dataset(self, name: str, chunk_bytes: int) -> h5py.Dataset:
+        """A dataset through h5py, with a chunk cache that holds at least two of its chunks."""
+        self._check_process()
+        with self._lock:
+            if self._h5py is None:
+                opened = h5py.File(self.path, "r", locking="best-effort")
+                # By path, unlike the descriptor: it may be another file by now.
+                self._check_same(opened.id.get_vfd_handle())
+                self._h5py, self._pid = opened, os.getpid()
+            if name not in self._datasets:
+                access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+                # Slots of the cache's table: a prime well above the chunks it can hold, as HDF5 advises.
+                access.set_chunk_cache(12421, max(H5PY_CACHE_BYTES, 2 * chunk_bytes), 0.75)
+                self._datasets[name] = h5py.Dataset(h5py.h5d.open(self._h5py.id, name.encode(), access))
+            return self._datasets[name]
+
+    def close(self) -> None:
+        """Close every handle, now or when the last reader has left. The map goes with the last array made from it."""
+        # With a time-out: a thread may be stuck while it opens the file, on a disk that is gone.
+        if not self._lock.acquire(timeout=LOCK_S):
+            return
+        try:
+            if self._reading:
+                self._leaving = True
+            else:
+                self._close()
+        finally:
+            self._lock.release()
+
+    def _close(self) -> None:
+        if self._pid in (os.getpid(), None):
+            if self._h5py is not None:
+                self._h5py.close()
+            if self._closer is not None:
+                self._closer()
+        self._reset()
+
+    def _check_process(self) -> None:
+        if self._pid not in (os.getpid(), None):
+            raise WorkerError(
+                f"{self.path} was opened in process {self._pid} and cannot be read in its fork {os.getpid()}: HDF5 "
+                "handles do not survive a fork; build the source in the child, or start it by spawn",
+                file=self.path,
+            )
+
+
+class OpenFiles:
+    """The files of a source, of which only so many are open at once: those used last. Safe from several threads.
+
+    Args:
+        files: All of them.
+    """
+
+    def __init__(self, files: Sequence[OpenFile]) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._used: collections.OrderedDict[int, None] = collections.OrderedDict()
+        # A file takes up to two descriptors; half of what the process may have is left to others.
+        self._most = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 1)
+
+    def __getitem__(self, number: int) -> OpenFile:
+        return self._files[number]
+
+    @contextlib.contextmanager
+    def reading(self, number: int) -> Iterator[None]:
+        """As `OpenFile.reading`, for one of them; the one used longest ago is closed if there are too many."""
+        with self._files[number].reading():
+            oldest = self._use(number)
+            if oldest is not None:
+                self._files[oldest].close()
+            yield
+
+    def _use(self, number: int) -> int | None:
+        with self._lock:
+            self._used[number] = None
+            self._used.move_to_end(number)
+            return self._used.popitem(last=False)[0] if len(self._used) > self._most else None
+
+    def close(self) -> None:
+        """Close them all."""
+        for file in self._files:
+            file.close()
+        with self._lock:
+            self._used.clear()

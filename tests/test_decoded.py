@@ -1,0 +1,260 @@
+"""What is decoded is decoded once, by one thread, and held within its room."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.errors import CorruptError, MemoryBudgetError
+from lit_async_data.sources.hdf5 import source as source_module
+from lit_async_data.sources.hdf5.codecs import FilterPipeline
+from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
+
+BAND = np.arange(4, dtype=np.int64)
+
+
+def fetched(bands, key, *, wait=True):
+    made = []
+    band = bands.fetch(key, lambda: made.append(key) or BAND, wait=wait)
+    return band is not None, bool(made)
+
+
+# -- recent bands ------------------------------------------------------------------------------------------------------
+
+
+def test_the_band_decoded_first_goes_first_however_often_it_was_used():
+    bands = RecentBands()
+    bands.add_room(2 * BAND.nbytes)
+    assert [fetched(bands, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
+    assert [fetched(bands, key)[1] for key in (2, 3, 1)] == [False, False, True]
+
+
+def test_without_room_nothing_is_held():
+    bands = RecentBands()
+    assert [fetched(bands, 1)[1] for _ in range(2)] == [True, True]
+
+
+def test_room_that_is_given_back_is_emptied():
+    bands = RecentBands()
+    bands.add_room(2 * BAND.nbytes)
+    for key in (1, 2):
+        fetched(bands, key)
+    bands.add_room(-BAND.nbytes)
+    assert [fetched(bands, key)[1] for key in (2, 1)] == [False, True]
+
+
+class Slow:
+    """A decoding that another thread is in the middle of."""
+
+    def __init__(self, bands, error=None):
+        self.begun, self.go = threading.Event(), threading.Event()
+        self._error = error
+        self.thread = threading.Thread(target=self._run, args=(bands,))
+        self.thread.start()
+        assert self.begun.wait(10)
+
+    def _run(self, bands):
+        def decode():
+            self.begun.set()
+            assert self.go.wait(10)
+            if self._error:
+                raise self._error
+            return BAND
+
+        with contextlib.suppress(CorruptError):
+            bands.fetch(1, decode, wait=True)
+
+    def finish(self):
+        self.go.set()
+        self.thread.join(10)
+
+
+def test_what_another_thread_decodes_is_not_decoded_again():
+    bands = RecentBands()
+    bands.add_room(BAND.nbytes)
+    slow = Slow(bands)
+    assert fetched(bands, 1, wait=False) == (False, False)
+    slow.finish()
+    assert fetched(bands, 1) == (True, False)
+
+
+def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
+    """1. A decodes. 2. B waits for it. 3. A fails, and is told so. 4. B wakes, finds nothing, and tries itself."""
+    bands = RecentBands()
+    bands.add_room(BAND.nbytes)
+    slow = Slow(bands, CorruptError("bad"))
+    waits = threading.Event()
+    wait = bands._changed.wait
+    monkeypatch.setattr(bands._changed, "wait", lambda timeout: waits.set() or wait(timeout))
+    got = []
+    waiter = threading.Thread(target=lambda: got.append(fetched(bands, 1)))
+    waiter.start()
+    assert waits.wait(10)
+    slow.finish()
+    waiter.join(10)
+    assert got == [(True, True)]
+
+
+# -- kept bands --------------------------------------------------------------------------------------------------------
+
+
+def kept_bands(room):
+    return KeptBands(10, 4, (2,), np.dtype("i4"), room)
+
+
+def test_what_is_kept_stays_and_comes_out_right():
+    values = np.arange(20, dtype="i4").reshape(10, 2)
+    kept = kept_bands(Room(2 * 4 * 8))
+    for number in (2, 0, 1, 0):
+        kept.put(number, values[4 * number : 4 * number + 4])
+    rows, out = np.array([9, 3, 5, 8, 0]), np.zeros((5, 2), "i4")
+    assert kept.taken(rows, out, lambda taken: taken).tolist() == [2]
+    assert out.tolist() == [[18, 19], [6, 7], [0, 0], [16, 17], [0, 1]]
+    assert kept.taken(rows[[0, 1]], out[:2], lambda taken: taken) is None
+
+
+def test_room_is_shared_and_given_back():
+    room = Room(3 * 4 * 8)
+    first, second = kept_bands(room), kept_bands(room)
+    band = np.ones((4, 2), "i4")
+    for number in (0, 1, 2):
+        first.put(number, band)
+        second.put(number, band)
+    out = np.empty((3, 2), "i4")
+    rows = np.array([0, 4, 8])
+    missing = [kept.taken(rows, out, lambda taken: taken).tolist() for kept in (first, second)]
+    assert missing == [[2], [1, 2]]
+    first.clear()
+    second.put(1, band)
+    assert second.taken(rows, out, lambda taken: taken).tolist() == [2]
+
+
+# -- through the loader ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def decodings(monkeypatch):
+    """How many chunks were decoded."""
+    count = []
+    once = FilterPipeline.decoded
+    monkeypatch.setattr(FilterPipeline, "decoded", lambda *args: count.append(1) or once(*args))
+    return count
+
+
+@pytest.fixture
+def file(tmp_path):
+    """600 samples in 60 chunks, and labels in chunks of their own."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as made:
+        values = np.arange(600 * 50, dtype=np.int32).reshape(600, 50)
+        made.create_dataset("data", data=values, chunks=(10, 50), compression="gzip")
+        made["labels"] = np.arange(600)
+    return str(path)
+
+
+def epochs(source, number, **options):
+    """What each epoch holds, in order, and right."""
+    found = []
+    with AsyncLoader(source, {"batch_size": 16, **options}) as loader:
+        for _ in range(number):
+            epoch = []
+            for data, labels in loader:
+                assert (data[:, 0] == labels * 50).all()
+                assert (data[:, -1] == labels * 50 + 49).all()
+                epoch += labels.tolist()
+            found.append(epoch)
+    source.close()
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_shuffle_by_chunks_decodes_each_once_per_epoch(file, decodings, workers):
+    source = HDF5Source(file)
+    decodings.clear()
+    first, second = epochs(source, 2, shuffle="chunk", shuffle_chunks=8, workers=workers)
+    assert sorted(first) == sorted(second) == list(range(600))
+    assert first != second
+    # Of the second epoch the first may find some that the end of the first has left, and what was read ahead of a third
+    # was decoded too: 5 slots of 16 samples out of 80 a group, and the group behind it.
+    assert 2 * 60 - 16 <= len(decodings) <= 2 * 60 + (16 if workers else 0)
+
+
+def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
+    source = HDF5Source(file)
+    decodings.clear()
+    with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
+        pipeline = loader._running().pipeline
+        for _ in range(5):
+            next(loader)
+        plan = loader._schedule.plan(0)
+        prepared = np.concatenate([loader._schedule.ahead(type(loader._passes.wanted)(0, step)) for step in range(5)])
+        assert set(prepared // 10) == set(plan.samples(np.arange(80, 160)) // 10)
+        assert len(prepared) == 8
+        assert pipeline.stats().batches >= 5
+    source.close()
+
+
+@pytest.mark.parametrize("shuffle", ["global", "chunk", "none"])
+def test_a_dataset_that_fits_the_cache_is_decoded_once_ever(file, decodings, shuffle):
+    source = HDF5Source(file)
+    decodings.clear()
+    found = epochs(source, 3, shuffle=shuffle, workers=1, cache_bytes=600 * 50 * 4)
+    assert [sorted(epoch) for epoch in found] == [list(range(600))] * 3
+    assert len(decodings) == 60
+
+
+def test_a_cache_for_half_of_a_dataset_saves_half_of_the_decoding(file, decodings, monkeypatch):
+    monkeypatch.setattr(source_module, "RECENT_BYTES", 0)
+    source = HDF5Source(file)
+    decodings.clear()
+    epochs(source, 2, shuffle="none", workers=0, cache_bytes=600 * 50 * 2)
+    assert len(decodings) == 60 + 30
+
+
+def test_one_sample_per_chunk_is_cached_too(tmp_path, decodings):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as made:
+        values = np.arange(40 * 50, dtype=">i4").reshape(40, 50)
+        made.create_dataset("data", data=values, chunks=(1, 50), compression="gzip")
+        made["labels"] = np.arange(40)
+    source = HDF5Source(str(path))
+    decodings.clear()
+    epochs(source, 3, shuffle="global", workers=2, cache_bytes=40 * 50 * 4)
+    assert len(decodings) == 40
+
+
+def test_filters_that_only_libhdf5_knows_are_shuffled_by_chunks_too(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as made:
+        values = np.arange(600 * 50, dtype=np.int32).reshape(600, 50)
+        made.create_dataset("data", data=values, chunks=(7, 50), scaleoffset=0)
+        made["labels"] = np.arange(600)
+    source = HDF5Source(str(path))
+    assert source.chunks.reading == "locked"
+    for epoch in epochs(source, 2, shuffle_chunks=4):
+        assert sorted(epoch) == list(range(600))
+
+
+def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file):
+    source = HDF5Source(file)
+    options = {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 20}
+    needed = AsyncLoader(source, options).footprint.budget
+    assert needed.decoded == 40 * 10 * 50 * 4
+    with pytest.raises(MemoryBudgetError, match=r"decoded need .* smaller batch_size or queue_depth, shuffle_chunks"):
+        AsyncLoader(source, options | {"memory_budget": needed.total - 1})
+    with pytest.raises(MemoryBudgetError, match="cache_bytes"):
+        AsyncLoader(source, options | {"memory_budget": needed.total, "cache_bytes": 1})
+
+
+def test_auto_goes_by_chunks_where_several_compressed_samples_share_one(file, tmp_path):
+    assert AsyncLoader(HDF5Source(file), {"batch_size": 4}).order.shuffle == "chunk"
+    with h5py.File(tmp_path / "raw.h5", "w") as made:
+        made.create_dataset("data", data=np.zeros((60, 50)), chunks=(10, 50))
+    raw = HDF5Source(tmp_path / "raw.h5", ["data"])
+    assert AsyncLoader(raw, {"batch_size": 4}).order.shuffle == "global"
+    assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.chunk_order.chunks == 6
