@@ -288,11 +288,14 @@ def test_without_any_place_it_is_built_each_time_and_only_the_log_for_debugging_
 
 
 @pytest.mark.parametrize("home", ["relative", ""])
-def test_a_cache_folder_that_is_not_absolute_is_none(path, monkeypatch, home):
+def test_a_cache_folder_that_is_not_absolute_is_none(path, monkeypatch, home, tmp_path):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("XDG_CACHE_HOME", home)
     monkeypatch.setattr(os.path, "expanduser", lambda name: name)
     refuse(monkeypatch, os.path.dirname(path))
     assert (opened(path) == VALUES).all()
+    assert os.listdir() == []
 
 
 def test_a_folder_can_be_chosen(path, built, tmp_path, user_cache, monkeypatch):
@@ -363,6 +366,13 @@ def test_each_part_of_its_key_counts(path, field):
     other = {int: 1, str: "other", tuple: (5, 6)}[type(value)]
     with pytest.raises(ValueError, match="present state"):
         index_file.read(kept(path), dataclasses.replace(key, **{field: other}))
+
+
+def test_a_copy_of_the_same_size_and_time_is_another_file(path):
+    shutil.copy2(path, path + "2")
+    copy = dataclasses.replace(key_of(path + "2"), mtime_ns=key_of(path).mtime_ns)
+    assert copy.head() != key_of(path).head()
+    assert dataclasses.replace(copy, inode=key_of(path).inode).head() == key_of(path).head()
 
 
 def test_one_of_another_version_is_built_anew(path, built, monkeypatch):

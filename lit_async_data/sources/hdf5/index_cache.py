@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.hdf5.index_file import Columns, IndexKey, StaleError, read, write
 
-# Indexes of fewer chunks are built in less time than anyone notices (20 to 30 ms), and leave no files behind.
+# Indexes of fewer chunks are built in less time than anyone notices (20 to 40 ms), and leave no files behind.
 FEWEST_CHUNKS = 2**14
 # File systems that count in seconds cannot tell two changes within this time from one.
 YOUNG_NS = 2 * 10**9
