@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import re
 import threading
+import types
 import zlib
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -13,7 +18,7 @@ from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5 import codecs, index
+from lit_async_data.sources.hdf5 import codecs, index, records
 from lit_async_data.sources.hdf5.codecs import DEFLATE, FLETCHER32, ORDER, SHUFFLE, FilterPipeline, fletcher32
 
 
@@ -146,6 +151,39 @@ def test_an_unfiltered_edge_chunk_is_left_to_h5py(h5):
     assert way_of(path) == "locked"
 
 
+def with_unfiltered_edges(path, values):
+    """A dataset of int32 in chunks of (4, 6), told not to filter chunks at an edge; h5py has no word for that."""
+    library = re.search(r"/\S*/libhdf5[-.][^/\s]*so\S*", Path("/proc/self/maps").read_text())[0]
+    set_chunk_opts = ctypes.CDLL(library).H5Pset_chunk_opts
+    set_chunk_opts.argtypes = [ctypes.c_int64, ctypes.c_uint]
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((4, 6))
+    properties.set_shuffle()
+    assert set_chunk_opts(properties.id, 2) >= 0
+    with h5py.File(path, "w", libver=("v110", "v110")) as file:
+        space = h5py.h5s.create_simple(values.shape)
+        made = h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_INT32, space, properties)
+        h5py.Dataset(made)[...] = values
+    return path
+
+
+@pytest.mark.parametrize("edge", ["of different values", "of equal bytes"])
+def test_an_unfiltered_edge_chunk_that_decodes_all_the_same_is_left_to_h5py(tmp_path, edge):
+    """Shuffle is undone of anything, without an error; and equal bytes look the same either way and prove nothing."""
+    values = np.arange(108, dtype="i4").reshape(18, 6)
+    if edge == "of equal bytes":
+        values[16:] = 0
+    path = with_unfiltered_edges(str(tmp_path / "x.h5"), values)
+    assert way_of(path) == "locked"
+    assert (read(path, [17, 0]) == values[[17, 0]]).all()
+
+
+def test_a_filtered_edge_chunk_is_read_without_libhdf5(h5):
+    path, values = chunked(h5, shape=(18, 5), chunks=(4, 3), shuffle=True)
+    assert way_of(path) == "decoded"
+    assert (read(path, np.arange(18)) == values).all()
+
+
 @pytest.mark.parametrize("userblock", [0, 512])
 @pytest.mark.parametrize("libver", ["earliest", "v110"])
 @pytest.mark.parametrize("maxshape", [None, (None, 6), (None, None), (100, 6)])
@@ -182,6 +220,32 @@ def test_a_dataset_of_too_many_chunks_is_left_to_h5py(h5, monkeypatch):
     assert way_of(path) == "locked"
 
 
+def records_in(path):
+    rows = []
+    with h5py.File(path) as file:
+        assert records.records_of(file["data"], lambda some: rows.extend(some) or True)
+    return np.array(rows)
+
+
+def columns_from(path, rows, monkeypatch):
+    """What is made of records, two at a time."""
+    monkeypatch.setattr(records, "records_of", lambda dataset, enter: all(enter(rows[i : i + 2]) for i in (0, 2, 4)))
+    with h5py.File(path) as file:
+        return records.columns_of(file["data"])
+
+
+def test_a_file_longer_than_4_gib_has_no_chunk_that_long(tmp_path):
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", data=np.zeros((20, 6), "i4"), chunks=(4, 6), compression="gzip")
+    os.truncate(path, 2**33)
+    with h5py.File(path) as file:
+        possible = records._Possible.of(file["data"])
+    one = np.array([1000])
+    assert possible.all_of(one, np.array([2**32 - 1]), one * 0)
+    assert not possible.all_of(one, np.array([2**32]), one * 0)
+
+
 @pytest.mark.parametrize("claim", ["offsets", "sizes", "corners", "masks", "double"])
 def test_an_index_that_cannot_be_true_is_not_believed(h5, monkeypatch, claim):
     path, values = chunked(h5, compression="gzip")
@@ -189,12 +253,52 @@ def test_an_index_that_cannot_be_true_is_not_believed(h5, monkeypatch, claim):
     column, value = {"offsets": (3, 10**6), "sizes": (4, 0), "corners": (0, 1), "masks": (2, 2), "double": (0, 0)}[
         claim
     ]
-    with h5py.File(path) as file:
-        records = index.records_of(file["data"])
-    records[:, column] = value
-    monkeypatch.setattr(index, "records_of", lambda dataset: records)
+    rows = records_in(path)
+    rows[:, column] = value
+    monkeypatch.setattr(records, "records_of", lambda dataset, enter: enter(rows))
     assert way_of(path) == "locked"
     assert (read(path, [3, 19]) == values[[3, 19]]).all()
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "change"),
+    [
+        (0, 3, lambda rows: rows[1, 3] + 1),  # overlaps with another
+        (4, 3, lambda rows: 511 + 48),  # in the superblock behind the user block
+        (4, 3, lambda rows: 2**62),
+        (4, 4, lambda rows: 2**32),  # longer than a chunk can be
+        (4, 2, lambda rows: 1),  # left unfiltered, but not of the full size
+        (4, 2, lambda rows: 2),  # without a filter that there is none of
+        (4, 1, lambda rows: -6),
+        (4, 0, lambda rows: 20),
+        (4, 0, lambda rows: 0),  # there twice
+        (1, 0, lambda rows: 0),  # there twice, one after the other
+    ],
+)
+def test_one_record_that_cannot_be_true_is_enough(tmp_path, monkeypatch, row, column, change):
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file.create_dataset("data", data=np.zeros((20, 6), "i4"), chunks=(4, 6), compression="gzip")
+    rows = records_in(path)
+    assert columns_from(path, rows, monkeypatch) is not None
+    rows[row, column] = change(rows)
+    assert columns_from(path, rows, monkeypatch) is None
+
+
+def test_records_are_checked_in_blocks_and_a_chunk_may_not_be_in_two(h5, monkeypatch):
+    path, values = chunked(h5, compression="gzip")
+    monkeypatch.setattr(records, "BLOCK", 2)
+    assert way_of(path) == "decoded"
+    assert (read(path, np.arange(20)) == values).all()
+    rows = records_in(path)
+    rows[4, :2] = rows[0, :2]
+    assert columns_from(path, rows, monkeypatch) is None
+
+
+def test_an_address_that_no_integer_holds_is_no_index():
+    record = h5py.h5d.StoreInfo((0, 0), 0, 2**64 - 1, 96)
+    dataset = types.SimpleNamespace(shape=(20, 6), id=types.SimpleNamespace(chunk_iter=lambda take: take(record)))
+    assert not records.records_of(dataset, lambda rows: True)
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

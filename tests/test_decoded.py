@@ -224,7 +224,7 @@ def test_one_sample_per_chunk_is_cached_too(tmp_path, decodings):
         made["labels"] = np.arange(40)
     source = HDF5Source(str(path))
     decodings.clear()
-    epochs(source, 3, shuffle="global", workers=2, cache_bytes=40 * 50 * 4)
+    epochs(source, 3, shuffle="global", workers=1, cache_bytes=40 * 50 * 4)
     assert len(decodings) == 40
 
 

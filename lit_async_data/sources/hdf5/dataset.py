@@ -12,7 +12,8 @@ import h5py
 import numpy as np
 
 from lit_async_data.errors import ConfigError, FormatError, MissingError
-from lit_async_data.sources.hdf5.index import ChunkIndex, built, refusal
+from lit_async_data.sources.hdf5.index import ChunkIndex, index_of, refusal
+from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.spec import FieldSpec
 
 # What a tensor can hold: (kind, itemsize) of numpy.
@@ -81,7 +82,7 @@ class StoredDataset:
         return f"{self.path}:/{self.name.strip('/')}"
 
 
-def look_at(file: h5py.File, path: str, name: str, layout: str | None) -> StoredDataset:
+def look_at(file: h5py.File, path: str, name: str, layout: str | None, cache: IndexCache) -> StoredDataset:
     """Look at one dataset and check that it can be a field.
 
     Args:
@@ -89,6 +90,7 @@ def look_at(file: h5py.File, path: str, name: str, layout: str | None) -> Stored
         path: Its path, for messages.
         name: Name of the dataset.
         layout: The letters of its axes, or None where the first counts the samples.
+        cache: Where the index of its chunks is kept.
 
     Raises:
         MissingError: There is no such dataset; near names are suggested.
@@ -120,7 +122,7 @@ def look_at(file: h5py.File, path: str, name: str, layout: str | None) -> Stored
         offset=_raw_offset(dataset),
         chunk_rows=min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1,
         filtered=filtered,
-        index=None if refusal(dataset) else built(dataset),
+        index=None if refusal(dataset) else index_of(dataset, cache),
     )
 
 

@@ -1,13 +1,14 @@
 """Where the chunks of a dataset lie: `ChunkIndex`, built once through h5py and believed only after many checks.
 
-With it chunks are read and decoded without libhdf5. Whatever is not known to come out right is left to h5py: `admitted`
+With it chunks are read and decoded without libhdf5. Whatever is not known to come out right is left to h5py: `refusal`
 says why.
 """
 
 from __future__ import annotations
 
-import array
+import contextlib
 import dataclasses
+import logging
 import math
 import os
 from typing import Any
@@ -16,17 +17,21 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.codecs import DEFLATE, ORDER, FilterPipeline
+from lit_async_data.errors import ChangedError, CorruptError
+from lit_async_data.sources.hdf5.codecs import ORDER, FilterPipeline
+from lit_async_data.sources.hdf5.index_cache import IndexCache
+from lit_async_data.sources.hdf5.index_file import Columns, IndexKey, read
+from lit_async_data.sources.hdf5.records import columns_of, grid_of, plausible
 
-# A chunk's address behind the smallest superblock there is.
-FIRST_BYTE = 48
 # Larger chunks are no unit of reading ahead.
 MOST_CHUNK_BYTES = 2**30
-# An index is built whenever a file is opened, 1 µs per chunk; beyond this that is no longer a matter of a second.
-MOST_CHUNKS = 10**6
+# An index takes 16 bytes per chunk, three times as many while it is built, and 1 to 2 µs. Beyond this it would take
+# more than 2.4 GB and a minute, in every process if it cannot be kept: worse than reading slowly.
+MOST_CHUNKS = 5 * 10**7
 # Chunks read both ways before the index is believed: the first, the last and some between.
 PROBES = 5
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +42,35 @@ class ChunkIndex:
         shape: Of one chunk.
         grid: Chunks along each axis.
         offsets: int64: byte of the file at which a chunk begins; -1 where none was ever written.
-        sizes: int64: bytes of it as stored.
+        sizes: uint32: bytes of it as stored.
         masks: uint32: bit i says that filter i was left out.
         filters: How to decode one.
         fill: The value of what was never written.
+        kept: What it is of, and the file that the columns are mapped from; None if they are in memory of their own.
+            Pickled are columns in memory; of those in a file its name, and they are mapped again.
     """
 
     shape: tuple[int, ...]
     grid: tuple[int, ...]
     offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.uint32]
     masks: npt.NDArray[np.uint32]
     filters: FilterPipeline
     fill: Any
+    kept: tuple[IndexKey, str] | None = None
+
+    def __reduce__(self) -> Any:
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        if self.kept is None:
+            return ChunkIndex, tuple(values)
+        nothing = Columns(self.offsets[:0].copy(), self.sizes[:0].copy(), self.masks[:0].copy())
+        return _unpickled, (self.with_columns(nothing, self.kept[0]), *self.kept)
+
+    def with_columns(self, columns: Columns, key: IndexKey) -> ChunkIndex:
+        """The same with the same columns elsewhere."""
+        kept = None if columns.kept_in is None else (key, columns.kept_in)
+        offsets, sizes, masks, _ = columns
+        return dataclasses.replace(self, offsets=offsets, sizes=sizes, masks=masks, kept=kept)
 
 
 def refusal(dataset: h5py.Dataset) -> str | None:
@@ -76,111 +97,111 @@ def refusal(dataset: h5py.Dataset) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def built(dataset: h5py.Dataset) -> ChunkIndex | None:
+def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
     """The index of a dataset, or None where it cannot be believed and h5py must read.
 
     Args:
         dataset: Open, and without a `refusal`.
+        cache: Where it may have been kept, and is kept.
     """
-    chunk, shape = dataset.chunks, dataset.shape
-    grid = tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
+    key = IndexKey.of(dataset)
+    kept = cache.load(key)
+    if kept is not None:
+        index = _believed(dataset, kept, key) if plausible(dataset, kept) else None
+        if index is not None:
+            return index
+        _log.warning("the kept index of %s is not true: it is built anew", key)
+    built = columns_of(dataset)
+    index = None if built is None else _believed(dataset, built, key)
+    if built is None or index is None or IndexKey.of(dataset) != key:
+        return index  # of a file that changed meanwhile: reading it is an error
+    return index.with_columns(cache.store(key, built), key)
+
+
+def _unpickled(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
+    """An index whose columns are in a file: mapped again, or built again if that is gone."""
+    columns = None
+    with contextlib.suppress(OSError, ValueError):
+        columns = read(path, key)
+    if columns is None:
+        with contextlib.suppress(OSError, KeyError), h5py.File(key.path, "r", locking="best-effort") as file:
+            columns = columns_of(file[key.name]) if IndexKey.of(file[key.name]) == key else None
+    if columns is None:
+        raise ChangedError(f"{key} is not what it was when the source was built; build it again", file=key.path)
+    return bare.with_columns(columns, key)
+
+
+def _believed(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIndex | None:
+    """The index that has these columns, if some chunks prove it and none is missing that must be there."""
     try:
         fill = dataset.fillvalue
     except (RuntimeError, ValueError):
         fill = None  # undefined: then every chunk must be there
-    records = records_of(dataset)
-    corners, (masks, offsets, sizes) = records[:, : len(shape)], records[:, len(shape) :].T
+    if fill is None and (columns.offsets < 0).any():
+        return None
     properties = dataset.id.get_create_plist()
     filters = tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
-    nbytes = math.prod(chunk) * dataset.dtype.itemsize
-    index = ChunkIndex(
-        chunk,
-        grid,
-        np.full(math.prod(grid), -1, np.int64),
-        np.zeros(math.prod(grid), np.int64),
-        np.zeros(math.prod(grid), np.uint32),
-        FilterPipeline(filters, dataset.dtype.itemsize, nbytes),
-        fill,
-    )
-    if not _plausible(
-        dataset, corners, np.array(offsets, np.int64), np.array(sizes, np.int64), np.array(masks, np.int64)
-    ):
-        return None
-    at = np.ravel_multi_index(tuple((corners // chunk).T), grid) if len(corners) else np.empty(0, np.int64)
-    if len(np.unique(at)) < len(at) or (fill is None and len(at) < len(index.offsets)):
-        return None
-    index.offsets[at], index.sizes[at], index.masks[at] = offsets, sizes, masks
-    return index if _proved(dataset, index) else None
-
-
-def records_of(dataset: h5py.Dataset) -> npt.NDArray[np.int64]:
-    """What libhdf5 says of each chunk that is there, a row each: its corner, filter mask, offset and size.
-
-    About 1 µs per chunk in this way; asking for one after the other is quadratic.
-    """
-    records = array.array("q")
-    dataset.id.chunk_iter(
-        lambda info: records.extend((*info.chunk_offset, info.filter_mask, info.byte_offset, info.size))
-    )
-    return np.array(records, np.int64).reshape(-1, len(dataset.shape) + 3)
-
-
-def _plausible(
-    dataset: h5py.Dataset,
-    corners: npt.NDArray[np.int64],
-    offsets: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int64],
-    masks: npt.NDArray[np.int64],
-) -> bool:
-    chunk, nbytes = np.array(dataset.chunks), math.prod(dataset.chunks) * dataset.dtype.itemsize
-    filters = dataset.id.get_create_plist().get_nfilters()
-    end = os.stat(dataset.file.filename).st_size
-    order = np.argsort(offsets)
-    whole = (1 << filters) - 1  # the mask of a chunk that no filter touched
-    return bool(
-        (corners % chunk == 0).all()
-        and (corners < np.array(dataset.shape)).all()
-        and (corners >= 0).all()
-        and (sizes > 0).all()
-        and (offsets >= FIRST_BYTE).all()
-        and (offsets + sizes <= end).all()
-        and (masks >> filters == 0).all()
-        and ((sizes == nbytes) | (masks != whole)).all()
-        and (offsets[order][1:] >= (offsets + sizes)[order][:-1]).all()  # no two overlap
-    )
+    nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    pipeline = FilterPipeline(filters, dataset.dtype.itemsize, nbytes)
+    index = ChunkIndex(dataset.chunks, grid_of(dataset), *columns[:3], pipeline, fill)
+    return index.with_columns(columns, key) if _proved(dataset, index) else None
 
 
 def _proved(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
-    """Whether some chunks are the same read by offset and by libhdf5, and one at an edge decodes.
+    """Whether some chunks are the same read by offset and by libhdf5, and those at an edge decode to the same values.
 
     Of files with a user block, offsets count from it before HDF5 1.14.4 and from the file's start since. And a dataset
     may have been told not to filter chunks at an edge, of which the index says nothing.
     """
-    there = np.flatnonzero(index.offsets >= 0)
+    some_missing = index.offsets.min() < 0
+    there = np.flatnonzero(index.offsets >= 0) if some_missing else range(len(index.offsets))
     if not len(there):
         return True
-    chosen = np.random.default_rng(0).choice(there, PROBES - 2)
-    with open(dataset.file.filename, "rb", buffering=0) as raw:
-        for number in {int(there[0]), int(there[-1]), *chosen.tolist(), *_edges(dataset, index)}:
-            corner = tuple(int(n) * c for n, c in zip(np.unravel_index(number, index.grid), index.shape, strict=True))
+    between = np.random.default_rng(0).integers(len(there), size=PROBES - 2).tolist()
+    edges = _edges(dataset, index)
+    for number in {*(int(there[which]) for which in (0, -1, *between)), *edges}:
+        corner = tuple(int(n) * c for n, c in zip(np.unravel_index(number, index.grid), index.shape, strict=True))
+        try:
             mask, stored = dataset.id.read_direct_chunk(corner)
-            found = os.pread(raw.fileno(), int(index.sizes[number]), int(index.offsets[number]))
-            if mask != index.masks[number] or found != stored:
-                return False
-            try:
-                index.filters.decoded(np.frombuffer(found, np.uint8), mask)
-            except CorruptError:
-                if number in _edges(dataset, index):
-                    return False  # stored as it is, perhaps; a chunk that is damaged is for the reader to say
+        except (OSError, RuntimeError):
+            return False
+        handle = dataset.file.id.get_vfd_handle()
+        found = os.pread(handle, int(index.sizes[number]), int(index.offsets[number]))
+        if mask != index.masks[number] or found != stored:
+            return False
+        if number in edges and not _decodes(dataset, index, corner, found):
+            return False
     return True
 
 
 def _edges(dataset: h5py.Dataset, index: ChunkIndex) -> set[int]:
-    """For each axis that ends within a chunk, the first chunk at that edge that is there."""
+    """For each axis that ends within a chunk, the first chunk at that edge that is there and is said to be filtered."""
     found = set()
     for axis, (n, c) in enumerate(zip(dataset.shape, index.shape, strict=True)):
-        if n % c and DEFLATE in index.filters.filters:
-            places = np.arange(len(index.offsets)).reshape(index.grid).take(-1, axis=axis).ravel()
-            there = places[index.offsets[places] >= 0]
-            found |= set(there[:1].tolist())
+        if n % c and index.filters.filters:
+            there = (index.offsets.reshape(index.grid).take(-1, axis) >= 0) & (
+                index.masks.reshape(index.grid).take(-1, axis) == 0
+            )
+            first = np.unravel_index(int(there.argmax()), there.shape) if there.any() else None
+            if first is not None:
+                place = [int(n) for n in first]
+                place.insert(axis, index.grid[axis] - 1)
+                found.add(int(np.ravel_multi_index(place, index.grid)))
     return found
+
+
+def _decodes(dataset: h5py.Dataset, index: ChunkIndex, corner: tuple[int, ...], stored: bytes) -> bool:
+    """Whether a filtered chunk at an edge decodes to what libhdf5 reads there.
+
+    One that decodes to itself is no proof: shuffled, all its values being equal, it looks like one left unfiltered.
+    """
+    inside = tuple(slice(at, min(at + c, n)) for at, c, n in zip(corner, index.shape, dataset.shape, strict=True))
+    try:
+        values = index.filters.decoded(np.frombuffer(stored, np.uint8), 0)
+        read_by_h5py = dataset[inside]
+    except (CorruptError, OSError, RuntimeError):
+        return False  # stored as it is, perhaps, or damaged
+    mine = values.view(dataset.dtype).reshape(index.shape)[tuple(slice(s.stop - s.start) for s in inside)]
+    # Of single bytes, shuffle changes nothing in any case.
+    proof = dataset.dtype.itemsize == 1 or values.tobytes() != stored
+    return proof and mine.tobytes() == read_by_h5py.tobytes()

@@ -17,6 +17,7 @@ from lit_async_data.sources.base import ChunkLayout, Location
 from lit_async_data.sources.hdf5.chunked import ChunkedReader, H5pyBands, IndexedBands
 from lit_async_data.sources.hdf5.dataset import FileIdentity, StoredDataset, look_at
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
+from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.open_file import OpenFile, OpenFiles
 from lit_async_data.sources.hdf5.readers import ContiguousReader, H5pyReader, Reader
 from lit_async_data.sources.hdf5.selection import Path, chosen_fields, chosen_files, chosen_layouts
@@ -40,6 +41,9 @@ class HDF5Source:
         layout: Letters of the stored axes, ``N`` for samples and ``C`` for channels: a string for the first field, or
             a mapping by batch key. Batches come out as N, then C, then the rest as stored. A field without one has its
             samples on axis 0, and nothing moves.
+        index_cache: Where to keep the indexes of datasets of many chunks (`FEWEST_CHUNKS`), so that opening them again
+            takes no time: ``"auto"`` for a hidden file beside the data, or in the user's cache folder if that cannot
+            be written to; a folder; or False for nowhere.
 
     Values are delivered as stored: uint8 stays uint8. Only integer fields without any axis but N become int64, which
     is what torch's losses take. Channels-last data are delivered as a view in that memory format; no byte is moved.
@@ -47,7 +51,7 @@ class HDF5Source:
     Raises:
         MissingError: A file or dataset is not there.
         FormatError: A file is not HDF5, or a dataset cannot be a field.
-        ConfigError: ``fields`` or ``layout`` do not fit the files.
+        ConfigError: ``fields`` or ``layout`` do not fit the files, or ``index_cache`` is no folder.
 
     Example:
         >>> import h5py, numpy, tempfile
@@ -69,11 +73,13 @@ class HDF5Source:
         fields: Mapping[str, str] | Sequence[str] = ("data", "labels"),
         *,
         layout: str | Mapping[str, str] | None = None,
+        index_cache: Path | bool = "auto",
     ) -> None:
+        cache = IndexCache(index_cache)
         self.paths = chosen_files(path)
         names, as_mapping = chosen_fields(fields)
         layouts = chosen_layouts(layout, list(names))
-        parts = [_look_at_file(file, names, layouts) for file in self.paths]
+        parts = [_look_at_file(file, names, layouts, cache) for file in self.paths]
         first = parts[0][1]
         for file, (_, datasets) in zip(self.paths, parts, strict=True):
             _check_same(file, datasets, self.paths[0], first)
@@ -241,7 +247,7 @@ class HDF5Source:
 
 
 def _look_at_file(
-    path: str, names: dict[str, str], layouts: dict[str, str]
+    path: str, names: dict[str, str], layouts: dict[str, str], cache: IndexCache
 ) -> tuple[FileIdentity, dict[str, StoredDataset]]:
     if not os.path.exists(path):
         raise MissingError(f"{path}: there is no such file", file=path)
@@ -251,7 +257,7 @@ def _look_at_file(
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             identity = FileIdentity.of(os.stat(path))
-            datasets = {key: look_at(file, path, name, layouts.get(key)) for key, name in names.items()}
+            datasets = {key: look_at(file, path, name, layouts.get(key), cache) for key, name in names.items()}
     except OSError as error:
         what = "is not an HDF5 file, or is damaged" if os.access(path, os.R_OK) else "may not be read"
         if "unable to lock" in str(error) or "already open for write" in str(error):

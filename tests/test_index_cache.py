@@ -1,0 +1,598 @@
+"""Indexes kept for the next opening: the same values with and without them, whatever happened to them meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import os
+import pickle
+import shutil
+import stat
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import HDF5Source
+from lit_async_data.errors import ChangedError, ConfigError
+from lit_async_data.sources.hdf5 import index, index_cache, index_file
+from lit_async_data.sources.hdf5.chunked import ChunkedReader
+from lit_async_data.sources.hdf5.index_cache import IndexCache
+from lit_async_data.sources.hdf5.index_file import Columns, IndexKey
+
+VALUES = np.arange(20 * 6, dtype="i4").reshape(20, 6)
+
+
+@pytest.fixture(autouse=True)
+def user_cache(tmp_path, monkeypatch):
+    """The user's cache folder; and small files count as large ones."""
+    monkeypatch.setattr(index_cache, "FEWEST_CHUNKS", 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    return tmp_path / "user" / "lit_async_data"
+
+
+@pytest.fixture(params=["read", "mapped"])
+def mapped(request, monkeypatch):
+    monkeypatch.setattr(index_file, "MOST_READ_BYTES", 0 if request.param == "mapped" else 10**6)
+    return request.param == "mapped"
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """One entry for each time that an index was built."""
+    built = []
+    once = index.columns_of
+    monkeypatch.setattr(index, "columns_of", lambda dataset: built.append(dataset.name) or once(dataset))
+    return built
+
+
+def age(path, seconds=100):
+    """As if it had been written a while ago."""
+    now = os.stat(path).st_mtime_ns
+    os.utime(path, ns=(now, now - seconds * 10**9))
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "data").mkdir()
+    path = str(tmp_path / "data" / "x.h5")
+    write(path, VALUES)
+    return path
+
+
+def write(path, values, **options):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", data=values, chunks=(4, 6), maxshape=(None, 6), compression="gzip", **options)
+    age(path)
+
+
+def opened(path, **options):
+    """What a source reads of all samples, by its index."""
+    source = HDF5Source(path, ["data"], **options)
+    assert type(source._readers[0]["data"]) is ChunkedReader
+    return values(source)
+
+
+def values(source):
+    out = np.empty((len(source), 6), "i4")
+    try:
+        source.read_into(np.arange(len(source)), {"data": out})
+    finally:
+        source.close()
+    return out
+
+
+def beside(path):
+    return sorted(name for name in os.listdir(os.path.dirname(path)) if name != os.path.basename(path))
+
+
+def kept(path):
+    (name,) = beside(path)
+    return os.path.join(os.path.dirname(path), name)
+
+
+def key_of(path):
+    with h5py.File(path) as file:
+        return IndexKey.of(file["data"])
+
+
+def refuse(monkeypatch, *folders):
+    """Folders that cannot be written to; permissions would not hold root back."""
+    once = os.open
+
+    def refusing(name, flags, *args, **options):
+        if flags & os.O_CREAT and os.path.dirname(name) in map(str, folders):
+            raise PermissionError(errno.EACCES, "no", name)
+        return once(name, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+
+
+# -- kept and found again ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("mapped")
+def test_the_second_opening_builds_nothing_and_reads_the_same(path, built):
+    assert (opened(path) == VALUES).all()
+    assert built == ["/data"]
+    assert (opened(path) == VALUES).all()
+    assert built == ["/data"]
+
+
+def test_a_kept_index_has_the_columns_of_a_new_one(path, mapped):
+    with h5py.File(path, "r+") as file:
+        file["data"].resize((32, 6))  # chunks that are not there
+    age(path)
+    new = HDF5Source(path, ["data"], index_cache=False)._datasets[0]["data"].index
+    HDF5Source(path, ["data"])
+    old = HDF5Source(path, ["data"])._datasets[0]["data"].index
+    for column in ("offsets", "sizes", "masks"):
+        mine, other = getattr(old, column), getattr(new, column)
+        assert mine.dtype == other.dtype
+        assert mine.tolist() == other.tolist()
+        assert not mine.flags.writeable
+    assert (old.offsets < 0).sum() == 3
+    assert (old.kept is not None) == mapped
+
+
+def test_a_chunk_takes_16_bytes(path):
+    opened(path)
+    assert os.stat(kept(path)).st_size == len(key_of(path).head()) + 16 * 5 + 4
+
+
+def test_its_file_says_what_it_is(path):
+    opened(path)
+    text = Path(kept(path)).read_bytes()[: len(key_of(path).head())].decode()
+    assert text.startswith("lit_async_data: an index of chunks, version 1; may be deleted\n")
+    assert '"name": "/data"' in text
+    assert len(text) % 64 == 0
+
+
+def test_a_glob_over_everything_does_not_take_it_for_data(path):
+    opened(path)
+    assert HDF5Source(os.path.dirname(path) + "/*", ["data"]).paths == [path]
+
+
+def test_each_dataset_has_its_own(path, built):
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("other", data=VALUES + 1, chunks=(2, 6))
+    age(path)
+    for _ in range(2):
+        source = HDF5Source(path, ["data", "other"])
+    assert built == ["/data", "/other"]
+    assert len(beside(path)) == 2
+    assert source._datasets[0]["other"].index.offsets.tolist() != source._datasets[0]["data"].index.offsets.tolist()
+
+
+def test_links_share_the_index_of_the_data(path, built, tmp_path):
+    os.symlink(path, tmp_path / "link.h5")
+    opened(path)
+    assert (opened(str(tmp_path / "link.h5")) == VALUES).all()
+    assert len(built) == len(beside(path)) == 1
+
+
+def test_it_moves_with_the_data(path, built, tmp_path):
+    opened(path)
+    os.rename(os.path.dirname(path), tmp_path / "moved")
+    assert (opened(str(tmp_path / "moved" / "x.h5")) == VALUES).all()
+    assert len(built) == 1
+
+
+@pytest.mark.parametrize("name", ["x" * 252 + ".h5", "ä" * 120 + ".h5"])
+def test_a_name_as_long_as_can_be_is_no_obstacle(path, name, built):
+    long = os.path.join(os.path.dirname(path), name[-250:] if name.isascii() else name)
+    os.rename(path, long)
+    opened(long)
+    opened(long)
+    assert len(built) == 1
+
+
+def test_whoever_may_read_the_data_may_read_it(path):
+    os.chmod(path, 0o640)
+    umask = os.umask(0o022)
+    try:
+        opened(path)
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(os.stat(kept(path)).st_mode) == 0o640
+
+
+# -- nothing is left where nothing is asked for ------------------------------------------------------------------------
+
+
+def test_a_small_file_leaves_nothing_behind(path, monkeypatch, user_cache):
+    monkeypatch.setattr(index_cache, "FEWEST_CHUNKS", 6)
+    opened(path)
+    assert beside(path) == []
+    assert not user_cache.exists()
+
+
+def test_switched_off_it_leaves_nothing_behind_and_reads_nothing(path, built, user_cache):
+    opened(path, index_cache=False)
+    assert beside(path) == []
+    assert not user_cache.exists()
+    opened(path)
+    opened(path, index_cache=False)
+    assert len(built) == 3
+
+
+def test_a_file_changed_a_moment_ago_is_not_kept_yet(path, monkeypatch):
+    now = os.stat(path).st_mtime_ns
+    monkeypatch.setattr(index_cache.time, "time_ns", lambda: now + 10**9)
+    opened(path)
+    assert beside(path) == []
+    monkeypatch.setattr(index_cache.time, "time_ns", lambda: now + 3 * 10**9)
+    opened(path)
+    assert len(beside(path)) == 1
+
+
+def test_an_index_that_is_not_believed_is_not_kept(path):
+    with h5py.File(path, "r+") as file:  # an edge chunk that cannot be decoded
+        file["data"].resize((18, 6))
+        file["data"].id.write_direct_chunk((16, 0), b"?" * 96)
+    age(path)
+    assert HDF5Source(path, ["data"])._datasets[0]["data"].index is None
+    assert beside(path) == []
+
+
+def test_a_file_that_changes_while_its_index_is_built_is_not_kept(path, monkeypatch):
+    once = index.columns_of
+
+    def changing(dataset):
+        columns = once(dataset)
+        age(path)
+        return columns
+
+    monkeypatch.setattr(index, "columns_of", changing)
+    source = HDF5Source(path, ["data"])
+    assert beside(path) == []
+    with pytest.raises(ChangedError):
+        values(source)
+
+
+# -- where -------------------------------------------------------------------------------------------------------------
+
+
+def test_beside_read_only_data_it_is_kept_in_the_users_folder(path, built, monkeypatch, user_cache):
+    refuse(monkeypatch, os.path.dirname(path))
+    opened(path)
+    assert beside(path) == []
+    (name,) = os.listdir(user_cache)
+    assert name.startswith("x.h5.")
+    assert stat.S_IMODE(user_cache.stat().st_mode) == 0o700
+    assert (opened(path) == VALUES).all()
+    assert len(built) == 1
+
+
+def test_files_of_one_name_have_each_their_own_in_the_users_folder(path, monkeypatch, user_cache, tmp_path):
+    (tmp_path / "more").mkdir()
+    other = shutil.copy2(path, tmp_path / "more" / "x.h5")
+    refuse(monkeypatch, os.path.dirname(path), tmp_path / "more")
+    opened(path)
+    opened(str(other))
+    assert len(os.listdir(user_cache)) == 2
+
+
+def test_without_any_place_it_is_built_each_time_and_only_the_log_for_debugging_says_so(
+    path, built, monkeypatch, user_cache, caplog
+):
+    refuse(monkeypatch, os.path.dirname(path), user_cache)
+    with caplog.at_level(logging.DEBUG, "lit_async_data"):
+        assert (opened(path) == VALUES).all()
+    assert (opened(path) == VALUES).all()
+    assert len(built) == 2
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+    assert "cannot be kept in" in caplog.text
+
+
+@pytest.mark.parametrize("home", ["relative", ""])
+def test_a_cache_folder_that_is_not_absolute_is_none(path, monkeypatch, home, tmp_path):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    monkeypatch.setattr(os.path, "expanduser", lambda name: name)
+    refuse(monkeypatch, os.path.dirname(path))
+    assert (opened(path) == VALUES).all()
+    assert os.listdir() == []
+
+
+def test_a_folder_can_be_chosen(path, built, tmp_path, user_cache, monkeypatch):
+    (tmp_path / "chosen").mkdir()
+    monkeypatch.chdir(tmp_path)
+    opened(path, index_cache="chosen")
+    opened(path, index_cache=tmp_path / "chosen")
+    assert len(built) == len(os.listdir("chosen")) == 1
+    assert beside(path) == []
+    assert not user_cache.exists()
+
+
+@pytest.mark.parametrize("wrong", [None, True, 3, "atuo", b"x"])
+def test_anything_else_is_refused_by_name(path, wrong):
+    with pytest.raises(ConfigError, match=r"^index_cache: .* False$"):
+        HDF5Source(path, ["data"], index_cache=wrong)
+
+
+# -- stale -------------------------------------------------------------------------------------------------------------
+
+
+def touched(path):
+    age(path, 5)
+    return VALUES
+
+
+def rewritten(path):
+    write(path, VALUES + 1)
+    return VALUES + 1
+
+
+def replaced(path):
+    """By a copy of other values, of the same size and time."""
+    was = os.stat(path)
+    write(path + "2", VALUES[::-1])
+    os.utime(path + "2", ns=(was.st_mtime_ns, was.st_mtime_ns))
+    os.replace(path + "2", path)
+    return VALUES[::-1]
+
+
+def appended(path):
+    with h5py.File(path, "r+") as file:
+        file["data"].resize((24, 6))
+        file["data"][20:] = 7
+    age(path)
+    return np.concatenate([VALUES, np.full((4, 6), 7)])
+
+
+@pytest.mark.usefixtures("mapped")
+@pytest.mark.parametrize("change", [touched, rewritten, replaced, appended])
+def test_of_a_file_that_was_changed_it_is_built_anew_and_the_log_says_so(path, built, caplog, change):
+    opened(path)
+    expected = change(path)
+    with caplog.at_level(logging.INFO, "lit_async_data"):
+        assert (opened(path) == expected).all()
+    assert len(built) == 2
+    assert f"the index of {path}:/data in {kept(path)} is of no use" in caplog.text
+    assert "not of the file in its present state" in caplog.text
+    assert (opened(path) == expected).all()
+    assert len(built) == 2
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(IndexKey) if field.compare])
+def test_each_part_of_its_key_counts(path, field):
+    opened(path)
+    key = key_of(path)
+    value = getattr(key, field)
+    other = {int: 1, str: "other", tuple: (5, 6)}[type(value)]
+    with pytest.raises(ValueError, match="present state"):
+        index_file.read(kept(path), dataclasses.replace(key, **{field: other}))
+
+
+def test_a_copy_of_the_same_size_and_time_is_another_file(path):
+    shutil.copy2(path, path + "2")
+    copy = dataclasses.replace(key_of(path + "2"), mtime_ns=key_of(path).mtime_ns)
+    assert copy.head() != key_of(path).head()
+    assert dataclasses.replace(copy, inode=key_of(path).inode).head() == key_of(path).head()
+
+
+def test_one_of_another_version_is_built_anew(path, built, monkeypatch):
+    opened(path)
+    monkeypatch.setattr(index_file, "VERSION", 2)
+    opened(path)
+    opened(path)
+    assert len(built) == 2
+
+
+# -- damaged -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_byte_can_change_unnoticed(path, mapped):
+    opened(path)
+    file, key = kept(path), key_of(path)
+    content = Path(file).read_bytes()
+    for at in range(len(content)):
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << at % 8
+        Path(file).write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"damaged|present state"):
+            index_file.read(file, key)
+    Path(file).write_bytes(content)
+    assert index_file.read(file, key).kept_in == (file if mapped else None)
+
+
+@pytest.mark.usefixtures("mapped")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:30],
+        lambda content: content[:-1],
+        lambda content: content[: len(content) // 2],
+        lambda content: content + b"\0",
+        lambda content: b"\0" * len(content),
+        lambda content: content[:-50] + b"\0" * 50,
+    ],
+)
+def test_a_damaged_one_is_built_anew_and_the_log_warns(path, built, caplog, damage):
+    opened(path)
+    content = Path(kept(path)).read_bytes()
+    Path(kept(path)).write_bytes(damage(content))
+    assert (opened(path) == VALUES).all()
+    assert len(built) == 2
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "it is damaged" in record.message
+    assert Path(kept(path)).read_bytes() == content
+
+
+@pytest.mark.parametrize("column", ["offsets", "sizes", "masks"])
+@pytest.mark.parametrize("value", [-2, 1, 10**6])
+def test_one_that_is_whole_but_not_true_is_built_anew(path, built, caplog, column, value):
+    """As if the file had been replaced and nothing that is known of it had changed."""
+    opened(path)
+    key = key_of(path)
+    columns = index_file.read(kept(path), key)
+    false = getattr(columns, column).copy()
+    false[0] = value % 2**32 if column != "offsets" else value
+    os.remove(kept(path))
+    IndexCache().store(key, columns._replace(**{column: false}))
+    assert (opened(path) == VALUES).all()
+    assert len(built) == 2
+    assert "is not true: it is built anew" in caplog.text
+
+
+def test_one_that_is_possible_is_still_proved_by_some_chunks(path, built):
+    opened(path)
+    key = key_of(path)
+    columns = index_file.read(kept(path), key)
+    os.remove(kept(path))
+    IndexCache().store(key, columns._replace(offsets=columns.offsets[::-1].copy(), sizes=columns.sizes[::-1].copy()))
+    assert (opened(path) == VALUES).all()
+    assert len(built) == 2
+
+
+@pytest.mark.parametrize("what", ["link", "folder", "pipe"])
+def test_only_a_file_is_read_and_nothing_is_written_through_a_link(path, what, tmp_path, user_cache):
+    opened(path)
+    name = kept(path)
+    shutil.copy(name, tmp_path / "elsewhere")
+    os.remove(name)
+    {
+        "link": lambda: os.symlink(tmp_path / "elsewhere", name),
+        "folder": lambda: os.mkdir(name),
+        "pipe": lambda: os.mkfifo(name),
+    }[what]()
+    before = os.stat(tmp_path / "elsewhere")
+    assert (opened(path) == VALUES).all()
+    assert os.stat(tmp_path / "elsewhere").st_mtime_ns == before.st_mtime_ns
+    if what == "folder":  # it stays, and the index is elsewhere
+        assert len(os.listdir(user_cache)) == 1
+    else:
+        assert stat.S_ISREG(os.lstat(name).st_mode)
+
+
+def test_a_full_disk_leaves_nothing_behind(path, monkeypatch, user_cache):
+    once = os.fdopen
+
+    class Full:
+        def __init__(self, file):
+            self.file, self.left = file, 100
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def write(self, data):
+            self.file.write(bytes(data)[: self.left])
+            raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(
+        os, "fdopen", lambda fd, mode, *a, **k: Full(once(fd, mode)) if mode == "wb" else once(fd, mode)
+    )
+    assert (opened(path) == VALUES).all()
+    assert beside(path) == []
+    assert os.listdir(user_cache) == []
+
+
+# -- several at once ---------------------------------------------------------------------------------------------------
+
+
+def test_two_that_write_at_once_both_end_well(path, built, monkeypatch):
+    """1. A has written its file. 2. B writes and names its own. 3. A names its own."""
+    once, meanwhile = os.replace, []
+
+    def replacing(new, name):
+        if not meanwhile:
+            meanwhile.append("B")
+            assert (opened(path) == VALUES).all()
+            assert beside(path) != [os.path.basename(name)]  # A's is there too, under another name
+        once(new, name)
+
+    monkeypatch.setattr(os, "replace", replacing)
+    assert (opened(path) == VALUES).all()
+    assert len(built) == 2
+    assert index_file.read(kept(path), key_of(path)).sizes.all()
+
+
+def test_one_that_holds_the_same_is_not_replaced(path):
+    """Over NFS, a file that is replaced is gone for those on other machines who have mapped it."""
+    opened(path)
+    key, before = key_of(path), os.stat(kept(path))
+    IndexCache().store(key, index_file.read(kept(path), key))
+    assert os.stat(kept(path)).st_ino == before.st_ino
+
+
+def test_a_map_outlives_the_file_it_was_made_from(path, monkeypatch):
+    monkeypatch.setattr(index_file, "MOST_READ_BYTES", 0)
+    source = HDF5Source(path, ["data"])
+    os.remove(kept(path))
+    assert (values(source) == VALUES).all()
+
+
+def test_a_pickled_source_maps_the_same_file(path, built, monkeypatch):
+    monkeypatch.setattr(index_file, "MOST_READ_BYTES", 0)
+    source = pickle.loads(pickle.dumps(HDF5Source(path, ["data"])))
+    assert kept(path) in Path("/proc/self/maps").read_text()
+    assert (values(source) == VALUES).all()
+    assert len(built) == 1
+    del source
+    assert kept(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_pickle_does_not_grow_with_a_mapped_index(path, monkeypatch):
+    monkeypatch.setattr(index_file, "MOST_READ_BYTES", 0)
+    small = len(pickle.dumps(HDF5Source(path, ["data"])))
+    write(path, np.resize(VALUES, (2000, 6)))
+    assert len(pickle.dumps(HDF5Source(path, ["data"]))) < small + 100
+
+
+def test_without_its_file_a_pickled_index_is_built_anew(path, built, monkeypatch):
+    monkeypatch.setattr(index_file, "MOST_READ_BYTES", 0)
+    pickled = pickle.dumps(HDF5Source(path, ["data"]))
+    os.remove(kept(path))
+    assert (values(pickle.loads(pickled)) == VALUES).all()
+    assert len(built) == 2
+
+
+@pytest.mark.parametrize("change", [touched, os.remove])
+def test_without_its_file_and_of_changed_data_a_pickled_index_is_an_error(path, monkeypatch, change):
+    monkeypatch.setattr(index_file, "MOST_READ_BYTES", 0)
+    pickled = pickle.dumps(HDF5Source(path, ["data"]))
+    os.remove(kept(path))
+    change(path)
+    with pytest.raises(ChangedError, match=rf"{path}:/data is not what it was .* build it again"):
+        pickle.loads(pickled)
+
+
+def test_an_index_in_memory_is_pickled_as_it_is(path, built):
+    source = pickle.loads(pickle.dumps(HDF5Source(path, ["data"], index_cache=False)))
+    assert (values(source) == VALUES).all()
+    assert len(built) == 1
+
+
+@pytest.mark.usefixtures("mapped")
+def test_a_fork_reads_by_the_index_of_its_parent(path, built):
+    source = HDF5Source(path, ["data"])
+    child = os.fork()
+    if not child:
+        os._exit(0 if (values(source) == VALUES).all() and len(built) == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# -- many --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_ten_million_chunks_are_kept_in_24_bytes_each_or_less(path, tmp_path):
+    many = 10**7
+    key = dataclasses.replace(key_of(path), shape=(many, 6), chunk=(1, 6))
+    offsets = np.random.default_rng(0).permutation(many)
+    columns = Columns(offsets, np.full(many, 24, "u4"), np.zeros(many, "u4"))
+    IndexCache(tmp_path).store(key, columns)
+    found = IndexCache(tmp_path).load(key)
+    assert found is not None
+    assert os.stat(found.kept_in).st_size <= 24 * many
+    assert all((mine == other).all() for mine, other in zip(found[:3], columns[:3]))
+    os.remove(found.kept_in)
