@@ -22,6 +22,7 @@ ORDER = [
     "spec",
     "stats",
     "sources.base",
+    "sources.hdf5.extra_codecs",
     "sources.hdf5.codecs",
     "sources.hdf5.index",
     "sources.hdf5.dataset",

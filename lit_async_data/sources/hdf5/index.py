@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.codecs import DEFLATE, ORDER, FilterPipeline
+from lit_async_data.sources.hdf5.codecs import FLETCHER32, FilterPipeline, filters_of
 
 # A chunk's address behind the smallest superblock there is.
 FIRST_BYTE = 48
@@ -27,6 +27,8 @@ MOST_CHUNK_BYTES = 2**30
 MOST_CHUNKS = 10**6
 # Chunks read both ways before the index is believed: the first, the last and some between.
 PROBES = 5
+# The one `refusal` that an installation lifts.
+MISSING = "what decodes its filters is not installed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +59,19 @@ def refusal(dataset: h5py.Dataset) -> str | None:
 
     Before the index is built: what is known to be wrong or unknown about layout, type and filters.
     """
-    properties = dataset.id.get_create_plist()
-    filters = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
+    filters = filters_of(dataset)
     unlimited = [axis for axis, most in enumerate(dataset.maxshape) if most is None]
     reasons = {
         "it is not chunked": dataset.chunks is None,
         "its type is not a plain number": dataset.dtype.kind not in "iuf"
         or not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)),
-        "it has filters that only libhdf5 decodes": filters != [which for which in ORDER if which in filters],
+        "it has filters that only libhdf5 decodes": any(which.codec is None for which in filters)
+        or sum(which.packs for which in filters) > 1,
+        # They would take a chunk at an edge that was never filtered for one that was.
+        "its filters fit whatever lies there": dataset.chunks is not None
+        and len(filters) > 0
+        and not any(which.packs or which.number == FLETCHER32 for which in filters)
+        and any(n % c for n, c in zip(dataset.shape, dataset.chunks, strict=True)),
         # HDF5 1.12 to 2.0 gives wrong places of chunks for these, without an error.
         "it is unlimited along one axis that is not the first": len(unlimited) == 1 and unlimited != [0],
         "its chunks are very large": dataset.chunks is not None
@@ -72,6 +79,7 @@ def refusal(dataset: h5py.Dataset) -> str | None:
         "it has too many chunks": dataset.chunks is not None
         and math.prod(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)) > MOST_CHUNKS,
         "the file is spread over several": dataset.file.id.get_access_plist().get_driver() != h5py.h5fd.SEC2,
+        MISSING: any(which.codec is not None and which.codec.missing for which in filters),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -90,8 +98,6 @@ def built(dataset: h5py.Dataset) -> ChunkIndex | None:
         fill = None  # undefined: then every chunk must be there
     records = records_of(dataset)
     corners, (masks, offsets, sizes) = records[:, : len(shape)], records[:, len(shape) :].T
-    properties = dataset.id.get_create_plist()
-    filters = tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
     nbytes = math.prod(chunk) * dataset.dtype.itemsize
     index = ChunkIndex(
         chunk,
@@ -99,7 +105,7 @@ def built(dataset: h5py.Dataset) -> ChunkIndex | None:
         np.full(math.prod(grid), -1, np.int64),
         np.zeros(math.prod(grid), np.int64),
         np.zeros(math.prod(grid), np.uint32),
-        FilterPipeline(filters, dataset.dtype.itemsize, nbytes),
+        FilterPipeline(filters_of(dataset), nbytes),
         fill,
     )
     if not _plausible(
@@ -179,7 +185,7 @@ def _edges(dataset: h5py.Dataset, index: ChunkIndex) -> set[int]:
     """For each axis that ends within a chunk, the first chunk at that edge that is there."""
     found = set()
     for axis, (n, c) in enumerate(zip(dataset.shape, index.shape, strict=True)):
-        if n % c and DEFLATE in index.filters.filters:
+        if n % c and index.filters.filters:
             places = np.arange(len(index.offsets)).reshape(index.grid).take(-1, axis=axis).ravel()
             there = places[index.offsets[places] >= 0]
             found |= set(there[:1].tolist())
