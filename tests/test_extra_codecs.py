@@ -37,7 +37,7 @@ CODECS = {
     "blosc of zlib": dict(hdf5plugin.Blosc(cname="zlib", shuffle=1)),
     "blosc of zstd": dict(hdf5plugin.Blosc(cname="zstd", shuffle=2)),
     "bitshuffle": dict(hdf5plugin.Bitshuffle(cname="none")),
-    "bitshuffle and lz4": dict(hdf5plugin.Bitshuffle(cname="lz4")),
+    "bitshuffle and lz4": dict(hdf5plugin.Bitshuffle(cname="lz4", nelems=256)),
     "bitshuffle and zstd": dict(hdf5plugin.Bitshuffle(cname="zstd", nelems=256)),
 }
 # Without "bitshuffle", to which nothing that has the right length looks wrong.
@@ -274,6 +274,35 @@ def test_a_chunk_of_the_wrong_length_is_an_error(h5, codec, length):
 def test_a_chunk_that_lies_about_its_length_is_refused_before_memory_is_taken(h5, codec, content):
     path, _ = written(h5, codec)
     put(path, (8, 0), content)
+    with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
+        read(path, [8])
+
+
+@pytest.mark.parametrize("header", [(3001, None), (3003, None), (3002, 528), (3002, 496), (3002, 2**20)])
+@pytest.mark.parametrize("codec", ["bitshuffle and lz4", "bitshuffle and zstd"])
+def test_a_header_that_the_blocks_contradict_is_an_error(h5, codec, header):
+    """Blocks of 528 bytes would be as many as those of 512 that there are, and their bits would be put back wrongly."""
+    values = values_of("i2")
+    values[8] = 5
+    path, _ = written(h5, codec, values=values)
+    content = stored_chunks(path)[8, 0][1]
+    total, block = header
+    put(path, (8, 0), struct.pack(">QI", total, block or struct.unpack_from(">QI", content)[1]) + content[12:])
+    with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
+        read(path, [8])
+
+
+def test_blocks_are_looked_for_no_further_than_the_chunk_goes(h5):
+    path, _ = written(h5, "bitshuffle and lz4")
+    put(path, (8, 0), struct.pack(">QI", 3002, 16) + struct.pack(">I", 40) + bytes(30))
+    with pytest.raises(CorruptError, match="ends within the block of byte 0"):
+        read(path, [8])
+
+
+@every_packing_codec
+def test_a_chunk_of_nothing_but_its_checksum_is_an_error(h5, codec):
+    path, _ = written(h5, codec, fletcher32=True)
+    put(path, (8, 0), bytes(4))
     with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
         read(path, [8])
 

@@ -22,10 +22,12 @@ Decoder = Callable[[Bytes, int, tuple[int, ...]], Bytes]
 # The numbers that the HDF Group registered.
 LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD = 32000, 32001, 32004, 32008, 32015
 # What bitshuffle's fifth parameter says of the blocks.
-_BLOCKS = PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS = 0, 2, 3
+PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS = 0, 2, 3
 # Values that bitshuffle moves the bits of together; fewer stay as they are.
 _BIT_GROUP = 8
 _BLOSC_HEADER = 16
+# Before blocks: how many bytes they decode to, and one of them.
+_HEADER = struct.Struct(">QI")
 
 
 def installed() -> bool:
@@ -40,7 +42,11 @@ def installed() -> bool:
 def understood(number: int, parameters: tuple[int, ...]) -> bool:
     """Whether a filter with these parameters is decoded here."""
     if number == BITSHUFFLE:
-        return len(parameters) >= 3 and parameters[2] > 0 and _blocks_of(parameters) in _BLOCKS
+        return (
+            len(parameters) >= 3
+            and parameters[2] > 0
+            and _blocks_of(parameters) in (PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS)
+        )
     return number in DECODERS
 
 
@@ -55,57 +61,48 @@ def _library() -> Any:
     return imagecodecs
 
 
-def _called(decode: Callable[..., Any], data: Any, nbytes: int, **options: int) -> Bytes:
+def _filled(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -> Bytes:
     if not len(data):
-        raise CorruptError(f"no bytes at all instead of what decodes to {nbytes}")
+        raise CorruptError("no bytes at all")  # liblzf reads the first before it looks
     try:
-        out = np.frombuffer(decode(data, out=nbytes, **options), np.uint8)
+        found = len(decode(data, out=out, **options))
     except (RuntimeError, ValueError) as error:
-        raise CorruptError(f"does not decode to {nbytes} bytes: {error}") from error
-    if len(out) != nbytes:
-        raise CorruptError(f"{len(out)} bytes instead of {nbytes}")
+        raise CorruptError(f"does not decode to {len(out)} bytes: {error}") from error
+    if found != len(out):
+        raise CorruptError(f"{found} bytes instead of {len(out)}")
     return out
 
 
 def _lzf(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return _called(_library().lzf_decode, data, nbytes)
+    return _filled(np.empty(nbytes, np.uint8), _library().lzf_decode, data)
 
 
 def _zstd(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return _called(_library().zstd_decode, data, nbytes)
+    return _filled(np.empty(nbytes, np.uint8), _library().zstd_decode, data)
 
 
 def _lz4(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    """A header of total and block length; then each block's stored length, and its bytes, packed if that is shorter."""
+    """Blocks, each with its stored length before it; one that is as long as its content is not packed."""
     _block_bytes(data, nbytes)
-    return _called(_library().lz4h5_decode, data, nbytes)
+    return _filled(np.empty(nbytes, np.uint8), _library().lz4h5_decode, data)
 
 
 def _blosc(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    if len(data) < _BLOSC_HEADER:
-        raise CorruptError("too short for blosc")
-    total, _, stored = struct.unpack_from("<III", data.data, 4)
-    if total != nbytes or stored > len(data):
-        raise CorruptError(f"says {total} bytes in {stored}, but is {nbytes} in {len(data)}")
-    return _called(_library().blosc_decode, data, nbytes, numthreads=1)
+    """A header that ends with the length of the whole, and what c-blosc makes of the rest."""
+    if len(data) < _BLOSC_HEADER or int.from_bytes(data[_BLOSC_HEADER - 4 : _BLOSC_HEADER], "little") > len(data):
+        raise CorruptError(f"shorter than it says, {len(data)} bytes")
+    return _filled(np.empty(nbytes, np.uint8), _library().blosc_decode, data, numthreads=1)
 
 
 def _bitshuffle(data: Bytes, nbytes: int, parameters: tuple[int, ...]) -> Bytes:
-    itemsize, compression = parameters[2], _blocks_of(parameters)
-    group = _BIT_GROUP * itemsize
-    if nbytes % itemsize:
-        raise CorruptError(f"{nbytes} bytes are no whole number of values of {itemsize}")
+    itemsize = parameters[2]
     block = (parameters[3] if len(parameters) > 3 else 0) * itemsize
-    if compression != PLAIN_BLOCKS:
+    if _blocks_of(parameters) != PLAIN_BLOCKS:
         block = _block_bytes(data, nbytes)
-        if block % group:
-            raise CorruptError(f"blocks of {block} bytes do not fit values of {itemsize}")
-        data = _unpacked(data, nbytes, nbytes - nbytes % group, block, compression)
-    if len(data) != nbytes:
-        raise CorruptError(f"{len(data)} bytes instead of {nbytes}")
+        data = _unpacked(data, np.empty(nbytes, np.uint8), block, _BIT_GROUP * itemsize, _blocks_of(parameters))
     # As a memoryview: of an array, it takes the size of a value from the type.
-    decode = _library().bitshuffle_decode
-    return _called(decode, data.data, nbytes, itemsize=itemsize, blocksize=block // itemsize)
+    options = {"itemsize": itemsize, "blocksize": block // itemsize}
+    return _filled(np.empty(nbytes, np.uint8), _library().bitshuffle_decode, data.data, **options)
 
 
 def _blocks_of(parameters: tuple[int, ...]) -> int:
@@ -114,46 +111,53 @@ def _blocks_of(parameters: tuple[int, ...]) -> int:
 
 def _block_bytes(data: Bytes, nbytes: int) -> int:
     """The length of a block, from the header that lz4 and bitshuffle share."""
-    if len(data) < 12:
+    if len(data) < _HEADER.size:
         raise CorruptError("too short for its header")
-    total, block = struct.unpack_from(">QI", data.data)
+    total, block = _HEADER.unpack_from(data.data)
     if total != nbytes or not block:
         raise CorruptError(f"says {total} bytes in blocks of {block}, but is {nbytes}")
     return int(block)
 
 
-def _unpacked(data: Bytes, nbytes: int, whole: int, block: int, compression: int) -> Bytes:
-    """The blocks of bitshuffle, decompressed in one call: one for each would hold Python's lock between them.
+def _unpacked(data: Bytes, out: Bytes, block: int, group: int, compression: int) -> Bytes:
+    """Decompress bitshuffle's blocks: whole ones, a shorter one of whole groups, and what is left as it is.
 
-    Behind the blocks lie ``nbytes - whole`` bytes as they are.
+    The whole ones in one call: one for each would take and leave Python's lock that often. They fill their place only
+    if each has the length that the header says.
     """
-    library, view = _library(), data.data
-    pieces: list[Any] = []
-    at = 12
-    for begin in range(0, whole, block):
-        length = min(block, whole - begin)
+    full, whole = len(out) // block * block, len(out) // group * group
+    view, at = data.data, _HEADER.size
+    blocks: list[memoryview] = []
+    for begin in range(0, max(full, whole), block):
         stored = int.from_bytes(view[at : at + 4], "big")
-        packed = view[at + 4 : at + 4 + stored]
-        if len(packed) < stored or not stored:
-            raise CorruptError(f"ends within the block of byte {begin}")
-        if compression == ZSTD_BLOCKS:
-            pieces.append(packed)
-        elif stored == length:
-            # The lz4 filter takes a block for unpacked if it is as long as its content; here it is always packed.
-            pieces += (view[at : at + 4], _called(library.lz4_decode, packed, length))
-        else:
-            pieces.append(view[at : at + 4 + stored])
+        blocks.append(view[at + 4 : at + 4 + stored])
         at += 4 + stored
-    rest = view[at:]
-    if len(rest) != nbytes - whole:
-        raise CorruptError(f"{len(rest)} bytes behind the last block instead of {nbytes - whole}")
-    if not whole:
-        return np.frombuffer(rest, np.uint8)
-    if compression == ZSTD_BLOCKS:
-        out = _called(library.zstd_decode, b"".join(pieces), whole)
-    else:
-        out = _called(library.lz4h5_decode, b"".join((struct.pack(">QI", whole, block), *pieces)), whole)
-    return np.append(out, np.frombuffer(rest, np.uint8)) if len(rest) else out
+        if not stored or at > len(view):
+            raise CorruptError(f"ends within the block of byte {begin}")
+    if len(view) - at != len(out) - whole:
+        raise CorruptError(f"{len(view) - at} bytes behind the last block instead of {len(out) - whole}")
+    decode = _zstd_blocks if compression == ZSTD_BLOCKS else _lz4_blocks
+    if full:
+        decode(out[:full], blocks[: full // block], block)
+    if whole > full:
+        decode(out[full:whole], blocks[full // block :], whole - full)
+    out[whole:] = data[at:]
+    return out
+
+
+def _zstd_blocks(out: Bytes, blocks: list[memoryview], _length: int) -> None:
+    _filled(out, _library().zstd_decode, b"".join(blocks))
+
+
+def _lz4_blocks(out: Bytes, blocks: list[memoryview], length: int) -> None:
+    """As the lz4 filter would have stored them: a block that is as long as its content is then not packed."""
+    library = _library()
+    pieces: list[Any] = [_HEADER.pack(len(out), length)]
+    for block in blocks:
+        pieces.append(len(block).to_bytes(4, "big"))
+        same = len(block) == length
+        pieces.append(_filled(np.empty(length, np.uint8), library.lz4_decode, block).data if same else block)
+    _filled(out, library.lz4h5_decode, b"".join(pieces))
 
 
 NAMES = {LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle", ZSTD: "zstd"}
