@@ -152,6 +152,9 @@ def _zstd_blocks(out: Bytes, blocks: list[memoryview], _length: int) -> None:
 def _lz4_blocks(out: Bytes, blocks: list[memoryview], length: int) -> None:
     """As the lz4 filter would have stored them: a block that is as long as its content is then not packed."""
     library = _library()
+    if len(blocks) == 1:
+        _filled(out, library.lz4_decode, blocks[0])
+        return
     pieces: list[Any] = [_HEADER.pack(len(out), length)]
     for block in blocks:
         pieces.append(len(block).to_bytes(4, "big"))
