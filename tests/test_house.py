@@ -23,6 +23,7 @@ ORDER = [
     "spec",
     "stats",
     "sources.base",
+    "sources.hdf5.extra_codecs",
     "sources.hdf5.codecs",
     "sources.hdf5.index_file",
     "sources.hdf5.index_cache",

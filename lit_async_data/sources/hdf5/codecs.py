@@ -1,7 +1,8 @@
-"""Decoding chunks without libhdf5, and so without its lock: deflate, shuffle, fletcher32.
+"""Decoding chunks without libhdf5, and so without its lock: what undoes each filter, and `FilterPipeline`.
 
-A chunk's filters are undone in reverse order. What comes out has exactly the bytes of the chunk: fewer would leave
-rubbish behind them, as they do in h5py, and more are refused before they are made.
+deflate, shuffle and fletcher32 are here, others in `extra_codecs`. A chunk's filters are undone in reverse order. What
+comes out has exactly the bytes of the chunk: fewer would leave rubbish behind them, as they do in h5py, and more are
+refused before they are made.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
 from lit_async_data.errors import CorruptError
+from lit_async_data.sources.hdf5.extra_codecs import DECODERS, NAMES, Decoder, installed, packs, understood
 from lit_async_data.spec import Bytes
 
 DEFLATE, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
-# The one order in which these are applied; each may be missing.
-ORDER = (SHUFFLE, DEFLATE, FLETCHER32)
 # Bytes that fletcher32 puts behind a chunk.
 SUM_BYTES = 4
 # Words summed at once: their weighted sum stays far below 2**64.
@@ -53,47 +53,11 @@ def _inflater() -> Callable[[Any, int], Any]:
 _inflated = _inflater()
 
 
-@dataclasses.dataclass(frozen=True)
-class FilterPipeline:
-    """The filters of a dataset, in the order in which they were applied.
-
-    Attributes:
-        filters: Their numbers, a part of `ORDER`.
-        itemsize: Bytes that shuffle took for one value.
-        nbytes: Bytes of a decoded chunk.
-    """
-
-    filters: tuple[int, ...]
-    itemsize: int
-    nbytes: int
-
-    def decoded(self, stored: Bytes, mask: int) -> Bytes:
-        """The bytes of a chunk. Holds no lock while it inflates; safe from any thread.
-
-        Args:
-            stored: As they lie in the file, uint8.
-            mask: Bit i says that filter i was left out for this chunk.
-
-        Raises:
-            CorruptError: They do not decode to exactly the bytes of a chunk, or their sum is wrong.
-        """
-        data: Any = stored
-        for number in reversed(range(len(self.filters))):
-            if mask >> number & 1:
-                continue
-            which = self.filters[number]
-            if which == FLETCHER32:
-                data = _summed(data)
-            elif which == DEFLATE:
-                data = np.frombuffer(_inflated(data, self.nbytes), np.uint8)
-            elif len(data) == self.nbytes:
-                data = _unshuffled(data, self.itemsize)
-        if len(data) != self.nbytes:
-            raise CorruptError(f"{len(data)} bytes instead of {self.nbytes}")
-        return np.asarray(data)
+def _deflate(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    return np.frombuffer(_inflated(data, nbytes), np.uint8)
 
 
-def _summed(data: Bytes) -> Bytes:
+def _summed(data: Bytes, _nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
     if len(data) < SUM_BYTES:
         raise CorruptError("too short for its checksum")
     content, stored = data[:-SUM_BYTES], int.from_bytes(data[-SUM_BYTES:].tobytes(), "little")
@@ -131,8 +95,9 @@ def _folded(total: int) -> int:
     return (total - 1) % 0xFFFF + 1 if total else 0
 
 
-def _unshuffled(data: Bytes, itemsize: int) -> Bytes:
+def _unshuffled(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Bytes:
     """Byte k of every value, for each k in turn, back to values; what does not fill a value stays behind."""
+    (itemsize,) = parameters
     if itemsize == 1:
         return data
     values = len(data) // itemsize
@@ -142,3 +107,93 @@ def _unshuffled(data: Bytes, itemsize: int) -> Bytes:
         columns[:, byte] = data[byte * values : (byte + 1) * values]
     out[values * itemsize :] = data[values * itemsize :]
     return out
+
+
+class Codec(NamedTuple):
+    """What undoes a filter.
+
+    Attributes:
+        name: Of the filter.
+        decode: Undoes it.
+        extra: What of this package installs the library that it needs, if it needs one.
+    """
+
+    name: str
+    decode: Decoder
+    extra: str | None = None
+
+    @property
+    def missing(self) -> bool:
+        """Whether its library is not installed."""
+        return self.extra is not None and not installed()
+
+
+CODECS = {
+    SHUFFLE: Codec("shuffle", _unshuffled),
+    DEFLATE: Codec("deflate", _deflate),
+    FLETCHER32: Codec("fletcher32", _summed),
+    **{number: Codec(NAMES[number], decode, "codecs") for number, decode in DECODERS.items()},
+}
+
+
+class Filter(NamedTuple):
+    """One filter of a dataset: its number, and its parameters as they stand in the file."""
+
+    number: int
+    parameters: tuple[int, ...] = ()
+
+    @property
+    def codec(self) -> Codec | None:
+        """What undoes it; None if only libhdf5 might."""
+        codec = CODECS.get(self.number)
+        known = understood(*self) if codec and codec.extra else True
+        if self.number == SHUFFLE:
+            known = len(self.parameters) == 1 and self.parameters[0] > 0
+        return codec if known else None
+
+    @property
+    def packs(self) -> bool:
+        """Whether it changes how many bytes there are, by more than a checksum."""
+        return self.number not in (SHUFFLE, FLETCHER32) and packs(*self)
+
+
+@dataclasses.dataclass(frozen=True)
+class FilterPipeline:
+    """The filters of a dataset.
+
+    Attributes:
+        filters: In the order in which they were applied. At most one of them packs, so that it is known how many bytes
+            must come out of it.
+        nbytes: Bytes of a decoded chunk.
+    """
+
+    filters: tuple[Filter, ...]
+    nbytes: int
+
+    def decoded(self, stored: Bytes, mask: int) -> Bytes:
+        """The bytes of a chunk. Holds no lock while it decodes; safe from any thread.
+
+        Args:
+            stored: As they lie in the file, uint8.
+            mask: Bit i says that filter i was left out for this chunk.
+
+        Raises:
+            CorruptError: They do not decode to exactly the bytes of a chunk, or their sum is wrong.
+        """
+        data = stored
+        applied = [which for number, which in enumerate(self.filters) if not mask >> number & 1]
+        nbytes = self.nbytes + SUM_BYTES * sum(which.number == FLETCHER32 for which in applied)
+        for number, parameters in reversed(applied):
+            if number == FLETCHER32:
+                nbytes -= SUM_BYTES
+            data = CODECS[number].decode(data, nbytes, parameters)
+        if len(data) != self.nbytes:
+            raise CorruptError(f"{len(data)} bytes instead of {self.nbytes}")
+        return data
+
+
+def filters_of(dataset: h5py.Dataset) -> tuple[Filter, ...]:
+    """The filters of a dataset, in the order in which they were applied."""
+    properties = dataset.id.get_create_plist()
+    found = (properties.get_filter(number) for number in range(properties.get_nfilters()))
+    return tuple(Filter(number, tuple(parameters)) for number, _, parameters, _ in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import math
 import os
 from typing import Any
@@ -12,9 +13,12 @@ import h5py
 import numpy as np
 
 from lit_async_data.errors import ConfigError, FormatError, MissingError
-from lit_async_data.sources.hdf5.index import ChunkIndex, index_of, refusal
+from lit_async_data.sources.hdf5.codecs import filters_of
+from lit_async_data.sources.hdf5.index import MISSING, ChunkIndex, index_of, refusal
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.spec import FieldSpec
+
+log = logging.getLogger(__name__)
 
 # What a tensor can hold: (kind, itemsize) of numpy.
 TENSOR_TYPES = {("b", 1), *((k, n) for k in "iu" for n in (1, 2, 4, 8)), *(("f", n) for n in (2, 4, 8))}
@@ -23,6 +27,8 @@ TENSOR_TYPES |= {("c", 8), ("c", 16)}
 PROVED = 512
 # Names shown when one was not found.
 NAMES_SHOWN = 12
+# Filters of which it was said that they are slow without their library; once each is enough for a thousand files.
+_said: set[str] = set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +100,7 @@ def look_at(file: h5py.File, path: str, name: str, layout: str | None, cache: In
 
     Raises:
         MissingError: There is no such dataset; near names are suggested.
-        FormatError: It is a group, holds no numbers, or no samples.
+        FormatError: It is a group, holds no numbers, or no samples, or nothing here decodes it.
         ConfigError: ``layout`` does not fit it.
     """
     dataset = _opened(file, path, name)
@@ -122,7 +128,7 @@ def look_at(file: h5py.File, path: str, name: str, layout: str | None, cache: In
         offset=_raw_offset(dataset),
         chunk_rows=min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1,
         filtered=filtered,
-        index=None if refusal(dataset) else index_of(dataset, cache),
+        index=_index(dataset, cache, full, where),
     )
 
 
@@ -246,3 +252,31 @@ def _raw_offset(dataset: h5py.Dataset) -> int | None:
             if os.pread(raw.fileno(), length, at) != line.astype(dataset.dtype, copy=False).tobytes():
                 return None
     return int(offset)
+
+
+def _index(dataset: h5py.Dataset, cache: IndexCache, full: str, where: dict[str, Any]) -> ChunkIndex | None:
+    """The index of a dataset, or None if h5py must read it, and can."""
+    reason = refusal(dataset)
+    index = None if reason else index_of(dataset, cache)
+    if index is None:
+        _check_filters(dataset, full, where, missing=reason == MISSING)
+    return index
+
+
+def _check_filters(dataset: h5py.Dataset, full: str, where: dict[str, Any], *, missing: bool) -> None:
+    """Make sure that h5py has what it needs to decode a dataset; a word on what would make that fast."""
+    properties = dataset.id.get_create_plist()
+    for place, which in enumerate(filters_of(dataset)):
+        codec = which.codec if missing else None
+        name = properties.get_filter(place)[3].decode(errors="replace").partition(";")[0] or "without a name"
+        install = "pip install hdf5plugin, and import hdf5plugin before the source is built"
+        if codec is not None:
+            name, install = codec.name, f"pip install 'lit-async-data[{codec.extra}]'"
+        if not h5py.h5z.filter_avail(which.number):
+            raise FormatError(
+                f"{full} went through the HDF5 filter {name} ({which.number}), which nothing here undoes; {install}",
+                **where,
+            )
+        if codec is not None and codec.missing and name not in _said:
+            _said.add(name)
+            log.warning("%s: %s is decoded by h5py, one chunk at a time; %s makes it fast", full, name, install)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, CorruptError
-from lit_async_data.sources.hdf5.codecs import ORDER, FilterPipeline
+from lit_async_data.sources.hdf5.codecs import FLETCHER32, FilterPipeline, filters_of
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.index_file import Columns, IndexKey, read
 from lit_async_data.sources.hdf5.records import columns_of, grid_of, plausible
@@ -30,6 +30,8 @@ MOST_CHUNK_BYTES = 2**30
 MOST_CHUNKS = 5 * 10**7
 # Chunks read both ways before the index is believed: the first, the last and some between.
 PROBES = 5
+# The one `refusal` that an installation lifts.
+MISSING = "what decodes its filters is not installed"
 
 _log = logging.getLogger(__name__)
 
@@ -78,14 +80,19 @@ def refusal(dataset: h5py.Dataset) -> str | None:
 
     Before the index is built: what is known to be wrong or unknown about layout, type and filters.
     """
-    properties = dataset.id.get_create_plist()
-    filters = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
+    filters = filters_of(dataset)
     unlimited = [axis for axis, most in enumerate(dataset.maxshape) if most is None]
     reasons = {
         "it is not chunked": dataset.chunks is None,
         "its type is not a plain number": dataset.dtype.kind not in "iuf"
         or not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)),
-        "it has filters that only libhdf5 decodes": filters != [which for which in ORDER if which in filters],
+        "it has filters that only libhdf5 decodes": any(which.codec is None for which in filters)
+        or sum(which.packs for which in filters) > 1,
+        # They would take a chunk at an edge that was never filtered for one that was.
+        "its filters fit whatever lies there": dataset.chunks is not None
+        and len(filters) > 0
+        and not any(which.packs or which.number == FLETCHER32 for which in filters)
+        and any(n % c for n, c in zip(dataset.shape, dataset.chunks, strict=True)),
         # HDF5 1.12 to 2.0 gives wrong places of chunks for these, without an error.
         "it is unlimited along one axis that is not the first": len(unlimited) == 1 and unlimited != [0],
         "its chunks are very large": dataset.chunks is not None
@@ -93,6 +100,7 @@ def refusal(dataset: h5py.Dataset) -> str | None:
         "it has too many chunks": dataset.chunks is not None
         and math.prod(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)) > MOST_CHUNKS,
         "the file is spread over several": dataset.file.id.get_access_plist().get_driver() != h5py.h5fd.SEC2,
+        MISSING: any(which.codec is not None and which.codec.missing for which in filters),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -133,16 +141,14 @@ def _unpickled(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
 
 def _believed(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIndex | None:
     """The index that has these columns, if some chunks prove it and none is missing that must be there."""
-    try:
-        fill = dataset.fillvalue
-    except (RuntimeError, ValueError):
-        fill = None  # undefined: then every chunk must be there
+    fill = None  # undefined, or never written by whoever made it: then every chunk must be there
+    if dataset.id.get_create_plist().get_fill_time() != h5py.h5d.FILL_TIME_NEVER:
+        with contextlib.suppress(RuntimeError, ValueError):
+            fill = dataset.fillvalue
     if fill is None and (columns.offsets < 0).any():
         return None
-    properties = dataset.id.get_create_plist()
-    filters = tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
     nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
-    pipeline = FilterPipeline(filters, dataset.dtype.itemsize, nbytes)
+    pipeline = FilterPipeline(filters_of(dataset), nbytes)
     index = ChunkIndex(dataset.chunks, grid_of(dataset), *columns[:3], pipeline, fill)
     return index.with_columns(columns, key) if _proved(dataset, index) else None
 

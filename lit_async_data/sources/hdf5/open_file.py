@@ -180,8 +180,8 @@ class OpenFiles:
         self._files = files
         self._lock = threading.Lock()
         self._used: collections.OrderedDict[int, None] = collections.OrderedDict()
-        # A file takes up to two descriptors; half of what the process may have is left to others.
-        self._most = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 1)
+        # A file takes up to three descriptors (its map has one too); half of those there may be are left to others.
+        self._most = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8, 1)
 
     def __getitem__(self, number: int) -> OpenFile:
         return self._files[number]

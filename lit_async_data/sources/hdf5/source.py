@@ -141,6 +141,8 @@ class HDF5Source:
             CorruptError: Stored bytes do not decode.
         """
         self._check_range(samples)
+        if not samples.size:
+            return
         if len(self.paths) == 1:
             self._read_part(0, samples, out)
             return

@@ -1,0 +1,167 @@
+"""Decoding what others than HDF5 itself compress: lzf, lz4, zstd, blosc, bitshuffle, through `imagecodecs`.
+
+It comes with the extra ``codecs`` and is imported when a file asks for it. It holds no lock while it decodes and writes
+no more than it is given room for. What a chunk says of its own lengths is checked here first: c-blosc believes it, and
+reads beyond the chunk.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lit_async_data.errors import CorruptError
+from lit_async_data.spec import Bytes
+
+# The bytes of a chunk, how many shall come out, and the filter's parameters.
+Decoder = Callable[[Bytes, int, tuple[int, ...]], Bytes]
+
+# The numbers that the HDF Group registered.
+LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD = 32000, 32001, 32004, 32008, 32015
+# What bitshuffle's fifth parameter says of the blocks.
+PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS = 0, 2, 3
+# Values that bitshuffle moves the bits of together; fewer stay as they are.
+_BIT_GROUP = 8
+_BLOSC_HEADER = 16
+# Before blocks: how many bytes they decode to, and one of them.
+_HEADER = struct.Struct(">QI")
+
+
+def installed() -> bool:
+    """Whether `imagecodecs` can be imported."""
+    try:
+        _library()
+    except ImportError:
+        return False
+    return True
+
+
+def understood(number: int, parameters: tuple[int, ...]) -> bool:
+    """Whether a filter with these parameters is decoded here."""
+    if number == BITSHUFFLE:
+        return (
+            len(parameters) >= 3
+            and parameters[2] > 0
+            and _blocks_of(parameters) in (PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS)
+        )
+    return number in DECODERS
+
+
+def packs(number: int, parameters: tuple[int, ...]) -> bool:
+    """Whether it changes how many bytes there are."""
+    return number != BITSHUFFLE or _blocks_of(parameters) != PLAIN_BLOCKS
+
+
+def _library() -> Any:
+    import imagecodecs
+
+    return imagecodecs
+
+
+def _filled(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -> Bytes:
+    if not len(data):
+        raise CorruptError("no bytes at all")  # liblzf reads the first before it looks
+    try:
+        found = len(decode(data, out=out, **options))
+    except (RuntimeError, ValueError) as error:
+        raise CorruptError(f"does not decode to {len(out)} bytes: {error}") from error
+    if found != len(out):
+        raise CorruptError(f"{found} bytes instead of {len(out)}")
+    return out
+
+
+def _lzf(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    return _filled(np.empty(nbytes, np.uint8), _library().lzf_decode, data)
+
+
+def _zstd(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    return _filled(np.empty(nbytes, np.uint8), _library().zstd_decode, data)
+
+
+def _lz4(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    """Blocks, each with its stored length before it; one that is as long as its content is not packed."""
+    _block_bytes(data, nbytes)
+    return _filled(np.empty(nbytes, np.uint8), _library().lz4h5_decode, data)
+
+
+def _blosc(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    """A header that ends with the length of the whole, and what c-blosc makes of the rest."""
+    if len(data) < _BLOSC_HEADER or int.from_bytes(data[_BLOSC_HEADER - 4 : _BLOSC_HEADER], "little") > len(data):
+        raise CorruptError(f"shorter than it says, {len(data)} bytes")
+    return _filled(np.empty(nbytes, np.uint8), _library().blosc_decode, data, numthreads=1)
+
+
+def _bitshuffle(data: Bytes, nbytes: int, parameters: tuple[int, ...]) -> Bytes:
+    itemsize = parameters[2]
+    block = (parameters[3] if len(parameters) > 3 else 0) * itemsize
+    if _blocks_of(parameters) != PLAIN_BLOCKS:
+        block = _block_bytes(data, nbytes)
+        data = _unpacked(data, np.empty(nbytes, np.uint8), block, _BIT_GROUP * itemsize, _blocks_of(parameters))
+    # As a memoryview: of an array, it takes the size of a value from the type.
+    options = {"itemsize": itemsize, "blocksize": block // itemsize}
+    return _filled(np.empty(nbytes, np.uint8), _library().bitshuffle_decode, data.data, **options)
+
+
+def _blocks_of(parameters: tuple[int, ...]) -> int:
+    return parameters[4] if len(parameters) > 4 else PLAIN_BLOCKS
+
+
+def _block_bytes(data: Bytes, nbytes: int) -> int:
+    """The length of a block, from the header that lz4 and bitshuffle share."""
+    if len(data) < _HEADER.size:
+        raise CorruptError("too short for its header")
+    total, block = _HEADER.unpack_from(data.data)
+    if total != nbytes or not block:
+        raise CorruptError(f"says {total} bytes in blocks of {block}, but is {nbytes}")
+    return int(block)
+
+
+def _unpacked(data: Bytes, out: Bytes, block: int, group: int, compression: int) -> Bytes:
+    """Decompress bitshuffle's blocks: whole ones, a shorter one of whole groups, and what is left as it is.
+
+    The whole ones in one call: one for each would take and leave Python's lock that often. They fill their place only
+    if each has the length that the header says.
+    """
+    full, whole = len(out) // block * block, len(out) // group * group
+    view, at = data.data, _HEADER.size
+    blocks: list[memoryview] = []
+    for begin in range(0, max(full, whole), block):
+        stored = int.from_bytes(view[at : at + 4], "big")
+        blocks.append(view[at + 4 : at + 4 + stored])
+        at += 4 + stored
+        if not stored or at > len(view):
+            raise CorruptError(f"ends within the block of byte {begin}")
+    if len(view) - at != len(out) - whole:
+        raise CorruptError(f"{len(view) - at} bytes behind the last block instead of {len(out) - whole}")
+    decode = _zstd_blocks if compression == ZSTD_BLOCKS else _lz4_blocks
+    if full:
+        decode(out[:full], blocks[: full // block], block)
+    if whole > full:
+        decode(out[full:whole], blocks[full // block :], whole - full)
+    out[whole:] = data[at:]
+    return out
+
+
+def _zstd_blocks(out: Bytes, blocks: list[memoryview], _length: int) -> None:
+    _filled(out, _library().zstd_decode, b"".join(blocks))
+
+
+def _lz4_blocks(out: Bytes, blocks: list[memoryview], length: int) -> None:
+    """As the lz4 filter would have stored them: a block that is as long as its content is then not packed."""
+    library = _library()
+    if len(blocks) == 1:
+        _filled(out, library.lz4_decode, blocks[0])
+        return
+    pieces: list[Any] = [_HEADER.pack(len(out), length)]
+    for block in blocks:
+        pieces.append(len(block).to_bytes(4, "big"))
+        same = len(block) == length
+        pieces.append(_filled(np.empty(length, np.uint8), library.lz4_decode, block).data if same else block)
+    _filled(out, library.lz4h5_decode, b"".join(pieces))
+
+
+NAMES = {LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle", ZSTD: "zstd"}
+DECODERS: dict[int, Decoder] = {LZF: _lzf, BLOSC: _blosc, LZ4: _lz4, BITSHUFFLE: _bitshuffle, ZSTD: _zstd}

@@ -1,0 +1,426 @@
+"""Chunks that lzf, lz4, zstd, blosc or bitshuffle packed: what comes out is what h5py reads, or an error that names the
+chunk; and what is said where their library is missing."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+import random
+import struct
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import HDF5Source
+from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.sources.hdf5 import dataset as dataset_module
+from lit_async_data.sources.hdf5.codecs import FilterPipeline, filters_of
+
+hdf5plugin = pytest.importorskip("hdf5plugin", reason="writes what these tests read")
+imagecodecs = pytest.importorskip("imagecodecs", reason="pip install 'lit-async-data[codecs]'")
+
+# As keywords of create_dataset.
+CODECS = {
+    "lzf": {"compression": "lzf"},
+    "lz4": dict(hdf5plugin.LZ4()),
+    "lz4 in blocks": dict(hdf5plugin.LZ4(nbytes=1000)),
+    "zstd": dict(hdf5plugin.Zstd()),
+    "blosc": dict(hdf5plugin.Blosc(cname="blosclz", shuffle=1)),
+    "blosc of lz4": dict(hdf5plugin.Blosc(cname="lz4", shuffle=2)),
+    "blosc of snappy": dict(hdf5plugin.Blosc(cname="snappy", shuffle=0)),
+    "blosc of zlib": dict(hdf5plugin.Blosc(cname="zlib", shuffle=1)),
+    "blosc of zstd": dict(hdf5plugin.Blosc(cname="zstd", shuffle=2)),
+    "bitshuffle": dict(hdf5plugin.Bitshuffle(cname="none")),
+    "bitshuffle and lz4": dict(hdf5plugin.Bitshuffle(cname="lz4", nelems=256)),
+    "bitshuffle and zstd": dict(hdf5plugin.Bitshuffle(cname="zstd", nelems=256)),
+}
+# Without "bitshuffle", to which nothing that has the right length looks wrong.
+PACKING = [name for name in CODECS if name != "bitshuffle"]
+NUMBERS = {"lzf": 32000, "lz4": 32004, "zstd": 32015, "blosc": 32001, "bitshuffle": 32008}
+
+every_codec = pytest.mark.parametrize("codec", CODECS)
+every_packing_codec = pytest.mark.parametrize("codec", PACKING)
+
+
+def values_of(dtype, shape=(12, 1501)):
+    """Smooth rows; rows of one value; and rows of noise, which do not become smaller. 1501 is no multiple of 8."""
+    rng = np.random.default_rng(0)
+    values = np.cumsum(rng.integers(-3, 4, shape), axis=1)
+    values[::3] = rng.integers(0, 2**7, shape)[::3]
+    values[1::3] = 5
+    values = values.astype(dtype)
+    values[::6] = np.frombuffer(rng.bytes(values[::6].nbytes), "u1").reshape(-1, shape[1], values.itemsize)[..., 0]
+    return values
+
+
+def written(h5, codec, *, values=None, chunks=(1, 1501), **options):
+    values = values_of("i2") if values is None else values
+    return h5(data={"data": values, "chunks": chunks, **CODECS[codec], **options}), values
+
+
+def read(path, rows, name="data"):
+    source = HDF5Source(path, {"x": name})
+    out = {"x": np.full((len(rows), *source.spec["x"].stored_shape), 77, source.spec["x"].dtype)}
+    try:
+        source.read_into(np.asarray(rows), out)
+    finally:
+        source.close()
+    return out["x"]
+
+
+def readers_of(path, *names):
+    source = HDF5Source(path, names or ["data"])
+    source.close()
+    return {reader.reading for reader in source._readers[0].values()}
+
+
+def stored_chunks(path, name="data"):
+    with h5py.File(path) as file:
+        corners = []
+        file[name].id.chunk_iter(lambda info: corners.append(info.chunk_offset))
+        return {corner: file[name].id.read_direct_chunk(corner) for corner in corners}
+
+
+def put(path, corner, content, mask=0):
+    with h5py.File(path, "r+") as file:
+        file["data"].id.write_direct_chunk(corner, content, filter_mask=mask)
+
+
+# -- what comes out ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f4", ">f8"])
+@every_codec
+def test_what_comes_out_is_what_h5py_reads(h5, codec, dtype):
+    """One row per chunk, several, and chunks that reach beyond both edges; alone, behind shuffle, before a checksum."""
+    values = values_of(dtype)
+    layouts = {"single": (1, 1501), "several": (4, 1501), "edges": (5, 400)}
+    if codec == "bitshuffle":
+        layouts["edges"] = (4, 1501)
+    shuffles = [{}, {"shuffle": True}]
+    sums = [{}, {"fletcher32": True}]
+    wanted = {
+        f"{place} {number}": {"data": values, "chunks": chunks, **CODECS[codec], **shuffle, **summed}
+        for place, chunks in layouts.items()
+        for number, (shuffle, summed) in enumerate(itertools.product(shuffles, sums))
+    }
+    path = h5(**wanted)
+    assert readers_of(path, *wanted) == {"decoded"}
+    for name in wanted:
+        with h5py.File(path) as file:
+            expected = file[name][...]
+        assert (expected == values).all()
+        assert (read(path, range(12), name) == expected).all()
+        assert (read(path, [11, 0, 3, 3], name) == expected[[11, 0, 3, 3]]).all()
+
+
+@every_codec
+@pytest.mark.parametrize("length", [1, 7, 8, 9])
+def test_few_values_are_read_as_h5py_reads_them(h5, codec, length):
+    """Fewer than 8 values bitshuffle leaves as they are."""
+    values = np.arange(3 * length, dtype="i4").reshape(3, length)
+    path, _ = written(h5, codec, values=values, chunks=(1, length))
+    assert readers_of(path) == {"decoded"}
+    assert (read(path, [2, 0, 1]) == values[[2, 0, 1]]).all()
+
+
+def test_filters_may_come_in_any_order(tmp_path):
+    """A checksum over what is then packed, and shuffle over what was packed."""
+    path, values = str(tmp_path / "x.h5"), values_of("i2")
+    with h5py.File(path, "w") as file:
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_chunk((4, 1501))
+        properties.set_fletcher32()
+        properties.set_filter(NUMBERS["zstd"], 0, (3,))
+        properties.set_shuffle()
+        properties.set_fletcher32()
+        space = h5py.h5s.create_simple(values.shape)
+        made = h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_INT16, space, properties)
+        h5py.Dataset(made)[...] = values
+    assert readers_of(path) == {"decoded"}
+    assert (read(path, range(12)) == values).all()
+
+
+def test_what_was_packed_twice_is_left_to_h5py(tmp_path):
+    path, values = str(tmp_path / "x.h5"), values_of("i2")
+    with h5py.File(path, "w") as file:
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_chunk((4, 1501))
+        properties.set_filter(NUMBERS["lz4"], 0, (0,))
+        properties.set_deflate(1)
+        space = h5py.h5s.create_simple(values.shape)
+        made = h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_INT16, space, properties)
+        h5py.Dataset(made)[...] = values
+    assert readers_of(path) == {"locked"}
+    assert (read(path, range(12)) == values).all()
+
+
+@every_codec
+def test_a_chunk_that_some_filters_left_out_is_read_as_it_is(h5, codec):
+    path, values = written(h5, codec, shuffle=True, fletcher32=True)
+    put(path, (3, 0), (values[3] + 1).tobytes(), mask=0b111)
+    shuffled = np.frombuffer(values[4].tobytes(), "u1").reshape(-1, 2).T.tobytes()
+    put(path, (4, 0), shuffled, mask=0b110)
+    assert readers_of(path) == {"decoded"}
+    assert (read(path, [3, 4, 5]) == values[[3, 4, 5]] + [[1], [0], [0]]).all()
+
+
+@every_packing_codec
+def test_an_unfiltered_edge_chunk_is_left_to_h5py(h5, codec):
+    path, values = written(h5, codec, values=values_of("i2", (18, 64)), chunks=(4, 64))
+    put(path, (16, 0), np.resize(values[16:], (4, 64)).tobytes())
+    assert readers_of(path) == {"locked"}
+
+
+def test_bitshuffle_alone_is_left_to_h5py_where_a_chunk_at_an_edge_may_not_have_passed_it(h5):
+    path, values = written(h5, "bitshuffle", chunks=(5, 1501))
+    assert readers_of(path) == {"locked"}
+    assert (read(path, range(12)) == values).all()
+
+
+def test_a_block_of_bitshuffle_as_long_as_its_content_is_unpacked_nevertheless(h5):
+    """The lz4 filter stores such a block as it is, bitshuffle never does; else their chunks are alike."""
+    noise = np.random.default_rng(0).bytes(4096)
+    content = [noise[zeros:] + bytes(zeros) for zeros in range(64)]
+    (packed,) = [block for block in map(imagecodecs.lz4_encode, content) if len(block) == 4096]
+    path = h5(data={"data": np.zeros((2, 8192), "u1"), "chunks": (1, 8192), **hdf5plugin.Bitshuffle(nelems=4096)})
+    blocks = b"".join(struct.pack(">I", len(block)) + block for block in (packed, imagecodecs.lz4_encode(bytes(4096))))
+    put(path, (1, 0), struct.pack(">QI", 8192, 4096) + blocks)
+    with h5py.File(path) as file:
+        expected = file["data"][...]
+    assert expected[1].any()
+    assert readers_of(path) == {"decoded"}
+    assert (read(path, [1, 0]) == expected[[1, 0]]).all()
+
+
+def test_a_source_takes_its_filters_along_when_it_is_pickled(h5):
+    path, values = written(h5, "bitshuffle and lz4")
+    source = pickle.loads(pickle.dumps(HDF5Source(path, {"x": "data"})))
+    out = np.empty((1, 1501), "i2")
+    source.read_into(np.array([7]), {"x": out})
+    source.close()
+    assert (out == values[7]).all()
+
+
+def test_the_library_is_imported_when_a_file_asks_for_it(h5):
+    plain = h5("plain.h5", data={"data": np.zeros((4, 4)), "chunks": (1, 4), "compression": "gzip"})
+    packed = h5("packed.h5", data={"data": np.zeros((4, 4)), "chunks": (1, 4), "compression": "lzf"})
+    program = (
+        "import sys; from lit_async_data import HDF5Source; "
+        f"HDF5Source({plain!r}, ['data']); assert 'imagecodecs' not in sys.modules; "
+        f"HDF5Source({packed!r}, ['data']); assert 'imagecodecs' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def cut(content):
+    return content[:-3]
+
+
+def empty(content):
+    return content[:1]
+
+
+def rubbish(content):
+    return b"\xa5" * len(content)
+
+
+@pytest.mark.parametrize("damage", [cut, empty, rubbish])
+@pytest.mark.parametrize("rows", [1, 4])
+@every_packing_codec
+def test_a_damaged_chunk_is_an_error_that_names_it(h5, codec, rows, damage):
+    path, values = written(h5, codec, chunks=(rows, 1501))
+    put(path, (8, 0), damage(stored_chunks(path)[8, 0][1]))
+    assert (read(path, [0, 7]) == values[[0, 7]]).all()
+    where = rf"{path}:/data, chunk \(8, 0\) at byte \d+: .*restore the file"
+    with pytest.raises(CorruptError, match=where) as caught:
+        read(path, [0, 8])
+    assert (caught.value.file, caught.value.dataset, caught.value.row) == (path, "data", 8)
+
+
+@pytest.mark.parametrize("length", [1500, 1502, 100_000])
+@every_codec
+def test_a_chunk_of_the_wrong_length_is_an_error(h5, codec, length):
+    path, _ = written(h5, codec)
+    other = h5("other.h5", data={"data": np.zeros((1, length), "i2"), "chunks": (1, length), **CODECS[codec]})
+    put(path, (8, 0), stored_chunks(other)[0, 0][1])
+    with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
+        read(path, [8])
+
+
+@pytest.mark.parametrize(
+    ("codec", "content"),
+    [
+        ("lz4", struct.pack(">QI", 2**40, 2**30) + b"\0" * 50),
+        ("bitshuffle and lz4", struct.pack(">QI", 2**40, 2**30) + b"\0" * 50),
+        ("bitshuffle and lz4", struct.pack(">QI", 3002, 0) + b"\0" * 50),
+        ("bitshuffle and lz4", struct.pack(">QI", 3002, 17) + b"\0" * 50),
+        ("bitshuffle and zstd", struct.pack(">QII", 3002, 16, 2**32 - 1) + b"\0" * 50),
+        # The last says that it lies in 2**31 bytes, which c-blosc would read.
+        ("blosc", b"\2\1\1\2" + struct.pack("<III", 2**31, 2**31, 66) + b"\0" * 50),
+        ("blosc", b"\2\1\1\2" + struct.pack("<III", 3002, 3002, 2**31) + b"\0" * 50),
+        ("zstd", b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 2**40) + b"\0" * 50),
+    ],
+)
+def test_a_chunk_that_lies_about_its_length_is_refused_before_memory_is_taken(h5, codec, content):
+    path, _ = written(h5, codec)
+    put(path, (8, 0), content)
+    with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
+        read(path, [8])
+
+
+@pytest.mark.parametrize("header", [(3001, None), (3003, None), (3002, 528), (3002, 496), (3002, 2**20)])
+@pytest.mark.parametrize("codec", ["bitshuffle and lz4", "bitshuffle and zstd"])
+def test_a_header_that_the_blocks_contradict_is_an_error(h5, codec, header):
+    """Blocks of 528 bytes would be as many as those of 512 that there are, and their bits would be put back wrongly."""
+    values = values_of("i2")
+    values[8] = 5
+    path, _ = written(h5, codec, values=values)
+    content = stored_chunks(path)[8, 0][1]
+    total, block = header
+    put(path, (8, 0), struct.pack(">QI", total, block or struct.unpack_from(">QI", content)[1]) + content[12:])
+    with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
+        read(path, [8])
+
+
+def test_blocks_are_looked_for_no_further_than_the_chunk_goes(h5):
+    path, _ = written(h5, "bitshuffle and lz4")
+    put(path, (8, 0), struct.pack(">QI", 3002, 16) + struct.pack(">I", 40) + bytes(30))
+    with pytest.raises(CorruptError, match="ends within the block of byte 0"):
+        read(path, [8])
+
+
+@every_packing_codec
+def test_a_chunk_of_nothing_but_its_checksum_is_an_error(h5, codec):
+    path, _ = written(h5, codec, fletcher32=True)
+    put(path, (8, 0), bytes(4))
+    with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
+        read(path, [8])
+
+
+def damaged(rng, content, nbytes):
+    content = bytearray(content)
+    how = rng.randrange(5)
+    at = rng.randrange(len(content))
+    if how == 0:
+        content[at] ^= 1 << rng.randrange(8)
+    elif how == 1:
+        content[rng.randrange(min(40, len(content)))] = rng.randrange(256)
+    elif how == 2:
+        del content[at:]
+    elif how == 3:
+        content[at:at] = rng.randbytes(rng.randrange(1, 40))
+    else:
+        number = rng.choice([0, 1, nbytes - 1, nbytes + 1, 2**31 - 1, 2**31, 2**32 - 1])
+        content[at % 24 : at % 24 + 4] = struct.pack(rng.choice(["<I", ">I"]), number)
+    return bytes(content)
+
+
+@every_codec
+def test_what_is_damaged_decodes_to_as_many_bytes_or_is_refused(h5, codec):
+    path, _ = written(h5, codec)
+    chunks = [content for mask, content in stored_chunks(path).values() if not mask]
+    with h5py.File(path) as file:
+        pipeline = FilterPipeline(filters_of(file["data"]), 3002)
+    rng, refused = random.Random(0), 0
+    for _ in range(500):
+        content = damaged(rng, rng.choice(chunks), 3002)
+        try:
+            assert len(pipeline.decoded(np.frombuffer(content, np.uint8), 0)) == 3002
+        except CorruptError:
+            refused += 1
+    assert refused > 50
+
+
+# -- without the library -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    monkeypatch.setattr(dataset_module, "_said", set())
+
+
+@pytest.fixture
+def without_plugins(monkeypatch):
+    """To be called when the file is written."""
+    return lambda: monkeypatch.setattr(h5py.h5z, "filter_avail", lambda number: number < 256)
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize("codec", NUMBERS)
+def test_without_the_library_h5py_reads_and_one_line_says_what_makes_it_fast(h5, codec, caplog):
+    path, values = written(h5, codec)
+    with caplog.at_level(logging.WARNING, logger="lit_async_data"):
+        assert readers_of(path) == {"locked"}
+        assert (read(path, [11, 0]) == values[[11, 0]]).all()
+    (line,) = caplog.messages
+    assert line.startswith(f"{path}:/data: {codec} is decoded by h5py")
+    assert "pip install 'lit-async-data[codecs]' makes it fast" in line
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize("codec", NUMBERS)
+def test_what_nothing_decodes_is_refused_with_what_to_install(h5, codec, without_plugins):
+    path, _ = written(h5, codec)
+    without_plugins()
+    what = rf"{path}:/data went through the HDF5 filter {codec} \({NUMBERS[codec]}\), which nothing here undoes; "
+    with pytest.raises(FormatError, match=what + r"pip install 'lit-async-data\[codecs\]'$") as caught:
+        HDF5Source(path, ["data"])
+    assert (caught.value.file, caught.value.dataset) == (path, "data")
+
+
+def test_with_the_library_no_plugin_is_needed(h5, tmp_path):
+    values = values_of("i2")
+    path = h5(**{codec: {"data": values, "chunks": (1, 1501), **options} for codec, options in CODECS.items()})
+    np.save(tmp_path / "values.npy", values)
+    program = f"""
+import sys, h5py, numpy as np
+from lit_async_data import HDF5Source
+source = HDF5Source({path!r}, {list(CODECS)!r})
+out = {{key: np.empty((12, 1501), "i2") for key in source.spec.fields}}
+source.read_into(np.arange(12), out)
+values = np.load({str(tmp_path / "values.npy")!r})
+assert all((read == values).all() for read in out.values())
+assert not h5py.h5z.filter_avail(32004)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_filters_that_are_not_ours_are_read_by_h5py_without_a_word(h5, caplog):
+    path = h5(data={"data": values_of("i2"), "chunks": (1, 1501), **hdf5plugin.BZip2()})
+    with caplog.at_level(logging.DEBUG, logger="lit_async_data"):
+        assert readers_of(path) == {"locked"}
+    assert (read(path, [11, 0]) == values_of("i2")[[11, 0]]).all()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (dict(hdf5plugin.Blosc2()), r"blosc2 \(32026\)"),
+        ({**CODECS["lz4"], "maxshape": (12, None)}, r"HDF5 lz4 filter \(32004\)"),  # its index is not to be believed
+    ],
+)
+def test_what_only_h5py_could_read_is_refused_with_the_plugins_that_it_needs(h5, options, name, without_plugins):
+    path = h5(data={"data": values_of("i2"), "chunks": (1, 1501), **options})
+    without_plugins()
+    with pytest.raises(FormatError, match=rf"filter {name}, .*pip install hdf5plugin, and import hdf5plugin before"):
+        HDF5Source(path, ["data"])
+
+
+@pytest.mark.parametrize("parameters", [(0, 4), (0, 4, 0), (0, 4, 2, 0, 9)])
+def test_parameters_that_are_not_known_are_left_to_h5py(h5, monkeypatch, parameters):
+    path, _ = written(h5, "bitshuffle and lz4")
+    monkeypatch.setattr(
+        "lit_async_data.sources.hdf5.index.filters_of",
+        lambda dataset: tuple(which._replace(parameters=parameters) for which in filters_of(dataset)),
+    )
+    assert readers_of(path) == {"locked"}
