@@ -105,8 +105,8 @@ def opening(rows: Rows) -> Iterator[Goal]:
 
 def memory(rows: Rows) -> Iterator[Goal]:
     for row in rows:
-        said = f"{row['layout']}, resident memory ({row['grown_mib']:.1f} MiB) over budget"
-        yield Goal(said, row["grown_mib"] / row["budget_mib"], 1.1, 1.1, at_most=True)
+        said = f"{row['layout']}, MiB of resident memory beyond the budget of {row['budget_mib']:.1f}"
+        yield Goal(said, row["grown_mib"] - row["budget_mib"], 8, 8, at_most=True)
 
 
 def larger(rows: Rows) -> Iterator[Goal]:
