@@ -12,7 +12,6 @@ are installed (benchmarks/requirements-peers.txt). Goals are for two cores; on a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -433,8 +432,10 @@ def main() -> None:
         said = {"machine": machine, "quick": given.quick, **figures, "goals": [dataclasses.asdict(g) for g in reached]}
         Path(given.json).write_text(json.dumps(said, indent=1))
     if given.plot and "warm" in figures:
-        with contextlib.suppress(ImportError):
+        try:
             plotted(figures["warm"], machine, given.plot)
+        except ImportError as error:
+            print(f"no plot: {error}")
 
 
 if __name__ == "__main__":

@@ -129,15 +129,11 @@ class Rows(Dataset[Any]):
 
 
 class SortedRows(Rows):
-    """A whole batch by h5py's fancy selection, which wants its rows in order."""
+    """A whole batch by h5py's fancy selection, which wants each row once and in order."""
 
     def __getitems__(self, rows: list[int]) -> Batch:
-        order = np.argsort(rows)
-        wanted = np.asarray(rows)
-        values = self.opened()[wanted[order]]
-        back = np.empty_like(values)
-        back[order] = values
-        return torch.from_numpy(back), torch.from_numpy(self.labels[wanted])
+        wanted, places = np.unique(rows, return_inverse=True)  # a batch between two epochs may have a row twice
+        return torch.from_numpy(self.opened()[wanted][places]), torch.from_numpy(self.labels[rows])
 
 
 class Mapped(Dataset[Any]):
