@@ -142,21 +142,29 @@ class Mapped(Dataset[Any]):
     def __init__(self, path: str) -> None:
         with h5py.File(path) as file:
             data = file["data"]
-            self.labels, shape, dtype = file["labels"][...], data.shape, data.dtype
-            first, rows = data.id.get_offset(), shape[0]
-            self.begins: Array | None = None  # for each chunk, the row of the map at which it begins
+            self.labels, dtype, self.chunk = file["labels"][...], data.dtype, (data.chunks or data.shape)[0]
+            places = [(0, data.id.get_offset())]
             if data.chunks is not None:
-                infos: list[tuple[int, int]] = []
-                data.id.chunk_iter(lambda info: infos.append((info.chunk_offset[0], info.byte_offset)))
-                offsets = np.array([offset for _, offset in sorted(infos)])
-                first, self.chunk = int(offsets.min()), data.chunks[0]
-                self.begins = (offsets - first) // (math.prod(shape[1:]) * dtype.itemsize)
-                rows = int(self.begins.max()) + self.chunk
-        self.table = np.asarray(np.memmap(path, dtype, "r", first, (rows, *shape[1:])))
+                places.clear()
+                data.id.chunk_iter(lambda info: places.append((info.chunk_offset[0], info.byte_offset)))
+            sample = data.shape[1:]
+        offsets = np.array([offset for _, offset in sorted(places)])
+        row, first = math.prod(sample) * dtype.itemsize, int(offsets.min())
+        # Chunks do not lie whole rows apart: the table begins a row at every place where one of them could.
+        step = math.gcd(row, *(offsets - first).tolist())
+        self.begins, self.steps = (offsets - first) // step, row // step
+        rows = int(self.begins.max()) + (self.chunk - 1) * self.steps + 1
+        count = ((rows - 1) * step + row) // dtype.itemsize
+        mapped = np.asarray(np.memmap(path, dtype, "r", first, (count,)))
+        within = mapped[: row // dtype.itemsize].reshape(sample).strides
+        self.table = np.lib.stride_tricks.as_strided(mapped, (rows, *sample), (step, *within), writeable=False)
 
     def __getitem__(self, rows: Array) -> Batch:
-        where = rows if self.begins is None else self.begins[rows // self.chunk] + rows % self.chunk
-        return torch.from_numpy(self.table.take(where, axis=0)), torch.from_numpy(self.labels[rows])
+        labels = torch.from_numpy(self.labels[rows])
+        if len(self.begins) == 1:
+            return torch.from_numpy(self.table.take(rows, axis=0)), labels
+        where = self.begins[rows // self.chunk] + rows % self.chunk * self.steps
+        return torch.from_numpy(self.table[where]), labels  # take would copy a table whose rows overlap
 
 
 class ChunkMixed(IterableDataset[Any]):
@@ -280,6 +288,8 @@ def torchdata_nodes(layout: Layout, path: str, method: str) -> Way:
             threading.excepthook = lambda _: None  # its threads complain that its processes are gone
             mapper._it._it._shutdown()
             threading.excepthook = threading.__excepthook__
+            # Else it is collected in some fork of this process, and complains there.
+            mapper._it._it._workers.clear()
 
     said = {"thread": "threads", "process": "processes"}[method]
     return Way(f"torchdata.nodes ({said}), h5py rows", 2, opened, 4, 2)
