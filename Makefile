@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-long check format bench clean
+.PHONY: train test test-long check format bench bench-hdf5 clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
@@ -29,6 +29,11 @@ format: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/first.py $(ARGS)
+
+# Against h5py and other loaders, at most 15 minutes; ARGS="--quick" in one. Others take part if they are installed:
+# .venv/bin/pip install --constraint constraints.txt --requirement benchmarks/requirements-peers.txt
+bench-hdf5: $(VENV)/installed
+	$(BIN)/python benchmarks/hdf5.py $(ARGS)
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

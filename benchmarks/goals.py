@@ -1,0 +1,117 @@
+"""What is aimed at on two cores, and whether a run reached it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Rows = list[dict[str, Any]]
+
+GLOBAL, SIXTEEN, SIXTY_FOUR = (
+    "AsyncLoader, global",
+    "AsyncLoader, chunks, 16 at a time",
+    "AsyncLoader, chunks, 64 at a time",
+)
+MEASURES = {
+    "of_limit": "of the limit on one thread",
+    "times_dataloader": "times the best DataLoader over h5py",
+    "times_other": "times the best other way",
+}
+# By layout and shuffle, for each measure: the least, and the goal.
+WARM: dict[tuple[str, str], tuple[tuple[float, float], tuple[float, float], tuple[float, float]]] = {
+    ("A", GLOBAL): ((0.5, 0.6), (10, 14), (1.7, 2)),
+    ("B", GLOBAL): ((1.5, 1.5), (3.5, 4), (3.5, 3.5)),
+    ("C", SIXTEEN): ((1.25, 1.4), (100, 100), (4, 5)),
+    ("C", SIXTY_FOUR): ((0.9, 1.0), (100, 100), (4, 5)),
+    ("D", GLOBAL): ((0.2, 0.3), (100, 200), (1.2, 2)),
+    ("D chunked", GLOBAL): ((0.2, 0.3), (100, 200), (1.2, 2)),
+    ("F", GLOBAL): ((0.9, 0.9), (2, 2), (1.3, 1.3)),
+    ("G", GLOBAL): ((1.2, 1.2), (3, 3), (3, 3)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """A figure and what it should be.
+
+    Attributes:
+        found: None where it was not measured.
+        least: What it must be.
+        goal: What it should be.
+        at_most: Less is better.
+    """
+
+    said: str
+    found: float | None
+    least: float
+    goal: float
+    at_most: bool = False
+
+    @property
+    def verdict(self) -> str:
+        if self.found is None:
+            return "not measured"
+        sign = -1 if self.at_most else 1
+        if sign * self.found >= sign * self.goal:
+            return "met"
+        return "least met" if sign * self.found >= sign * self.least else "not met"
+
+    def __str__(self) -> str:
+        found = "–" if self.found is None else f"{self.found:.3g}"
+        sign = "≤" if self.at_most else "≥"
+        aim = f" ({self.goal:g})" if self.goal != self.least else ""
+        return f"{self.verdict:<12}  {self.said}: {found}, wanted {sign} {self.least:g}{aim}"
+
+
+def goals(figures: Mapping[str, Rows]) -> list[Goal]:
+    """The goals of the parts that were run."""
+    parts = {"warm": warm, "cold": cold, "coupled": coupled, "opening": opening, "memory": memory, "larger": larger}
+    return [goal for name, part in parts.items() if name in figures for goal in part(figures[name])]
+
+
+def best(rows: Rows, measure: str, name: str, begins: str) -> float | None:
+    """The highest figure among rows of which something begins in some way."""
+    return max((row[measure] for row in rows if row[name].startswith(begins)), default=None)
+
+
+def warm(rows: Rows) -> Iterator[Goal]:
+    for (layout, family), wanted in WARM.items():
+        mine = [row for row in rows if row["layout"] == layout and row["family"] == family]
+        for (measure, said), (least, goal) in zip(MEASURES.items(), wanted, strict=True):
+            found = max((row[measure] for row in mine), default=None)
+            yield Goal(f"{layout}, {family}, {said}", found, least, goal)
+
+
+def cold(rows: Rows) -> Iterator[Goal]:
+    ours, rate = best(rows, "of_disk", "way", "AsyncLoader"), "samples_per_s"
+    fastest, h5py = best(rows, rate, "way", "AsyncLoader"), best(rows, rate, "way", "DataLoader, h5py rows")
+    assert fastest is not None
+    assert h5py is not None
+    note = "" if rows[0]["dropped"] else " (the page cache could not be dropped)"
+    yield Goal(f"A, cold{note}, times the best DataLoader over h5py rows", fastest / h5py, 4, 4)
+    yield Goal(f"A, cold{note}, of the disk's rate in order", ours, 0.9, 0.9)
+
+
+def coupled(rows: Rows) -> Iterator[Goal]:
+    for row in rows:
+        yield Goal(f"{row['layout']}, of the steps/s of the same loop with data in memory", row["ours"], 0.95, 0.97)
+
+
+def opening(rows: Rows) -> Iterator[Goal]:
+    said = f"B, milliseconds to open {rows[0]['chunks']} chunks and have the first batch"
+    yield Goal(said, 1000 * rows[0]["seconds"], 50, 50, at_most=True)
+
+
+def memory(rows: Rows) -> Iterator[Goal]:
+    for row in rows:
+        said = f"{row['layout']}, MiB of resident memory beyond the budget of {row['budget_mib']:.1f}"
+        yield Goal(said, row["grown_mib"] - row["budget_mib"], 8, 8, at_most=True)
+
+
+def larger(rows: Rows) -> Iterator[Goal]:
+    for row in rows:
+        times = row["file_mib"] / row["bound_mib"]
+        yield Goal(f"A file {times:.0f} times the memory for it, of the disk's rate in order", row["of_disk"], 0.9, 0.9)
+        said = "The same, memory in the last quarter of the time over that in the first"
+        yield Goal(said, row["last_mib"] / row["first_mib"], 1.05, 1.05, at_most=True)

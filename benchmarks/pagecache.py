@@ -1,0 +1,175 @@
+"""The system's page cache, and what of it and of this process lies in memory. Linux."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import mmap
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+# What is read at once where a disk's sequential rate is measured.
+PIECE = 8 * 2**20
+MADV_PAGEOUT = 21
+# How many of a file's pages are in memory can be estimated from stretches of this length.
+STRETCH = 2**18
+# A dropped file may keep this share of its pages, such as those of its beginning, and still count as cold.
+COLD = 0.01
+
+_libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
+
+
+class Pages:
+    """The pages of a file: how many are in memory, and how to drop them. Touches none itself."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.realpath(path)
+        self.descriptor = os.open(path, os.O_RDONLY)
+        self.size = os.fstat(self.descriptor).st_size
+        self._map = np.frombuffer(mmap.mmap(self.descriptor, self.size, access=mmap.ACCESS_READ), np.uint8)
+        self._found = np.zeros(-(-self.size // mmap.PAGESIZE), np.uint8)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        del self._map
+
+    def resident(self) -> int:
+        """Bytes of the file that are in memory."""
+        return self._resident(0, self.size)
+
+    def estimated(self, every: int = 16) -> int:
+        """The same, from one stretch in every so many: to ask for a page that is there takes 70 ns."""
+        places = range(0, self.size, every * STRETCH)
+        seen = sum(min(STRETCH, self.size - begin) for begin in places)
+        found = sum(self._resident(begin, min(STRETCH, self.size - begin)) for begin in places)
+        return min(found * self.size // seen, self.size)
+
+    def _resident(self, begin: int, length: int) -> int:
+        address = ctypes.c_void_p(self._map.ctypes.data + begin)
+        if _libc.mincore(address, ctypes.c_size_t(length), ctypes.c_void_p(self._found.ctypes.data)):
+            raise OSError(ctypes.get_errno(), "mincore")
+        return int((self._found[: -(-length // mmap.PAGESIZE)] & 1).sum()) * mmap.PAGESIZE
+
+    def drop(self, begin: int = 0, length: int = 0) -> None:
+        """Let pages go that nobody has mapped."""
+        os.posix_fadvise(self.descriptor, begin, length, os.POSIX_FADV_DONTNEED)
+
+    def page_out(self, begin: int, length: int) -> None:
+        """Let pages go, also those that this process has mapped, as the system does when memory is short.
+
+        This only makes them be read again: unlike MADV_DONTNEED it harms nothing, whatever lies there by now.
+        """
+        for address, first, size in mappings(self.path):
+            low, high = max(begin, first), min(begin + length, first + size)
+            if low < high:
+                _libc.madvise(ctypes.c_void_p(address + low - first), ctypes.c_size_t(high - low), MADV_PAGEOUT)
+        self.drop(begin, length)
+
+
+def mappings(path: str) -> list[tuple[int, int, int]]:
+    """Where this process has mapped a file: address, place in the file, bytes."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        words = line.split(maxsplit=5)
+        if len(words) == 6 and words[5] == path:
+            low, high = (int(word, 16) for word in words[0].split("-"))
+            found.append((low, int(words[2], 16), high - low))
+    return found
+
+
+def dropped(path: str) -> bool:
+    """Drop a file from the page cache; says whether that worked. Nobody may have it mapped."""
+    pages = Pages(path)
+    try:
+        os.fsync(pages.descriptor)
+        pages.drop()
+        return pages.resident() <= COLD * pages.size
+    finally:
+        pages.close()
+
+
+def cached(path: str) -> int:
+    """Bytes of a file that are in memory."""
+    pages = Pages(path)
+    try:
+        return pages.resident()
+    finally:
+        pages.close()
+
+
+def sequential(path: str) -> float:
+    """Bytes per second of a file that is not in memory, read in order in large pieces."""
+    dropped(path)
+    buffer = bytearray(PIECE)
+    with open(path, "rb", buffering=0) as file:
+        started, done = time.perf_counter(), 0
+        while count := file.readinto(buffer):
+            done += count
+        return done / (time.perf_counter() - started)
+
+
+def memory() -> dict[str, float]:
+    """MiB of this process: memory of its own, and pages of mapped files, which the system takes back as it needs."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {key: int(status[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile")}
+
+
+def memory_limit() -> int | None:
+    """Bytes that this process's control group may hold, its part of the page cache included; None: no limit."""
+    least = None
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, kinds, group = line.split(":", 2)
+        if kinds == "":
+            file = Path("/sys/fs/cgroup", group.lstrip("/"), "memory.max")
+        elif "memory" in kinds.split(","):
+            file = Path("/sys/fs/cgroup/memory", group.lstrip("/"), "memory.limit_in_bytes")
+        else:
+            continue
+        text = file.read_text().strip() if file.exists() else "max"
+        if text.isdigit() and int(text) < 2**60:
+            least = min(int(text), least or 2**60)
+    return least
+
+
+def read_ahead(path: str) -> str:
+    """How much the system reads around a page that is missing, in words."""
+    device = os.stat(path).st_dev
+    file = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    return f"{file.read_text().strip()} KiB" if file.exists() else "not known"
+
+
+class Bounded:
+    """Keeps a file's part of the page cache small: while too much of it is there, drops a quarter, piece by piece."""
+
+    EVERY_S = 0.02
+    PARTS = 32
+
+    def __init__(self, path: str, most: int) -> None:
+        self._pages, self._most = Pages(path), most
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self._thread.join()
+        self._pages.close()
+
+    def _run(self) -> None:
+        part, turn = -(-self._pages.size // self.PARTS // mmap.PAGESIZE) * mmap.PAGESIZE, 0
+        while not self._left.wait(self.EVERY_S):
+            if self._pages.estimated() <= self._most:
+                continue
+            for _ in range(self.PARTS):
+                self._pages.page_out(turn * part, part)
+                turn = (turn + 1) % self.PARTS
+                if self._pages.estimated() <= 0.75 * self._most:
+                    break

@@ -1,0 +1,403 @@
+"""Ways to read a file in random batches: this project's, what people write by hand, and other libraries'.
+
+Each `Way` hands out finished batches, two torch tensors, without end. Nothing of it runs before it is opened or after
+it is closed. The others have their labels in memory; a DataLoader's samplers never end, so that it pays for no epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import torch
+from layouts import Layout
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, default_collate
+
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.errors import ConfigError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Array = npt.NDArray[Any]
+OURS = "AsyncLoader"
+ROWS, GETITEMS = "DataLoader, h5py rows", "DataLoader, h5py sorted"
+# Samples that an endless sampler hands out.
+ENDLESS = 2**40
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to read a file.
+
+    Attributes:
+        family: What it is, however many workers it has.
+        workers: Threads or processes beside the loop's own.
+        opened: Starts it; leaving the context ends whatever it runs.
+        ready: Batches that it may have ready before they are asked for.
+        period: Batches that it makes at a time: a turn counts a multiple of them, so that it is no matter where in
+            one it begins.
+    """
+
+    family: str
+    workers: int
+    opened: Callable[[], AbstractContextManager[Iterator[Batch]]]
+    ready: int = 0
+    period: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}, {self.workers} worker{'s' if self.workers != 1 else ''}"
+
+    @property
+    def ours(self) -> bool:
+        return self.family.startswith(OURS)
+
+
+# -- ours --------------------------------------------------------------------------------------------------------------
+
+
+def ours(layout: Layout, source: HDF5Source, workers: int, shuffle: str = "global", **more: Any) -> Way | None:
+    """This project's loader; None where it does not know an option."""
+    options = {"batch_size": layout.batch, "shuffle": shuffle, "workers": workers, **more}
+    try:
+        loader = AsyncLoader(source, options)
+    except ConfigError as error:  # SKIPPED until shuffle="chunk" and cache_bytes are there; then let it raise
+        print(f"left out: AsyncLoader with {options}: {error}")
+        return None
+    together, wide = loader.layout.batches, more.get("shuffle_chunks", 0)
+    ready = loader.budget.slots * together
+    loader.close()
+    if wide:
+        together = max(wide * (layout.chunk or 1) // layout.batch, 1)
+        ready += 2 * together
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        with AsyncLoader(source, options) as loader:
+            yield forever(loader)
+
+    said = f"chunks, {wide} at a time" if wide else shuffle
+    cached = ", decoded chunks kept" if more.get("cache_bytes") else ""
+    return Way(f"{OURS}, {said}{cached}", workers, opened, ready, together)
+
+
+def forever(loader: Any) -> Iterator[Batch]:
+    while True:
+        yield from loader
+
+
+# -- what people write by hand -----------------------------------------------------------------------------------------
+
+
+class Rows(Dataset[Any]):
+    """One h5py row per sample, the file opened once in each worker."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.data = path, None
+        with h5py.File(path) as file:
+            self.labels = file["labels"][...]
+
+    def opened(self) -> h5py.Dataset:
+        if self.data is None:
+            self.data = h5py.File(self.path, "r")["data"]
+        return self.data
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        return torch.from_numpy(self.opened()[row]), int(self.labels[row])
+
+    def batch(self, rows: Array) -> Batch:
+        """A batch row by row, for those that read whole batches."""
+        data = self.opened()
+        out = np.empty((len(rows), *data.shape[1:]), data.dtype)
+        for place, row in enumerate(rows.tolist()):
+            out[place] = data[row]
+        return torch.from_numpy(out), torch.from_numpy(self.labels[rows])
+
+
+class SortedRows(Rows):
+    """A whole batch by h5py's fancy selection, which wants each row once and in order."""
+
+    def __getitems__(self, rows: list[int]) -> Batch:
+        wanted, places = np.unique(rows, return_inverse=True)  # a batch between two epochs may have a row twice
+        return torch.from_numpy(self.opened()[wanted][places]), torch.from_numpy(self.labels[rows])
+
+
+class Mapped(Dataset[Any]):
+    """Whole batches taken from a memory map of the file: raw data only."""
+
+    def __init__(self, path: str) -> None:
+        with h5py.File(path) as file:
+            data = file["data"]
+            self.labels, dtype, self.chunk = file["labels"][...], data.dtype, (data.chunks or data.shape)[0]
+            places = [(0, data.id.get_offset())]
+            if data.chunks is not None:
+                places.clear()
+                data.id.chunk_iter(lambda info: places.append((info.chunk_offset[0], info.byte_offset)))
+            sample = data.shape[1:]
+        offsets = np.array([offset for _, offset in sorted(places)])
+        row, first = math.prod(sample) * dtype.itemsize, int(offsets.min())
+        # Chunks do not lie whole rows apart: the table begins a row at every place where one of them could.
+        step = math.gcd(row, *(offsets - first).tolist())
+        self.begins, self.steps = (offsets - first) // step, row // step
+        rows = int(self.begins.max()) + (self.chunk - 1) * self.steps + 1
+        count = ((rows - 1) * step + row) // dtype.itemsize
+        mapped = np.asarray(np.memmap(path, dtype, "r", first, (count,)))
+        within = mapped[: row // dtype.itemsize].reshape(sample).strides
+        self.table = np.lib.stride_tricks.as_strided(mapped, (rows, *sample), (step, *within), writeable=False)
+
+    def __getitem__(self, rows: Array) -> Batch:
+        labels = torch.from_numpy(self.labels[rows])
+        if len(self.begins) == 1:
+            return torch.from_numpy(self.table.take(rows, axis=0)), labels
+        where = self.begins[rows // self.chunk] + rows % self.chunk * self.steps
+        return torch.from_numpy(self.table[where]), labels  # take would copy a table whose rows overlap
+
+
+class ChunkMixed(IterableDataset[Any]):
+    """Chunks in random order, some of them read whole at a time and their rows mixed: the usual remedy."""
+
+    def __init__(self, path: str, layout: Layout, wide: int) -> None:
+        self.rows, self.layout, self.wide = Rows(path), layout, wide
+
+    def __iter__(self) -> Iterator[Batch]:
+        data, labels, chunk = self.rows.opened(), self.rows.labels, self.layout.chunk or 1
+        rng = np.random.default_rng(torch.initial_seed())  # differs from worker to worker
+        while True:
+            chunks = rng.permutation(len(labels) // chunk)
+            for begin in range(0, len(chunks), self.wide):
+                firsts = chunks[begin : begin + self.wide] * chunk
+                pool = np.concatenate([data[first : first + chunk] for first in firsts.tolist()])
+                ids = (firsts[:, None] + np.arange(chunk)).ravel()
+                for rows in np.array_split(rng.permutation(len(ids)), max(len(ids) // self.layout.batch, 1)):
+                    yield torch.from_numpy(pool[rows]), torch.from_numpy(labels[ids[rows]])
+
+
+class Batches(Sampler[Array]):
+    """Random batches of row numbers, without end."""
+
+    def __init__(self, rows: int, batch: int) -> None:
+        self.rows, self.batch = rows, batch
+
+    def __iter__(self) -> Iterator[Array]:
+        rng = np.random.default_rng()
+        while True:
+            order = rng.permutation(self.rows)
+            yield from (order[begin : begin + self.batch] for begin in range(0, self.rows, self.batch))
+
+
+@contextlib.contextmanager
+def loading(dataset: Any, **options: Any) -> Iterator[Iterator[Batch]]:
+    """A DataLoader; its workers end with the context."""
+    batches = iter(DataLoader(dataset, **options))
+    try:
+        yield batches
+    finally:
+        if hasattr(batches, "_shutdown_workers"):
+            batches._shutdown_workers()
+
+
+@contextlib.contextmanager
+def repeating(dataset: Any, workers: int, **options: Any) -> Iterator[Iterator[Batch]]:
+    """A DataLoader of finite passes, again and again."""
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0, **options)
+    try:
+        yield forever(loader)
+    finally:
+        if loader._iterator is not None:
+            loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def first_of_one(batch: Any) -> Any:
+    """A batch that is one already."""
+    return batch
+
+
+def by_hand(layout: Layout, path: str, workers: int) -> list[Way]:
+    """DataLoaders over h5py, and over a map of the file where its data are raw."""
+    more: dict[str, Any] = {"num_workers": workers}
+    found = []
+    for family, dataset in ((ROWS, Rows), (GETITEMS, SortedRows)):
+        read = dataset(path)
+        sampler = RandomSampler(read, num_samples=ENDLESS)
+        options = {"batch_size": layout.batch, "sampler": sampler} | more
+        if dataset is SortedRows:
+            options["collate_fn"] = first_of_one
+        found.append(Way(family, workers, functools.partial(loading, read, **options), 2 * workers, max(workers, 1)))
+    if not layout.packed:
+        mapped = Mapped(path)
+        options = {"batch_size": None, "sampler": Batches(len(mapped.labels), layout.batch)} | more
+        opened = functools.partial(loading, mapped, **options)
+        found.append(Way("DataLoader, memory map", workers, opened, 2 * workers, max(workers, 1)))
+    return found
+
+
+def chunk_mixed(layout: Layout, path: str, workers: int, wide: int) -> Way:
+    """A DataLoader over whole chunks that are mixed by hand."""
+    dataset = ChunkMixed(path, layout, wide)
+    opened = functools.partial(loading, dataset, batch_size=None, num_workers=workers)
+    group = max(wide * (layout.chunk or 1) // layout.batch, 1)
+    return Way(f"DataLoader, chunks by hand, {wide} at a time", workers, opened, 2 * workers, group * max(workers, 1))
+
+
+# -- other libraries ---------------------------------------------------------------------------------------------------
+
+
+def spdl(layout: Layout, path: str) -> Way:
+    """SPDL: batches read in two threads."""
+    pipeline = importlib.import_module("spdl.pipeline")
+    read = Rows(path)
+    read.opened()
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        builder = pipeline.PipelineBuilder().add_source(Batches(len(read), layout.batch))
+        built = builder.pipe(read.batch, concurrency=2).add_sink(2).build(num_threads=2)
+        with built.auto_stop():
+            yield iter(built)
+
+    return Way("SPDL, h5py rows", 2, opened, 6, 2)
+
+
+def torchdata_nodes(layout: Layout, path: str, method: str) -> Way:
+    """torchdata.nodes: batches read in two threads or processes."""
+    nodes = importlib.import_module("torchdata.nodes")
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        read = Rows(path)  # opened where it reads
+        source = nodes.SamplerWrapper(Batches(len(read), layout.batch))
+        mapper = nodes.ParallelMapper(source, read.batch, num_workers=2, method=method)
+        batches = iter(nodes.Loader(mapper))
+        try:
+            yield batches
+        finally:
+            threading.excepthook = lambda _: None  # its threads complain that its processes are gone
+            mapper._it._it._shutdown()
+            threading.excepthook = threading.__excepthook__
+            # Else it is collected in some fork of this process, and complains there.
+            mapper._it._it._workers.clear()
+
+    said = {"thread": "threads", "process": "processes"}[method]
+    return Way(f"torchdata.nodes ({said}), h5py rows", 2, opened, 4, 2)
+
+
+class Records:
+    """What Grain takes: samples by number, as arrays."""
+
+    def __init__(self, path: str) -> None:
+        self.rows = Rows(path)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> tuple[Array, Array]:
+        return self.rows.opened()[row], self.rows.labels[row]
+
+
+def grain(layout: Layout, path: str) -> Way:
+    """Grain: rows read in two threads, and stacked."""
+    library = importlib.import_module("grain")
+    records = Records(path)
+    records.rows.opened()
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        order = library.MapDataset.source(records).shuffle(seed=0).repeat()
+        read = library.ReadOptions(num_threads=2, prefetch_buffer_size=2 * layout.batch)
+        batches = iter(order.to_iter_dataset(read).batch(layout.batch))
+        try:
+            yield ((torch.from_numpy(data), torch.from_numpy(labels)) for data, labels in batches)
+        finally:
+            batches.close()
+
+    return Way("Grain, h5py rows", 2, opened, 2, 1)
+
+
+class Fetched:
+    """What scDataset takes: rows in order, those that follow each other in one slice."""
+
+    def __init__(self, path: str) -> None:
+        self.rows = Rows(path)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: Array) -> Any:
+        data = self.rows.opened()
+        out = np.empty((len(rows), *data.shape[1:]), data.dtype)
+        edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        for begin, end in itertools.pairwise(edges):
+            out[begin:end] = data[int(rows[begin]) : int(rows[begin]) + end - begin]
+        return out, self.rows.labels[rows]
+
+
+def part_of(fetched: Any, rows: Array) -> Batch:
+    return torch.from_numpy(fetched[0][rows]), torch.from_numpy(fetched[1][rows])
+
+
+def scdataset(layout: Layout, path: str, workers: int, wide: int = 0) -> Way:
+    """scDataset: random blocks, ``wide`` chunks of them in each fetch; 0: blocks of one row, a global shuffle."""
+    library = importlib.import_module("scdataset")
+    block = (layout.chunk or 1) if wide else 1
+    factor = max(wide * block // layout.batch, 1) if wide else 4
+
+    def opened() -> AbstractContextManager[Iterator[Batch]]:
+        strategy = library.BlockShuffling(block_size=block)
+        dataset = library.scDataset(
+            Fetched(path), strategy, batch_size=layout.batch, fetch_factor=factor, batch_callback=part_of
+        )
+        # As its documentation advises.
+        return repeating(dataset, workers, **({"prefetch_factor": factor + 1} if workers else {}))
+
+    said = f"chunks, {wide} at a time" if wide else "global"
+    return Way(f"scDataset, {said}", workers, opened, (factor + 1) * workers, factor * max(workers, 1))
+
+
+def h5torch(layout: Layout, path: str) -> Way:
+    """h5torch: its own Dataset over the file, which it opens when it is built, so without workers."""
+    library = importlib.import_module("h5torch")
+    dataset = library.Dataset(path)
+
+    sampler = RandomSampler(dataset, num_samples=ENDLESS)
+    options = {"batch_size": layout.batch, "sampler": sampler, "collate_fn": as_pair}
+    return Way("h5torch", 0, functools.partial(loading, dataset, **options))
+
+
+def as_pair(samples: list[dict[str, Any]]) -> Batch:
+    batch = default_collate(samples)
+    return batch["central"], batch["0/labels"]
+
+
+def installed(*modules: str) -> bool:
+    return all(importlib.util.find_spec(module) is not None for module in modules)
+
+
+def libraries(layout: Layout, path: str) -> list[Way]:
+    """Those of the other libraries that are installed."""
+    found = []
+    if installed("spdl", "spdl.pipeline"):
+        found.append(spdl(layout, path))
+    if installed("torchdata"):
+        found += [torchdata_nodes(layout, path, method) for method in ("thread", "process")]
+    if installed("grain"):
+        found.append(grain(layout, path))
+    if installed("scdataset"):
+        widths = (0, 16, 64) if layout.packed and (layout.chunk or 1) > 1 else (0,)
+        found += [scdataset(layout, path, workers, wide) for wide in widths for workers in (0, 2)]
+    if installed("h5torch"):
+        found.append(h5torch(layout, path))
+    return found
