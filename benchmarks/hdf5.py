@@ -137,7 +137,7 @@ def warm(run: Run) -> Figures:
     for layout in run.layouts.values():
         source = HDF5Source(run.path(layout))
         with AsyncLoader(source, {"batch_size": layout.batch, "shuffle": False, "workers": 1}) as loader:
-            slot_bytes = loader.budget.slot_bytes
+            slot_bytes = loader.footprint.budget.slot_bytes
             for _ in loader:  # every page of the file is in memory, and mapped
                 pass
         limit = layouts.limit(layout, run.path(layout), slot_bytes)

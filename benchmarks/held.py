@@ -39,7 +39,7 @@ def grown(path: str, options: dict[str, Any], batches: int, seconds: float) -> d
     before = memory()["RssAnon"]
     most = 0.0
     with AsyncLoader(source, options) as loader:
-        budget = loader.budget.total / MIB
+        budget = loader.footprint.budget.total / MIB
         started = time.perf_counter()
         for number in range(batches):
             if time.perf_counter() - started > seconds:

@@ -26,7 +26,6 @@ from layouts import Layout
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, default_collate
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.errors import ConfigError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Array = npt.NDArray[Any]
@@ -67,16 +66,12 @@ class Way:
 # -- ours --------------------------------------------------------------------------------------------------------------
 
 
-def ours(layout: Layout, source: HDF5Source, workers: int, shuffle: str = "global", **more: Any) -> Way | None:
-    """This project's loader; None where it does not know an option."""
+def ours(layout: Layout, source: HDF5Source, workers: int, shuffle: str = "global", **more: Any) -> Way:
+    """This project's loader."""
     options = {"batch_size": layout.batch, "shuffle": shuffle, "workers": workers, **more}
-    try:
-        loader = AsyncLoader(source, options)
-    except ConfigError as error:  # SKIPPED until shuffle="chunk" and cache_bytes are there; then let it raise
-        print(f"left out: AsyncLoader with {options}: {error}")
-        return None
-    together, wide = loader.layout.batches, more.get("shuffle_chunks", 0)
-    ready = loader.budget.slots * together
+    loader = AsyncLoader(source, options)
+    together, wide = loader.footprint.layout.batches, more.get("shuffle_chunks", 0)
+    ready = loader.footprint.budget.slots * together
     loader.close()
     if wide:
         together = max(wide * (layout.chunk or 1) // layout.batch, 1)

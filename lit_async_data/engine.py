@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -22,6 +23,8 @@ from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.streams import TorchStreams, has_streams
 
 IDS = "ids"
+# Batches between what is read and what the kernel is told to fetch from the disk, if that must be.
+AHEAD = 8
 
 
 class Engine:
@@ -49,6 +52,7 @@ class Engine:
         transform: Transform | None,
     ) -> None:
         on_device, keeping = has_streams(device), source if isinstance(source, KeepingSource) else None
+        ahead = AHEAD + footprint.layout.batches
         self.pipeline = Pipeline(
             functools.partial(_read, source) if options.with_ids else source.read_into,
             schedule,
@@ -58,7 +62,7 @@ class Engine:
             slots=footprint.budget.slots,
             most_slots=footprint.budget.most_slots,
             timeout_s=options.timeout_s,
-            prepare=None if keeping is None else functools.partial(_prepare, keeping, schedule),
+            prepare=None if keeping is None else functools.partial(_prepare, keeping, schedule, ahead),
         )
         self.queue: DeviceQueue = (
             StreamQueue(self.pipeline, TorchStreams(device), depth, transform)
@@ -87,8 +91,8 @@ def _read(source: Source, samples: Indices, out: Mapping[str, npt.NDArray[Any]])
     source.read_into(samples, {key: array for key, array in out.items() if key != IDS})
 
 
-def _prepare(source: KeepingSource, schedule: Schedule, key: Key) -> None:
-    samples = schedule.ahead(key)
+def _prepare(source: KeepingSource, schedule: Schedule, steps: int, keys: Sequence[Key]) -> None:
+    samples = np.concatenate([schedule.ahead(key, steps) for key in keys])
     if len(samples):
         source.prepare(samples)
 

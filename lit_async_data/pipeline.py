@@ -24,7 +24,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lit_async_data.errors import ClosedError, StalledError, WorkerError
 from lit_async_data.job import Filled, Job, Read
@@ -45,7 +45,7 @@ class Pipeline:
 
     Args:
         read: Reads samples into arrays, from any thread (`Source.read_into`).
-        prepare: Called by a worker with each batch that it has read, to make ready what will be wanted later.
+        prepare: Called by a worker with the batches that it has read, to make ready what will be wanted later.
         schedule: The endless order of batches.
         layout: Where fields lie in a slot, and how many batches it is for.
         allocate: Memory for one slot.
@@ -66,7 +66,7 @@ class Pipeline:
         slots: int,
         most_slots: int,
         timeout_s: float,
-        prepare: Callable[[Key], None] | None = None,
+        prepare: Callable[[Sequence[Key]], None] | None = None,
     ) -> None:
         self.layout = layout
         self.ring = Ring([], layout.batches)
@@ -216,8 +216,7 @@ class Pipeline:
         if self._prepare is not None:
             # What goes wrong here goes wrong again when it is read, and is said there.
             with contextlib.suppress(Exception):
-                for key in job.keys:
-                    self._prepare(key)
+                self._prepare(job.keys)
         worker.rest()
         return True
 

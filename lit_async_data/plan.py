@@ -24,6 +24,8 @@ from lit_async_data.permutation import Indices, Permutation, derived_key
 
 # A permutation costs about 100 µs per call however few positions it is asked for; from here on it is per position.
 BLOCK = 4096
+# Blocks that are kept: batches are asked for when they are read, and before that to have them fetched from the disk.
+MEMO = 8
 
 Order = Literal["none", "chunk", "global"]
 
@@ -80,7 +82,7 @@ class EpochPlan:
     start: int = 0
     runs: tuple[ChunkRun, ...] = ()
     shuffle_chunks: int = 64
-    # The block of samples computed last, with the first of its local indices. Two threads may compute the same block
+    # The blocks of samples computed last, with the first of their local indices. Two threads may compute the same block
     # at once; both get the same values, and the assignment is atomic.
     _memo: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
@@ -160,7 +162,7 @@ class EpochPlan:
                 return BatchPlan(self.epoch, step, block[first - begin : end - begin])
         own = -(-(self.left - self.rank) // self.world_size)
         block = self.samples(np.arange(first, min(max(end, first + BLOCK), own)) * self.world_size + self.rank)
-        self._memo[:] = [(first, block)]
+        self._memo[:] = [(first, block), *self._memo[: MEMO - 1]]
         return BatchPlan(self.epoch, step, block[: end - first])
 
     def samples(self, positions: Indices) -> Indices:
@@ -238,14 +240,16 @@ class Schedule:
             self._plans = {e: p for e, p in self._plans.items() if abs(e - epoch) <= 1} | {epoch: found}
         return found
 
-    def ahead(self, key: Key) -> Indices:
-        """Samples whose chunks are to be decoded while a batch is read, so that they are there when they are dealt.
+    def ahead(self, key: Key, steps: int) -> Indices:
+        """Samples that are to be made ready while a batch is read, so that they are there when it is their turn.
 
-        While a group of chunks is dealt, the chunks of the next are decoded, evenly over its steps.
+        While a group of chunks is dealt, the chunks of the next are decoded, evenly over its steps. Where the order
+        does not go by chunks these are the samples of a batch that comes so many steps later, if the epoch has it.
         """
         plan = self.plan(key.epoch)
         if plan.chunk_order is None:
-            return np.empty(0, np.int64)
+            later = key.step + steps
+            return plan.batch(later).samples if later < len(plan) else np.empty(0, np.int64)
         group, begin, end = plan.progress(key.step)
         if group + 1 < plan.chunk_order.groups:
             return plan.lanes(group + 1, begin, end)

@@ -125,7 +125,7 @@ def chunked(h5, *, shape=(20, 6), chunks=(4, 6), **options):
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"compression": "gzip", "shuffle": True}])
 def test_plain_chunks_are_read_without_libhdf5(h5, options):
     path, values = chunked(h5, **options)
-    assert way_of(path) == "decoded"
+    assert way_of(path) == ("decoded" if options else "copied")
     assert (read(path, [19, 0, 7, 7]) == values[[19, 0, 7, 7]]).all()
 
 

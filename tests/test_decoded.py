@@ -11,6 +11,7 @@ import pytest
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, MemoryBudgetError
+from lit_async_data.plan import Key
 from lit_async_data.sources.hdf5 import source as source_module
 from lit_async_data.sources.hdf5.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
@@ -192,7 +193,7 @@ def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
         for _ in range(5):
             next(loader)
         plan = loader._schedule.plan(0)
-        prepared = np.concatenate([loader._schedule.ahead(type(loader._passes.wanted)(0, step)) for step in range(5)])
+        prepared = np.concatenate([loader._schedule.ahead(Key(0, step), 8) for step in range(5)])
         assert set(prepared // 10) == set(plan.samples(np.arange(80, 160)) // 10)
         assert len(prepared) == 8
         assert pipeline.stats().batches >= 5

@@ -20,6 +20,7 @@ from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
 from lit_async_data.sources.hdf5.index import ChunkIndex
 from lit_async_data.sources.hdf5.open_file import OpenFile
+from lit_async_data.sources.hdf5.readahead import ReadAhead
 from lit_async_data.sources.hdf5.readers import Reader, h5py_rows, labels
 
 Array = npt.NDArray[Any]
@@ -32,6 +33,15 @@ class Bands(Protocol):
     rows: int
     #: As in `ChunkLayout`.
     reading: Reading
+
+    def fetch(self, numbers: Indices, *, sure: bool) -> None:
+        """Have the kernel fetch bands from the disk, if it seems that they are not in memory.
+
+        Args:
+            numbers: int64: which bands.
+            sure: Whether to look in any case, or only where the last ones had to be fetched.
+        """
+        ...
 
     def decoded(self, number: int) -> Array:
         """A band: an array of shape ``(n, *stored sample shape)`` in native byte order.
@@ -58,10 +68,21 @@ class IndexedBands:
         self._index = index
         self._file = file
         self.rows = index.shape[stored.axis]
+        self._ahead = ReadAhead(file)
+        # The chunks of the first band, and how many further those of the next are.
+        places = np.indices([1 if axis == stored.axis else n for axis, n in enumerate(index.grid)])
+        self._first = np.ravel_multi_index(tuple(places.reshape(len(index.grid), -1)), index.grid)
+        self._stride = math.prod(index.grid[stored.axis + 1 :])
         # One chunk makes a band, lying in it as it shall lie in the batch.
         across = [n for axis, n in enumerate(index.grid) if axis != stored.axis]
         whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
         self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
+
+    def fetch(self, numbers: Indices, *, sure: bool) -> None:
+        """As `Bands.fetch`."""
+        if sure or self._ahead.cold:
+            chunks = (self._first + numbers[:, None] * self._stride).ravel()
+            self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
 
     def decoded(self, number: int) -> Array:
         """As `Bands.decoded`."""
@@ -88,7 +109,7 @@ class IndexedBands:
         if offset < 0:
             return np.full(index.shape, index.fill, stored.dtype)
         try:
-            data = index.filters.decoded(self._file.map()[offset : offset + size], int(index.masks[number]))
+            data = index.filters.decoded(self._file.bytes_at(offset, size), int(index.masks[number]))
         except CorruptError as error:
             raise self._corrupt(number, error) from error
         return data.view(stored.dtype).reshape(index.shape)
@@ -101,7 +122,7 @@ class IndexedBands:
             where: The places to fill.
             out: In native byte order.
         """
-        index, file = self._index, self._file.map()
+        index, file = self._index, self._file
         target = out.view(np.uint8).reshape(len(out), -1)
         chosen = numbers[where]
         found = zip(where.tolist(), index.offsets[chosen].tolist(), index.sizes[chosen].tolist(), strict=True)
@@ -110,7 +131,7 @@ class IndexedBands:
                 target[place] = self.chunk(int(chosen[at])).view(np.uint8).ravel()
                 continue
             try:
-                target[place] = index.filters.decoded(file[offset : offset + size], int(index.masks[chosen[at]]))
+                target[place] = index.filters.decoded(file.bytes_at(offset, size), int(index.masks[chosen[at]]))
             except CorruptError as error:
                 raise self._corrupt(int(chosen[at]), error) from error
         if not self._stored.dtype.isnative:
@@ -141,6 +162,9 @@ class H5pyBands:
         self._stored = stored
         self._file = file
         self.rows = stored.chunk_rows
+
+    def fetch(self, numbers: Indices, *, sure: bool) -> None:
+        """As `Bands.fetch`: libhdf5 reads for itself."""
 
     def decoded(self, number: int) -> Array:
         """As `Bands.decoded`."""
@@ -181,6 +205,7 @@ class ChunkedReader(Reader):
         missing = self._kept.taken(rows, out, lambda values: labels(values, self._stored))
         if missing is None:
             return
+        self.bands.fetch(np.unique(rows[missing] // self.rows), sure=False)
         if self._alone:
             self._read_alone(rows, missing, out)
             return
@@ -208,10 +233,10 @@ class ChunkedReader(Reader):
             self._put(int(rows[where]), self.bands.decoded(int(rows[where])), rows, out, [where])
 
     def prepare(self, rows: Indices) -> None:
-        """Decode the bands of these rows, unless that has been done or is being done."""
-        if self._alone:
-            return
-        for number in np.unique(rows // self.rows).tolist():
+        """Have the kernel fetch these rows, and decode their bands, unless that has been done or is being done."""
+        numbers = np.unique(rows // self.rows)
+        self.bands.fetch(numbers, sure=True)
+        for number in () if self._alone else numbers.tolist():
             self._band(number, wait=False)
 
     def forget(self) -> None:

@@ -23,6 +23,11 @@ from lit_async_data.sources.hdf5.dataset import FileIdentity
 LOCK_S = 1.0
 # libhdf5 keeps chunks of this many bytes, or two if they are larger, for each dataset that it reads.
 H5PY_CACHE_BYTES = 2**20
+# From this size on, pread is as fast as a map: 0.94 to 1.03 of its speed for 600 kB, 0.8 for 150 kB. And a file that
+# shrinks is then an error, while touching a map of it ends the process.
+PREAD_BYTES = 512 * 1024
+# The same for what is decoded then, which takes many times as long as reading it.
+PREAD_CHUNK_BYTES = 32 * 1024
 
 
 class OpenFile:
@@ -31,10 +36,12 @@ class OpenFile:
     Args:
         path: The file.
         identity: What it was when the source was built.
+        mapped: Whether a map of it may be used.
     """
 
-    def __init__(self, path: str, identity: FileIdentity) -> None:
+    def __init__(self, path: str, identity: FileIdentity, *, mapped: bool = True) -> None:
         self.path = path
+        self.mapped = mapped
         self._identity = identity
         self._lock = threading.Lock()
         self._reading = 0
@@ -48,9 +55,6 @@ class OpenFile:
         self._map: npt.NDArray[np.uint8] | None = None
         self._h5py: h5py.File | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
-
-    def __reduce__(self) -> Any:
-        return OpenFile, (self.path, self._identity)
 
     def descriptor(self) -> int:
         """A file descriptor; `check` tells whether it is on the file that was looked at.
@@ -104,8 +108,40 @@ class OpenFile:
         with self._lock:
             if self._map is None:
                 mapped = mmap.mmap(descriptor, self._identity.size, access=mmap.ACCESS_READ)
+                # What is wanted is fetched by name (`ReadAhead`); else every page that is missing would be read with
+                # its neighbours, up to several MiB of them.
+                mapped.madvise(mmap.MADV_RANDOM)
                 self._map = np.frombuffer(mapped, np.uint8)
             return self._map
+
+    def read_at(self, offset: int, out: npt.NDArray[np.uint8]) -> None:
+        """Fill ``out`` with the bytes from an offset on.
+
+        Raises:
+            ChangedError: The file ends before that.
+        """
+        descriptor, view, done = self.descriptor(), out.data, 0
+        while done < len(view):
+            got = os.preadv(descriptor, [view[done:]], offset + done)
+            if not got:
+                raise ChangedError(
+                    f"{self.path} ends at byte {offset + done}, in the middle of a sample: it shrank since the source "
+                    "was built; build it again",
+                    file=self.path,
+                )
+            done += got
+
+    def bytes_at(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        """Some bytes: of the map, if they are few and there may be one, else a copy.
+
+        Raises:
+            ChangedError: As `read_at`.
+        """
+        if self.mapped and size < PREAD_CHUNK_BYTES:
+            return self.map()[offset : offset + size]
+        found = np.empty(size, np.uint8)
+        self.read_at(offset, found)
+        return found
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Reading one stored dataset: straight from a map of the file where its values lie as they are, else by h5py.
+"""`Reader`: reading one stored dataset; those that need no index: by strides from a map of the file, and by h5py.
 
 Readers are safe to call from several threads.
 """
@@ -44,8 +44,8 @@ class Reader:
         """Let go of what is held."""
 
 
-class ContiguousReader(Reader):
-    """Gathers rows from a map of the file; holds no lock meanwhile, neither Python's nor libhdf5's."""
+class StridedReader(Reader):
+    """Copies samples out of values that lie in one piece, where samples are not counted by the first axis."""
 
     reading: Reading = "copied"
 
@@ -56,21 +56,10 @@ class ContiguousReader(Reader):
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
         assert stored.offset is not None
-        # Not kept: the file closes when others are wanted.
         raw = self._file.map()[stored.offset : stored.offset + stored.nbytes]
         table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
-        if out.dtype != stored.dtype.newbyteorder("="):
-            out[...] = labels(table[rows], stored)  # they become int64
-        elif stored.axis == 0:
-            # As bytes, since numpy copies a whole table that is not aligned in the file before it takes from it; and
-            # with mode="clip", since "raise" gathers into a buffer of its own. The rows have been checked.
-            taken = out.view(np.uint8).reshape(len(rows), -1)
-            raw.reshape(stored.rows, -1).take(rows, axis=0, out=taken, mode="clip")
-            if not stored.dtype.isnative:
-                out.byteswap(inplace=True)
-        else:
-            for first, end, where in runs(rows):
-                out[where] = table[first:end]
+        for first, end, where in runs(rows):
+            out[where] = labels(table[first:end], stored)
 
 
 class H5pyReader(Reader):

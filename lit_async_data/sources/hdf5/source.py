@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.chunk_order import ChunkRun
-from lit_async_data.errors import FormatError, MissingError, SourceError
+from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location
 from lit_async_data.sources.hdf5.chunked import ChunkedReader, H5pyBands, IndexedBands
@@ -19,7 +19,8 @@ from lit_async_data.sources.hdf5.dataset import FileIdentity, StoredDataset, loo
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.open_file import OpenFile, OpenFiles
-from lit_async_data.sources.hdf5.readers import ContiguousReader, H5pyReader, Reader
+from lit_async_data.sources.hdf5.raw import RawReader, lies_raw
+from lit_async_data.sources.hdf5.readers import H5pyReader, Reader, StridedReader
 from lit_async_data.sources.hdf5.selection import Path, chosen_fields, chosen_files, chosen_layouts
 from lit_async_data.spec import BatchSpec
 
@@ -74,7 +75,10 @@ class HDF5Source:
         *,
         layout: str | Mapping[str, str] | None = None,
         index_cache: Path | bool = "auto",
+        memory_map: bool = True,
     ) -> None:
+        if not isinstance(memory_map, bool):
+            raise ConfigError(f"memory_map: {memory_map!r} is not true or false")
         cache = IndexCache(index_cache)
         self.paths = chosen_files(path)
         names, as_mapping = chosen_fields(fields)
@@ -89,10 +93,12 @@ class HDF5Source:
         self._identities = [identity for identity, _ in parts]
         self._datasets = [datasets for _, datasets in parts]
         self._widest = max(first, key=lambda key: first[key].spec.nbytes)
+        self._memory_map = memory_map
         self._make_readers()
 
     def _make_readers(self) -> None:
-        self._files = OpenFiles([OpenFile(*known) for known in zip(self.paths, self._identities, strict=True)])
+        known = zip(self.paths, self._identities, strict=True)
+        self._files = OpenFiles([OpenFile(*each, mapped=self._memory_map) for each in known])
         self._recent, self._room = RecentBands(), Room()
         self._readers = [
             {key: self._reader(stored, self._files[part]) for key, stored in datasets.items()}
@@ -229,8 +235,10 @@ class HDF5Source:
 
     def _reader(self, stored: StoredDataset, file: OpenFile) -> Reader:
         """The fastest reader that reads a dataset right."""
-        if stored.offset is not None:
-            return ContiguousReader(stored, file)
+        if lies_raw(stored):
+            return RawReader(stored, file)
+        if stored.offset is not None and file.mapped:
+            return StridedReader(stored, file)
         if stored.index is not None:
             return ChunkedReader(stored, IndexedBands(stored, stored.index, file), self._recent, self._room)
         if stored.filtered:

@@ -1,0 +1,158 @@
+"""`RawReader`: rows that lie in the file as they shall lie in the batch, copied from there without libhdf5.
+
+In one piece or in chunks without filters; from a map of the file, or by ``pread`` where rows are so large that it costs
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import Reading
+from lit_async_data.sources.hdf5.dataset import StoredDataset
+from lit_async_data.sources.hdf5.open_file import PREAD_BYTES, OpenFile
+from lit_async_data.sources.hdf5.readahead import ReadAhead
+from lit_async_data.sources.hdf5.readers import Reader, labels
+from lit_async_data.spec import Bytes
+
+Array = npt.NDArray[Any]
+# torch shares a call of more values than this among threads of its own, as many for each thread that calls it.
+_GRAIN = 32768
+
+
+def lies_raw(stored: StoredDataset) -> bool:
+    """Whether each row of a dataset lies in the file in one piece."""
+    if stored.axis != 0:
+        return False
+    if stored.offset is not None:
+        return True
+    index = stored.index
+    return index is not None and not index.filters.filters and index.shape[1:] == stored.shape[1:]
+
+
+class RawReader(Reader):
+    """Gathers rows from the file; holds no lock meanwhile, neither Python's nor libhdf5's.
+
+    Args:
+        stored: A dataset that `lies_raw`.
+        file: The file.
+    """
+
+    reading: Reading = "copied"
+
+    def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
+        self._stored = stored
+        self._file = file
+        self._row_bytes = stored.nbytes // stored.rows
+        self._mapped = file.mapped and self._row_bytes < PREAD_BYTES
+        self._ahead = ReadAhead(file)
+
+    def read(self, rows: Indices, out: Array) -> None:
+        """As `Reader.read`.
+
+        Raises:
+            ChangedError: The file ends before a row does.
+        """
+        if self._ahead.cold:
+            self.prepare(rows)
+        stored = self._stored
+        as_stored = out.dtype == stored.dtype.newbyteorder("=")
+        values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
+        self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
+        if not as_stored:
+            out[...] = labels(values, stored)  # they become int64
+        elif not stored.dtype.isnative:
+            out.byteswap(inplace=True)
+
+    def prepare(self, rows: Indices) -> None:
+        """Have the kernel fetch these rows from the disk, if it seems that they are not in memory."""
+        self._ahead.fetch(self._offsets(rows), self._row_bytes)
+
+    def _offsets(self, rows: Indices) -> Indices:
+        """The byte of the file at which each row begins; -1 where it was never written."""
+        stored, index = self._stored, self._stored.index
+        if stored.offset is not None:
+            return stored.offset + rows * self._row_bytes
+        assert index is not None
+        chunks, inside = np.divmod(rows, index.shape[0])
+        begins = index.offsets[chunks]
+        return np.where(begins < 0, -1, begins + inside * self._row_bytes)
+
+    def _gather(self, rows: Indices, out: Bytes) -> None:
+        stored = self._stored
+        if stored.offset is not None and self._mapped:
+            # As bytes, since numpy copies a whole table that is not aligned in the file before it takes from it; and
+            # with mode="clip", since "raise" gathers into a buffer of its own. The rows have been checked.
+            table = self._file.map()[stored.offset : stored.offset + stored.nbytes]
+            table.reshape(stored.rows, -1).take(rows, axis=0, out=out, mode="clip")
+            return
+        offsets = self._offsets(rows)
+        missing = offsets < 0
+        if missing.any():
+            assert stored.index is not None
+            fill = np.full(stored.shape[1:], stored.index.fill, stored.dtype).reshape(-1).view(np.uint8)
+            out[missing] = fill
+            there = np.flatnonzero(~missing)
+            found = np.empty((len(there), out.shape[1]), np.uint8)
+            self._copy(offsets[there], found)
+            out[there] = found
+        else:
+            self._copy(offsets, out)
+
+    def _copy(self, offsets: Indices, out: Bytes) -> None:
+        if self._mapped:
+            gather_windows(self._file.map(), offsets, out)
+            return
+        for place, offset in enumerate(offsets.tolist()):
+            self._file.read_at(offset, out[place])
+
+
+def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
+    """Copy pieces of equal length that begin anywhere.
+
+    numpy gathers from a table of rows only, and a chunked file is none: its chunks begin where there was room. torch
+    gathers from windows that overlap. As the longest integers that all offsets and the length are multiples of.
+
+    Args:
+        data: uint8, read-only or not.
+        offsets: int64, shape (n,): where each piece begins.
+        out: uint8, shape (n, length), C-contiguous.
+
+    Example:
+        >>> out = np.empty((2, 3), np.uint8)
+        >>> gather_windows(np.arange(10, dtype=np.uint8), np.array([5, 1]), out)
+        >>> out.tolist()
+        [[5, 6, 7], [1, 2, 3]]
+    """
+    import torch
+
+    if not out.size:
+        return
+    length = out.shape[1]
+    unit = math.gcd(8, length, int(np.bitwise_or.reduce(offsets)))
+    unit = unit if unit in (8, 4, 2) and out.ctypes.data % unit == data.ctypes.data % unit == 0 else 1
+    dtype = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.uint8}[unit]
+    flat = torch.from_numpy(_unlocked(data[: len(data) // unit * unit]).view(dtype))
+    width = length // unit
+    windows = torch.as_strided(flat, (len(flat) - width + 1, width), (1, 1))
+    target, starts = torch.from_numpy(out.view(dtype)), torch.from_numpy(offsets // unit)
+    step = max(_GRAIN // width, 1)
+    for begin in range(0, len(starts), step):
+        torch.index_select(windows, 0, starts[begin : begin + step], out=target[begin : begin + step])
+
+
+class _Unlocked:
+    """Read-only memory under another name: torch warns of tensors that must not be written to, and nobody does."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+        self.__array_interface__ = data.__array_interface__ | {"data": (data.ctypes.data, False)}
+
+
+def _unlocked(data: Bytes) -> Bytes:
+    return np.asarray(_Unlocked(data))

@@ -1,0 +1,252 @@
+"""Rows copied from the file: wherever they begin, by map and by pread, from memory and from the disk."""
+
+from __future__ import annotations
+
+import os
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.errors import ChangedError, ConfigError
+from lit_async_data.plan import Key
+from lit_async_data.sources.hdf5 import open_file, raw, readahead
+from lit_async_data.sources.hdf5.raw import RawReader, gather_windows
+
+
+@given(
+    size=st.integers(1, 400),
+    length=st.integers(1, 40),
+    shift=st.integers(0, 8),
+    multiple=st.sampled_from([1, 2, 4, 8]),
+    data=st.data(),
+)
+def test_pieces_that_begin_anywhere_are_copied(size, length, shift, multiple, data):
+    memory = np.random.default_rng(0).integers(0, 256, size + length + shift, dtype=np.uint8)[shift:]
+    memory.flags.writeable = False
+    most = (len(memory) - length) // multiple
+    offsets = np.array(data.draw(st.lists(st.integers(0, most), max_size=20)), np.int64) * multiple
+    out = np.zeros((len(offsets), length), np.uint8)
+    gather_windows(memory, offsets, out)
+    assert (out == np.array([memory[at : at + length] for at in offsets]).reshape(out.shape)).all()
+
+
+def test_a_call_of_torch_is_never_shared_among_its_threads(monkeypatch):
+    import torch
+
+    sizes = []
+    select = torch.index_select
+    monkeypatch.setattr(torch, "index_select", lambda *args, out: sizes.append(out.numel()) or select(*args, out=out))
+    memory = np.arange(2**20, dtype=np.uint8)
+    gather_windows(memory, np.arange(0, 2**19, 8), np.empty((2**16, 512), np.uint8))
+    assert sum(sizes) == 2**16 * 64
+    assert max(sizes) <= raw._GRAIN
+
+
+VALUES = np.arange(50 * 6, dtype=">i4").reshape(50, 6)
+KINDS = {
+    "in one piece": {},
+    "in chunks": {"chunks": (8, 6)},
+    "in chunks of one": {"chunks": (1, 6)},
+    "in chunks, some of them missing": {"chunks": (8, 6), "fillvalue": 5},
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def file(request, tmp_path):
+    path, values = str(tmp_path / "x.h5"), VALUES.copy()
+    with h5py.File(path, "w") as made:
+        data = made.create_dataset("data", VALUES.shape, VALUES.dtype, **request.param)
+        if "fillvalue" in request.param:
+            data[:17], data[30:40] = values[:17], values[30:40]
+            values = data[...]
+        else:
+            data[...] = values
+        made["labels"] = np.arange(50, dtype="u2")
+    return path, values
+
+
+def read(source, rows):
+    out = {"data": np.zeros((len(rows), 6), "i4"), "labels": np.zeros(len(rows), np.int64)}
+    source.read_into(np.array(rows), out)
+    source.close()
+    return out
+
+
+ROWS = [49, 0, 17, 16, 23, 24, 31, 31, 5]
+
+
+@pytest.mark.parametrize("memory_map", [True, False])
+def test_rows_come_out_by_map_and_by_pread(file, memory_map):
+    path, values = file
+    source = HDF5Source(path, memory_map=memory_map)
+    assert {type(reader) for reader in source._readers[0].values()} == {RawReader}
+    assert source.chunks.reading == "copied"
+    out = read(source, ROWS)
+    assert (out["data"] == values[ROWS]).all()
+    assert out["labels"].tolist() == ROWS
+
+
+def test_without_a_map_none_is_made(file, monkeypatch):
+    monkeypatch.setattr(open_file.OpenFile, "map", lambda self: pytest.fail("a map was made"))
+    path, values = file
+    assert (read(HDF5Source(path, memory_map=False), ROWS)["data"] == values[ROWS]).all()
+
+
+def test_large_rows_need_no_map(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_file.OpenFile, "map", lambda self: pytest.fail("a map was made"))
+    values = np.random.default_rng(0).integers(0, 255, (5, open_file.PREAD_BYTES), dtype=np.uint8)
+    with h5py.File(tmp_path / "x.h5", "w") as made:
+        made["data"] = values
+    source = HDF5Source(tmp_path / "x.h5", ["data"])
+    out = {"data": np.empty((3, values.shape[1]), np.uint8)}
+    source.read_into(np.array([4, 0, 4]), out)
+    source.close()
+    assert (out["data"] == values[[4, 0, 4]]).all()
+
+
+def test_compressed_chunks_need_no_map_either(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_file.OpenFile, "map", lambda self: pytest.fail("a map was made"))
+    for rows in (1, 8):
+        path = tmp_path / f"{rows}.h5"
+        with h5py.File(path, "w") as made:
+            made.create_dataset("data", data=VALUES, chunks=(rows, 6), compression="gzip")
+            made["labels"] = np.arange(50, dtype="u2")
+        assert (read(HDF5Source(path, memory_map=False), ROWS)["data"] == VALUES[ROWS]).all()
+
+
+def test_samples_that_do_not_lie_in_one_piece_go_through_h5py_without_a_map(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as made:
+        made["data"] = VALUES.T
+    source = HDF5Source(tmp_path / "x.h5", ["data"], layout="CN", memory_map=False)
+    assert source.chunks.reading == "locked"
+    out = {"data": np.zeros((9, 6), "i4")}
+    source.read_into(np.array(ROWS), out)
+    source.close()
+    assert (out["data"] == VALUES[ROWS]).all()
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "yes"])
+def test_memory_map_is_true_or_false(file, wrong):
+    with pytest.raises(ConfigError, match=r"^memory_map: .* is not true or false"):
+        HDF5Source(file[0], memory_map=wrong)
+
+
+def test_a_row_that_the_file_ends_before_is_an_error(tmp_path, monkeypatch):
+    """1. The file is looked at, and is as it was. 2. It shrinks. 3. Its rows are read."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as made:
+        made["data"] = VALUES
+        made["labels"] = np.arange(50)
+    source = HDF5Source(path, ["data"], memory_map=False)
+    os.truncate(path, source._datasets[0]["data"].offset + 49 * 24 + 3)
+    monkeypatch.setattr(open_file.OpenFile, "check", lambda self: self.descriptor())
+    with pytest.raises(ChangedError, match="in the middle of a sample: it shrank"):
+        source.read_into(np.arange(50), {"data": np.empty((50, 6), "i4")})
+    source.close()
+
+
+# -- what is not in memory ---------------------------------------------------------------------------------------------
+
+
+class Kernel:
+    """Which bytes are in memory, and what it was told to fetch."""
+
+    def __init__(self, monkeypatch, warm=False):
+        self.warm = warm
+        self.asked = 0
+        self.fetched = []
+        monkeypatch.setattr(readahead, "is_cold", self.is_cold)
+        monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, advice: self.fetched.append((at, at + size)))
+
+    def is_cold(self, descriptor, offset):
+        self.asked += 1
+        return not (self.warm or any(begin <= offset < end for begin, end in self.fetched))
+
+
+@pytest.mark.parametrize("kind", ["in one piece", "in chunks"])
+def test_rows_on_the_disk_are_fetched_together_and_neighbours_as_one(tmp_path, monkeypatch, kind):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as made:
+        made.create_dataset("data", data=VALUES, **KINDS[kind])
+    source = HDF5Source(path, ["data"])
+    kernel = Kernel(monkeypatch)
+    source.prepare(np.array([3, 5, 4, 30, 3]))
+    source.close()
+    begin = source._readers[0]["data"]._offsets(np.array([3, 30])).tolist()
+    assert sorted(kernel.fetched) == [(begin[0], begin[0] + 3 * 24), (begin[1], begin[1] + 24)]
+
+
+def test_nothing_is_fetched_that_is_in_memory_and_few_rows_are_asked(file, monkeypatch):
+    source = HDF5Source(file[0])
+    kernel = Kernel(monkeypatch, warm=True)
+    source.prepare(np.arange(50))
+    assert kernel.fetched == []
+    assert kernel.asked <= 2 * (readahead.PROBES + 1)
+    asked = kernel.asked
+    source.read_into(np.arange(50), {"data": np.empty((50, 6), "i4")})
+    source.close()
+    assert kernel.asked == asked  # the last rows that were looked at were in memory
+
+
+def test_large_pieces_are_fetched_bit_by_bit(monkeypatch, tmp_path):
+    (tmp_path / "x").write_bytes(b"x")
+    kernel = Kernel(monkeypatch)
+    file = open_file.OpenFile(str(tmp_path / "x"), None)
+    readahead.ReadAhead(file).fetch(np.array([100, -1]), 2 * readahead.FETCHED_BYTES + 1)
+    file.close()
+    sizes = [end - begin for begin, end in kernel.fetched]
+    assert sizes == [readahead.FETCHED_BYTES, readahead.FETCHED_BYTES, 1]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_compressed_chunks_on_the_disk_are_fetched(tmp_path, monkeypatch, rows):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as made:
+        made.create_dataset("data", data=VALUES, chunks=(rows, 3), compression="gzip")
+    source = HDF5Source(path, ["data"])
+    index = source._datasets[0]["data"].index
+    kernel = Kernel(monkeypatch)
+    source.prepare(np.array([0, 30]))
+    source.close()
+    wanted = np.flatnonzero(np.isin(np.arange(len(index.offsets)) // 2, [0, 30 // rows]))
+    for begin, size in zip(index.offsets[wanted].tolist(), index.sizes[wanted].tolist(), strict=True):
+        assert any(first <= begin and begin + size <= end for first, end in kernel.fetched)
+    assert sum(end - begin for begin, end in kernel.fetched) == index.sizes[wanted].sum()
+
+
+def test_batches_to_come_are_fetched_while_others_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as made:
+        made["data"] = np.zeros((400, 20_000), np.uint8)
+    source = HDF5Source(path, ["data"])
+    kernel = Kernel(monkeypatch)
+    with AsyncLoader(source, {"batch_size": 2, "shuffle": "global", "workers": 1, "queue_depth": 1}) as loader:
+        schedule, steps = loader._schedule, 8 + loader.footprint.layout.batches
+        for _ in range(3):
+            next(loader)
+    samples = schedule.ahead(Key(0, 0), steps)
+    assert samples.tolist() == schedule.plan(0).batch(steps).samples.tolist()
+    assert len(schedule.ahead(Key(0, 200 - steps), steps)) == 0
+    begins = source._readers[0]["data"]._offsets(samples)
+    source.close()
+    assert all(any(first <= begin < end for first, end in kernel.fetched) for begin in begins)
+
+
+def test_a_system_that_cannot_say_is_taken_to_have_it_in_memory(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "preadv", unsupported)
+    assert not readahead.is_cold(0, 0)
+
+
+def test_what_is_not_there_yet_is_cold(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(bytes(2**20))
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        assert not readahead.is_cold(file.fileno(), 2**19)
