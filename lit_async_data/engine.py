@@ -25,6 +25,8 @@ from lit_async_data.streams import TorchStreams, has_streams
 IDS = "ids"
 # Batches between what is read and what the kernel is told to fetch from the disk, if that must be.
 AHEAD = 8
+# Reads after which it is looked again whether anything must be made ready, where the last time nothing was.
+LOOKS = 8
 
 
 class Engine:
@@ -62,7 +64,7 @@ class Engine:
             slots=footprint.budget.slots,
             most_slots=footprint.budget.most_slots,
             timeout_s=options.timeout_s,
-            prepare=None if keeping is None else functools.partial(_prepare, keeping, schedule, ahead),
+            prepare=None if keeping is None else _Preparation(keeping, schedule, ahead),
         )
         self.queue: DeviceQueue = (
             StreamQueue(self.pipeline, TorchStreams(device), depth, transform)
@@ -91,10 +93,20 @@ def _read(source: Source, samples: Indices, out: Mapping[str, npt.NDArray[Any]])
     source.read_into(samples, {key: array for key, array in out.items() if key != IDS})
 
 
-def _prepare(source: KeepingSource, schedule: Schedule, steps: int, keys: Sequence[Key]) -> None:
-    samples = np.concatenate([schedule.ahead(key, steps) for key in keys])
-    if len(samples):
-        source.prepare(samples)
+class _Preparation:
+    """Makes ready what comes later; where there is nothing to do, it looks only once in a while."""
+
+    def __init__(self, source: KeepingSource, schedule: Schedule, steps: int) -> None:
+        self._source, self._schedule, self._steps = source, schedule, steps
+        self._idle = 0
+
+    def __call__(self, keys: Sequence[Key]) -> None:
+        if self._idle > 0:
+            self._idle -= 1
+            return
+        samples = np.concatenate([self._schedule.ahead(key, self._steps) for key in keys])
+        if len(samples) and not self._source.prepare(samples):
+            self._idle = LOOKS
 
 
 def _nothing() -> None:

@@ -129,6 +129,11 @@ class BatchLayout:
         end = self._place(self.large, sizes, 0)
         self.small_start = end
         self.nbytes = max(self._place(self.small, sizes, end), ALIGNMENT)
+        # Asked for with every batch: computed once.
+        self._fields = [
+            (key, self.offsets[key], field.nbytes, field.dtype, field.stored_shape)
+            for key, field in spec.fields.items()
+        ]
 
     def _place(self, keys: tuple[str, ...], sizes: dict[str, int], end: int) -> int:
         for key in keys:
@@ -148,8 +153,7 @@ class BatchLayout:
             Arrays of shape ``(count, *stored_shape)``.
         """
         views = {}
-        for key, field in self.spec.fields.items():
-            begin = self.offsets[key] + first * field.nbytes
-            raw = memory[begin : begin + count * field.nbytes]
-            views[key] = raw.view(field.dtype).reshape((count, *field.stored_shape))
+        for key, offset, nbytes, dtype, shape in self._fields:
+            begin = offset + first * nbytes
+            views[key] = memory[begin : begin + count * nbytes].view(dtype).reshape((count, *shape))
         return views

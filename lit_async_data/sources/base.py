@@ -112,11 +112,14 @@ class Source(Protocol):
 class KeepingSource(Source, Protocol):
     """A source that can make things ready before they are read, and keep what it has decoded."""
 
-    def prepare(self, samples: Indices) -> None:
+    def prepare(self, samples: Indices) -> bool:
         """Do now what reading these samples soon will need: decode their chunks, or have the kernel fetch them.
 
         Args:
             samples: int64, shape (n,).
+
+        Returns:
+            Whether there was anything to do.
 
         Raises:
             SourceError: As `read_into`, where it will be raised again.

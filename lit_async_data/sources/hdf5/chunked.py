@@ -34,12 +34,15 @@ class Bands(Protocol):
     #: As in `ChunkLayout`.
     reading: Reading
 
-    def fetch(self, numbers: Indices, *, sure: bool) -> None:
+    def fetch(self, numbers: Indices, *, sure: bool) -> bool:
         """Have the kernel fetch bands from the disk, if it seems that they are not in memory.
 
         Args:
             numbers: int64: which bands.
             sure: Whether to look in any case, or only where the last ones had to be fetched.
+
+        Returns:
+            Whether they had to be fetched.
         """
         ...
 
@@ -78,11 +81,12 @@ class IndexedBands:
         whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
         self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
 
-    def fetch(self, numbers: Indices, *, sure: bool) -> None:
+    def fetch(self, numbers: Indices, *, sure: bool) -> bool:
         """As `Bands.fetch`."""
         if sure or self._ahead.cold:
             chunks = (self._first + numbers[:, None] * self._stride).ravel()
             self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
+        return self._ahead.cold
 
     def decoded(self, number: int) -> Array:
         """As `Bands.decoded`."""
@@ -163,8 +167,9 @@ class H5pyBands:
         self._file = file
         self.rows = stored.chunk_rows
 
-    def fetch(self, numbers: Indices, *, sure: bool) -> None:
+    def fetch(self, numbers: Indices, *, sure: bool) -> bool:  # noqa: ARG002
         """As `Bands.fetch`: libhdf5 reads for itself."""
+        return False
 
     def decoded(self, number: int) -> Array:
         """As `Bands.decoded`."""
@@ -232,12 +237,13 @@ class ChunkedReader(Reader):
         for where in missing.tolist():
             self._put(int(rows[where]), self.bands.decoded(int(rows[where])), rows, out, [where])
 
-    def prepare(self, rows: Indices) -> None:
+    def prepare(self, rows: Indices) -> bool:
         """Have the kernel fetch these rows, and decode their bands, unless that has been done or is being done."""
         numbers = np.unique(rows // self.rows)
-        self.bands.fetch(numbers, sure=True)
+        cold = self.bands.fetch(numbers, sure=True)
         for number in () if self._alone else numbers.tolist():
             self._band(number, wait=False)
+        return cold or not self._alone
 
     def forget(self) -> None:
         """Let go of what is kept for good; the recent bands are their owner's."""

@@ -69,9 +69,10 @@ class RawReader(Reader):
         elif not stored.dtype.isnative:
             out.byteswap(inplace=True)
 
-    def prepare(self, rows: Indices) -> None:
+    def prepare(self, rows: Indices) -> bool:
         """Have the kernel fetch these rows from the disk, if it seems that they are not in memory."""
         self._ahead.fetch(self._offsets(rows), self._row_bytes)
+        return self._ahead.cold
 
     def _offsets(self, rows: Indices) -> Indices:
         """The byte of the file at which each row begins; -1 where it was never written."""

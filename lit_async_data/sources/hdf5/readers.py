@@ -37,8 +37,9 @@ class Reader:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
         raise NotImplementedError
 
-    def prepare(self, rows: Indices) -> None:
-        """Do now what reading these rows will need."""
+    def prepare(self, rows: Indices) -> bool:  # noqa: ARG002
+        """Do now what reading these rows will need; returns whether there was anything to do."""
+        return False
 
     def forget(self) -> None:
         """Let go of what is held."""

@@ -189,14 +189,16 @@ class HDF5Source:
         rows = samples - self._starts[parts]
         return [Location(self.paths[part], "/", row) for part, row in zip(parts.tolist(), rows.tolist(), strict=True)]
 
-    def prepare(self, samples: Indices) -> None:
+    def prepare(self, samples: Indices) -> bool:
         """Get ready what will be read soon; see `KeepingSource.prepare`."""
         self._check_range(samples)
         parts = self._parts(samples)
+        useful = False
         for part in np.unique(parts).tolist():
             with self._files.reading(part):
                 for reader in self._readers[part].values():
-                    reader.prepare(samples[parts == part] - self._starts[part])
+                    useful |= reader.prepare(samples[parts == part] - self._starts[part])
+        return useful
 
     def decoded_bytes(self, chunks: int) -> int:
         """Bytes of decoded chunks that are held between batches; see `KeepingSource.decoded_bytes`."""
