@@ -5,8 +5,9 @@ On CPU and MPS nothing is copied: the user gets the slot on a lease. For devices
 
 from __future__ import annotations
 
+import collections
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from lit_async_data.errors import AsyncDataError, TransformError
 from lit_async_data.job import Filled
 from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import Key
+from lit_async_data.spec import Array
 
 log = logging.getLogger(__name__)
 
@@ -59,46 +61,67 @@ class InlineQueue:
         self._pipeline = pipeline
         self._depth = depth
         self._transform = transform
+        # Of the slot that is being handed out: batches to come, and errors in their places.
+        self._opened: collections.deque[tuple[Key, Batch | Exception]] = collections.deque()
         self.copied = 0
 
     @property
     def ready(self) -> int:
-        return 0
+        return len(self._opened)
 
     def take(self, key: Key) -> Batch:
-        filled = self._pipeline.get(key)
-        if filled.error is not None:
+        if not self._opened or self._opened[0][0] != key:
+            self._opened.clear()
+            self._opened.extend(self._batches(self._pipeline.get(key)))
+        batch = self._opened.popleft()[1]
+        if isinstance(batch, Exception):
             try:
-                raise filled.error
+                raise batch
             finally:
-                del filled  # or error, traceback and this frame were a cycle, and kept a loader that is dropped
-        batch = self._handed_out(filled)
+                del batch  # or error, traceback and this frame were a cycle, and kept a loader that is dropped
         if self._transform is None:
             return batch
         return transformed(self._transform, batch, key)
 
     def top_up(self, key: Key) -> None:
+        if self._opened:
+            if self._opened[0][0] == key:
+                return  # what comes behind is being read
+            self._opened.clear()
         if self._depth:
             self._pipeline.prefetch(key)
 
     def close(self) -> None:
-        pass
+        self._opened.clear()
 
-    def _handed_out(self, filled: Filled) -> Batch:
-        ring, layout, count = self._pipeline.ring, self._pipeline.layout, len(filled.samples)
-        if layout.large and not self._pipeline.must_copy(filled.place):
-            views = layout.views(ring.lend(filled.place), count, filled.first)
-            arrays = {key: view.copy() if key in layout.small else view for key, view in views.items()}
-        else:
-            views = layout.views(ring.memory(filled.place), count, filled.first)
-            arrays = {key: view.copy() for key, view in views.items()}
-            ring.drop(filled.place)
-            if layout.large:
-                self._say_once(len(ring))
-        # Not an inference tensor, even where Lightning validates: it may outlive that.
+    def _batches(self, filled: Filled) -> Iterator[tuple[Key, Batch | Exception]]:
+        """All batches of a slot, as the user gets them; each holds the slot for as long as it lives."""
+        spec = self._pipeline.layout.spec
+        views, own = self._handed_out(filled) if filled.good else ({}, ())
+        # Not inference tensors, even where Lightning validates: they may outlive that.
         with torch.inference_mode(False):
-            tensors = {key: torch.from_numpy(layout.spec[key].delivered(array)) for key, array in arrays.items()}
-        return layout.spec.packed(tensors)
+            for batch in filled.batches:
+                if batch.error is not None:
+                    yield batch.key, batch.error
+                    continue
+                end = batch.first + len(batch.samples)
+                tensors = {}
+                for key, view in views.items():
+                    array = view[batch.first : end]
+                    tensors[key] = torch.from_numpy(spec[key].delivered(array.copy() if key in own else array))
+                yield batch.key, spec.packed(tensors)
+
+    def _handed_out(self, filled: Filled) -> tuple[dict[str, Array], tuple[str, ...]]:
+        """The fields of a slot as arrays, and which of them each batch must copy: small ones, and, if need be, all."""
+        ring, layout, last = self._pipeline.ring, self._pipeline.layout, filled.batches[-1]
+        count = last.first + len(last.samples)
+        if layout.large and not self._pipeline.must_copy():
+            return layout.views(ring.lend(filled.slot), count), layout.small
+        views = {key: view.copy() for key, view in layout.views(ring.memory(filled.slot), count).items()}
+        ring.drop(filled.slot)
+        if layout.large:
+            self._say_once(len(ring))
+        return views, layout.small if layout.batches > 1 else ()
 
     def _say_once(self, slots: int) -> None:
         self.copied += 1

@@ -1,4 +1,4 @@
-"""`Job`: consecutive batches that are read in one go into one slot, and `Filled`, what became of each.
+"""`Job`: consecutive batches that are read in one go into one slot, and `Filled`, what became of them.
 
 Where batches are small, what each costs beside its reading (a claim, a hand-over between threads, a call of numpy) is
 most of its price; read several at a time, they share it.
@@ -7,15 +7,16 @@ most of its price; read several at a time, they share it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ReadError, few
 from lit_async_data.permutation import Indices
-from lit_async_data.plan import BatchPlan, Key, Schedule
+from lit_async_data.plan import Key, Schedule
 from lit_async_data.spec import BatchLayout, Bytes
 
 Read = Callable[[Indices, Mapping[str, npt.NDArray[Any]]], None]
@@ -25,21 +26,39 @@ TOGETHER_BYTES = 8 * 2**20
 TOGETHER = 32
 
 
-@dataclasses.dataclass(frozen=True)
-class Filled:
+class ReadBatch(NamedTuple):
     """A batch that has been read into a slot, or the error that came instead.
 
     Attributes:
-        place: Its place in the ring.
+        key: Which it is.
         first: Row of the slot's arrays at which it begins.
         samples: int64, shape (n,).
         error: What is to be raised in its place.
     """
 
-    place: int
+    key: Key
     first: int
     samples: Indices
     error: Exception | None = None
+
+
+class Filled(NamedTuple):
+    """A slot and the batches that have been read into it.
+
+    Attributes:
+        slot: Which slot; where no batch could be read, it has been let go.
+        batches: In their order, at least one.
+        good: How many of them could be read.
+    """
+
+    slot: int
+    batches: Sequence[ReadBatch]
+    good: int
+
+    @property
+    def samples(self) -> int:
+        """Samples that could be read."""
+        return sum(len(batch.samples) for batch in self.batches if batch.error is None)
 
 
 def together(batch_bytes: int, most: int) -> int:
@@ -61,52 +80,50 @@ class Job:
     """Batches for one worker to read.
 
     Attributes:
-        places: Where they go; all of one slot, at least as many as ``keys``.
+        slot: Where they go.
         keys: Which they are: steps of one epoch that follow each other.
         generation: Of what was wanted when they were claimed.
         worker: Number of the worker; None for the caller's own thread.
     """
 
-    places: Sequence[int]
+    slot: int
     keys: Sequence[Key]
     generation: int
     worker: int | None
     _samples: Indices | None = None
 
-    def done(self, read: Read, schedule: Schedule, layout: BatchLayout, memory: Bytes) -> list[Filled]:
-        """Read, and say what became of each batch, in the order of ``keys``."""
+    def done(self, read: Read, schedule: Schedule, layout: BatchLayout, memory: Bytes) -> Filled:
+        """Read, and say what became of each batch."""
         plans = [schedule.plan(key.epoch).batch(key.step) for key in self.keys]
-        firsts = np.cumsum([0] + [len(plan.samples) for plan in plans]).tolist()
-        self._samples = np.concatenate([plan.samples for plan in plans])
-        if len(plans) > 1:
+        firsts = [0, *itertools.accumulate(len(plan.samples) for plan in plans)]
+        batches = [ReadBatch(*each) for each in zip(self.keys, firsts, (p.samples for p in plans), strict=False)]
+        self._samples = np.concatenate([plan.samples for plan in plans]) if len(plans) > 1 else plans[0].samples
+        if len(batches) > 1:
             try:
                 read(self._samples, layout.views(memory, firsts[-1]))
             except Exception:  # noqa: BLE001, S110  # said below, by the batch it belongs to: the others are read
                 pass
             else:
-                return [
-                    Filled(place, first, plan.samples)
-                    for place, first, plan in zip(self.places, firsts, plans, strict=False)
-                ]
-        return [
-            self._alone(read, layout, memory, Filled(place, first, plan.samples), plan)
-            for place, first, plan in zip(self.places, firsts, plans, strict=False)
-        ]
+                return Filled(self.slot, batches, len(batches))
+        return self._counted([self._alone(read, layout, memory, batch) for batch in batches])
 
-    def _alone(self, read: Read, layout: BatchLayout, memory: Bytes, filled: Filled, plan: BatchPlan) -> Filled:
-        self._samples = plan.samples
+    def _counted(self, batches: list[ReadBatch]) -> Filled:
+        return Filled(self.slot, batches, sum(batch.error is None for batch in batches))
+
+    def _alone(self, read: Read, layout: BatchLayout, memory: Bytes, batch: ReadBatch) -> ReadBatch:
+        self._samples = batch.samples
         try:
-            read(plan.samples, layout.views(memory, len(plan.samples), filled.first))
+            read(batch.samples, layout.views(memory, len(batch.samples), batch.first))
         except BaseException as caught:
             if self.worker is None and not isinstance(caught, Exception):
                 raise  # Ctrl-C in the caller's own thread
             # Not named here: see `Pipeline._fill`.
-            return self._failed(filled, caught, plan)
-        return filled
+            return self._failed(batch, caught)
+        return batch
 
-    def _failed(self, filled: Filled, cause: BaseException, plan: BatchPlan) -> Filled:
-        error = ReadError.of_batch(cause, plan.epoch, plan.step, plan.samples.tolist(), self.worker)
-        return dataclasses.replace(filled, error=error)
+    def _failed(self, batch: ReadBatch, cause: BaseException) -> ReadBatch:
+        error = ReadError.of_batch(cause, *batch.key, batch.samples.tolist(), self.worker)
+        return batch._replace(error=error)
 
     def __str__(self) -> str:
         first, last = self.keys[0], self.keys[-1]

@@ -23,7 +23,7 @@ from lit_async_data.passes import Passes
 from lit_async_data.plan import EpochPlan, Order, Schedule
 from lit_async_data.sources.base import Source
 from lit_async_data.spec import BatchSpec, FieldSpec
-from lit_async_data.stats import LoaderStats
+from lit_async_data.stats import LoaderStats, WaitMeter
 from lit_async_data.streams import checked_device, has_streams
 
 
@@ -89,7 +89,7 @@ class AsyncLoader:
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
         self.spec = _with_ids(source.spec) if self.options.with_ids else source.spec
         self.footprint.budget.check()
-        self._stats = LoaderStats()
+        self._meter, self._read = WaitMeter(), LoaderStats()
         self._engine: Engine | None = None
         self._closer: weakref.finalize[Any, Any] | None = None
         self._closed = False
@@ -131,7 +131,7 @@ class AsyncLoader:
             # This batch is here; what is wrong with a later one is said when that is asked for.
             with contextlib.suppress(Exception):
                 engine.queue.top_up(self._passes.wanted)
-        self._stats = self._stats.after(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
+        self._meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
         return batch
 
     def next(self) -> Batch:
@@ -173,7 +173,10 @@ class AsyncLoader:
 
     def stats(self) -> LoaderStats:
         """What was handed out, waited for and read so far."""
-        return self._stats if self._engine is None else self._engine.stats(self._stats)
+        seen = self._meter.stats()
+        if self._engine is None:
+            return seen.of(self._read.read, copied=self._read.copied)
+        return self._engine.stats(seen)
 
     def close(self) -> None:
         """End the workers and give memory back; waits a few seconds at most. Twice is fine.
@@ -228,7 +231,7 @@ class AsyncLoader:
 
     def _stop(self) -> None:
         if self._closer is not None:
-            self._stats = self.stats()
+            self._read = self.stats()
             self._closer()
         self._engine = self._closer = None
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from lit_async_data.errors import ClosedError, StalledError, WorkerError
 from lit_async_data.job import Filled, Job, Read
 from lit_async_data.plan import Key, Schedule
-from lit_async_data.ring import READY, Ring
+from lit_async_data.ring import Ring
 from lit_async_data.spec import BatchLayout, Bytes
 from lit_async_data.stats import ReadStats
 from lit_async_data.workers.thread import ThreadWorker
@@ -69,7 +69,7 @@ class Pipeline:
         prepare: Callable[[Sequence[Key]], None] | None = None,
     ) -> None:
         self.layout = layout
-        self.ring = Ring([], layout.batches)
+        self.ring = Ring([])
         self._read = read
         self._prepare = prepare
         self.schedule = schedule
@@ -83,7 +83,8 @@ class Pipeline:
         # Everything below is guarded by this.
         self._changed = threading.Condition()
         self._cursor: Key | None = None  # the key to be claimed next; None before the first request
-        self._claimed: dict[Key, Filled | None] = {}  # in the order of keys; None while it is being filled
+        # By the first key of each slot, in order; None while it is being filled.
+        self._claimed: dict[Key, Filled | None] = {}
         self._generation = 0  # of what is wanted; what belongs to an older one is thrown away
         self._together = 1  # batches to be claimed at once
         self._closed = False
@@ -107,14 +108,14 @@ class Pipeline:
             self._start()
 
     def poll(self, key: Key) -> Filled | None:
-        """The batch of a key if it is ready, else None; it is then the caller's, slot and all."""
+        """What is ready from a key on, else None; it is then the caller's, slot and all."""
         with self._changed:
             if self._claimed.get(key) is None:
                 return None
             return self._claimed.pop(key)
 
     def get(self, key: Key) -> Filled:
-        """The batch of a key, waiting for it.
+        """What begins with the batch of a key, waiting for it; as `poll`.
 
         Raises:
             StalledError: It did not come in time; says what every worker is at.
@@ -134,15 +135,14 @@ class Pipeline:
             del self._claimed[key]
             return filled
 
-    def must_copy(self, place: int) -> bool:
-        """Whether a batch must be handed out as a copy: the user keeps all other slots, and the budget is spent."""
-        slots = len(self.ring)
-        return slots >= self._most_slots and len(self.ring.held - {place // self.ring.batches}) >= slots - 1
+    def must_copy(self) -> bool:
+        """Whether a slot must be handed out as a copy: the user keeps all others, and the budget is spent."""
+        return len(self.ring) >= self._most_slots and self.ring.held >= len(self.ring) - 1
 
     @property
     def ready(self) -> int:
         """Batches that wait on the host."""
-        return self.ring.count(READY)
+        return sum(filled.good for filled in list(self._claimed.values()) if filled is not None)
 
     def stats(self) -> ReadStats:
         """What has been read so far."""
@@ -171,27 +171,26 @@ class Pipeline:
         self._generation += 1
         self._together = 1
         for filled in self._claimed.values():
-            if filled is not None and filled.error is None:
-                self.ring.drop(filled.place)
+            if filled is not None and filled.good:
+                self.ring.drop(filled.slot)
         self._claimed.clear()
 
     def _claim(self, slot: int, worker: int | None) -> Job:
         """The next batches for a slot; few at first, so that the first one comes soon."""
         assert self._cursor is not None
-        places = self.ring.places(slot)
-        keys = [self._cursor]
-        while True:
-            self._claimed[keys[-1]] = None
-            self._cursor = self.schedule.following(keys[-1])
-            if len(keys) == min(self._together, len(places)) or self._cursor.epoch != keys[0].epoch:
-                break
-            keys.append(self._cursor)
+        keys, most = [self._cursor], min(self._together, self.layout.batches)
+        following = self.schedule.following(self._cursor)
+        while len(keys) < most and following.epoch == keys[0].epoch:
+            keys.append(following)
+            following = self.schedule.following(following)
+        self._claimed[keys[0]] = None
+        self._cursor = following
         self._together *= 2
-        return Job(places, keys, self._generation, worker)
+        return Job(slot, keys, self._generation, worker)
 
     def _grow(self) -> None:
         """More slots, if the user keeps all there are: as many again, within the budget."""
-        if len(self.ring.held) == len(self.ring):
+        if self.ring.held == len(self.ring):
             for _ in range(min(len(self.ring), self._most_slots - len(self.ring))):
                 self.ring.add(self._allocate())
 
@@ -236,17 +235,16 @@ class Pipeline:
             with self._changed:
                 self._forget()
                 self._cursor = None
-                for place in job.places:
-                    self.ring.abandon(place)
+                self.ring.abandon(job.slot)
             raise
 
     def _fill(self, job: Job) -> None:
         started = time.perf_counter()
         # Not named here: the traceback of an error among them refers to this frame, and a cycle would keep whoever
         # catches that error.
-        self._deliver(job, job.done(self._read, self.schedule, self.layout, self.ring.memory(job.places[0])), started)
+        self._deliver(job, job.done(self._read, self.schedule, self.layout, self.ring.memory(job.slot)), started)
 
-    def _deliver(self, job: Job, batches: list[Filled], started: float) -> None:
+    def _deliver(self, job: Job, filled: Filled, started: float) -> None:
         seconds = time.perf_counter() - started
         with self._changed:
             if self._closed:
@@ -254,16 +252,15 @@ class Pipeline:
             # 1. A worker claims (0, 3) and begins to read. 2. The consumer wants (1, 0): everything claimed is
             # forgotten. 3. The worker is done. Were its batch filed now, (0, 3) would lie in the new order for
             # ever, and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.
-            wanted = batches if job.generation == self._generation else []
-            good = {batch.place for batch in wanted if batch.error is None}
-            for place in job.places:
-                if place in good:
-                    self.ring.filled(place)
-                else:
-                    self.ring.abandon(place)
-            self._claimed.update(zip(job.keys, wanted, strict=False))
-            samples = sum(len(batch.samples) for batch in wanted if batch.error is None)
-            self._stats = self._stats.plus(len(good), samples * self.layout.spec.nbytes, seconds if good else 0.0)
+            wanted = job.generation == self._generation
+            if not wanted or not filled.good:
+                self.ring.abandon(job.slot)
+            if not wanted:
+                return
+            if filled.good:
+                self.ring.filled(job.slot)
+                self._stats = self._stats.plus(filled.good, filled.samples * self.layout.spec.nbytes, seconds)
+            self._claimed[job.keys[0]] = filled
             self._changed.notify_all()
 
     @property

@@ -1,12 +1,11 @@
-"""Who owns which slot: `Ring`, the states of a place as one table, and the leases on what was handed out.
+"""Who owns which slot: `Ring`, the states of a slot as one table, and the leases on what was handed out.
 
-A slot is memory that is filled in one go. It has a place for each of the batches that are read together, one or, where
-they are small, several. A place belongs to one party at a time; `TRANSITIONS` says how it passes on. A slot is filled
-again when all its places are free. No I/O, no torch, no threads of its own.
+No I/O, no torch, no threads of its own. A slot belongs to one party at a time; `TRANSITIONS` says how it passes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import queue
 import threading
@@ -18,20 +17,20 @@ from lit_async_data.errors import AsyncDataError
 from lit_async_data.spec import Bytes
 
 
-class PlaceState(enum.Enum):
-    """Who may touch a place."""
+class SlotState(enum.Enum):
+    """Who may touch a slot."""
 
     FREE = "nobody; it waits to be filled"
     FILLING = "one worker writes to it"
-    READY = "nobody; it holds a batch that waits for its turn"
+    READY = "nobody; it holds a batch, or several small ones, whose turn will come"
     LENT = "the user, for as long as any view of it lives"
     COPYING = "the device reads from it"
 
 
-FREE, FILLING, READY, LENT, COPYING = PlaceState
+FREE, FILLING, READY, LENT, COPYING = SlotState
 
 # (state, event) -> state. Every other pair is a mistake of the program: it raises and changes nothing.
-TRANSITIONS: dict[tuple[PlaceState, str], PlaceState] = {
+TRANSITIONS: dict[tuple[SlotState, str], SlotState] = {
     (FREE, "take"): FILLING,
     (FILLING, "filled"): READY,
     (FILLING, "abandon"): FREE,
@@ -48,7 +47,7 @@ class IllegalTransitionError(AsyncDataError):
 
 
 class Lease:
-    """What keeps a place with the user: every array made from it holds it, and when it dies the place is free.
+    """What keeps a slot with the user: every array made from it holds it, and when it dies the slot is free.
 
     It is an exporter of memory and not an ndarray: numpy lets views of a view refer to the memory's owner directly, so
     an ndarray in the middle dies while its slices live.
@@ -62,149 +61,131 @@ class Lease:
 class Ring:
     """The slots of one loader. Safe to use from several threads.
 
-    Slots and places are numbered: slot s has the places ``s * batches`` to ``(s + 1) * batches - 1``.
-
     Args:
         memories: One uint8 array per slot.
-        batches: Places in each slot.
     """
 
-    def __init__(self, memories: list[Bytes], batches: int = 1) -> None:
-        self.batches = batches
+    def __init__(self, memories: list[Bytes]) -> None:
         # Reentrant: garbage collection can close a loader inside any allocation, also of a thread that holds it.
         self._lock = threading.RLock()
         self._memories: list[Bytes] = []
-        self._states: list[PlaceState] = []
+        self._states: list[SlotState] = []
         self._leases: dict[int, weakref.ref[Lease]] = {}
-        # Places that nobody can see any more. A SimpleQueue because a lease can end inside any allocation of any
+        # Slots that nobody can see any more. A SimpleQueue because a lease can end inside any allocation of any
         # thread, also of one that is in the middle of `put` or `get` here, or that holds our lock: its put is
         # reentrant, where a queue.Queue or a lock of ours would wait for itself.
         self._vacant: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._gathered: list[int] = []  # of each slot, how many places have come out of that queue
         for memory in memories:
             self.add(memory)
 
     def __len__(self) -> int:
-        return len(self._gathered)
+        return len(self._states)
 
     def add(self, memory: Bytes) -> None:
         """One more slot, free."""
         with self._lock:
-            slot = len(self._memories)
             self._memories.append(memory)
-            self._states += [FREE] * self.batches
-            self._gathered.append(0)
-        for place in self.places(slot):
-            self._vacant.put(place)
+            self._states.append(FREE)
+            slot = len(self._states) - 1
+        self._vacant.put(slot)
 
-    def places(self, slot: int) -> range:
-        """The places of a slot, in the order in which they are filled."""
-        return range(slot * self.batches, (slot + 1) * self.batches)
+    def memory(self, slot: int) -> Bytes:
+        """The bytes of a slot, for the party that owns it."""
+        return self._memories[slot]
 
-    def memory(self, place: int) -> Bytes:
-        """The bytes of the slot that a place is in, for the party that owns the place."""
-        return self._memories[place // self.batches]
+    def state(self, slot: int) -> SlotState:
+        """The state of a slot. One whose lease has ended counts as LENT until it is taken."""
+        return self._states[slot]
 
-    def state(self, place: int) -> PlaceState:
-        """The state of a place. One whose lease has ended counts as LENT until its slot is taken."""
-        return self._states[place]
-
-    def count(self, state: PlaceState) -> int:
-        """How many places are in this state."""
+    def count(self, state: SlotState) -> int:
+        """How many slots are in this state."""
         return self._states.count(state)
 
     @property
-    def held(self) -> set[int]:
-        """Slots of which the user can still see something."""
+    def held(self) -> int:
+        """Slots that the user can still see."""
         with self._lock:
-            # By the leases and not by what is vacant: a place that a worker is just taking is in neither.
-            lent = [place for place, state in enumerate(self._states) if state is LENT]
-            return {place // self.batches for place in lent if self._leases[place]() is not None}
+            # By the leases and not by what is vacant: a slot that a worker is just taking is in neither.
+            return sum(state is LENT and self._leases[slot]() is not None for slot, state in enumerate(self._states))
 
     def take(self, timeout: float | None = None) -> int | None:
-        """A slot to fill, waiting for one to become free.
+        """A slot to fill, waiting for one to become free: that let go last, which the processor's cache may still hold.
 
         Args:
-            timeout: Seconds to wait at most for each place; 0 does not wait, None waits until `wake`.
+            timeout: Seconds to wait at most; 0 does not wait, None waits until `wake`.
 
         Returns:
-            The slot, its places now FILLING, or None if there was none in time or the caller was woken.
+            The slot, now FILLING, or None if there was none in time or the caller was woken.
         """
-        while True:
-            try:
-                place = self._vacant.get(timeout=timeout) if timeout != 0 else self._vacant.get_nowait()
-            except queue.Empty:
-                return None
-            if place is None:
-                return None
-            if self._completes(place):
-                slot = place // self.batches
-                for each in self.places(slot):
-                    self._move(each, "take")
-                return slot
-
-    def _completes(self, place: int) -> bool:
-        """Whether with this place, which has become vacant, all of its slot are free."""
-        with self._lock:
-            if self._states[place] is LENT:
-                self._move(place, "returned")
-            slot = place // self.batches
-            self._gathered[slot] = (self._gathered[slot] + 1) % self.batches
-            return self._gathered[slot] == 0
+        try:
+            vacant = [self._vacant.get(timeout=timeout) if timeout != 0 else self._vacant.get_nowait()]
+        except queue.Empty:
+            return None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                vacant.append(self._vacant.get_nowait())
+        slot = vacant.pop()
+        for other in vacant:  # whoever else waits is woken by them
+            self._vacant.put(other)
+        if slot is not None:
+            if self._states[slot] is LENT:
+                self._move(slot, "returned")
+            self._move(slot, "take")
+        return slot
 
     def wake(self, takers: int) -> None:
         """Let this many waiting `take` return None."""
         for _ in range(takers):
             self._vacant.put(None)
 
-    def filled(self, place: int) -> None:
-        """The worker has written the batch."""
-        self._move(place, "filled")
+    def filled(self, slot: int) -> None:
+        """The worker has written what belongs there."""
+        self._move(slot, "filled")
 
-    def abandon(self, place: int) -> None:
-        """The worker gives up: the read failed, nobody wants the batch any more, or there is none for this place."""
-        self._move(place, "abandon")
-        self._vacant.put(place)
+    def abandon(self, slot: int) -> None:
+        """The worker gives up: the read failed, or nobody wants it any more."""
+        self._move(slot, "abandon")
+        self._vacant.put(slot)
 
-    def drop(self, place: int) -> None:
-        """Nobody wants the batch any more, or it was handed out as a copy."""
-        self._move(place, "drop")
-        self._vacant.put(place)
+    def drop(self, slot: int) -> None:
+        """Nobody wants what is there any more, or it was handed out as a copy."""
+        self._move(slot, "drop")
+        self._vacant.put(slot)
 
-    def copy(self, place: int) -> None:
+    def copy(self, slot: int) -> None:
         """The device begins to read."""
-        self._move(place, "copy")
+        self._move(slot, "copy")
 
-    def copied(self, place: int) -> None:
+    def copied(self, slot: int) -> None:
         """The device has read everything."""
-        self._move(place, "copied")
-        self._vacant.put(place)
+        self._move(slot, "copied")
+        self._vacant.put(slot)
 
-    def lend(self, place: int) -> Bytes:
-        """Hand a place to the user.
+    def lend(self, slot: int) -> Bytes:
+        """Hand a slot to the user.
 
         Returns:
-            A uint8 array over its whole slot. When the last array made from it is gone, whatever thread drops it, the
-            place is vacant.
+            A uint8 array over the slot. When the last array made from it is gone, whatever thread drops it, the slot
+            is vacant.
         """
-        self._move(place, "lend")
-        lease = Lease(self.memory(place))
-        self._leases[place] = weakref.ref(lease)
+        self._move(slot, "lend")
+        lease = Lease(self._memories[slot])
+        self._leases[slot] = weakref.ref(lease)
         # The callback does one thing, because it can run inside any allocation of any thread: no lock, no log.
-        weakref.finalize(lease, self._vacant.put, place).atexit = False
+        weakref.finalize(lease, self._vacant.put, slot).atexit = False
         return np.asarray(lease)
 
     def clear(self) -> None:
         """Give the memory back, when nothing will be filled any more; what is lent lives on with its views."""
         self._memories.clear()
 
-    def _move(self, place: int, event: str) -> None:
+    def _move(self, slot: int, event: str) -> None:
         with self._lock:
-            state = self._states[place]
+            state = self._states[slot]
             try:
-                self._states[place] = TRANSITIONS[state, event]
+                self._states[slot] = TRANSITIONS[state, event]
             except KeyError:
-                raise IllegalTransitionError(f"place {place} is {state.name} and cannot {event}") from None
+                raise IllegalTransitionError(f"slot {slot} is {state.name} and cannot {event}") from None
 
 
 def diagram() -> str:

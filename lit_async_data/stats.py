@@ -71,16 +71,6 @@ class LoaderStats:
     copied: int = 0
     read: ReadStats = ReadStats()
 
-    def after(self, waited_s: float, *, first: bool, queue_fill: int) -> LoaderStats:
-        """This and one more batch handed out."""
-        return LoaderStats(
-            self.batches + 1,
-            self.wait_s + (0.0 if first else waited_s),
-            waited_s,
-            waited_s if first else self.epoch_gap_s,
-            queue_fill,
-        )
-
     def of(self, read: ReadStats, copied: int) -> LoaderStats:
         """This, with what the readers did."""
         return dataclasses.replace(self, read=read, copied=copied)
@@ -93,3 +83,30 @@ class LoaderStats:
             "data/epoch_gap_ms": self.epoch_gap_s * 1e3,
             "data/read_mb_s": self.read.mb_per_s,
         }
+
+
+class WaitMeter:
+    """Counts what one consumer waits; a snapshot of it is made only when somebody asks."""
+
+    def __init__(self) -> None:
+        self._batches = self._queue_fill = 0
+        self._wait_s = self._last_wait_s = self._epoch_gap_s = 0.0
+
+    def add(self, waited_s: float, *, first: bool, queue_fill: int) -> None:
+        """One more batch was handed out.
+
+        Args:
+            waited_s: Seconds inside ``next``.
+            first: Whether it is the first of an epoch.
+            queue_fill: Batches that were ready when it was asked for.
+        """
+        self._batches += 1
+        self._last_wait_s, self._queue_fill = waited_s, queue_fill
+        if first:
+            self._epoch_gap_s = waited_s
+        else:
+            self._wait_s += waited_s
+
+    def stats(self) -> LoaderStats:
+        """What was counted so far."""
+        return LoaderStats(self._batches, self._wait_s, self._last_wait_s, self._epoch_gap_s, self._queue_fill)

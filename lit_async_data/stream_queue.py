@@ -129,11 +129,12 @@ class StreamQueue:
         return _Ticket(key, count, raw, block, allocated=self._streams.record(self._streams.compute()))
 
     def _submit(self, ticket: _Ticket, filled: Filled) -> None:
-        if filled.error is not None:
-            ticket.error = filled.error
+        (batch,) = filled.batches  # one to a slot: the small fields of a batch travel in one block
+        if batch.error is not None:
+            ticket.error = batch.error
             return
         try:
-            self._copy(ticket, filled.place)
+            self._copy(ticket, filled.slot)
             if self._transform is not None:
                 self._streams.wait(self._streams.side, self._streams.record(self._streams.compute()))
                 with torch.inference_mode(False), self._streams.on_side():
@@ -143,10 +144,10 @@ class StreamQueue:
         finally:
             ticket.ready = self._streams.record(self._streams.side)
 
-    def _copy(self, ticket: _Ticket, place: int) -> None:
+    def _copy(self, ticket: _Ticket, slot: int) -> None:
         streams, layout = self._streams, self._layout
-        self._pipeline.ring.copy(place)
-        memory = torch.from_numpy(self._pipeline.ring.memory(place))
+        self._pipeline.ring.copy(slot)
+        memory = torch.from_numpy(self._pipeline.ring.memory(slot))
         streams.wait(streams.side, ticket.allocated)
         try:
             with torch.inference_mode(False), streams.on_side():
@@ -155,7 +156,7 @@ class StreamQueue:
                 if ticket.block is not None:
                     streams.copy(ticket.block, memory[layout.small_start : layout.nbytes])
         finally:
-            self._copying.append((place, streams.record(streams.side)))
+            self._copying.append((slot, streams.record(streams.side)))
 
     def _handed_out(self, ticket: _Ticket) -> Batch:
         self._streams.wait(self._streams.compute(), ticket.ready)

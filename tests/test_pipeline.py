@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from lit_async_data import pipeline as pipeline_module
+from lit_async_data import spec as spec_module
+from lit_async_data.device import InlineQueue
 from lit_async_data.errors import ClosedError, ReadError, SourceError, StalledError, WorkerError
 from lit_async_data.memory import allocated
 from lit_async_data.pipeline import Pipeline
@@ -83,11 +85,12 @@ def running(read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=3
 def taken(pipeline, key):
     """The batch of a key, its slot given back."""
     filled = pipeline.get(key)
-    if filled.error is not None:
-        raise filled.error
-    memory = pipeline.ring.memory(filled.place)
-    values = pipeline.layout.views(memory, len(filled.samples), filled.first)["x"].tolist()
-    pipeline.ring.drop(filled.place)
+    (batch,) = filled.batches
+    if batch.error is not None:
+        raise batch.error
+    memory = pipeline.ring.memory(filled.slot)
+    values = pipeline.layout.views(memory, len(batch.samples), batch.first)["x"].tolist()
+    pipeline.ring.drop(filled.slot)
     return values
 
 
@@ -263,8 +266,9 @@ def test_what_is_wanted_already_is_not_read_again():
 def kept(pipeline, key):
     """The batch of a key, its slot on a lease."""
     filled = pipeline.get(key)
-    memory = pipeline.ring.lend(filled.place)
-    return pipeline.layout.views(memory, len(filled.samples), filled.first)["x"]
+    (batch,) = filled.batches
+    memory = pipeline.ring.lend(filled.slot)
+    return pipeline.layout.views(memory, len(batch.samples), batch.first)["x"]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -288,19 +292,23 @@ def test_the_last_free_slot_must_be_copied_when_the_budget_is_spent():
     with running(most_slots=3, depth=2) as pipeline:
         first = kept(pipeline, Key(0, 0))
         second = pipeline.get(Key(0, 1))
-        assert not pipeline.must_copy(second.place)
-        lent = pipeline.ring.lend(second.place)
-        third = pipeline.get(Key(0, 2))
-        assert pipeline.must_copy(third.place)
+        assert not pipeline.must_copy()
+        lent = pipeline.ring.lend(second.slot)
+        assert pipeline.get(Key(0, 2)).good
+        assert pipeline.must_copy()
         del first
-        assert not pipeline.must_copy(third.place)
+        assert not pipeline.must_copy()
         del lent
 
 
 # -- several batches in one go -----------------------------------------------------------------------------------------
 
 
-def read_sizes(pipeline_length, batches, epochs=2, **options):
+def taken_from(queue, key):
+    return queue.take(key)["x"]
+
+
+def read_sizes(length, batches, epochs=2, **options):
     """How many samples each read asked for, and what was taken."""
     sizes, values = [], []
 
@@ -308,10 +316,12 @@ def read_sizes(pipeline_length, batches, epochs=2, **options):
         sizes.append(len(samples))
         copy_numbers(samples, out)
 
-    with running(read, length=pipeline_length, batches=batches, **options) as pipeline:
+    with running(read, length=length, batches=batches, **options) as pipeline:
+        queue = InlineQueue(pipeline, 1, None)
         for number in range(epochs):
-            for step in range(-(-pipeline_length // BATCH)):
-                values += taken(pipeline, Key(number, step))
+            for step in range(-(-length // BATCH)):
+                values += taken_from(queue, Key(number, step)).tolist()
+        queue.close()
     return sizes, values
 
 
@@ -335,39 +345,47 @@ def test_of_batches_read_together_only_the_bad_one_fails():
         copy_numbers(samples, out)
 
     with running(read, length=24, batches=6) as pipeline:
+        queue = InlineQueue(pipeline, 1, None)
         for step in range(6):
             if step == 2:
                 with pytest.raises(SourceError) as caught:
-                    taken(pipeline, Key(0, step))
+                    queue.take(Key(0, step))
                 assert "in batch 2 of epoch 0, samples 8, 9, 10, … (4 in all)" in caught.value.__notes__
             else:
-                assert taken(pipeline, Key(0, step)) == [4 * step + i for i in range(4)]
+                assert taken_from(queue, Key(0, step)).tolist() == [4 * step + i for i in range(4)]
+        queue.close()
 
 
-def test_keeping_one_of_several_keeps_its_neighbours_memory_and_nothing_ever_changes():
+def test_keeping_one_of_several_keeps_its_slot_and_nothing_ever_changes(monkeypatch):
+    monkeypatch.setattr(spec_module, "SMALL_BYTES", 0)  # so that even these are handed out as they lie in the slot
     with running(length=24, batches=3, most_slots=100) as pipeline:
+        queue = InlineQueue(pipeline, 1, None)
         held = {}
         for number in range(3):
             for step in range(6):
-                array = kept(pipeline, Key(number, step))
+                array = taken_from(queue, Key(number, step))
                 if step % 3 == 1:
                     held[number, step] = array
+        del array
         assert {key: array.tolist() for key, array in held.items()} == {
             (number, step): [4 * step + i for i in range(4)] for number, step in held
         }
+        queue.close()
+        assert pipeline.ring.held == len(held)
+        held.clear()
+        assert pipeline.ring.held == 0
 
 
-def test_the_place_of_a_slot_that_is_lent_already_is_no_reason_to_copy():
-    with running(length=24, batches=2, depth=1, most_slots=2) as pipeline:
-        taken(pipeline, Key(0, 0))  # read alone
-        first, second = (pipeline.get(Key(0, step)) for step in (1, 2))
-        assert first.place // 2 == second.place // 2
-        view = pipeline.ring.lend(first.place)
-        assert not pipeline.must_copy(second.place)
-        pipeline.ring.drop(second.place)
-        third = pipeline.get(Key(0, 3))
-        assert pipeline.must_copy(third.place)
-        assert len(view) == pipeline.layout.nbytes
+def test_a_seek_lets_go_of_the_batches_that_were_to_come(monkeypatch):
+    monkeypatch.setattr(spec_module, "SMALL_BYTES", 0)
+    with running(length=24, batches=3, depth=1) as pipeline:
+        queue = InlineQueue(pipeline, 1, None)
+        for number in range(20):
+            for step in range(number % 5):
+                assert taken_from(queue, Key(number, step)).tolist()[0] == 4 * step
+            queue.top_up(Key(number + 1, 0))
+        queue.close()
+        assert len(pipeline.ring) == 2
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -465,8 +483,8 @@ def test_without_generations_a_stale_batch_stays_for_ever(monkeypatch):
 
     def forget(self):
         for filled in self._claimed.values():
-            if filled is not None and filled.error is None:
-                self.ring.drop(filled.place)
+            if filled is not None and filled.good:
+                self.ring.drop(filled.slot)
         self._claimed.clear()
 
     monkeypatch.setattr(Pipeline, "_forget", forget)
@@ -498,5 +516,5 @@ def test_an_ndarray_as_lease_loses_its_slot_while_a_slice_lives(monkeypatch):
     with running() as pipeline:
         array = kept(pipeline, Key(0, 0))[1:2]
         gc.collect()
-        assert pipeline.ring.held == set()
+        assert pipeline.ring.held == 0
         assert len(array) == 1

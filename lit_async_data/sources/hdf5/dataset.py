@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import logging
 import math
 import os
@@ -14,6 +15,7 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.sources.hdf5.codecs import filters_of
+from lit_async_data.sources.hdf5.identity import Others, other_files
 from lit_async_data.sources.hdf5.index import MISSING, ChunkIndex, index_of, refusal
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.spec import FieldSpec
@@ -27,23 +29,6 @@ TENSOR_TYPES |= {("c", 8), ("c", 16)}
 PROVED = 512
 # Names shown when one was not found.
 NAMES_SHOWN = 12
-# Filters of which it was said that they are slow without their library; once each is enough for a thousand files.
-_said: set[str] = set()
-
-
-@dataclasses.dataclass(frozen=True)
-class FileIdentity:
-    """What tells one state of a file from another: device, inode, size in bytes, time of change in ns."""
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> FileIdentity:
-        """The state that ``os.stat`` or ``os.fstat`` found."""
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +46,7 @@ class StoredDataset:
         chunk_rows: Samples that lie in one chunk; 1 if it is not chunked.
         filtered: Whether chunks can only be decoded as a whole.
         index: Where its chunks lie, if they may be read without libhdf5; else None.
+        others: Other files that values lie in.
     """
 
     path: str
@@ -73,6 +59,7 @@ class StoredDataset:
     chunk_rows: int
     filtered: bool
     index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
+    others: Others = ()
 
     @property
     def rows(self) -> int:
@@ -88,7 +75,9 @@ class StoredDataset:
         return f"{self.path}:/{self.name.strip('/')}"
 
 
-def look_at(file: h5py.File, path: str, name: str, layout: str | None, cache: IndexCache) -> StoredDataset:
+def look_at(
+    file: h5py.File, path: str, name: str, layout: str | None, *, cache: IndexCache, external: bool
+) -> StoredDataset:
     """Look at one dataset and check that it can be a field.
 
     Args:
@@ -97,6 +86,7 @@ def look_at(file: h5py.File, path: str, name: str, layout: str | None, cache: In
         name: Name of the dataset.
         layout: The letters of its axes, or None where the first counts the samples.
         cache: Where the index of its chunks is kept.
+        external: Whether its values may lie in other files.
 
     Raises:
         MissingError: There is no such dataset; near names are suggested.
@@ -106,6 +96,7 @@ def look_at(file: h5py.File, path: str, name: str, layout: str | None, cache: In
     dataset = _opened(file, path, name)
     where: dict[str, Any] = {"file": path, "dataset": name}
     full = f"{path}:/{name.strip('/')}"
+    others = other_files(dataset, file, name, allowed=external)
     _check_values(dataset, full, where)
     shape = tuple(int(n) for n in dataset.shape)
     axis, channel = axes(layout, shape, full)
@@ -125,10 +116,11 @@ def look_at(file: h5py.File, path: str, name: str, layout: str | None, cache: In
         dtype=dataset.dtype,
         axis=axis,
         spec=FieldSpec(tuple(stored), dtype, channel),
-        offset=_raw_offset(dataset),
+        offset=None if others else _raw_offset(dataset),
         chunk_rows=min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1,
         filtered=filtered,
-        index=_index(dataset, cache, full, where),
+        index=None if others else _index(dataset, cache, full, where),
+        others=others,
     )
 
 
@@ -183,11 +175,6 @@ def _opened(file: h5py.File, path: str, name: str) -> h5py.Dataset:
         raise FormatError(f"{path}:/{name.strip('/')} is a group, not a dataset; {_names_in(found)}", **where)
     if not isinstance(found, h5py.Dataset):
         raise FormatError(f"{path}:/{name.strip('/')} is a {type(found).__name__}, not a dataset", **where)
-    if found.file.filename != file.filename:
-        raise FormatError(
-            f"{path}:/{name.strip('/')} is a link into another file, {found.file.filename}; give that file as path",
-            **where,
-        )
     return found
 
 
@@ -209,14 +196,6 @@ def _names_in(group: h5py.Group) -> str:
 
 
 def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> None:
-    if dataset.is_virtual:
-        raise FormatError(
-            f"{full} is a virtual dataset: a missing part would come out as fill values; give the files it "
-            "is made of as path, or write its values to a dataset of their own",
-            **where,
-        )
-    if dataset.external:
-        raise FormatError(f"{full} keeps its values in another file; write them to a dataset of this one", **where)
     if not dataset.shape:
         what = "no value" if dataset.shape is None else "a single value"
         raise FormatError(f"{full} holds {what}: a field has one per sample", **where)
@@ -277,6 +256,11 @@ def _check_filters(dataset: h5py.Dataset, full: str, where: dict[str, Any], *, m
                 f"{full} went through the HDF5 filter {name} ({which.number}), which nothing here undoes; {install}",
                 **where,
             )
-        if codec is not None and codec.missing and name not in _said:
-            _said.add(name)
-            log.warning("%s: %s is decoded by h5py, one chunk at a time; %s makes it fast", full, name, install)
+        if codec is not None and codec.missing:
+            _say_slow(name, install)
+
+
+@functools.cache
+def _say_slow(name: str, install: str) -> None:
+    """Once: there may be a thousand such files."""
+    log.warning("%s is decoded by h5py, one chunk at a time; %s makes it fast", name, install)

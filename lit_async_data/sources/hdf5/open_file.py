@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, MissingError, WorkerError
-from lit_async_data.sources.hdf5.dataset import FileIdentity
+from lit_async_data.sources.hdf5.identity import FileIdentity, Others
 
 # Seconds that `close` waits for a thread that is opening the file.
 LOCK_S = 1.0
@@ -36,11 +36,13 @@ class OpenFile:
     Args:
         path: The file.
         identity: What it was when the source was built.
+        others: Other files that its values lie in, and what they were.
         mapped: Whether a map of it may be used.
     """
 
-    def __init__(self, path: str, identity: FileIdentity, *, mapped: bool = True) -> None:
+    def __init__(self, path: str, identity: FileIdentity, *, others: Others = (), mapped: bool = True) -> None:
         self.path = path
+        self._others = others
         self.mapped = mapped
         self._identity = identity
         self._lock = threading.Lock()
@@ -86,18 +88,16 @@ class OpenFile:
             ChangedError: It is not; says what differs.
         """
         self._check_same(self.descriptor())
+        for path, was in self._others:
+            try:
+                _refuse_changed(path, was, os.stat(path))
+            except OSError as error:
+                raise MissingError(
+                    f"{path}, which {self.path} takes values from, is gone: {error}", file=path
+                ) from error
 
     def _check_same(self, descriptor: int) -> None:
-        now, was = os.fstat(descriptor), self._identity
-        if (now.st_size, now.st_mtime_ns, now.st_ino, now.st_dev) == (was.size, was.mtime_ns, was.inode, was.device):
-            return
-        if (now.st_dev, now.st_ino) != (was.device, was.inode):
-            what = "was replaced by another file"
-        elif now.st_size != was.size:
-            what = f"{'shrank' if now.st_size < was.size else 'grew'} from {was.size} to {now.st_size} bytes"
-        else:
-            what = "was written to"
-        raise ChangedError(f"{self.path} {what} since the source was built; build it again", file=self.path)
+        _refuse_changed(self.path, self._identity, os.fstat(descriptor))
 
     def map(self) -> npt.NDArray[np.uint8]:
         """The bytes of the whole file, read-only; pages are read as they are touched."""
@@ -203,6 +203,12 @@ class OpenFile:
                 "handles do not survive a fork; build the source in the child, or start it by spawn",
                 file=self.path,
             )
+
+
+def _refuse_changed(path: str, was: FileIdentity, now: os.stat_result) -> None:
+    what = was.difference(FileIdentity.of(now))
+    if what is not None:
+        raise ChangedError(f"{path} {what} since the source was built; build it again", file=path)
 
 
 class OpenFiles:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.chunk_order import ChunkRun
-from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError
+from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location
 from lit_async_data.sources.hdf5.chunked import ChunkedReader, H5pyBands, IndexedBands
-from lit_async_data.sources.hdf5.dataset import FileIdentity, StoredDataset, look_at
+from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.open_file import OpenFile, OpenFiles
+from lit_async_data.sources.hdf5.part import check_same, look_at_file
 from lit_async_data.sources.hdf5.raw import RawReader, lies_raw
 from lit_async_data.sources.hdf5.readers import H5pyReader, Reader, StridedReader
 from lit_async_data.sources.hdf5.selection import Path, chosen_fields, chosen_files, chosen_layouts
@@ -45,6 +44,13 @@ class HDF5Source:
         index_cache: Where to keep the indexes of datasets of many chunks (`FEWEST_CHUNKS`), so that opening them again
             takes no time: ``"auto"`` for a hidden file beside the data, or in the user's cache folder if that cannot
             be written to; a folder; or False for nowhere.
+
+        index_cache: Where the places of many chunks are kept for the next time: ``"auto"`` beside the data, or else in
+            the user's cache folder; a folder; or False for nowhere.
+        memory_map: Whether files may be mapped. Without, everything is read by ``pread``, a little slower where samples
+            are small; a file that another process truncates is then an error and not the end of this process.
+        external: Whether datasets may take values from other files: virtual datasets, links into other files, values
+            stored outside. These files must be there, and are read through h5py.
 
     Values are delivered as stored: uint8 stays uint8. Only integer fields without any axis but N become int64, which
     is what torch's losses take. Channels-last data are delivered as a view in that memory format; no byte is moved.
@@ -76,17 +82,19 @@ class HDF5Source:
         layout: str | Mapping[str, str] | None = None,
         index_cache: Path | bool = "auto",
         memory_map: bool = True,
+        external: bool = False,
     ) -> None:
-        if not isinstance(memory_map, bool):
-            raise ConfigError(f"memory_map: {memory_map!r} is not true or false")
+        for name, given in {"memory_map": memory_map, "external": external}.items():
+            if not isinstance(given, bool):
+                raise ConfigError(f"{name}: {given!r} is not true or false")
         cache = IndexCache(index_cache)
         self.paths = chosen_files(path)
         names, as_mapping = chosen_fields(fields)
         layouts = chosen_layouts(layout, list(names))
-        parts = [_look_at_file(file, names, layouts, cache) for file in self.paths]
+        parts = [look_at_file(file, names, layouts, cache=cache, external=external) for file in self.paths]
         first = parts[0][1]
         for file, (_, datasets) in zip(self.paths, parts, strict=True):
-            _check_same(file, datasets, self.paths[0], first)
+            check_same(file, datasets, self.paths[0], first)
         self._spec = BatchSpec({key: stored.spec for key, stored in first.items()}, as_mapping=as_mapping)
         # starts[i] is the first sample of file i, and starts[-1] the length of the whole.
         self._starts = np.cumsum([0] + [next(iter(datasets.values())).rows for _, datasets in parts])
@@ -97,8 +105,18 @@ class HDF5Source:
         self._make_readers()
 
     def _make_readers(self) -> None:
-        known = zip(self.paths, self._identities, strict=True)
-        self._files = OpenFiles([OpenFile(*each, mapped=self._memory_map) for each in known])
+        files = zip(self.paths, self._identities, self._datasets, strict=True)
+        self._files = OpenFiles(
+            [
+                OpenFile(
+                    path,
+                    identity,
+                    others=tuple({other for stored in datasets.values() for other in stored.others}),
+                    mapped=self._memory_map,
+                )
+                for path, identity, datasets in files
+            ]
+        )
         self._recent, self._room = RecentBands(), Room()
         self._readers = [
             {key: self._reader(stored, self._files[part]) for key, stored in datasets.items()}
@@ -256,41 +274,3 @@ class HDF5Source:
     def _parts(self, samples: Indices) -> Indices:
         """The number of the file that each sample is in."""
         return np.searchsorted(self._starts, samples, side="right") - 1
-
-
-def _look_at_file(
-    path: str, names: dict[str, str], layouts: dict[str, str], cache: IndexCache
-) -> tuple[FileIdentity, dict[str, StoredDataset]]:
-    if not os.path.exists(path):
-        raise MissingError(f"{path}: there is no such file", file=path)
-    if not os.path.isfile(path):
-        what = f"a folder; for all files in it write {path}/*.h5" if os.path.isdir(path) else "no regular file"
-        raise FormatError(f"{path} is {what}", file=path)
-    try:
-        with h5py.File(path, "r", locking="best-effort") as file:
-            identity = FileIdentity.of(os.stat(path))
-            datasets = {key: look_at(file, path, name, layouts.get(key), cache) for key, name in names.items()}
-    except OSError as error:
-        what = "is not an HDF5 file, or is damaged" if os.access(path, os.R_OK) else "may not be read"
-        if "unable to lock" in str(error) or "already open for write" in str(error):
-            what = "is open for writing in another process; wait until it is closed"
-        raise FormatError(f"{path} {what}: {error}", file=path) from error
-    lengths = {key: stored.rows for key, stored in datasets.items()}
-    if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{datasets[key].name} has {n}" for key, n in lengths.items())
-        raise FormatError(
-            f"{path}: the fields are of different lengths: {said}; is layout right about their N?", file=path
-        )
-    return identity, datasets
-
-
-def _check_same(path: str, datasets: dict[str, StoredDataset], first: str, model: dict[str, StoredDataset]) -> None:
-    for key, stored in datasets.items():
-        if stored.spec != model[key].spec:
-            mine, other = stored.spec, model[key].spec
-            raise FormatError(
-                f"{stored} has samples of {mine.dtype} {mine.shape}, but in {first} they are {other.dtype} "
-                f"{other.shape}; files of one source must agree",
-                file=path,
-                dataset=stored.name,
-            )

@@ -1,0 +1,114 @@
+"""`FileIdentity`: what tells one state of a file from another; and `other_files`, which a dataset takes values from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from typing import Any
+
+import h5py
+
+from lit_async_data.errors import FormatError, MissingError
+
+
+@dataclasses.dataclass(frozen=True)
+class FileIdentity:
+    """What tells one state of a file from another: device, inode, size in bytes, time of change in ns."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileIdentity:
+        """The state that ``os.stat`` or ``os.fstat`` found."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def difference(self, now: FileIdentity) -> str | None:
+        """What has happened to the file since, in words; None if nothing has."""
+        if now == self:
+            return None
+        if (now.device, now.inode) != (self.device, self.inode):
+            return "was replaced by another file"
+        if now.size != self.size:
+            return f"{'shrank' if now.size < self.size else 'grew'} from {self.size} to {now.size} bytes"
+        return "was written to"
+
+
+Others = tuple[tuple[str, FileIdentity], ...]
+
+
+def other_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: bool) -> Others:
+    """The other files that a dataset takes values from, with their states.
+
+    What is missing there comes out of libhdf5 as fill values, without a word. So they are refused unless the user
+    allows them, must be there when the source is built, and are checked like any other file when they are read.
+
+    Args:
+        dataset: Open.
+        file: The file that it was opened in.
+        name: Its name.
+        allowed: Whether the user allows them.
+
+    Raises:
+        FormatError: There are some, and they are not allowed; or they are named by a pattern.
+        MissingError: One is not there, or has not the dataset that is taken from it.
+    """
+    where: dict[str, Any] = {"file": file.filename, "dataset": name}
+    full = f"{file.filename}:/{name.strip('/')}"
+    linked = dataset.file.filename != file.filename
+    if not allowed:
+        _refuse(dataset, full, linked=linked, where=where)
+    found = {os.path.abspath(dataset.file.filename)} if linked else set()
+    folder = os.path.dirname(os.path.abspath(dataset.file.filename))
+    for stored, _, _ in dataset.external or ():
+        found.add(_resolved(os.fsdecode(stored), [os.getcwd()], full, where))  # libhdf5 looks nowhere else
+    for part in dataset.virtual_sources() if dataset.is_virtual else ():
+        if part.file_name == ".":
+            continue
+        if "%b" in part.file_name or "%b" in part.dset_name:
+            raise FormatError(
+                f"{full} takes values from files named by a pattern, {part.file_name}; list them", **where
+            )
+        path = _resolved(part.file_name, [folder, os.getcwd()], full, where)
+        if path not in found:
+            _check_has(path, part.dset_name, full, where)
+            found.add(path)
+    return tuple((path, FileIdentity.of(os.stat(path))) for path in sorted(found))
+
+
+def _refuse(dataset: h5py.Dataset, full: str, *, linked: bool, where: dict[str, Any]) -> None:
+    allow = "or allow it with external=True"
+    if linked:
+        raise FormatError(
+            f"{full} is a link into another file, {dataset.file.filename}; give that file as path, {allow}", **where
+        )
+    if dataset.is_virtual:
+        raise FormatError(
+            f"{full} is a virtual dataset: a missing part would come out as fill values; give the files it is made of "
+            f"as path, write its values to a dataset of their own, {allow}",
+            **where,
+        )
+    if dataset.external:
+        raise FormatError(
+            f"{full} keeps its values in another file, {dataset.external[0][0]}; write them to a dataset of this one, "
+            f"{allow}",
+            **where,
+        )
+
+
+def _resolved(name: str, folders: list[str], full: str, where: dict[str, Any]) -> str:
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            return path
+    raise MissingError(f"{full} takes values from {name}, which is not in {' or '.join(folders)}", **where)
+
+
+def _check_has(path: str, name: str, full: str, where: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError), h5py.File(path, "r", locking="best-effort") as file:
+        if isinstance(file.get(name), h5py.Dataset):
+            return
+    raise MissingError(f"{full} takes values from {path}:/{name.strip('/')}, which cannot be opened", **where)

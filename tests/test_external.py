@@ -1,0 +1,120 @@
+"""Datasets that take values from other files: refused, or, where they are allowed, right or an error."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.errors import ChangedError, ConfigError, FormatError, MissingError
+
+VALUES = np.arange(12 * 5, dtype="f4").reshape(12, 5)
+
+
+def linked(folder):
+    with h5py.File(folder / "other.h5", "w") as file:
+        file.create_dataset("there", data=VALUES, chunks=(4, 5), compression="gzip")
+    with h5py.File(folder / "x.h5", "w") as file:
+        file["data"] = h5py.ExternalLink("other.h5", "/there")
+
+
+def virtual(folder):
+    layout = h5py.VirtualLayout((12, 5), "f4")
+    for part, begin in (("other.h5", 0), ("more.h5", 6)):
+        with h5py.File(folder / part, "w") as file:
+            file["there"] = VALUES[begin : begin + 6]
+        layout[begin : begin + 6] = h5py.VirtualSource(part, "there", (6, 5))
+    with h5py.File(folder / "x.h5", "w") as file:
+        file.create_virtual_dataset("data", layout)
+
+
+def outside(folder):
+    VALUES.tofile(folder / "other.h5")
+    with h5py.File(folder / "x.h5", "w") as file:
+        file.create_dataset("data", VALUES.shape, "f4", external=[("other.h5", 0, VALUES.nbytes)])
+
+
+KINDS = pytest.mark.parametrize("kind", [linked, virtual, outside])
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(source, rows):
+    out = np.zeros((len(rows), 5), "f4")
+    source.read_into(np.array(rows), {"data": out})
+    return out
+
+
+@KINDS
+def test_values_of_other_files_are_refused_and_it_is_said_how_to_allow_them(here, kind):
+    kind(here)
+    with pytest.raises(FormatError, match=r"or allow it with external=True") as caught:
+        HDF5Source("x.h5", ["data"])
+    assert caught.value.dataset in ("data", "/data", "/there")
+
+
+@KINDS
+@pytest.mark.parametrize("memory_map", [True, False])
+def test_where_they_are_allowed_they_come_out_right(here, kind, memory_map):
+    kind(here)
+    source = HDF5Source("x.h5", ["data"], external=True, memory_map=memory_map)
+    assert source.chunks.reading == "locked"
+    with AsyncLoader(source, {"batch_size": 5, "shuffle": "none", "workers": 2}) as loader:
+        assert np.concatenate([batch for (batch,) in loader]).tolist() == VALUES.tolist()
+    assert (read(source, [11, 0, 6, 5, 5]) == VALUES[[11, 0, 6, 5, 5]]).all()
+    source.close()
+
+
+@KINDS
+def test_one_that_is_missing_is_an_error_when_the_source_is_built(here, kind):
+    kind(here)
+    (here / "other.h5").unlink()
+    with pytest.raises(MissingError, match=r"other\.h5"):
+        HDF5Source("x.h5", ["data"], external=True)
+
+
+def test_a_dataset_that_is_missing_there_is_an_error_too(here):
+    virtual(here)
+    with h5py.File(here / "other.h5", "r+") as file:
+        del file["there"]
+    with pytest.raises(MissingError, match=r"takes values from .*other.h5:/there, which cannot be opened"):
+        HDF5Source("x.h5", ["data"], external=True)
+
+
+@KINDS
+def test_one_that_changes_is_an_error_when_it_is_read(here, kind):
+    kind(here)
+    source = HDF5Source("x.h5", ["data"], external=True)
+    with open(here / "other.h5", "ab") as file:
+        file.write(b"more")
+    with pytest.raises(ChangedError, match=r"other.h5 grew from"):
+        read(source, [0])
+    (here / "other.h5").unlink()
+    with pytest.raises(MissingError, match=r"other\.h5, which .*x.h5 takes values from, is gone"):
+        read(source, [0])
+    source.close()
+
+
+def test_files_named_by_a_pattern_are_refused(here):
+    layout = h5py.VirtualLayout((2, 5), "f4", maxshape=(None, 5))
+    space = h5py.h5s.create_simple((2, 5), (h5py.h5s.UNLIMITED, 5))
+    space.select_hyperslab((0, 0), (h5py.h5s.UNLIMITED, 1), (1, 1), (1, 5))
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_virtual(space, b"part%b.h5", b"there", h5py.h5s.create_simple((1, 5)))
+    with h5py.File(here / "x.h5", "w", libver="latest") as file:
+        h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_FLOAT, space, dcpl=properties)
+    assert layout.shape == (2, 5)
+    with pytest.raises(FormatError, match=r"by a pattern, part%b.h5|there are no samples"):
+        HDF5Source("x.h5", ["data"], external=True)
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "yes"])
+def test_external_is_true_or_false(here, wrong):
+    linked(here)
+    with pytest.raises(ConfigError, match=r"^external: .* is not true or false"):
+        HDF5Source("x.h5", ["data"], external=wrong)
