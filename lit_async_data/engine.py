@@ -105,7 +105,9 @@ class _Preparation:
             self._idle -= 1
             return
         samples = np.concatenate([self._schedule.ahead(key, self._steps) for key in keys])
-        if len(samples) and not self._source.prepare(samples):
+        # Where the order goes by chunks, each has its time: nothing is left out.
+        decode = self._schedule.plan(keys[0].epoch).chunk_order is not None
+        if len(samples) and not self._source.prepare(samples, decode=decode) and not decode:
             self._idle = LOOKS
 
 

@@ -209,6 +209,31 @@ def test_a_dataset_that_fits_the_cache_is_decoded_once_ever(file, decodings, shu
     assert len(decodings) == 60
 
 
+def test_a_global_shuffle_decodes_nothing_beforehand(file, decodings):
+    source = HDF5Source(file)
+    decodings.clear()
+    with AsyncLoader(source, {"batch_size": 600, "shuffle": "global", "workers": 1, "queue_depth": 1}) as loader:
+        next(loader)
+    # 600 samples are all 60 chunks; two batches were read at most when the loader was closed, and one was begun.
+    assert len(decodings) <= 3 * 60
+    source.close()
+
+
+def test_a_cache_is_given_back_with_its_loader_unless_another_wants_it(file, decodings):
+    source = HDF5Source(file)
+    options = {"batch_size": 16, "shuffle": "none", "workers": 0}
+    cache = 600 * 50 * 4
+    with AsyncLoader(source, options | {"cache_bytes": cache}) as first:
+        with AsyncLoader(source, options | {"cache_bytes": cache}) as second:
+            assert len(list(first)) == len(list(second))
+        decodings.clear()
+        assert len(list(first)) == 38
+        assert decodings == []
+    reader = source._readers[0]["data"]
+    assert reader._kept._table is None
+    source.close()
+
+
 def test_a_cache_for_half_of_a_dataset_saves_half_of_the_decoding(file, decodings, monkeypatch):
     monkeypatch.setattr(source_module, "RECENT_BYTES", 0)
     source = HDF5Source(file)

@@ -112,11 +112,12 @@ class Source(Protocol):
 class KeepingSource(Source, Protocol):
     """A source that can make things ready before they are read, and keep what it has decoded."""
 
-    def prepare(self, samples: Indices) -> bool:
-        """Do now what reading these samples soon will need: decode their chunks, or have the kernel fetch them.
+    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+        """Do now what reading these samples soon will need: have the kernel fetch them, and decode their chunks.
 
         Args:
             samples: int64, shape (n,).
+            decode: Whether to decode their chunks and keep them: where the order goes by chunks, and there is room.
 
         Returns:
             Whether there was anything to do.

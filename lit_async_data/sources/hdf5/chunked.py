@@ -237,13 +237,17 @@ class ChunkedReader(Reader):
         for where in missing.tolist():
             self._put(int(rows[where]), self.bands.decoded(int(rows[where])), rows, out, [where])
 
-    def prepare(self, rows: Indices) -> bool:
+    def prepare(self, rows: Indices, *, decode: bool) -> bool:
         """Have the kernel fetch these rows, and decode their bands, unless that has been done or is being done."""
-        numbers = np.unique(rows // self.rows)
+        numbers = self._kept.missing(np.unique(rows // self.rows))
+        if not len(numbers):
+            return False
         cold = self.bands.fetch(numbers, sure=True)
-        for number in () if self._alone else numbers.tolist():
+        if not decode or self._alone:
+            return cold
+        for number in numbers.tolist():
             self._band(number, wait=False)
-        return cold or not self._alone
+        return True
 
     def forget(self) -> None:
         """Let go of what is kept for good; the recent bands are their owner's."""

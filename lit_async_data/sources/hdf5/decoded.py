@@ -96,10 +96,11 @@ class Room:
         self.limit = limit
         self._taken = 0
 
-    def add(self, nbytes: int) -> None:
-        """Room for this many bytes more, or less."""
+    def add(self, nbytes: int) -> int:
+        """Room for this many bytes more, or less; returns how many are left, below 0 if more are taken."""
         with self._lock:
             self.limit += nbytes
+            return self.limit - self._taken
 
     def give_back(self, nbytes: int) -> None:
         """Let others take these bytes."""
@@ -145,6 +146,10 @@ class KeptBands:
     def wanted(self) -> bool:
         """Whether there is any room."""
         return self._room.limit > 0
+
+    def missing(self, numbers: Indices) -> Indices:
+        """Those of these bands that are not kept."""
+        return numbers if self._table is None else numbers[self._place[numbers] < 0]
 
     def taken(self, rows: Indices, out: Array, check: Callable[[Array], Array]) -> Indices | None:
         """Copy those of these rows that are kept.

@@ -59,7 +59,7 @@ class RawReader(Reader):
             ChangedError: The file ends before a row does.
         """
         if self._ahead.cold:
-            self.prepare(rows)
+            self.prepare(rows, decode=False)
         stored = self._stored
         as_stored = out.dtype == stored.dtype.newbyteorder("=")
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
@@ -69,7 +69,7 @@ class RawReader(Reader):
         elif not stored.dtype.isnative:
             out.byteswap(inplace=True)
 
-    def prepare(self, rows: Indices) -> bool:
+    def prepare(self, rows: Indices, *, decode: bool) -> bool:  # noqa: ARG002
         """Have the kernel fetch these rows from the disk, if it seems that they are not in memory."""
         self._ahead.fetch(self._offsets(rows), self._row_bytes)
         return self._ahead.cold

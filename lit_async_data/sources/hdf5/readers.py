@@ -37,7 +37,7 @@ class Reader:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
         raise NotImplementedError
 
-    def prepare(self, rows: Indices) -> bool:  # noqa: ARG002
+    def prepare(self, rows: Indices, *, decode: bool) -> bool:  # noqa: ARG002
         """Do now what reading these rows will need; returns whether there was anything to do."""
         return False
 

@@ -207,7 +207,7 @@ class HDF5Source:
         rows = samples - self._starts[parts]
         return [Location(self.paths[part], "/", row) for part, row in zip(parts.tolist(), rows.tolist(), strict=True)]
 
-    def prepare(self, samples: Indices) -> bool:
+    def prepare(self, samples: Indices, *, decode: bool) -> bool:
         """Get ready what will be read soon; see `KeepingSource.prepare`."""
         self._check_range(samples)
         parts = self._parts(samples)
@@ -215,7 +215,7 @@ class HDF5Source:
         for part in np.unique(parts).tolist():
             with self._files.reading(part):
                 for reader in self._readers[part].values():
-                    useful |= reader.prepare(samples[parts == part] - self._starts[part])
+                    useful |= reader.prepare(samples[parts == part] - self._starts[part], decode=decode)
         return useful
 
     def decoded_bytes(self, chunks: int) -> int:
@@ -241,7 +241,8 @@ class HDF5Source:
 
         def give_back() -> None:
             self._recent.add_room(-nbytes)
-            self._room.add(-cache_bytes)
+            if self._room.add(-cache_bytes) < 0:
+                self._forget()
 
         return give_back
 
@@ -249,6 +250,9 @@ class HDF5Source:
         """Close every file and let go of what was decoded. Reading opens them again."""
         self._files.close()
         self._recent.clear()
+        self._forget()
+
+    def _forget(self) -> None:
         for readers in self._readers:
             for reader in readers.values():
                 reader.forget()
