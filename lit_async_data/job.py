@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ReadError, few
@@ -94,13 +93,16 @@ class Job:
 
     def done(self, read: Read, schedule: Schedule, layout: BatchLayout, memory: Bytes) -> Filled:
         """Read, and say what became of each batch."""
-        plans = [schedule.plan(key.epoch).batch(key.step) for key in self.keys]
-        firsts = [0, *itertools.accumulate(len(plan.samples) for plan in plans)]
-        batches = [ReadBatch(*each) for each in zip(self.keys, firsts, (p.samples for p in plans), strict=False)]
-        self._samples = np.concatenate([plan.samples for plan in plans]) if len(plans) > 1 else plans[0].samples
+        epoch, step = self.keys[0]
+        samples, edges = schedule.plan(epoch).stretch(step, len(self.keys))
+        batches = [
+            ReadBatch(key, begin, samples[begin:end])
+            for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
+        ]
+        self._samples = samples
         if len(batches) > 1:
             try:
-                read(self._samples, layout.views(memory, firsts[-1]))
+                read(samples, layout.views(memory, len(samples)))
             except Exception:  # noqa: BLE001, S110  # said below, by the batch it belongs to: the others are read
                 pass
             else:

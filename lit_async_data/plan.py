@@ -156,14 +156,34 @@ class EpochPlan:
         Raises:
             IndexError: There is no such step.
         """
-        first, end = self.bounds(step)
+        return BatchPlan(self.epoch, step, self.stretch(step, 1)[0])
+
+    def stretch(self, step: int, count: int) -> tuple[Indices, list[int]]:
+        """The batches of several steps at once.
+
+        Args:
+            step: The first.
+            count: How many, ≥ 1.
+
+        Returns:
+            Their samples, one batch after the other, and where in them each begins, with the end of the last.
+
+        Raises:
+            IndexError: There is no such step.
+        """
+        bounds = [self.bounds(each) for each in range(step, step + count)]
+        first, end = bounds[0][0], bounds[-1][1]
+        return self._block(first, end), [begin - first for begin, _ in bounds] + [end - first]
+
+    def _block(self, first: int, end: int) -> Indices:
+        """The samples at this rank's own positions from ``first`` to ``end - 1``."""
         for begin, block in self._memo:
             if begin <= first and end <= begin + len(block):
-                return BatchPlan(self.epoch, step, block[first - begin : end - begin])
+                return block[first - begin : end - begin]
         own = -(-(self.left - self.rank) // self.world_size)
         block = self.samples(np.arange(first, min(max(end, first + BLOCK), own)) * self.world_size + self.rank)
         self._memo[:] = [(first, block), *self._memo[: MEMO - 1]]
-        return BatchPlan(self.epoch, step, block[: end - first])
+        return block[: end - first]
 
     def samples(self, positions: Indices) -> Indices:
         """The samples at positions of the whole order, over all ranks, counted from ``start``."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -173,3 +174,15 @@ def test_the_price_is_what_a_simulation_finds(length, rows, batch_size):
     touched = [len(np.unique(random.integers(0, length, batch_size) // rows)) for _ in range(60)]
     simulated = np.mean(touched) * min(rows, length) / batch_size
     assert amplification(length, rows, batch_size) == pytest.approx(max(simulated, 1), rel=0.35)
+
+
+def test_several_steps_at_once_are_those_one_by_one():
+    for length, world_size in ((42, 1), (43, 3), (25, 8)):
+        plan = EpochPlan(
+            length=length, batch_size=4, shuffle="global", seed=1, epoch=2, rank=world_size - 1, world_size=world_size
+        )
+        for step in range(len(plan)):
+            for count in range(1, len(plan) - step + 1):
+                samples, edges = plan.stretch(step, count)
+                cut = [samples[begin:end].tolist() for begin, end in itertools.pairwise(edges)]
+                assert cut == [plan.batch(each).samples.tolist() for each in range(step, step + count)]
