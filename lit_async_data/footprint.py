@@ -8,7 +8,7 @@ import os
 from lit_async_data.job import together
 from lit_async_data.memory import Budget, default_budget, ranks_here
 from lit_async_data.options import LoaderOptions
-from lit_async_data.plan import Schedule
+from lit_async_data.plan import EpochPlan, Schedule, amplification
 from lit_async_data.sources.base import KeepingSource, Source
 from lit_async_data.spec import BatchLayout, BatchSpec
 
@@ -26,12 +26,14 @@ class Footprint:
         budget: Memory, against what there may be.
         chunks: Decoded chunks that are in use at a time: those that samples are dealt from, and as many that are
             decoded meanwhile. 0 where the order does not go by chunks.
+        amplification: Samples that are decoded for each one used; see `plan.amplification`.
     """
 
     workers: int
     layout: BatchLayout
     budget: Budget
     chunks: int
+    amplification: float
 
     @classmethod
     def of(
@@ -59,13 +61,23 @@ class Footprint:
         limit = options.memory_budget or default_budget()
         order = schedule.plan(0).chunk_order
         chunks = 0 if order is None else min(2 * order.width, order.chunks)
-        decoded = source.decoded_bytes(chunks) if isinstance(source, KeepingSource) else 0
+        decoded = cache = 0
+        if isinstance(source, KeepingSource):
+            decoded, cache = source.decoded_bytes(chunks), min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
         if workers and source.chunks.reading == "copied" and not streams:
-            left = limit - decoded - options.cache_bytes
+            left = limit - decoded - cache
             most = min(left // (slots * layout.nbytes), schedule.steps)
             layout = BatchLayout(spec, schedule.capacity, together(layout.nbytes, most))
-        return cls(workers, layout, Budget(slots, layout.nbytes, limit, decoded, options.cache_bytes), chunks)
+        budget = Budget(slots, layout.nbytes, limit, decoded, cache)
+        return cls(workers, layout, budget, chunks, _amplification(source, schedule.plan(0), cache))
+
+
+def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
+    kept = isinstance(source, KeepingSource) and 0 < source.decodable_bytes <= cache
+    if plan.shuffle != "global" or kept:
+        return 1.0
+    return amplification(plan.length, source.chunks.rows, plan.batch_size)
 
 
 def _workers(source: Source, options: LoaderOptions) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import operator
 import time
 import types
@@ -25,6 +26,11 @@ from lit_async_data.sources.base import Source
 from lit_async_data.spec import BatchSpec, FieldSpec
 from lit_async_data.stats import LoaderStats, WaitMeter
 from lit_async_data.streams import checked_device, has_streams
+
+log = logging.getLogger(__name__)
+
+# Samples decoded for each one used.
+WORTH_A_WARNING = 1.5
 
 
 class AsyncLoader:
@@ -88,7 +94,15 @@ class AsyncLoader:
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
         self.spec = _with_ids(source.spec) if self.options.with_ids else source.spec
-        self.footprint.budget.check()
+        footprint = self.footprint
+        footprint.budget.check()
+        if footprint.amplification > WORTH_A_WARNING:
+            log.warning(
+                "shuffle=global decodes %.1f samples for each one used, since %d share a compressed chunk; "
+                "shuffle=chunk decodes each chunk once per epoch, and cache_bytes keeps what was decoded",
+                footprint.amplification,
+                source.chunks.rows,
+            )
         self._meter, self._read = WaitMeter(), LoaderStats()
         self._engine: Engine | None = None
         self._closer: weakref.finalize[Any, Any] | None = None

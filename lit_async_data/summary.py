@@ -5,7 +5,6 @@ from __future__ import annotations
 from lit_async_data.chunk_order import mixing, ranks_per_chunk
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import readable
-from lit_async_data.plan import amplification
 
 
 def lines(loader: AsyncLoader) -> list[str]:
@@ -43,8 +42,9 @@ def _shuffle(loader: AsyncLoader) -> str:
         )
     if rows == 1:
         return "global: every sample is read alone, once per epoch"
-    decoded_each = amplification(len(loader.source), rows, order.batch_size)
+    if loader.footprint.amplification == 1:
+        return "global: what is decoded is kept, and decoded once"
     return (
-        f"global: {decoded_each:.1f} samples are decoded for each one used, since {rows} share a compressed chunk; "
-        "shuffle=chunk decodes each chunk once"
+        f"global: {loader.footprint.amplification:.1f} samples are decoded for each one used, since {rows} share a "
+        "compressed chunk; shuffle=chunk decodes each chunk once"
     )

@@ -29,13 +29,18 @@ def test_what_will_happen_is_said_for_every_rank():
     assert third.startswith("1 worker, queue depth 4: 5 slots of 1.5 KiB = 7.5 KiB, of at most ")
 
 
-def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path):
+def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog):
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("data", data=np.zeros((6400, 4), "u1"), chunks=(64, 4), compression="gzip")
     source = HDF5Source(path, ["data"])
     with AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
         assert "61.2 samples are decoded for each one used, since 64 share a compressed chunk" in lines(loader)[1]
+        assert "shuffle=global decodes 61.2 samples for each one used, since 64 share" in caplog.messages[0]
+    caplog.clear()
+    with AsyncLoader(source, {"batch_size": 10, "shuffle": "global", "cache_bytes": 10**6}) as loader:
+        assert "shuffle global: what is decoded is kept, and decoded once" in lines(loader)[1]
+        assert "25.0 KiB cache" in lines(loader)[2]
     with AsyncLoader(source, {"batch_size": 10, "shuffle_chunks": 5}) as loader:
         assert lines(loader)[1] == (
             "batch 10, 640 steps, shuffle chunk: 5 of 100 chunks at a time, 0.52 of the mixing of a global shuffle; "
@@ -44,6 +49,7 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path):
         assert "5 slots of 512 B + 2.5 KiB decoded = 5.0 KiB" in lines(loader)[2]
     with AsyncLoader(source, {"batch_size": 10, "shuffle_chunks": 6}, world_size=4) as loader:
         assert "every chunk is decoded by 2 ranks each" in lines(loader)[1]
+    assert not caplog.messages
 
 
 def test_evaluation_takes_the_options_of_training_without_shuffle_and_drops_nothing():

@@ -135,6 +135,11 @@ class KeepingSource(Source, Protocol):
         """
         ...
 
+    @property
+    def decodable_bytes(self) -> int:
+        """Bytes of everything that must be decoded: no cache can hold more."""
+        ...
+
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks.
 

@@ -198,7 +198,9 @@ class ChunkedReader(Reader):
         self._alone = bands.rows == 1
         self.rows = bands.rows
         self.reading = bands.reading
-        self.band_bytes = 0 if self._alone else bands.rows * stored.nbytes // stored.rows
+        band_bytes = bands.rows * stored.nbytes // stored.rows
+        self.band_bytes = 0 if self._alone else band_bytes
+        self.decodable_bytes = -(-stored.rows // bands.rows) * band_bytes
         self._name = object()  # not the reader itself, which refers to the recent bands
 
     def read(self, rows: Indices, out: Array) -> None:

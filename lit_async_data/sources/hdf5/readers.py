@@ -27,11 +27,13 @@ class Reader:
         reading: As in `ChunkLayout`.
         rows: Samples that it reads together.
         band_bytes: Bytes of these, if they are held for the batches to come.
+        decodable_bytes: Bytes of everything that it decodes.
     """
 
     reading: Reading = "locked"
     rows = 1
     band_bytes = 0
+    decodable_bytes = 0
 
     def read(self, rows: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""

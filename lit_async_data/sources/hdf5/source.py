@@ -233,6 +233,11 @@ class HDF5Source:
         over = 1 if key == self._widest else -(-wide // min(reader.rows for reader in held)) + 1
         return chunks * over * band
 
+    @property
+    def decodable_bytes(self) -> int:
+        """Bytes of everything that must be decoded; see `KeepingSource.decodable_bytes`."""
+        return sum(reader.decodable_bytes for readers in self._readers for reader in readers.values())
+
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `KeepingSource.keep`."""
         nbytes = self.decoded_bytes(chunks)
