@@ -57,7 +57,7 @@ class LoaderOptions:
             thread gathers at 0.6 of the speed of memory, and h5py's lock lets a second only wait
             (``benchmarks/first.py``, ``benchmarks/hdf5.py``).
         queue_depth: Slots of memory being filled or ready on the host, ≥ 1; there is one more. A slot holds a
-            batch, or several small ones (up to 8 MiB) where reading is no more than a copy.
+            batch, or several small ones (up to 12 MiB) where reading is no more than a copy.
         cache_bytes: Bytes of decoded chunks that are kept for good: a dataset that fits is decoded once.
         memory_budget: Bytes this loader may hold: slots, decoded chunks and cache. None: a quarter of the memory
             this machine or its container has, shared by the ranks of the node.
