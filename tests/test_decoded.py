@@ -135,6 +135,24 @@ def test_room_is_shared_and_given_back():
     assert second.taken(rows, out, lambda taken: taken).tolist() == [2]
 
 
+def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeypatch):
+    """1. A looks for band 1. 2. All is let go of, and band 2 is kept in its place. 3. A copies."""
+    kept = kept_bands(Room(4 * 8))
+    kept.put(1, np.full((4, 2), 1, "i4"))
+    divmod_ = np.divmod
+
+    def meanwhile(rows, size):
+        monkeypatch.setattr(np, "divmod", divmod_)
+        kept.clear()
+        kept.put(2, np.full((4, 2), 2, "i4"))
+        return divmod_(rows, size)
+
+    monkeypatch.setattr(np, "divmod", meanwhile)
+    out = np.zeros((2, 2), "i4")
+    assert kept.taken(np.array([4, 8]), out, lambda taken: taken).tolist() == [1]
+    assert out.tolist() == [[1, 1], [0, 0]]
+
+
 # -- through the loader ------------------------------------------------------------------------------------------------
 
 
@@ -230,7 +248,7 @@ def test_a_cache_is_given_back_with_its_loader_unless_another_wants_it(file, dec
         assert len(list(first)) == 38
         assert decodings == []
     reader = source._readers[0]["data"]
-    assert reader._kept._table is None
+    assert reader._kept._kept is None
     source.close()
 
 

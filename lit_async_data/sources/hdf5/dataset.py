@@ -16,7 +16,7 @@ import numpy as np
 from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.sources.hdf5.codecs import filters_of
 from lit_async_data.sources.hdf5.identity import Others, other_files
-from lit_async_data.sources.hdf5.index import MISSING, ChunkIndex, index_of, refusal
+from lit_async_data.sources.hdf5.index import MISSING, ChunkIndex, index_of, lies_as_numpy, refusal
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.spec import FieldSpec
 
@@ -217,8 +217,7 @@ def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> No
 def _raw_offset(dataset: h5py.Dataset) -> int | None:
     """Where the raw values lie in the file, if they do so in one piece and as numpy would have them."""
     offset = dataset.id.get_offset()
-    plain = dataset.dtype.kind in "iuf" and dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
-    if offset is None or dataset.chunks is not None or not plain:
+    if offset is None or dataset.chunks is not None or not lies_as_numpy(dataset):
         return None
     # A last proof that the offset means what it seems to: the first and the last values, read both ways.
     values = min(dataset.shape[-1], PROVED)

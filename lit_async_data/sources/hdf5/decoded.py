@@ -92,7 +92,7 @@ class Room:
     """
 
     def __init__(self, limit: int = 0) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # garbage collection can close a loader, and give room back, inside it
         self.limit = limit
         self._taken = 0
 
@@ -135,12 +135,13 @@ class KeptBands:
         self._shape = shape
         self._dtype = dtype
         self._room = room
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as in `Room`
         self._band_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._bands = -(-samples // rows)
-        self._table: Array | None = None
+        # The table, and the place of each band in it, -1 where it is not there: together, so that nobody looks up in one
+        # what is in another, when all is let go of and kept anew meanwhile.
+        self._kept: tuple[Array, Indices] | None = None
         self._next = 0
-        self._place = np.empty(0, np.int64)  # of each band in the table; -1 where it is not there
 
     @property
     def wanted(self) -> bool:
@@ -149,7 +150,8 @@ class KeptBands:
 
     def missing(self, numbers: Indices) -> Indices:
         """Those of these bands that are not kept."""
-        return numbers if self._table is None else numbers[self._place[numbers] < 0]
+        kept = self._kept
+        return numbers if kept is None else numbers[kept[1][numbers] < 0]
 
     def taken(self, rows: Indices, out: Array, check: Callable[[Array], Array]) -> Indices | None:
         """Copy those of these rows that are kept.
@@ -162,11 +164,12 @@ class KeptBands:
         Returns:
             Places of the rows that are not there; None if all are.
         """
-        table = self._table
-        if table is None:
+        kept = self._kept
+        if kept is None:
             return np.arange(len(rows))
+        table, place = kept
         bands, inside = np.divmod(rows, self._rows)
-        places = self._place[bands]
+        places = place[bands]
         there = places >= 0
         wanted = places * self._rows + inside
         if there.all() and out.dtype == self._dtype:
@@ -178,31 +181,31 @@ class KeptBands:
 
     def put(self, number: int, band: Array) -> None:
         """Keep a band, if there is room."""
-        if not self.wanted or (self._table is None and not self._made()):
+        if not self.wanted:
             return
-        assert self._table is not None
         with self._lock:
-            place = self._next
-            if self._place[number] >= 0 or (place + 1) * self._rows > len(self._table):
+            kept = self._made()
+            if kept is None:
                 return
-            if not self._room.taken(self._band_bytes):
+            table, place = kept
+            first = self._next * self._rows
+            if place[number] >= 0 or first + self._rows > len(table) or not self._room.taken(self._band_bytes):
                 return
-            self._table[place * self._rows : place * self._rows + len(band)] = band
+            table[first : first + len(band)] = band
+            place[number] = self._next  # now: whoever sees it finds the band there
             self._next += 1
-            self._place[number] = place  # last: whoever sees it finds the band there
 
     def clear(self) -> None:
         """Let go of all of them."""
         with self._lock:
             self._room.give_back(self._next * self._band_bytes)
-            self._table, self._next = None, 0
+            self._kept, self._next = None, 0
 
-    def _made(self) -> bool:
-        """Whether there is a table now, in memory that is taken from the system only as it is written to."""
-        with self._lock:
-            most = min(self._bands, self._room.limit // self._band_bytes)
-            if self._table is None and most:
-                memory = mmap.mmap(-1, most * self._band_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                self._place = np.full(self._bands, -1, np.int64)
-                self._table = np.frombuffer(memory, self._dtype).reshape(-1, *self._shape)
-            return self._table is not None
+    def _made(self) -> tuple[Array, Indices] | None:
+        """The table, in memory that is taken from the system only as it is written to; None if there is no room."""
+        most = min(self._bands, self._room.limit // self._band_bytes)
+        if self._kept is None and most:
+            memory = mmap.mmap(-1, most * self._band_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            table = np.frombuffer(memory, self._dtype).reshape(-1, *self._shape)
+            self._kept = table, np.full(self._bands, -1, np.int64)
+        return self._kept

@@ -84,8 +84,7 @@ def refusal(dataset: h5py.Dataset) -> str | None:
     unlimited = [axis for axis, most in enumerate(dataset.maxshape) if most is None]
     reasons = {
         "it is not chunked": dataset.chunks is None,
-        "its type is not a plain number": dataset.dtype.kind not in "iuf"
-        or not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)),
+        "its values do not lie there as numpy has them": not lies_as_numpy(dataset),
         "it has filters that only libhdf5 decodes": any(which.codec is None for which in filters)
         or sum(which.packs for which in filters) > 1,
         # They would take a chunk at an edge that was never filtered for one that was.
@@ -103,6 +102,17 @@ def refusal(dataset: h5py.Dataset) -> str | None:
         MISSING: any(which.codec is not None and which.codec.missing for which in filters),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def lies_as_numpy(dataset: h5py.Dataset) -> bool:
+    """Whether the bytes of its values in the file are those that numpy has in memory.
+
+    An enumeration, and what h5py makes of bool is one, lies there as the integers that it is based on.
+    """
+    stored, dtype = dataset.id.get_type(), dataset.dtype
+    if dtype.kind == "b" or h5py.check_enum_dtype(dtype):
+        stored, dtype = stored.get_super(), np.dtype(np.int8) if dtype.kind == "b" else np.dtype(dtype.str)
+    return dtype.kind in "iufc" and bool(stored.equal(h5py.h5t.py_create(dtype)))
 
 
 def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
