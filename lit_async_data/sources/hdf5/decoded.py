@@ -138,8 +138,8 @@ class KeptBands:
         self._lock = threading.RLock()  # as in `Room`
         self._band_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._bands = -(-samples // rows)
-        # The table, and the place of each band in it, -1 where it is not there: together, so that nobody looks up in one
-        # what is in another, when all is let go of and kept anew meanwhile.
+        # The table, and the place of each band in it, -1 where it is not there: together, so that nobody looks up in
+        # one what is in another, when all is let go of and kept anew meanwhile.
         self._kept: tuple[Array, Indices] | None = None
         self._next = 0
 
