@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -16,7 +15,8 @@ from lit_async_data.footprint import Footprint
 from lit_async_data.options import LoaderOptions
 from lit_async_data.permutation import Indices
 from lit_async_data.pipeline import Pipeline
-from lit_async_data.plan import Key, Schedule
+from lit_async_data.plan import Schedule
+from lit_async_data.preparation import Preparation
 from lit_async_data.sources.base import KeepingSource, Source
 from lit_async_data.stats import LoaderStats
 from lit_async_data.stream_queue import StreamQueue
@@ -25,8 +25,6 @@ from lit_async_data.streams import TorchStreams, has_streams
 IDS = "ids"
 # Batches between what is read and what the kernel is told to fetch from the disk, if that must be.
 AHEAD = 8
-# Reads after which it is looked again whether anything must be made ready, where the last time nothing was.
-LOOKS = 8
 
 
 class Engine:
@@ -64,14 +62,16 @@ class Engine:
             slots=footprint.budget.slots,
             most_slots=footprint.budget.most_slots,
             timeout_s=options.timeout_s,
-            prepare=None if keeping is None else _Preparation(keeping, schedule, ahead),
+            prepare=None if keeping is None else Preparation(keeping, schedule, ahead),
         )
         self.queue: DeviceQueue = (
             StreamQueue(self.pipeline, TorchStreams(device), depth, transform)
             if on_device
             else InlineQueue(self.pipeline, depth, transform)
         )
-        self._give_back = _nothing if keeping is None else keeping.keep(footprint.chunks, footprint.budget.cache)
+        self._give_back: Callable[[], None] = (
+            _nothing if keeping is None else keeping.keep(footprint.chunks, footprint.budget.cache)
+        )
 
     def stats(self, so_far: LoaderStats) -> LoaderStats:
         """What the loader saw, with what was read for it."""
@@ -81,34 +81,19 @@ class Engine:
         """End everything and give all memory back. Idempotent."""
         if self.pipeline.forked:
             return  # threads and device belong to another process, and so may be whoever held a lock at the fork
+        give_back, self._give_back = self._give_back, _nothing
         try:
             self.queue.close()
         finally:
-            self.pipeline.close()
-            self._give_back()
+            try:
+                self.pipeline.close()
+            finally:
+                give_back()
 
 
 def _read(source: Source, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
     out[IDS][...] = samples
     source.read_into(samples, {key: array for key, array in out.items() if key != IDS})
-
-
-class _Preparation:
-    """Makes ready what comes later; where there is nothing to do, it looks only once in a while."""
-
-    def __init__(self, source: KeepingSource, schedule: Schedule, steps: int) -> None:
-        self._source, self._schedule, self._steps = source, schedule, steps
-        self._idle = 0
-
-    def __call__(self, keys: Sequence[Key]) -> None:
-        if self._idle > 0:
-            self._idle -= 1
-            return
-        samples = np.concatenate([self._schedule.ahead(key, self._steps) for key in keys])
-        # Where the order goes by chunks, each has its time: nothing is left out.
-        decode = self._schedule.plan(keys[0].epoch).chunk_order is not None
-        if len(samples) and not self._source.prepare(samples, decode=decode) and not decode:
-            self._idle = LOOKS
 
 
 def _nothing() -> None:

@@ -63,7 +63,8 @@ class Footprint:
         chunks = 0 if order is None else min(2 * order.width, order.chunks)
         decoded = cache = 0
         if isinstance(source, KeepingSource):
-            decoded, cache = source.decoded_bytes(chunks), min(options.cache_bytes, source.decodable_bytes)
+            decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.band_bytes
+            cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
         if workers and source.chunks.reading == "copied" and not streams:
             left = limit - decoded - cache

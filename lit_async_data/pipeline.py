@@ -66,7 +66,7 @@ class Pipeline:
         slots: int,
         most_slots: int,
         timeout_s: float,
-        prepare: Callable[[Sequence[Key]], None] | None = None,
+        prepare: Callable[[Sequence[Key], Key | None], None] | None = None,
     ) -> None:
         self.layout = layout
         self.ring = Ring([])
@@ -185,7 +185,7 @@ class Pipeline:
             following = self.schedule.following(following)
         self._claimed[keys[0]] = None
         self._cursor = following
-        self._together *= 2
+        self._together = min(2 * self._together, self.layout.batches)
         return Job(slot, keys, self._generation, worker)
 
     def _grow(self) -> None:
@@ -214,8 +214,11 @@ class Pipeline:
         self._fill(job)
         if self._prepare is not None:
             # What goes wrong here goes wrong again when it is read, and is said there.
+            started = time.perf_counter()
             with contextlib.suppress(Exception):
-                self._prepare(job.keys)
+                self._prepare(job.keys, self._cursor)
+            with self._changed:
+                self._stats = self._stats.plus(0, 0, time.perf_counter() - started)
         worker.rest()
         return True
 

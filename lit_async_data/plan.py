@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -200,27 +199,6 @@ class EpochPlan:
             return None
         return ChunkOrder(self.runs, self.shuffle_chunks, derived_key(self.seed, self.epoch))
 
-    def progress(self, step: int) -> tuple[int, float, float]:
-        """How far a step comes in the group of chunks that it ends in.
-
-        Returns:
-            Number of the group, and which share ``[begin, end)`` of its samples the step deals.
-        """
-        assert self.chunk_order is not None
-        first, end = (local * self.world_size + self.rank + self.start for local in self.bounds(step))
-        group = self.chunk_order.group_of(min(end, self.length) - 1)
-        size = group.end - group.first
-        return group.number, max(first - group.first, 0) / size, min((end - group.first) / size, 1.0)
-
-    def lanes(self, group: int, begin: float, end: float) -> Indices:
-        """The first samples of a share of the chunks of a group: of those that this rank begins with."""
-        order = self.chunk_order
-        assert order is not None
-        count = min(order.width, order.chunks - group * order.width)
-        lanes = np.arange(math.ceil(begin * count), math.ceil(end * count))
-        positions = order.group(group).first + lanes
-        return order.samples(positions[(positions - self.start) % self.world_size == self.rank])
-
 
 class Key(NamedTuple):
     """The place of a batch in the endless order."""
@@ -259,21 +237,6 @@ class Schedule:
             # Replaced, not changed: another thread may be reading it.
             self._plans = {e: p for e, p in self._plans.items() if abs(e - epoch) <= 1} | {epoch: found}
         return found
-
-    def ahead(self, key: Key, steps: int) -> Indices:
-        """Samples that are to be made ready while a batch is read, so that they are there when it is their turn.
-
-        While a group of chunks is dealt, the chunks of the next are decoded, evenly over its steps. Where the order
-        does not go by chunks these are the samples of a batch that comes so many steps later, if the epoch has it.
-        """
-        plan = self.plan(key.epoch)
-        if plan.chunk_order is None:
-            later = key.step + steps
-            return plan.batch(later).samples if later < len(plan) else np.empty(0, np.int64)
-        group, begin, end = plan.progress(key.step)
-        if group + 1 < plan.chunk_order.groups:
-            return plan.lanes(group + 1, begin, end)
-        return self.plan(key.epoch + 1).lanes(0, begin, end)
 
     def following(self, key: Key) -> Key:
         """The key that comes after a key."""

@@ -12,6 +12,7 @@ import pytest
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, MemoryBudgetError
 from lit_async_data.plan import Key
+from lit_async_data.preparation import Preparation
 from lit_async_data.sources.hdf5 import source as source_module
 from lit_async_data.sources.hdf5.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
@@ -207,14 +208,16 @@ def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
     source = HDF5Source(file)
     decodings.clear()
     with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
-        pipeline = loader._running().pipeline
-        for _ in range(5):
-            next(loader)
-        plan = loader._schedule.plan(0)
-        prepared = np.concatenate([loader._schedule.ahead(Key(0, step), 8) for step in range(5)])
+        plan, preparation = loader._schedule.plan(0), Preparation(source, loader._schedule, 8)
+        prepared = np.concatenate([preparation.due(Key(0, step), None) for step in range(5)])
         assert set(prepared // 10) == set(plan.samples(np.arange(80, 160)) // 10)
         assert len(prepared) == 8
-        assert pipeline.stats().batches >= 5
+        # A slow worker prepares nothing that is used up: reading has come to the group after that.
+        assert len(preparation.due(Key(0, 0), Key(0, 9))) > 0
+        assert len(preparation.due(Key(0, 0), Key(0, 11))) == 0
+        assert len(preparation.due(Key(0, 0), Key(1, 0))) == 0
+        last = Key(0, 37)
+        assert set(preparation.due(last, Key(1, 0)) // 10) <= set(loader._schedule.plan(1).samples(np.arange(80)) // 10)
     source.close()
 
 
@@ -235,6 +238,31 @@ def test_a_global_shuffle_decodes_nothing_beforehand(file, decodings):
     # 600 samples are all 60 chunks; two batches were read at most when the loader was closed, and one was begun.
     assert len(decodings) <= 3 * 60
     source.close()
+
+
+def test_in_order_the_next_chunk_is_decoded_while_one_is_read(file, decodings):
+    source = HDF5Source(file)
+    with AsyncLoader(source, {"batch_size": 2, "shuffle": "none", "workers": 1, "queue_depth": 1}) as loader:
+        decodings.clear()
+        for _ in range(5):
+            next(loader)
+    # 10 samples are one chunk; 4 slots and the next chunk were read ahead at most.
+    assert 2 <= len(decodings) <= 3
+    source.close()
+
+
+def test_each_chunk_is_decoded_about_once_by_many_workers(tmp_path, decodings):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as made:
+        values = np.arange(6400 * 5, dtype=np.int32).reshape(6400, 5)
+        made.create_dataset("data", data=values, chunks=(4, 5), compression="gzip")
+    source = HDF5Source(path, ["data"])
+    decodings.clear()
+    with AsyncLoader(source, {"batch_size": 256, "shuffle_chunks": 64, "workers": 4}) as loader:
+        for _ in range(4):
+            assert sum(len(batch) for (batch,) in loader) == 6400
+    source.close()
+    assert len(decodings) <= 1.5 * 5 * 1600
 
 
 def test_a_cache_is_given_back_with_its_loader_unless_another_wants_it(file, decodings):
@@ -286,9 +314,9 @@ def test_filters_that_only_libhdf5_knows_are_shuffled_by_chunks_too(tmp_path):
 
 def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file):
     source = HDF5Source(file)
-    options = {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 20}
+    options = {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 20, "workers": 2}
     needed = AsyncLoader(source, options).footprint.budget
-    assert needed.decoded == 40 * 10 * 50 * 4
+    assert needed.decoded == (40 + 2) * 10 * 50 * 4  # two groups, and one in the hand of each worker
     with pytest.raises(MemoryBudgetError, match=r"decoded need .* smaller batch_size or queue_depth, shuffle_chunks"):
         AsyncLoader(source, options | {"memory_budget": needed.total - 1})
     with pytest.raises(MemoryBudgetError, match="cache_bytes"):

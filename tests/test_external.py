@@ -86,6 +86,39 @@ def test_a_dataset_that_is_missing_there_is_an_error_too(here):
         HDF5Source("x.h5", ["data"], external=True)
 
 
+def test_what_is_missing_two_files_further_is_an_error_too(here):
+    with h5py.File(here / "c.h5", "w") as file:
+        file["there"] = VALUES
+    for name, other in (("b.h5", "c.h5"), ("a.h5", "b.h5")):
+        layout = h5py.VirtualLayout((12, 5), "f4")
+        layout[:] = h5py.VirtualSource(other, "there", (12, 5))
+        with h5py.File(here / name, "w") as file:
+            file.create_virtual_dataset("there", layout)
+    source = HDF5Source("a.h5", ["there"], external=True)
+    assert [path.rpartition("/")[2] for path, _ in source._datasets[0]["there"].others] == ["b.h5", "c.h5"]
+    (here / "c.h5").unlink()
+    with pytest.raises(MissingError, match=r"takes values from c\.h5, which is not in"):
+        HDF5Source("a.h5", ["there"], external=True)
+
+
+def test_a_part_of_the_same_file_that_is_missing_is_an_error(here):
+    layout = h5py.VirtualLayout((12, 5), "f4")
+    layout[:] = h5py.VirtualSource(".", "gone", (12, 5))
+    with h5py.File(here / "x.h5", "w") as file:
+        file.create_virtual_dataset("data", layout)
+    with pytest.raises(MissingError, match=r"x\.h5:/gone, which cannot be opened"):
+        HDF5Source("x.h5", ["data"], external=True)
+
+
+def test_values_from_itself_are_refused(here):
+    layout = h5py.VirtualLayout((12, 5), "f4")
+    layout[:] = h5py.VirtualSource(".", "/data", (12, 5))
+    with h5py.File(here / "x.h5", "w") as file:
+        file.create_virtual_dataset("data", layout)
+    with pytest.raises(FormatError, match=r"takes values from itself"):
+        HDF5Source("x.h5", ["data"], external=True)
+
+
 @KINDS
 def test_one_that_changes_is_an_error_when_it_is_read(here, kind):
     kind(here)

@@ -49,6 +49,7 @@ ORDER = [
     "streams",
     "device",
     "stream_queue",
+    "preparation",
     "engine",
     "passes",
     "loader",

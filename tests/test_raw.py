@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.plan import Key
+from lit_async_data.preparation import Preparation
 from lit_async_data.sources.hdf5 import open_file, raw, readahead
 from lit_async_data.sources.hdf5.raw import RawReader, gather_windows
+from lit_async_data.testing import ArraySource
 
 
 @given(
@@ -228,9 +230,7 @@ def test_batches_to_come_are_fetched_while_others_are_read(tmp_path, monkeypatch
         schedule, steps = loader._schedule, 8 + loader.footprint.layout.batches
         for _ in range(3):
             next(loader)
-    samples = schedule.ahead(Key(0, 0), steps)
-    assert samples.tolist() == schedule.plan(0).batch(steps).samples.tolist()
-    assert len(schedule.ahead(Key(0, 200 - steps), steps)) == 0
+    samples = schedule.plan(0).batch(steps).samples
     begins = source._readers[0]["data"]._offsets(samples)
     source.close()
     assert all(any(first <= begin < end for first, end in kernel.fetched) for begin in begins)
@@ -241,7 +241,31 @@ def test_a_system_that_cannot_say_is_taken_to_have_it_in_memory(tmp_path, monkey
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "preadv", unsupported)
-    assert not readahead.is_cold(0, 0)
+    assert open_file.is_cold(0, 0) is None
+
+
+def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_path):
+    asked = []
+
+    class Asked(ArraySource):
+        def prepare(self, samples, *, decode):
+            asked.append((samples.tolist(), decode))
+            return True
+
+        decodable_bytes = band_bytes = 0
+
+        def decoded_bytes(self, chunks):
+            return 0
+
+        def keep(self, chunks, cache_bytes):
+            return lambda: None
+
+    source = Asked({"x": np.arange(40)})
+    with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
+        schedule = loader._schedule
+        Preparation(source, schedule, 3)([Key(0, 8), Key(0, 9)], None)
+    wanted = [schedule.plan(1).batch(step).samples.tolist() for step in (1, 2)]
+    assert asked == [(wanted[0] + wanted[1], False)]
 
 
 def test_what_is_not_there_yet_is_cold(tmp_path):
@@ -249,4 +273,4 @@ def test_what_is_not_there_yet_is_cold(tmp_path):
     path.write_bytes(bytes(2**20))
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-        assert not readahead.is_cold(file.fileno(), 2**19)
+        assert open_file.is_cold(file.fileno(), 2**19) is False

@@ -136,6 +136,11 @@ class KeepingSource(Source, Protocol):
         ...
 
     @property
+    def band_bytes(self) -> int:
+        """Bytes of the largest chunk that is held, decoded: each thread may have one more in hand."""
+        ...
+
+    @property
     def decodable_bytes(self) -> int:
         """Bytes of everything that must be decoded: no cache can hold more."""
         ...

@@ -174,7 +174,7 @@ class H5pyBands:
     def decoded(self, number: int) -> Array:
         """As `Bands.decoded`."""
         first = number * self.rows
-        rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows))
+        rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows), cached=False)
         return np.ascontiguousarray(rows, rows.dtype.newbyteorder("="))
 
 
@@ -241,7 +241,7 @@ class ChunkedReader(Reader):
 
     def prepare(self, rows: Indices, *, decode: bool) -> bool:
         """Have the kernel fetch these rows, and decode their bands, unless that has been done or is being done."""
-        numbers = self._kept.missing(np.unique(rows // self.rows))
+        numbers = self._recent.missing(self._name, self._kept.missing(np.unique(rows // self.rows)))
         if not len(numbers):
             return False
         cold = self.bands.fetch(numbers, sure=True)

@@ -24,8 +24,8 @@ POLL_S = 0.5
 class RecentBands:
     """The bands that were decoded last, each by one thread only. Safe from several threads.
 
-    The oldest goes first, by when it was decoded and not by when it was used: a shuffle by chunks deals from one group
-    of bands while the next is decoded, and whatever is older than both is used up.
+    The oldest goes first, by when it was decoded, or found here when it was to be, and not by when it was used: a
+    shuffle by chunks deals from one group of bands while the next is decoded, and whatever is older is used up.
     """
 
     def __init__(self) -> None:
@@ -73,6 +73,15 @@ class RecentBands:
                 self._changed.notify_all()
         return band
 
+    def missing(self, name: object, numbers: Indices) -> Indices:
+        """Those of these bands of one dataset that are neither here nor being decoded; those here count as new."""
+        with self._changed:
+            for number in numbers.tolist():
+                if (name, number) in self._bands:
+                    self._bands.move_to_end((name, number))
+            left = [n for n in numbers.tolist() if (name, n) not in self._bands and (name, n) not in self._decoding]
+        return np.array(left, np.int64)
+
     def clear(self) -> None:
         """Let go of all of them."""
         with self._changed:
@@ -81,7 +90,8 @@ class RecentBands:
 
     def _make_room(self, nbytes: int) -> None:
         while self._bands and self._taken + nbytes > self._room:
-            self._taken -= self._bands.popitem(last=False)[1].nbytes
+            band = self._bands.popitem(last=False)[1]
+            self._taken -= band.nbytes  # after it: popping may collect garbage, and come here again
 
 
 class Room:

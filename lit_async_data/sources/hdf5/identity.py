@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -57,26 +56,48 @@ def other_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: b
         MissingError: One is not there, or has not the dataset that is taken from it.
     """
     where: dict[str, Any] = {"file": file.filename, "dataset": name}
+    here = os.path.abspath(file.filename)
     full = f"{file.filename}:/{name.strip('/')}"
     linked = dataset.file.filename != file.filename
     if not allowed:
         _refuse(dataset, full, linked=linked, where=where)
-    found = {os.path.abspath(dataset.file.filename)} if linked else set()
-    folder = os.path.dirname(os.path.abspath(dataset.file.filename))
+    found: set[str] = set()
+    _follow(dataset, full, where, found, frozenset())
+    if linked:
+        found.add(os.path.abspath(dataset.file.filename))
+    found.discard(here)
+    return tuple((path, FileIdentity.of(os.stat(path))) for path in sorted(found))
+
+
+def _follow(
+    dataset: h5py.Dataset, full: str, where: dict[str, Any], found: set[str], above: frozenset[tuple[str, str]]
+) -> None:
+    """Add the files that a dataset takes values from, those of the datasets there, and so on."""
+    path = os.path.abspath(dataset.file.filename)
+    me = (path, dataset.name)
+    if me in above:
+        raise FormatError(f"{full} takes values from itself, by {path}:{dataset.name}", **where)
     for stored, _, _ in dataset.external or ():
         found.add(_resolved(os.fsdecode(stored), [os.getcwd()], full, where))  # libhdf5 looks nowhere else
+    seen: set[tuple[str, str]] = set()
     for part in dataset.virtual_sources() if dataset.is_virtual else ():
-        if part.file_name == ".":
-            continue
         if "%b" in part.file_name or "%b" in part.dset_name:
-            raise FormatError(
-                f"{full} takes values from files named by a pattern, {part.file_name}; list them", **where
-            )
-        path = _resolved(part.file_name, [folder, os.getcwd()], full, where)
-        if path not in found:
-            _check_has(path, part.dset_name, full, where)
-            found.add(path)
-    return tuple((path, FileIdentity.of(os.stat(path))) for path in sorted(found))
+            raise FormatError(f"{full} takes values from files by a pattern, {part.file_name}; list them", **where)
+        other = path
+        if part.file_name != ".":
+            other = _resolved(part.file_name, [os.path.dirname(path), os.getcwd()], full, where)
+        if (other, part.dset_name) in seen:
+            continue
+        seen.add((other, part.dset_name))
+        found.add(os.path.abspath(other))
+        try:
+            with h5py.File(other, "r", locking="best-effort") as file:
+                source = file.get(part.dset_name)
+                if not isinstance(source, h5py.Dataset):
+                    raise _absent(other, part.dset_name, full, where)
+                _follow(source, full, where, found, above | {me})
+        except OSError as error:
+            raise _absent(other, part.dset_name, full, where) from error
 
 
 def _refuse(dataset: h5py.Dataset, full: str, *, linked: bool, where: dict[str, Any]) -> None:
@@ -107,8 +128,5 @@ def _resolved(name: str, folders: list[str], full: str, where: dict[str, Any]) -
     raise MissingError(f"{full} takes values from {name}, which is not in {' or '.join(folders)}", **where)
 
 
-def _check_has(path: str, name: str, full: str, where: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError), h5py.File(path, "r", locking="best-effort") as file:
-        if isinstance(file.get(name), h5py.Dataset):
-            return
-    raise MissingError(f"{full} takes values from {path}:/{name.strip('/')}, which cannot be opened", **where)
+def _absent(path: str, name: str, full: str, where: dict[str, Any]) -> MissingError:
+    return MissingError(f"{full} takes values from {path}:/{name.strip('/')}, which cannot be opened", **where)

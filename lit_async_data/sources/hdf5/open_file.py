@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import mmap
 import os
 import resource
@@ -16,7 +17,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ChangedError, MissingError, WorkerError
+from lit_async_data.errors import ChangedError, CorruptError, MissingError, WorkerError
 from lit_async_data.sources.hdf5.identity import FileIdentity, Others
 
 # Seconds that `close` waits for a thread that is opening the file.
@@ -28,6 +29,19 @@ H5PY_CACHE_BYTES = 2**20
 PREAD_BYTES = 512 * 1024
 # The same for what is decoded then, which takes many times as long as reading it.
 PREAD_CHUNK_BYTES = 32 * 1024
+
+
+def is_cold(descriptor: int, offset: int) -> bool | None:
+    """Whether a byte of a file must come from the disk; None where the system cannot say."""
+    try:
+        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        return None
+    return False
 
 
 class OpenFile:
@@ -54,7 +68,7 @@ class OpenFile:
         self._closer: weakref.finalize[Any, Any] | None = None
         self._leaving = False
         self._descriptor: int | None = None
-        self._map: npt.NDArray[np.uint8] | None = None
+        self._maps: dict[bool, npt.NDArray[np.uint8]] = {}
         self._h5py: h5py.File | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
 
@@ -65,7 +79,7 @@ class OpenFile:
             MissingError: The file is gone.
             WorkerError: This process is a fork of the one that opened it.
         """
-        self._check_process()
+        self.check_process()
         if self._descriptor is not None:
             return self._descriptor
         with self._lock:
@@ -99,20 +113,24 @@ class OpenFile:
     def _check_same(self, descriptor: int) -> None:
         _refuse_changed(self.path, self._identity, os.fstat(descriptor))
 
-    def map(self) -> npt.NDArray[np.uint8]:
-        """The bytes of the whole file, read-only; pages are read as they are touched."""
+    def map(self, *, at_random: bool = True) -> npt.NDArray[np.uint8]:
+        """The bytes of the whole file, read-only; pages are read as they are touched.
+
+        Args:
+            at_random: Whether what is wanted is fetched by name (`ReadAhead`); else every page that is missing is read
+                with its neighbours, up to several MiB of them.
+        """
         descriptor = self.descriptor()
-        mapped_before = self._map
+        mapped_before = self._maps.get(at_random)
         if mapped_before is not None:
             return mapped_before
         with self._lock:
-            if self._map is None:
+            if at_random not in self._maps:
                 mapped = mmap.mmap(descriptor, self._identity.size, access=mmap.ACCESS_READ)
-                # What is wanted is fetched by name (`ReadAhead`); else every page that is missing would be read with
-                # its neighbours, up to several MiB of them.
-                mapped.madvise(mmap.MADV_RANDOM)
-                self._map = np.frombuffer(mapped, np.uint8)
-            return self._map
+                if at_random and is_cold(descriptor, 0) is not None:
+                    mapped.madvise(mmap.MADV_RANDOM)
+                self._maps[at_random] = np.frombuffer(mapped, np.uint8)
+            return self._maps[at_random]
 
     def read_at(self, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill ``out`` with the bytes from an offset on.
@@ -146,12 +164,16 @@ class OpenFile:
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Read inside: the file is checked before and after, and stays open until the last reader has left."""
-        self._check_process()  # before the lock, which another thread may have held when this process was forked
+        self.check_process()  # before the lock, which another thread may have held when this process was forked
         with self._lock:
             self._reading += 1
         try:
             self.check()
-            yield
+            try:
+                yield
+            except CorruptError:
+                self.check()  # a file that is written to is no damaged one
+                raise
             self.check()
         finally:
             with self._lock:
@@ -160,8 +182,8 @@ class OpenFile:
                     self._close()
 
     def dataset(self, name: str, chunk_bytes: int) -> h5py.Dataset:
-        """A dataset through h5py, with a chunk cache that holds at least two of its chunks."""
-        self._check_process()
+        """A dataset through h5py, with a chunk cache that holds at least two of its chunks; none where they are 0."""
+        self.check_process()
         with self._lock:
             if self._h5py is None:
                 opened = h5py.File(self.path, "r", locking="best-effort")
@@ -171,7 +193,7 @@ class OpenFile:
             if name not in self._datasets:
                 access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
                 # Slots of the cache's table: a prime well above the chunks it can hold, as HDF5 advises.
-                access.set_chunk_cache(12421, max(H5PY_CACHE_BYTES, 2 * chunk_bytes), 0.75)
+                access.set_chunk_cache(12421, max(H5PY_CACHE_BYTES, 2 * chunk_bytes) if chunk_bytes else 0, 0.75)
                 self._datasets[name] = h5py.Dataset(h5py.h5d.open(self._h5py.id, name.encode(), access))
             return self._datasets[name]
 
@@ -196,8 +218,14 @@ class OpenFile:
                 self._closer()
         self._reset()
 
-    def _check_process(self) -> None:
-        if self._pid not in (os.getpid(), None):
+    @property
+    def forked(self) -> bool:
+        """Whether the file is open in the process that this one was forked from."""
+        return self._pid not in (os.getpid(), None)
+
+    def check_process(self) -> None:
+        """Raise `WorkerError` if that is so."""
+        if self.forked:
             raise WorkerError(
                 f"{self.path} was opened in process {self._pid} and cannot be read in its fork {os.getpid()}: HDF5 "
                 "handles do not survive a fork; build the source in the child, or start it by spawn",
@@ -236,6 +264,16 @@ class OpenFiles:
             if oldest is not None:
                 self._files[oldest].close()
             yield
+
+    @property
+    def forked(self) -> bool:
+        """Whether files are open in the process that this one was forked from."""
+        return any(file.forked for file in self._files)
+
+    def check_process(self) -> None:
+        """Raise `WorkerError` if that is so."""
+        for file in self._files:
+            file.check_process()
 
     def _use(self, number: int) -> int | None:
         with self._lock:

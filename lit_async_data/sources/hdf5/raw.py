@@ -69,8 +69,10 @@ class RawReader(Reader):
         elif not stored.dtype.isnative:
             out.byteswap(inplace=True)
 
-    def prepare(self, rows: Indices, *, decode: bool) -> bool:  # noqa: ARG002
+    def prepare(self, rows: Indices, *, decode: bool) -> bool:
         """Have the kernel fetch these rows from the disk, if it seems that they are not in memory."""
+        if decode:
+            return False  # one of each chunk: those that will be read are named later
         self._ahead.fetch(self._offsets(rows), self._row_bytes)
         return self._ahead.cold
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 import numpy as np
 
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.hdf5.open_file import OpenFile
+from lit_async_data.sources.hdf5.open_file import OpenFile, is_cold
 
 # Pieces that are asked whether they are in memory before the kernel is told to fetch many: each takes 0.8 µs, and
 # telling it what it has already halves the speed.
@@ -52,15 +51,3 @@ def _joined(begins: Indices, ends: Indices) -> list[tuple[int, int]]:
     begins, ends = begins[order], np.maximum.accumulate(ends[order])
     breaks = np.flatnonzero(begins[1:] > ends[:-1]) + 1
     return list(zip(begins[np.append(0, breaks)].tolist(), ends[np.append(breaks - 1, -1)].tolist(), strict=True))
-
-
-def is_cold(descriptor: int, offset: int) -> bool:
-    """Whether a byte of a file must come from the disk; where the system cannot say, it is taken to be in memory."""
-    try:
-        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-    return False

@@ -59,7 +59,7 @@ class StridedReader(Reader):
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
         assert stored.offset is not None
-        raw = self._file.map()[stored.offset : stored.offset + stored.nbytes]
+        raw = self._file.map(at_random=False)[stored.offset : stored.offset + stored.nbytes]
         table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
         for first, end, where in runs(rows):
             out[where] = labels(table[first:end], stored)
@@ -80,13 +80,20 @@ class H5pyReader(Reader):
             out[where] = labels(h5py_rows(self._stored, self._file, first, end), self._stored)
 
 
-def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int) -> Array:
+def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, cached: bool = True) -> Array:
     """Rows ``first`` to ``end - 1`` through h5py, the axis of samples first.
+
+    Args:
+        stored: The dataset.
+        file: The file.
+        first: The first row.
+        end: One more than the last.
+        cached: Whether libhdf5 shall hold chunks; not where they are read whole.
 
     Raises:
         CorruptError: libhdf5 cannot read them.
     """
-    dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes)
+    dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)
     try:
         block = dataset[(*(slice(None),) * stored.axis, slice(first, end))]
     except (OSError, RuntimeError) as error:

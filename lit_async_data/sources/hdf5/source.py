@@ -26,8 +26,8 @@ from lit_async_data.spec import BatchSpec
 # Bytes of decoded bands that are kept for each field between batches, or two bands if those are larger: so that batches
 # smaller than a band, read in order, decode it once.
 RECENT_BYTES = 16 * 2**20
-# From the fastest way of reading to the slowest.
-READING = ("copied", "decoded", "locked")
+# What counts where fields are read in several ways: decoding is work that threads share, whatever waits beside it.
+READING = ("copied", "locked", "decoded")
 
 
 class HDF5Source:
@@ -44,11 +44,9 @@ class HDF5Source:
         index_cache: Where to keep the indexes of datasets of many chunks (`FEWEST_CHUNKS`), so that opening them again
             takes no time: ``"auto"`` for a hidden file beside the data, or in the user's cache folder if that cannot
             be written to; a folder; or False for nowhere.
-
-        index_cache: Where the places of many chunks are kept for the next time: ``"auto"`` beside the data, or else in
-            the user's cache folder; a folder; or False for nowhere.
-        memory_map: Whether files may be mapped. Without, everything is read by ``pread``, a little slower where samples
-            are small; a file that another process truncates is then an error and not the end of this process.
+        memory_map: Whether files may be mapped. Without, they are read by ``pread``, a little slower where samples are
+            small, and what lies scattered by h5py; a file that another process truncates is then an error and not the
+            end of this process.
         external: Whether datasets may take values from other files: virtual datasets, links into other files, values
             stored outside. These files must be there, and are read through h5py.
 
@@ -224,14 +222,20 @@ class HDF5Source:
 
     def _decoded_bytes(self, key: str, chunks: int) -> int:
         held = [readers[key] for readers in self._readers if readers[key].band_bytes]
-        band = max((reader.band_bytes for reader in held), default=0)
-        if not chunks or not held:
-            whole = sum(datasets[key].nbytes for datasets in self._datasets)
-            return min(max(2 * band, RECENT_BYTES), whole) if held else 0
+        if not held:
+            return 0
+        band, whole = max(reader.band_bytes for reader in held), sum(reader.decodable_bytes for reader in held)
+        if not chunks:
+            return min(max(2 * band, RECENT_BYTES), whole)
         # A chunk of the widest field goes over this many of another one's.
         wide = max(datasets[self._widest].chunk_rows for datasets in self._datasets)
         over = 1 if key == self._widest else -(-wide // min(reader.rows for reader in held)) + 1
-        return chunks * over * band
+        return min(chunks * over * band, whole)
+
+    @property
+    def band_bytes(self) -> int:
+        """Bytes of the largest chunk, decoded; see `KeepingSource.band_bytes`."""
+        return max((reader.band_bytes for readers in self._readers for reader in readers.values()), default=0)
 
     @property
     def decodable_bytes(self) -> int:
@@ -240,6 +244,7 @@ class HDF5Source:
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `KeepingSource.keep`."""
+        self._files.check_process()  # before any lock, which another thread may have held when this process was forked
         nbytes = self.decoded_bytes(chunks)
         self._recent.add_room(nbytes)
         self._room.add(cache_bytes)
@@ -254,8 +259,9 @@ class HDF5Source:
     def close(self) -> None:
         """Close every file and let go of what was decoded. Reading opens them again."""
         self._files.close()
-        self._recent.clear()
-        self._forget()
+        if not self._files.forked:
+            self._recent.clear()
+            self._forget()
 
     def _forget(self) -> None:
         for readers in self._readers:

@@ -1,0 +1,121 @@
+"""`Preparation`: what a worker makes ready after each read, so that it is there when its turn comes.
+
+* Where the order goes by chunks, the chunks of the next group are decoded while one is dealt, evenly over its steps.
+* Where samples come as stored, the chunk that comes next is decoded while one is read.
+* In any order, what is read some steps later is fetched from the disk, if it is not in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from lit_async_data.chunk_order import Group
+from lit_async_data.permutation import Indices
+from lit_async_data.plan import EpochPlan, Key, Schedule
+from lit_async_data.sources.base import KeepingSource
+
+# Reads after which it is looked again whether anything must be fetched, where the last time nothing was.
+LOOKS = 8
+
+
+class Preparation:
+    """Makes ready what comes later. Called by several workers at once.
+
+    Args:
+        source: Where samples come from.
+        schedule: Their order.
+        steps: Between what is read and what is fetched.
+    """
+
+    def __init__(self, source: KeepingSource, schedule: Schedule, steps: int) -> None:
+        self._source = source
+        self._schedule = schedule
+        self._steps = steps
+        self._rows = source.chunks.rows
+        self._idle = 0
+        # Those looked up last; replaced as a whole, since other workers may be reading.
+        self._group: tuple[int, Group] = (-1, Group(0, 0, 0))
+        self._lanes: tuple[tuple[int, int], Indices] = ((-1, 0), np.empty(0, np.int64))
+
+    def __call__(self, keys: Sequence[Key], cursor: Key | None) -> None:
+        """Make ready what comes after these batches.
+
+        Args:
+            keys: The batches that have just been read.
+            cursor: The batch that will be read next.
+        """
+        plan = self._schedule.plan(keys[0].epoch)
+        if plan.chunk_order is not None:
+            for key in keys:
+                self._decode(self.due(key, cursor))
+        elif plan.shuffle == "none" and self._rows > 1:
+            last = plan.batch(keys[-1].step).samples[-1:]
+            self._decode(np.minimum(last + self._rows, plan.length - 1))
+        self._fetch(keys)
+
+    def due(self, key: Key, cursor: Key | None) -> Indices:
+        """One sample of each chunk of the next group that is to be decoded with a batch, on this rank.
+
+        No chunk, where reading has come beyond that group: a slow worker would decode what nobody wants any more.
+
+        Args:
+            key: The batch.
+            cursor: The batch that will be read next; None if that is not known.
+        """
+        plan = self._schedule.plan(key.epoch)
+        assert plan.chunk_order is not None
+        first, end = (self._position(plan, local) for local in plan.bounds(key.step))
+        group = self.group(plan, min(end, plan.length) - 1)
+        coming = (key.epoch, group.number + 1) if group.number + 1 < plan.chunk_order.groups else (key.epoch + 1, 0)
+        if cursor is not None and self._place(cursor) > coming:
+            return np.empty(0, np.int64)
+        lanes, size = self.lanes(*coming), group.end - group.first
+        begin = max(first - group.first, 0) / size
+        return lanes[math.ceil(begin * len(lanes)) : math.ceil(min((end - group.first) / size, 1.0) * len(lanes))]
+
+    def lanes(self, epoch: int, number: int) -> Indices:
+        """One sample of each chunk of a group: of those that this rank begins with."""
+        which, found = self._lanes
+        if which == (epoch, number):
+            return found
+        plan = self._schedule.plan(epoch)
+        order = plan.chunk_order
+        assert order is not None
+        positions = order.group(number).first + np.arange(min(order.width, order.chunks - number * order.width))
+        found = order.samples(positions[(positions - plan.start) % plan.world_size == plan.rank])
+        self._lanes = (epoch, number), found
+        return found
+
+    def group(self, plan: EpochPlan, position: int) -> Group:
+        """The group of chunks that a position of an epoch belongs to."""
+        epoch, group = self._group
+        if epoch != plan.epoch or not group.first <= position < group.end:
+            assert plan.chunk_order is not None
+            group = plan.chunk_order.group_of(position)
+            self._group = plan.epoch, group
+        return group
+
+    def _place(self, key: Key) -> tuple[int, int]:
+        plan = self._schedule.plan(key.epoch)
+        position = min(self._position(plan, plan.bounds(key.step)[0]), plan.length - 1)
+        return key.epoch, self.group(plan, position).number
+
+    def _position(self, plan: EpochPlan, local: int) -> int:
+        return local * plan.world_size + plan.rank + plan.start
+
+    def _decode(self, samples: Indices) -> None:
+        if len(samples):
+            self._source.prepare(samples, decode=True)
+
+    def _fetch(self, keys: Sequence[Key]) -> None:
+        if self._idle > 0:
+            self._idle -= 1
+            return
+        steps = min(self._schedule.limit or self._schedule.steps, self._schedule.steps)
+        later = [divmod(key.step + self._steps, steps) for key in keys]
+        samples = [self._schedule.plan(keys[0].epoch + more).batch(step).samples for more, step in later]
+        if not self._source.prepare(np.concatenate(samples), decode=False):
+            self._idle = LOOKS
