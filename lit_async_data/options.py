@@ -53,7 +53,7 @@ class LoaderOptions:
             other options are.
         drop_last: Drop the samples that do not fill a whole step of all ranks.
         workers: Reader threads. 0 reads in the caller's thread, so that a debugger stops there. ``"auto"``
-            is one per core, of at most 8 and shared by the ranks of the node, where chunks are decoded; else 1: one
+            is one per core, of at most 4 and shared by the ranks of the node, where chunks are decoded; else 1: one
             thread gathers at 0.6 of the speed of memory, and h5py's lock lets a second only wait
             (``benchmarks/first.py``, ``benchmarks/hdf5.py``).
         queue_depth: Slots of memory being filled or ready on the host, ≥ 1; there is one more. A slot holds a

@@ -36,9 +36,13 @@ def _shuffle(loader: AsyncLoader) -> str:
         mixed = mixing(chunks, order.batch_size, order.world_size)
         decoded = ranks_per_chunk(chunks, order.world_size)
         times = "once per epoch" if decoded == 1 else f"by {decoded} ranks each"
+        held = loader.footprint.budget.decoded
+        price = (
+            f"every chunk is decoded {times}, and takes {readable(held)} meanwhile" if held else "nothing is decoded"
+        )
         return (
             f"chunk: {chunks.width} of {chunks.chunks:,} chunks at a time, {mixed:.2f} of the mixing of a global "
-            f"shuffle; every chunk is decoded {times}, and takes {readable(loader.footprint.budget.decoded)} meanwhile"
+            f"shuffle; {price}"
         )
     if rows == 1:
         return "global: every sample is read alone, once per epoch"

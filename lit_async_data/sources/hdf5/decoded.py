@@ -52,26 +52,31 @@ class RecentBands:
         Returns:
             The band, or None if another thread is decoding it and ``wait`` is false.
         """
-        with self._changed:
-            while key not in self._bands and key in self._decoding:
-                if not wait:
-                    return None
-                self._changed.wait(POLL_S)
-            if key in self._bands:
-                return self._bands[key]
-            self._decoding.add(key)
-        band = None
-        try:
+        band, mine = None, False
+        try:  # around everything: Ctrl-C must leave no key behind for which others would wait
+            with self._changed:
+                while key not in self._bands and key in self._decoding:
+                    if not wait:
+                        return None
+                    self._changed.wait(POLL_S)
+                if key in self._bands:
+                    return self._bands[key]
+                mine = True
+                self._decoding.add(key)
             band = decode()
         finally:
-            with self._changed:
-                self._decoding.discard(key)
-                if band is not None and band.nbytes <= self._room:
-                    self._make_room(band.nbytes)
-                    self._bands[key] = band
-                    self._taken += band.nbytes
-                self._changed.notify_all()
+            if mine:
+                self._done(key, band)
         return band
+
+    def _done(self, key: Hashable, band: Array | None) -> None:
+        with self._changed:
+            self._decoding.discard(key)
+            if band is not None and band.nbytes <= self._room:
+                self._make_room(band.nbytes)
+                self._bands[key] = band
+                self._taken += band.nbytes
+            self._changed.notify_all()
 
     def missing(self, name: object, numbers: Indices) -> Indices:
         """Those of these bands of one dataset that are neither here nor being decoded; those here count as new."""
