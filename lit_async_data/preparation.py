@@ -78,14 +78,15 @@ class Preparation:
 
     def lanes(self, epoch: int, number: int) -> Indices:
         """One sample of each chunk of a group: of those that this rank begins with."""
-        which, found = self._lanes
+        which, known = self._lanes
         if which == (epoch, number):
-            return found
+            return known
         plan = self._schedule.plan(epoch)
         order = plan.chunk_order
         assert order is not None
-        positions = order.group(number).first + np.arange(min(order.width, order.chunks - number * order.width))
-        found = order.samples(positions[(positions - plan.start) % plan.world_size == plan.rank])
+        firsts = order.first_samples(number)
+        positions = order.group(number).first + np.arange(len(firsts))
+        found: Indices = firsts[(positions - plan.start) % plan.world_size == plan.rank]
         self._lanes = (epoch, number), found
         return found
 

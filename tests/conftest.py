@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import threading
@@ -18,6 +19,16 @@ from hypothesis import settings
 # The same examples every time: a failure in CI is one that can be had at home.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
+
+
+def some(shape, dtype="u1", seed=0):
+    """Values in which every bit counts: NaNs with payloads, infinities, the ends of the integers."""
+    dtype = np.dtype(dtype)
+    random = np.random.default_rng(seed)
+    if dtype.kind == "b":
+        return random.random(shape) < 0.5
+    return np.frombuffer(random.bytes(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+
 
 # What libraries open once and keep; none of it is ours.
 KEPT = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/", "anon_inode:")

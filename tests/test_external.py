@@ -101,21 +101,19 @@ def test_what_is_missing_two_files_further_is_an_error_too(here):
         HDF5Source("a.h5", ["there"], external=True)
 
 
-def test_a_part_of_the_same_file_that_is_missing_is_an_error(here):
+@pytest.mark.parametrize(
+    ("taken", "error", "said"),
+    [
+        ("gone", MissingError, r"x\.h5:/gone, which cannot be opened"),
+        ("/data", FormatError, r"takes values from itself"),
+    ],
+)
+def test_a_part_of_the_same_file_must_be_there_and_be_another(here, taken, error, said):
     layout = h5py.VirtualLayout((12, 5), "f4")
-    layout[:] = h5py.VirtualSource(".", "gone", (12, 5))
+    layout[:] = h5py.VirtualSource(".", taken, (12, 5))
     with h5py.File(here / "x.h5", "w") as file:
         file.create_virtual_dataset("data", layout)
-    with pytest.raises(MissingError, match=r"x\.h5:/gone, which cannot be opened"):
-        HDF5Source("x.h5", ["data"], external=True)
-
-
-def test_values_from_itself_are_refused(here):
-    layout = h5py.VirtualLayout((12, 5), "f4")
-    layout[:] = h5py.VirtualSource(".", "/data", (12, 5))
-    with h5py.File(here / "x.h5", "w") as file:
-        file.create_virtual_dataset("data", layout)
-    with pytest.raises(FormatError, match=r"takes values from itself"):
+    with pytest.raises(error, match=said):
         HDF5Source("x.h5", ["data"], external=True)
 
 

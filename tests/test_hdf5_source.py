@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import signal
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from conftest import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,15 +57,6 @@ ORDERS = {
     "runs": np.array([7, 8, 9, 3, 4, 4, 5, 22, 0, 1]),
     "a single one": np.array([11]),
 }
-
-
-def some(shape, dtype="u1", seed=0):
-    """Values in which every bit counts: NaNs with payloads, infinities, the ends of the integers."""
-    dtype = np.dtype(dtype)
-    random = np.random.default_rng(seed)
-    if dtype.kind == "b":
-        return random.random(shape) < 0.5
-    return np.frombuffer(random.bytes(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
 
 def stored_in_every_way(dtype):
@@ -458,6 +452,36 @@ def test_a_loader_that_has_begun_refuses_to_go_on_in_a_fork(images):
         next(loader)
         assert in_fork(lambda: next(loader)) == 3
         assert next(loader)[0][0, 0, 0, 0] == 10
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("act", "status"), [(lambda s: s.close(), 0), (lambda s: s.keep(0, 0), 3)], ids=["close", "keep"]
+)
+def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status):
+    """1. A thread holds the lock of what was decoded. 2. Another forks. 3. In the child nobody will ever let it go."""
+    source = HDF5Source(h5(data={"data": some(SHAPE)}), ["data"])
+    read(source, [1])
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with source._recent._changed:
+            held.set()
+            over.wait(30)
+
+    def acts():
+        signal.alarm(10)
+        act(source)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(10)
+    try:
+        assert in_fork(acts) == status
+    finally:
+        over.set()
+        thread.join()
+        source.close()
 
 
 # -- files that change -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from conftest import some
 from h5py import h5d, h5p, h5s, h5t, h5z
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
@@ -101,15 +102,6 @@ def create(
     limits = maxshape and tuple(h5s.UNLIMITED if limit is None else limit for limit in maxshape)
     space = h5s.create_simple(shape, limits)
     return h5py.Dataset(h5d.create(file.id, name.encode(), kind, space, plist))
-
-
-def some(shape, dtype="u1", seed=0):
-    """Values in which every bit counts."""
-    dtype = np.dtype(dtype)
-    random = np.random.default_rng(seed)
-    if dtype.kind == "b":
-        return random.random(shape) < 0.5
-    return np.frombuffer(random.bytes(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
 
 def numbered(shape, dtype="i4"):

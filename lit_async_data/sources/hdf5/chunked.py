@@ -34,16 +34,13 @@ class Bands(Protocol):
     #: As in `ChunkLayout`.
     reading: Reading
 
-    def fetch(self, numbers: Indices, *, sure: bool) -> bool:
-        """Have the kernel fetch bands from the disk, if it seems that they are not in memory.
+    @property
+    def cold(self) -> bool:
+        """Whether those looked at last had to come from the disk."""
+        ...
 
-        Args:
-            numbers: int64: which bands.
-            sure: Whether to look in any case, or only where the last ones had to be fetched.
-
-        Returns:
-            Whether they had to be fetched.
-        """
+    def fetch(self, numbers: Indices) -> None:
+        """Have the kernel fetch bands from the disk, if it seems that they are not in memory; see `ReadAhead`."""
         ...
 
     def decoded(self, number: int) -> Array:
@@ -81,12 +78,15 @@ class IndexedBands:
         whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
         self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
 
-    def fetch(self, numbers: Indices, *, sure: bool) -> bool:
-        """As `Bands.fetch`."""
-        if sure or self._ahead.cold:
-            chunks = (self._first + numbers[:, None] * self._stride).ravel()
-            self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
+    @property
+    def cold(self) -> bool:
+        """As `Bands.cold`."""
         return self._ahead.cold
+
+    def fetch(self, numbers: Indices) -> None:
+        """As `Bands.fetch`."""
+        chunks = (self._first + numbers[:, None] * self._stride).ravel()
+        self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
 
     def decoded(self, number: int) -> Array:
         """As `Bands.decoded`."""
@@ -161,15 +161,15 @@ class H5pyBands:
     """Bands read through h5py, under its lock: for filters that only libhdf5 decodes."""
 
     reading: Reading = "locked"
+    cold = False
 
     def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
         self._stored = stored
         self._file = file
         self.rows = stored.chunk_rows
 
-    def fetch(self, numbers: Indices, *, sure: bool) -> bool:  # noqa: ARG002
+    def fetch(self, numbers: Indices) -> None:
         """As `Bands.fetch`: libhdf5 reads for itself."""
-        return False
 
     def decoded(self, number: int) -> Array:
         """As `Bands.decoded`."""
@@ -212,7 +212,8 @@ class ChunkedReader(Reader):
         missing = self._kept.taken(rows, out, lambda values: labels(values, self._stored))
         if missing is None:
             return
-        self.bands.fetch(np.unique(rows[missing] // self.rows), sure=False)
+        if self.bands.cold:
+            self.bands.fetch(np.unique(rows[missing] // self.rows))
         if self._alone:
             self._read_alone(rows, missing, out)
             return
@@ -244,9 +245,9 @@ class ChunkedReader(Reader):
         numbers = self._recent.missing(self._name, self._kept.missing(np.unique(rows // self.rows)))
         if not len(numbers):
             return False
-        cold = self.bands.fetch(numbers, sure=True)
+        self.bands.fetch(numbers)
         if not decode or self._alone:
-            return cold
+            return self.bands.cold
         for number in numbers.tolist():
             self._band(number, wait=False)
         return True

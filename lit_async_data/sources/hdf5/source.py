@@ -258,10 +258,11 @@ class HDF5Source:
 
     def close(self) -> None:
         """Close every file and let go of what was decoded. Reading opens them again."""
+        if self._files.forked:
+            return  # nothing here is this process's, and a lock may have been held when it was forked
         self._files.close()
-        if not self._files.forked:
-            self._recent.clear()
-            self._forget()
+        self._recent.clear()
+        self._forget()
 
     def _forget(self) -> None:
         for readers in self._readers:
