@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lit_async_data.callback import DevicePrefetcher as DevicePrefetcher
     from lit_async_data.datamodule import AsyncDataModule as AsyncDataModule
+    from lit_async_data.field import Field as Field
     from lit_async_data.loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import LoaderOptions as LoaderOptions
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
@@ -21,6 +22,7 @@ _HOMES = {
     "AsyncDataModule": "datamodule",
     "AsyncLoader": "loader",
     "DevicePrefetcher": "callback",
+    "Field": "field",
     "HDF5Source": "sources.hdf5.source",
     "LoaderOptions": "options",
 }

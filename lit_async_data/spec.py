@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 # cudaMalloc and the pinned allocator of torch align to this; a field that starts here can be copied as it is.
 ALIGNMENT = 512
+# What a tensor can hold: (kind, itemsize) of numpy.
+TENSOR_TYPES = {("b", 1), *((k, n) for k in "iu" for n in (1, 2, 4, 8)), *(("f", n) for n in (2, 4, 8))}
+TENSOR_TYPES |= {("c", 8), ("c", 16)}
 # A field of at most this many bytes per batch is handed out as a copy: collecting labels then holds no images.
 SMALL_BYTES = 64 * 1024
 
@@ -29,6 +32,9 @@ class FieldSpec:
         shape: Shape of one sample as it is delivered, without N; channels first where there are any.
         dtype: Element type as it is delivered, in native byte order.
         channel: Which of the stored sample axes holds the channels; None where no axis moves.
+        classes: Names of the values 0, 1, 2, …, where they have any.
+        narrow: Element type as stored, where that takes fewer bytes than ``dtype``: a source can fill arrays of either,
+            and values on their way to a device are cast there.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -39,6 +45,8 @@ class FieldSpec:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     channel: int | None = None
+    classes: tuple[str, ...] = ()
+    narrow: np.dtype[Any] | None = None
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -97,6 +105,14 @@ class BatchSpec:
     def nbytes(self) -> int:
         """Bytes of one sample over all fields."""
         return sum(field.nbytes for field in self.fields.values())
+
+    def narrowed(self) -> BatchSpec:
+        """This spec with each field in the type that takes the fewest bytes: for the way to a device."""
+        fields = {
+            key: field if field.narrow is None else dataclasses.replace(field, dtype=field.narrow, narrow=None)
+            for key, field in self.fields.items()
+        }
+        return BatchSpec(fields, as_mapping=self.as_mapping)
 
     def packed(self, values: Mapping[str, Any]) -> dict[str, Any] | tuple[Any, ...]:
         """Values by key as the user gets them: a dict or a tuple."""

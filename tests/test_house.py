@@ -21,6 +21,7 @@ ORDER = [
     "chunk_order",
     "plan",
     "spec",
+    "field",
     "stats",
     "sources.base",
     "sources.hdf5.extra_codecs",

@@ -12,7 +12,7 @@ from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.permutation import Indices
 from lit_async_data.spec import BatchSpec
 
-Reading = Literal["copied", "decoded", "locked"]
+Reading = Literal["copied", "decoded", "locked", "python"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +24,18 @@ class ChunkLayout:
         compressed: Whether a chunk can only be decoded as a whole.
         reading: ``"copied"``: no more than a copy from memory, so that several small batches are read in one go and one
             thread is enough. ``"decoded"``: work that holds no lock, so that threads share it. ``"locked"``: under a
-            lock, where a second thread would only wait.
+            lock, where a second thread would only wait. ``"python"``: code in Python for each sample, which in a thread
+            of its own would keep the training loop from running.
+        spread: Chunks of storage that a run's chunk takes, on average: more than 1 where samples reach into the next
+            one, which is then decoded twice.
+        together: Chunks of storage in a run's chunk, of those that ``shuffle_chunks`` counts.
     """
 
     runs: tuple[ChunkRun, ...] = ()
     compressed: bool = False
     reading: Reading = "locked"
+    spread: float = 1.0
+    together: int = 1
 
     @property
     def rows(self) -> int:
@@ -106,6 +112,59 @@ class Source(Protocol):
     def close(self) -> None:
         """Close every handle. Idempotent."""
         ...
+
+
+class Part(NamedTuple):
+    """Samples that follow each other and belong together: those of a file, or of a group in it.
+
+    Attributes:
+        file: Path of the file.
+        group: Group inside the file, ``"/"`` for its root.
+        name: What stays the same when other files are added, or all of them are moved to another folder.
+        samples: How many.
+    """
+
+    file: str
+    group: str
+    name: str
+    samples: int
+
+
+@runtime_checkable
+class PartedSource(Source, Protocol):
+    """A source that knows how its samples belong together, so that they can be split without leaking."""
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """All samples, in their order."""
+        ...
+
+    @property
+    def overlap(self) -> int:
+        """How many of the samples after it share values with a sample: windows overlap; 0 where none do."""
+        ...
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One value for each sample, numbers or text; shape (len(self),).
+
+        Args:
+            name: A dataset of one axis or a column of the table; or one of the keys of ``spec``.
+
+        Raises:
+            MissingError: There is none of this name.
+        """
+        ...
+
+
+def ids_of(source: Source, samples: Indices) -> Indices:
+    """The numbers that ``source.locate`` takes: samples of a subset bear those of the whole.
+
+    Args:
+        source: Any; one that numbers its samples otherwise has a method ``ids``.
+        samples: int64, shape (n,).
+    """
+    numbered = getattr(source, "ids", None)
+    return samples if numbered is None else numbered(samples)
 
 
 @runtime_checkable

@@ -18,13 +18,10 @@ from lit_async_data.sources.hdf5.codecs import filters_of
 from lit_async_data.sources.hdf5.identity import Others, other_files
 from lit_async_data.sources.hdf5.index import MISSING, ChunkIndex, index_of, lies_as_numpy, refusal
 from lit_async_data.sources.hdf5.index_cache import IndexCache
-from lit_async_data.spec import FieldSpec
+from lit_async_data.spec import TENSOR_TYPES, FieldSpec
 
 log = logging.getLogger(__name__)
 
-# What a tensor can hold: (kind, itemsize) of numpy.
-TENSOR_TYPES = {("b", 1), *((k, n) for k in "iu" for n in (1, 2, 4, 8)), *(("f", n) for n in (2, 4, 8))}
-TENSOR_TYPES |= {("c", 8), ("c", 16)}
 # Values at either end that are read both ways before an offset is believed.
 PROVED = 512
 # Names shown when one was not found.

@@ -1,0 +1,161 @@
+"""`Field`: what of a stored dataset becomes a field of a batch, as a frozen dataclass that validates itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.options import check_names
+from lit_async_data.spec import TENSOR_TYPES
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """What of a dataset becomes a field of a batch. In YAML a mapping of the same names.
+
+    Attributes:
+        name: The dataset; inside the source's ``group``, unless it begins with ``/``.
+        column: Of a dataset of two axes, the column that is wanted, counted from 0; its axis is dropped.
+        dtype: Element type to be delivered (``"float32"``). Values are cast on the device where that moves fewer
+            bytes to it, else by the workers. None: as stored.
+        window: Rows that a sample takes, relative to its own: ``(start, stop)`` are ``stop − start`` rows on an axis of
+            their own, a single number is one row without that axis. None: the sample's own row.
+        classes: Names of the values 0, 1, 2, …
+        via: A dataset of whole numbers, one per row: the value of a row r is then ``name[via[r]]``, and ``name`` is a
+            small table that is kept in memory.
+        unpack: Apply ``scale_factor``, ``add_offset`` and ``_FillValue`` (NaN) as NetCDF means them. Delivers float32,
+            or float64 where values are stored in more than two bytes and not as float32, unless ``dtype`` says
+            otherwise.
+        max_length: Where ``name`` is a group of ``values`` and ``offsets``: rows that each sample is padded to with
+            zeros. None: those of the longest.
+
+    Raises:
+        ConfigError: A name is unknown or a value is wrong; the message begins with the name.
+
+    Example:
+        >>> Field("labels", column=2).column
+        2
+        >>> Field("data", window=(0, 512)).rows
+        512
+        >>> Field("data", window=(3, 3))
+        Traceback (most recent call last):
+        lit_async_data.errors.ConfigError: window: (3, 3) is not a pair of whole numbers, the first below the second
+    """
+
+    name: str
+    column: int | None = None
+    dtype: npt.DTypeLike | None = None
+    window: int | tuple[int, int] | None = None
+    classes: Sequence[str] | None = None
+    via: str | None = None
+    unpack: bool = False
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("name", "via"):
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value.strip("/")) and not (name == "via" and value is None):
+                raise ConfigError(f"{name}: {value!r} is not the name of a dataset")
+        if self.column is not None:
+            self._set("column", _whole("column", self.column, 0))
+        if self.max_length is not None:
+            self._set("max_length", _whole("max_length", self.max_length, 1))
+        self._set("dtype", _tensor_type(self.dtype))
+        self._set("window", _window(self.window))
+        self._set("classes", _class_names(self.classes))
+        if not isinstance(self.unpack, bool):
+            raise ConfigError(f"unpack: {self.unpack!r} is not true or false")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, given: str | Field | Mapping[str, Any], where: str = "") -> Field:
+        """A field from its name, from a mapping of the attributes' names, or from itself.
+
+        Args:
+            given: Any of these.
+            where: Put before the names in messages: ``"fields.x."``.
+
+        Raises:
+            ConfigError: As in the constructor.
+        """
+        if isinstance(given, Field):
+            return given
+        if not isinstance(given, str | Mapping) or not given:
+            raise ConfigError(f"{where.rstrip('.') or 'field'}: {given!r} is not a dataset name, a Field or a mapping")
+        values = {"name": given} if isinstance(given, str) else dict(given)
+        try:
+            check_names(values, [field.name for field in dataclasses.fields(cls)])
+            if "name" not in values:
+                raise _NO_NAME
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{where}{error}") from None
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first row that a sample takes, and one more than the last, relative to its own."""
+        if isinstance(self.window, tuple):
+            return self.window
+        offset = self.window or 0
+        return offset, offset + 1
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows a sample takes on an axis of their own; None where there is no such axis."""
+        return self.window[1] - self.window[0] if isinstance(self.window, tuple) else None
+
+
+_NO_NAME = ConfigError("name: missing; which dataset is it?")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if not _is_whole(value) or value < least:
+        raise ConfigError(f"{name}: {value!r} is not a whole number from {least} on")
+    return int(value)
+
+
+def _tensor_type(given: Any) -> np.dtype[Any] | None:
+    if given is None:
+        return None
+    try:
+        # torch.float32 says so in its name
+        dtype = np.dtype(str(given).removeprefix("torch.") if type(given).__module__ == "torch" else given)
+    except TypeError:
+        raise ConfigError(f"dtype: {given!r} is not the name of an element type, such as float32") from None
+    if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
+        raise ConfigError(f"dtype: {given!r} is nothing that a tensor holds")
+    return dtype.newbyteorder("=")
+
+
+def _window(given: Any) -> int | tuple[int, int] | None:
+    if given is None:
+        return None
+    if _is_whole(given):
+        return int(given)
+    pair = isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2
+    if not pair or not all(map(_is_whole, given)) or given[0] >= given[1]:
+        raise ConfigError(f"window: {given!r} is not a pair of whole numbers, the first below the second")
+    return int(given[0]), int(given[1])
+
+
+def _class_names(given: Any) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    listed = isinstance(given, Sequence) and not isinstance(given, str)
+    if not listed or not given or not all(isinstance(name, str) for name in given):
+        raise ConfigError(f"classes: {given!r} is not a list of names")
+    if len(set(given)) < len(given):
+        raise ConfigError(f"classes: {list(given)} holds a name twice")
+    return tuple(given)
