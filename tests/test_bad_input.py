@@ -267,12 +267,23 @@ def test_a_file_of_several_without_the_dataset_is_the_one_named(h5, file):
     assert refused(MissingError, [path, "'labels'"], lambda: HDF5Source([file, path])).file == path
 
 
-@pytest.mark.parametrize(
-    "fields", ["data", None, 5, [], {}, {"data"}, [""], ["data", 3], {"x": 3}, {3: "data"}, {"x": None}], ids=repr
-)
+@pytest.mark.parametrize("fields", ["data", None, 5, [], {}, {"data"}, {3: "data"}], ids=repr)
 def test_fields_that_are_none_are_quoted(file, fields):
     said = ["fields: ", repr(fields), "mapping from batch key to dataset name or a list of names"]
     refused(ConfigError, said, lambda: HDF5Source(file, fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "where", "given"),
+    [
+        ([""], "fields.0: ", "''"),
+        (["data", 3], "fields.1: ", "3"),
+        ({"x": 3}, "fields.x: ", "3"),
+        ({"x": None}, "fields.x: ", "None"),
+    ],
+)
+def test_a_field_that_is_none_is_quoted(file, fields, where, given):
+    refused(ConfigError, [where, given, "not a dataset name, a Field or a mapping"], lambda: HDF5Source(file, fields))
 
 
 def test_a_dataset_named_twice_points_to_a_mapping(file):

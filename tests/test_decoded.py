@@ -13,7 +13,7 @@ from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, MemoryBudgetError
 from lit_async_data.plan import Key
 from lit_async_data.preparation import Preparation
-from lit_async_data.sources.hdf5 import source as source_module
+from lit_async_data.sources.hdf5 import holding
 from lit_async_data.sources.hdf5.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
 
@@ -275,13 +275,13 @@ def test_a_cache_is_given_back_with_its_loader_unless_another_wants_it(file, dec
         decodings.clear()
         assert len(list(first)) == 38
         assert decodings == []
-    reader = source._readers[0]["data"]
+    reader = source._reader.parts[0].fields["data"]
     assert reader._kept._kept is None
     source.close()
 
 
 def test_a_cache_for_half_of_a_dataset_saves_half_of_the_decoding(file, decodings, monkeypatch):
-    monkeypatch.setattr(source_module, "RECENT_BYTES", 0)
+    monkeypatch.setattr(holding, "RECENT_BYTES", 0)
     source = HDF5Source(file)
     decodings.clear()
     epochs(source, 2, shuffle="none", workers=0, cache_bytes=600 * 50 * 2)

@@ -75,7 +75,7 @@ def read(path, rows, name="data"):
 def readers_of(path, *names):
     source = HDF5Source(path, names or ["data"])
     source.close()
-    return {reader.reading for reader in source._readers[0].values()}
+    return {reader.reading for reader in source._reader.parts[0].fields.values()}
 
 
 def stored_chunks(path, name="data"):

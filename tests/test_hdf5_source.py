@@ -465,7 +465,7 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status
     held, over = threading.Event(), threading.Event()
 
     def hold():
-        with source._recent._changed:
+        with source._reader.recent._changed:
             held.set()
             over.wait(30)
 

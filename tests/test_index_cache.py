@@ -71,7 +71,7 @@ def write(path, values, **options):
 def opened(path, **options):
     """What a source reads of all samples, by its index."""
     source = HDF5Source(path, ["data"], **options)
-    assert type(source._readers[0]["data"]) is ChunkedReader
+    assert type(source._reader.parts[0].fields["data"]) is ChunkedReader
     return values(source)
 
 
@@ -125,9 +125,9 @@ def test_a_kept_index_has_the_columns_of_a_new_one(path, mapped):
     with h5py.File(path, "r+") as file:
         file["data"].resize((32, 6))  # chunks that are not there
     age(path)
-    new = HDF5Source(path, ["data"], index_cache=False)._datasets[0]["data"].index
+    new = HDF5Source(path, ["data"], index_cache=False)._stored[0].fields["data"].stored.index
     HDF5Source(path, ["data"])
-    old = HDF5Source(path, ["data"])._datasets[0]["data"].index
+    old = HDF5Source(path, ["data"])._stored[0].fields["data"].stored.index
     for column in ("offsets", "sizes", "masks"):
         mine, other = getattr(old, column), getattr(new, column)
         assert mine.dtype == other.dtype
@@ -163,7 +163,10 @@ def test_each_dataset_has_its_own(path, built):
         source = HDF5Source(path, ["data", "other"])
     assert built == ["/data", "/other"]
     assert len(beside(path)) == 2
-    assert source._datasets[0]["other"].index.offsets.tolist() != source._datasets[0]["data"].index.offsets.tolist()
+    assert (
+        source._stored[0].fields["other"].stored.index.offsets.tolist()
+        != source._stored[0].fields["data"].stored.index.offsets.tolist()
+    )
 
 
 def test_links_share_the_index_of_the_data(path, built, tmp_path):
@@ -233,7 +236,7 @@ def test_an_index_that_is_not_believed_is_not_kept(path):
         file["data"].resize((18, 6))
         file["data"].id.write_direct_chunk((16, 0), b"?" * 96)
     age(path)
-    assert HDF5Source(path, ["data"])._datasets[0]["data"].index is None
+    assert HDF5Source(path, ["data"])._stored[0].fields["data"].stored.index is None
     assert beside(path) == []
 
 

@@ -85,7 +85,7 @@ ROWS = [49, 0, 17, 16, 23, 24, 31, 31, 5]
 def test_rows_come_out_by_map_and_by_pread(file, memory_map):
     path, values = file
     source = HDF5Source(path, memory_map=memory_map)
-    assert {type(reader) for reader in source._readers[0].values()} == {RawReader}
+    assert {type(reader) for reader in source._reader.parts[0].fields.values()} == {RawReader}
     assert source.chunks.reading == "copied"
     out = read(source, ROWS)
     assert (out["data"] == values[ROWS]).all()
@@ -144,7 +144,7 @@ def test_a_row_that_the_file_ends_before_is_an_error(tmp_path, monkeypatch):
         made["data"] = VALUES
         made["labels"] = np.arange(50)
     source = HDF5Source(path, ["data"], memory_map=False)
-    os.truncate(path, source._datasets[0]["data"].offset + 49 * 24 + 3)
+    os.truncate(path, source._stored[0].fields["data"].stored.offset + 49 * 24 + 3)
     monkeypatch.setattr(open_file.OpenFile, "check", lambda self: self.descriptor())
     with pytest.raises(ChangedError, match="in the middle of a sample: it shrank"):
         source.read_into(np.arange(50), {"data": np.empty((50, 6), "i4")})
@@ -178,7 +178,7 @@ def test_rows_on_the_disk_are_fetched_together_and_neighbours_as_one(tmp_path, m
     kernel = Kernel(monkeypatch)
     source.prepare(np.array([3, 5, 4, 30, 3]), decode=False)
     source.close()
-    begin = source._readers[0]["data"]._offsets(np.array([3, 30])).tolist()
+    begin = source._reader.parts[0].fields["data"]._offsets(np.array([3, 30])).tolist()
     assert sorted(kernel.fetched) == [(begin[0], begin[0] + 3 * 24), (begin[1], begin[1] + 24)]
 
 
@@ -210,7 +210,7 @@ def test_compressed_chunks_on_the_disk_are_fetched(tmp_path, monkeypatch, rows):
     with h5py.File(path, "w") as made:
         made.create_dataset("data", data=VALUES, chunks=(rows, 3), compression="gzip")
     source = HDF5Source(path, ["data"])
-    index = source._datasets[0]["data"].index
+    index = source._stored[0].fields["data"].stored.index
     kernel = Kernel(monkeypatch)
     source.prepare(np.array([0, 30]), decode=False)
     source.close()
@@ -231,7 +231,7 @@ def test_batches_to_come_are_fetched_while_others_are_read(tmp_path, monkeypatch
         for _ in range(3):
             next(loader)
     samples = schedule.plan(0).batch(steps).samples
-    begins = source._readers[0]["data"]._offsets(samples)
+    begins = source._reader.parts[0].fields["data"]._offsets(samples)
     source.close()
     assert all(any(first <= begin < end for first, end in kernel.fetched) for begin in begins)
 

@@ -1,181 +1,23 @@
-"""Reading chunked datasets band by band: each band that a batch touches is decoded once, and its rows are taken.
-
-A band is decoded without libhdf5 where its chunks are indexed (`IndexedBands`), else through it (`H5pyBands`).
-"""
+"""`ChunkedReader`: reading chunked datasets band by band; each that a batch touches is decoded once for it."""
 
 from __future__ import annotations
 
 import collections
 import itertools
-import math
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import CorruptError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import Reading
+from lit_async_data.sources.hdf5.bands import Bands, IndexedBands
 from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
-from lit_async_data.sources.hdf5.index import ChunkIndex
-from lit_async_data.sources.hdf5.open_file import OpenFile
-from lit_async_data.sources.hdf5.readahead import ReadAhead
-from lit_async_data.sources.hdf5.readers import Reader, h5py_rows, labels
+from lit_async_data.sources.hdf5.ranges import pieces, touched
+from lit_async_data.sources.hdf5.readers import Reader, labels
 
 Array = npt.NDArray[Any]
-
-
-class Bands(Protocol):
-    """Decodes the bands of one dataset."""
-
-    #: Samples in a band; the last may have fewer.
-    rows: int
-    #: As in `ChunkLayout`.
-    reading: Reading
-
-    @property
-    def cold(self) -> bool:
-        """Whether those looked at last had to come from the disk."""
-        ...
-
-    def fetch(self, numbers: Indices) -> None:
-        """Have the kernel fetch bands from the disk, if it seems that they are not in memory; see `ReadAhead`."""
-        ...
-
-    def decoded(self, number: int) -> Array:
-        """A band: an array of shape ``(n, *stored sample shape)`` in native byte order.
-
-        Raises:
-            CorruptError: It does not decode to exactly its bytes; names the chunk.
-        """
-        ...
-
-
-class IndexedBands:
-    """Bands from chunks that are found by an index and decoded in the thread that wants them, without any lock.
-
-    Args:
-        stored: The dataset.
-        index: Where its chunks lie.
-        file: The file.
-    """
-
-    reading: Reading = "decoded"
-
-    def __init__(self, stored: StoredDataset, index: ChunkIndex, file: OpenFile) -> None:
-        self._stored = stored
-        self._index = index
-        self._file = file
-        self.rows = index.shape[stored.axis]
-        self._ahead = ReadAhead(file)
-        # The chunks of the first band, and how many further those of the next are.
-        places = np.indices([1 if axis == stored.axis else n for axis, n in enumerate(index.grid)])
-        self._first = np.ravel_multi_index(tuple(places.reshape(len(index.grid), -1)), index.grid)
-        self._stride = math.prod(index.grid[stored.axis + 1 :])
-        # One chunk makes a band, lying in it as it shall lie in the batch.
-        across = [n for axis, n in enumerate(index.grid) if axis != stored.axis]
-        whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
-        self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
-
-    @property
-    def cold(self) -> bool:
-        """As `Bands.cold`."""
-        return self._ahead.cold
-
-    def fetch(self, numbers: Indices) -> None:
-        """As `Bands.fetch`."""
-        chunks = (self._first + numbers[:, None] * self._stride).ravel()
-        self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
-
-    def decoded(self, number: int) -> Array:
-        """As `Bands.decoded`."""
-        stored = self._stored
-        count = min(self.rows, stored.rows - number * self.rows)
-        if self.plain:
-            return self._native(self.chunk(number)[:count])
-        band = np.empty((count, *stored.spec.stored_shape), stored.dtype)
-        axes = ([number] if axis == stored.axis else range(n) for axis, n in enumerate(self._index.grid))
-        for place in itertools.product(*axes):
-            spans = [
-                slice(p * c, min((p + 1) * c, n))
-                for p, c, n in zip(place, self._index.shape, stored.shape, strict=True)
-            ]
-            spans.pop(stored.axis)
-            values = np.moveaxis(self.chunk(int(np.ravel_multi_index(place, self._index.grid))), stored.axis, 0)
-            band[(slice(None), *spans)] = values[(slice(count), *(slice(span.stop - span.start) for span in spans))]
-        return self._native(band)
-
-    def chunk(self, number: int) -> Array:
-        """The values of a chunk, as stored."""
-        index, stored = self._index, self._stored
-        offset, size = int(index.offsets[number]), int(index.sizes[number])
-        if offset < 0:
-            return np.full(index.shape, index.fill, stored.dtype)
-        try:
-            data = index.filters.decoded(self._file.bytes_at(offset, size), int(index.masks[number]))
-        except CorruptError as error:
-            raise self._corrupt(number, error) from error
-        return data.view(stored.dtype).reshape(index.shape)
-
-    def read_chunks(self, numbers: Indices, where: Indices, out: Array) -> None:
-        """Decode chunks of one sample each straight to their places, in few steps.
-
-        Args:
-            numbers: Which chunk belongs to each place of ``out``.
-            where: The places to fill.
-            out: In native byte order.
-        """
-        index, file = self._index, self._file
-        target = out.view(np.uint8).reshape(len(out), -1)
-        chosen = numbers[where]
-        found = zip(where.tolist(), index.offsets[chosen].tolist(), index.sizes[chosen].tolist(), strict=True)
-        for at, (place, offset, size) in enumerate(found):
-            if offset < 0:
-                target[place] = self.chunk(int(chosen[at])).view(np.uint8).ravel()
-                continue
-            try:
-                target[place] = index.filters.decoded(file.bytes_at(offset, size), int(index.masks[chosen[at]]))
-            except CorruptError as error:
-                raise self._corrupt(int(chosen[at]), error) from error
-        if not self._stored.dtype.isnative:
-            out[where] = out[where].byteswap()
-
-    def _native(self, values: Array) -> Array:
-        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
-
-    def _corrupt(self, number: int, error: CorruptError) -> CorruptError:
-        index, stored = self._index, self._stored
-        place = np.unravel_index(number, index.grid)
-        corner = tuple(int(p) * c for p, c in zip(place, index.shape, strict=True))
-        return CorruptError(
-            f"{stored}, chunk {corner} at byte {index.offsets[number]}: {error}; restore the file, or copy what can be "
-            "read of it",
-            file=stored.path,
-            dataset=stored.name,
-            row=corner[stored.axis],
-        )
-
-
-class H5pyBands:
-    """Bands read through h5py, under its lock: for filters that only libhdf5 decodes."""
-
-    reading: Reading = "locked"
-    cold = False
-
-    def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
-        self._stored = stored
-        self._file = file
-        self.rows = stored.chunk_rows
-
-    def fetch(self, numbers: Indices) -> None:
-        """As `Bands.fetch`: libhdf5 reads for itself."""
-
-    def decoded(self, number: int) -> Array:
-        """As `Bands.decoded`."""
-        first = number * self.rows
-        rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows), cached=False)
-        return np.ascontiguousarray(rows, rows.dtype.newbyteorder("="))
 
 
 class ChunkedReader(Reader):
@@ -209,7 +51,7 @@ class ChunkedReader(Reader):
         Raises:
             CorruptError: A chunk does not decode to exactly its bytes; names the chunk.
         """
-        missing = self._kept.taken(rows, out, lambda values: labels(values, self._stored))
+        missing = self._kept.taken(rows, out, lambda values: labels(values, self._stored, out.dtype))
         if missing is None:
             return
         if self.bands.cold:
@@ -217,18 +59,41 @@ class ChunkedReader(Reader):
         if self._alone:
             self._read_alone(rows, missing, out)
             return
-        left = collections.deque(_by_band(rows, missing, self.rows))
+        wanted = [(number, missing[where]) for number, where in _by_band(rows[missing] // self.rows)]
+        for number, band, where in self._decoded(wanted):
+            self._put(number, band, rows, out, where)
+
+    def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
+        """As `Reader.read_ranges`."""
+        if self._alone:
+            super().read_ranges(firsts, counts, out)
+            return
+        cut = pieces(firsts, counts, self.rows)
+        if self.bands.cold:
+            self.bands.fetch(np.unique(cut.chunk))
+        begins, ends, firsts_out = cut.inside, cut.inside + cut.rows, cut.where
+        for number, band, which in self._decoded(_by_band(cut.chunk)):
+            self._kept.put(number, band)
+            for piece in which.tolist():
+                begin, end, first = int(begins[piece]), int(ends[piece]), int(firsts_out[piece])
+                out[first : first + end - begin] = labels(band[begin:end], self._stored, out.dtype)
+
+    def _decoded(self, wanted: list[tuple[int, Indices]]) -> Iterator[tuple[int, Array, Indices]]:
+        """Bands as they come to be there, with what each is wanted for."""
+        left = collections.deque(wanted)
         postponed = 0
         while left:
             number, where = left.popleft()
             # What another thread is decoding is wanted last, when there is nothing else to do but wait for it.
-            band = self._band(number, wait=postponed > len(left))
+            band = self._kept.band(number)
+            if band is None:
+                band = self._band(number, wait=postponed > len(left))
             if band is None:
                 left.append((number, where))
                 postponed += 1
             else:
                 postponed = 0
-                self._put(number, band, rows, out, where)
+                yield number, band, where
 
     def _read_alone(self, rows: Indices, missing: Indices, out: Array) -> None:
         native = self._stored.dtype.newbyteorder("=") == out.dtype
@@ -242,7 +107,14 @@ class ChunkedReader(Reader):
 
     def prepare(self, rows: Indices, *, decode: bool) -> bool:
         """Have the kernel fetch these rows, and decode their bands, unless that has been done or is being done."""
-        numbers = self._recent.missing(self._name, self._kept.missing(np.unique(rows // self.rows)))
+        return self._prepare(np.unique(rows // self.rows), decode=decode)
+
+    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: bool) -> bool:
+        """As `prepare`."""
+        return self._prepare(touched(firsts, counts, self.rows), decode=decode)
+
+    def _prepare(self, bands: Indices, *, decode: bool) -> bool:
+        numbers = self._recent.missing(self._name, self._kept.missing(bands))
         if not len(numbers):
             return False
         self.bands.fetch(numbers)
@@ -263,14 +135,13 @@ class ChunkedReader(Reader):
         self._kept.put(number, band)
         if len(where) == 1:
             at = int(where[0])
-            out[at] = labels(band[int(rows[at]) - number * self.rows], self._stored)
+            out[at] = labels(band[int(rows[at]) - number * self.rows], self._stored, out.dtype)
         else:
-            out[where] = labels(band[rows[where] - number * self.rows], self._stored)
+            out[where] = labels(band[rows[where] - number * self.rows], self._stored, out.dtype)
 
 
-def _by_band(rows: Indices, among: Indices, size: int) -> list[tuple[int, Indices]]:
-    """Each band that some of these rows are in, with the places of those rows."""
-    numbers = rows[among] // size
+def _by_band(numbers: Indices) -> list[tuple[int, Indices]]:
+    """Each of these bands once, with its places among them."""
     order = np.argsort(numbers, kind="stable")
-    edges = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(among)]
-    return [(int(numbers[order[begin]]), among[order[begin:end]]) for begin, end in itertools.pairwise(edges)]
+    edges = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(numbers)] if len(numbers) else [0]
+    return [(int(numbers[order[begin]]), order[begin:end]) for begin, end in itertools.pairwise(edges)]

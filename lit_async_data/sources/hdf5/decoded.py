@@ -168,6 +168,14 @@ class KeptBands:
         kept = self._kept
         return numbers if kept is None else numbers[kept[1][numbers] < 0]
 
+    def band(self, number: int) -> Array | None:
+        """A band, if it is kept; the last of a dataset may have rows behind its own."""
+        kept = self._kept
+        if kept is None or kept[1][number] < 0:
+            return None
+        first = int(kept[1][number]) * self._rows
+        return kept[0][first : first + self._rows]
+
     def taken(self, rows: Indices, out: Array, check: Callable[[Array], Array]) -> Indices | None:
         """Copy those of these rows that are kept.
 

@@ -1,33 +1,138 @@
-"""One file of a source, looked at as a whole: it can be read, its fields fit each other and those of other files."""
+"""One part of a source: a file, or a group in it. Its fields fit each other, and those of other parts."""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import h5py
+import numpy as np
+import numpy.typing as npt
 
-from lit_async_data.errors import FormatError, MissingError
-from lit_async_data.sources.hdf5.dataset import StoredDataset, look_at
-from lit_async_data.sources.hdf5.identity import FileIdentity
+from lit_async_data.errors import ConfigError, FormatError, MissingError
+from lit_async_data.field import Field
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.hdf5.anchors import Anchors, room
+from lit_async_data.sources.hdf5.identity import FileIdentity, Others
 from lit_async_data.sources.hdf5.index_cache import IndexCache
+from lit_async_data.sources.hdf5.selection import chosen_groups
+from lit_async_data.sources.hdf5.stored_field import StoredField, Within, look_at_field
+
+log = logging.getLogger(__name__)
+
+# The first bytes of the formats that NetCDF had before it was HDF5.
+NETCDF3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 
 
-def look_at_file(
-    path: str, names: dict[str, str], layouts: dict[str, str], *, cache: IndexCache, external: bool
-) -> tuple[FileIdentity, dict[str, StoredDataset]]:
-    """Look at the datasets of one file.
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What is wanted of each part.
+
+    Attributes:
+        fields: By batch key.
+        layouts: Letters of the axes of their datasets, for those that have any.
+        group: A group, or a pattern of groups.
+        rows: Name of a dataset that holds the rows that are wanted, or None.
+        stride: Rows from one sample to the next.
+        external: Whether values may lie in other files.
+    """
+
+    fields: Mapping[str, Field]
+    layouts: Mapping[str, str]
+    group: str | None
+    rows: str | None
+    stride: int
+    external: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredPart:
+    """One part.
+
+    Attributes:
+        path: The file.
+        group: The group in it; ``"/"`` for its root.
+        fields: By batch key.
+        anchors: The rows of its samples.
+    """
+
+    path: str
+    group: str
+    fields: Mapping[str, StoredField]
+    anchors: Anchors
+
+    @property
+    def rows(self) -> int:
+        """Rows of each of its fields."""
+        return next(iter(self.fields.values())).stored.rows
+
+    @property
+    def others(self) -> Others:
+        """Other files that values lie in."""
+        return tuple(other for field in self.fields.values() for other in field.stored.others)
+
+    @property
+    def overlap(self) -> int:
+        """How many samples behind one share rows with it."""
+        spans = [field.span for field in self.fields.values()]
+        return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """The values of a dataset of one axis at the rows of all samples; text as text.
+
+        Raises:
+            MissingError: There is no such dataset.
+            FormatError: It has not one value for each row.
+        """
+        with h5py.File(self.path, "r", locking="best-effort") as file:
+            name = Within(file, self.path, self.group, IndexCache(False), external=False).name(name)
+            dataset = file.get(name)
+            if not isinstance(dataset, h5py.Dataset):
+                raise MissingError(f"{self.path} has no dataset {name!r}", file=self.path, dataset=name)
+            if dataset.shape != (self.rows,):
+                raise FormatError(
+                    f"{self.path}:/{name} has the shape {dataset.shape}; it must have one value for each of the "
+                    f"{self.rows} rows",
+                    file=self.path,
+                    dataset=name,
+                )
+            text = h5py.check_string_dtype(dataset.dtype) is not None
+            values = np.asarray(dataset.asstr()[...] if text else dataset[...])
+        return values[self.anchors.rows(np.arange(self.anchors.count))]
+
+    def __str__(self) -> str:
+        return self.path if self.group == "/" else f"{self.path}:/{self.group}"
+
+    def at(self, rows: Indices) -> StoredPart:
+        """This part with other samples: those at these rows.
+
+        Raises:
+            ConfigError: The window of one does not lie inside the part; names its row.
+        """
+        first, last = room(self.rows, [field.span for field in self.fields.values()])
+        wrong = (rows < first) | (rows > last)
+        if wrong.any():
+            row = int(rows[wrong.argmax()])
+            span = "" if first == 0 and last == self.rows - 1 else f", for windows that lie inside it {first} to {last}"
+            raise ConfigError(f"rows: {row} is none of the {self.rows} rows of {self}{span}")
+        return dataclasses.replace(self, anchors=Anchors.at(rows))
+
+
+def look_at_file(path: str, wanted: Wanted, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
+    """Look at the parts of one file.
 
     Args:
         path: The file.
-        names: Of the dataset for each batch key.
-        layouts: Letters of their axes, by batch key.
+        wanted: What is wanted of it.
         cache: Where indices of chunks are kept.
-        external: Whether values may lie in other files.
 
     Raises:
-        MissingError: A file or dataset is not there.
+        MissingError: A file, group or dataset is not there.
         FormatError: The file is not HDF5, or a dataset cannot be a field.
-        ConfigError: ``layouts`` does not fit.
+        ConfigError: What is wanted does not fit.
     """
     if not os.path.exists(path):
         raise MissingError(f"{path}: there is no such file", file=path)
@@ -37,36 +142,96 @@ def look_at_file(
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             identity = FileIdentity.of(os.stat(path))
-            datasets = {
-                key: look_at(file, path, name, layouts.get(key), cache=cache, external=external)
-                for key, name in names.items()
-            }
+            return identity, [
+                _look_at(file, path, group, wanted, cache) for group in chosen_groups(file, path, wanted.group)
+            ]
     except OSError as error:
-        what = "is not an HDF5 file, or is damaged" if os.access(path, os.R_OK) else "may not be read"
-        if "unable to lock" in str(error) or "already open for write" in str(error):
-            what = "is open for writing in another process; wait until it is closed"
-        raise FormatError(f"{path} {what}: {error}", file=path) from error
-    lengths = {key: stored.rows for key, stored in datasets.items()}
+        raise FormatError(f"{path} {_what_is_wrong(path, error)}: {error}", file=path) from error
+
+
+def _what_is_wrong(path: str, error: OSError) -> str:
+    if "unable to lock" in str(error) or "already open for write" in str(error):
+        return "is open for writing in another process; wait until it is closed"
+    if not os.access(path, os.R_OK):
+        return "may not be read"
+    with open(path, "rb") as file:
+        if file.read(4) in NETCDF3:
+            return f"is NetCDF of the classic format (3), not HDF5; convert it: nccopy -k nc4 {path} new.nc"
+    return "is not an HDF5 file, or is damaged"
+
+
+def _look_at(file: h5py.File, path: str, group: str, wanted: Wanted, cache: IndexCache) -> StoredPart:
+    within = Within(file, path, group, cache, wanted.external)
+    fields: dict[str, StoredField] = {}
+    for key, field in wanted.fields.items():
+        found = look_at_field(within, key, field, wanted.layouts.get(key))
+        twice = set(found) & (set(fields) | set(wanted.fields) - {key})
+        if twice:
+            raise ConfigError(f"fields: {twice.pop()} is the key of the lengths of {key}; give that field another one")
+        fields |= found
+    lengths = {field.stored: field.stored.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{datasets[key].name} has {n}" for key, n in lengths.items())
+        said = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
         raise FormatError(
             f"{path}: the fields are of different lengths: {said}; is layout right about their N?", file=path
         )
-    return identity, datasets
+    spans = [field.span for field in fields.values()]
+    rows = next(iter(lengths.values()))
+    part = StoredPart(path, group, fields, Anchors.within(rows, spans, wanted.stride))
+    if wanted.rows is not None:
+        return part.at(_stored_rows(file, part, within.name(wanted.rows)))
+    return part
 
 
-def check_same(path: str, datasets: dict[str, StoredDataset], first: str, model: dict[str, StoredDataset]) -> None:
-    """Make sure that the samples of a file are like those of the first.
+def _stored_rows(file: h5py.File, part: StoredPart, name: str) -> Indices:
+    dataset = file.get(name)
+    if not isinstance(dataset, h5py.Dataset):
+        raise MissingError(f"rows: {part.path} has no dataset {name!r}", file=part.path, dataset=name)
+    return row_numbers(dataset[...], part.rows, f"{part.path}:/{name.strip('/')}")
+
+
+def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:
+    """Numbers of rows from numbers, or from a mask.
+
+    Args:
+        given: Whole numbers of any count, or truth values, one for each row; of one axis.
+        rows: How many rows there are.
+        where: What holds them, for messages.
+
+    Raises:
+        ConfigError: They are neither, or there are none.
+    """
+    found: npt.NDArray[Any] = np.asarray(given)
+    if found.ndim != 1 or not found.size or found.dtype.kind not in "iub":
+        kind = f"{found.dtype}, shape {found.shape}"
+        raise ConfigError(f"rows: {where} holds neither row numbers nor a mask, but {kind}")
+    if found.dtype.kind == "b":
+        if len(found) != rows:
+            raise ConfigError(f"rows: {where} is a mask of {len(found)} values, and there are {rows} rows")
+        found = np.flatnonzero(found)
+        if not found.size:
+            raise ConfigError(f"rows: {where} is a mask that chooses no row")
+    return found.astype(np.int64)
+
+
+def check_same(part: StoredPart, first: StoredPart) -> None:
+    """Make sure that the samples of a part are like those of the first.
 
     Raises:
         FormatError: They are not; names both.
     """
-    for key, stored in datasets.items():
-        if stored.spec != model[key].spec:
-            mine, other = stored.spec, model[key].spec
-            raise FormatError(
-                f"{stored} has samples of {mine.dtype} {mine.shape}, but in {first} they are {other.dtype} "
-                f"{other.shape}; files of one source must agree",
-                file=path,
-                dataset=stored.name,
-            )
+    if list(part.fields) != list(first.fields):
+        raise FormatError(f"{part} has the fields {', '.join(part.fields)}, and {first} {', '.join(first.fields)}")
+    for key, field in part.fields.items():
+        mine, other = field.spec, first.fields[key].spec
+        if mine == other:
+            continue
+        one, two = f"{mine.dtype} {mine.shape}", f"{other.dtype} {other.shape}"
+        if one == two:
+            one, two = (f"{one} of {each.classes or 'no classes'}" for each in (mine, other))
+        raise FormatError(
+            f"{field.stored} has samples of {one}, but in {first} they are {two}; "
+            f"{'parts' if part.group != '/' else 'files'} of one source must agree",
+            file=part.path,
+            dataset=field.stored.name,
+        )

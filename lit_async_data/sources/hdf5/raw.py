@@ -16,6 +16,7 @@ from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Reading
 from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.open_file import PREAD_BYTES, OpenFile
+from lit_async_data.sources.hdf5.ranges import Pieces, pieces
 from lit_async_data.sources.hdf5.readahead import ReadAhead
 from lit_async_data.sources.hdf5.readers import Reader, labels
 from lit_async_data.spec import Bytes
@@ -50,6 +51,8 @@ class RawReader(Reader):
         self._file = file
         self._row_bytes = stored.nbytes // stored.rows
         self._mapped = file.mapped and self._row_bytes < PREAD_BYTES
+        # Rows that lie together: all of them, or those of a chunk.
+        self._chunk_rows = stored.rows if stored.index is None else stored.index.shape[0]
         self._ahead = ReadAhead(file)
 
     def read(self, rows: Indices, out: Array) -> None:
@@ -65,14 +68,55 @@ class RawReader(Reader):
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
         self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
         if not as_stored:
-            out[...] = labels(values, stored)  # they become int64
+            out[...] = labels(values, stored, out.dtype)  # they become int64
         elif not stored.dtype.isnative:
             out.byteswap(inplace=True)
 
-    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+    def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
+        """As `Reader.read_ranges`; ``out`` holds values as stored."""
+        if self._ahead.cold:
+            self.prepare_ranges(firsts, counts, decode=False)
+        target = out.view(np.uint8).reshape(len(out), -1)
+        whole = self._pieces(firsts, counts)
+        begins = self._offsets(whole.chunk * self._chunk_rows + whole.inside)
+        alike = len(begins) > 0 and bool((whole.rows == whole.rows[0]).all()) and bool((begins >= 0).all())
+        if alike and self._mapped:
+            gather_windows(self._file.map(), begins, target.reshape(len(begins), -1))
+        else:
+            spans = zip(begins.tolist(), whole.where.tolist(), (whole.where + whole.rows).tolist(), strict=True)
+            for begin, first, end in spans:
+                self._read_piece(begin, target[first:end])
+        if not self._stored.dtype.isnative:
+            out.byteswap(inplace=True)
+
+    def _pieces(self, firsts: Indices, counts: Indices) -> Pieces:
+        return pieces(firsts, counts, self._chunk_rows)
+
+    def _read_piece(self, begin: int, out: Bytes) -> None:
+        if begin < 0:
+            out[...] = self._fill()
+        elif self._mapped:
+            out.reshape(-1)[...] = self._file.map()[begin : begin + out.size]
+        else:
+            self._file.read_at(begin, out.reshape(-1))
+
+    def _fill(self) -> Bytes:
+        stored = self._stored
+        assert stored.index is not None
+        return np.full(stored.shape[1:], stored.index.fill, stored.dtype).reshape(-1).view(np.uint8)
+
+    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: bool) -> bool:
         """Have the kernel fetch these rows from the disk, if it seems that they are not in memory."""
         if decode:
-            return False  # one of each chunk: those that will be read are named later
+            return False  # those of whole chunks: those that will be read are named later
+        whole = self._pieces(firsts, counts)
+        self._ahead.fetch(self._offsets(whole.chunk * self._chunk_rows + whole.inside), whole.rows * self._row_bytes)
+        return self._ahead.cold
+
+    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+        """As `prepare_ranges`."""
+        if decode:
+            return False
         self._ahead.fetch(self._offsets(rows), self._row_bytes)
         return self._ahead.cold
 
@@ -97,9 +141,7 @@ class RawReader(Reader):
         offsets = self._offsets(rows)
         missing = offsets < 0
         if missing.any():
-            assert stored.index is not None
-            fill = np.full(stored.shape[1:], stored.index.fill, stored.dtype).reshape(-1).view(np.uint8)
-            out[missing] = fill
+            out[missing] = self._fill()
             there = np.flatnonzero(~missing)
             found = np.empty((len(there), out.shape[1]), np.uint8)
             self._copy(offsets[there], found)

@@ -39,8 +39,25 @@ class Reader:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
         raise NotImplementedError
 
-    def prepare(self, rows: Indices, *, decode: bool) -> bool:  # noqa: ARG002
+    def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
+        """Fill ``out`` of shape ``(counts.sum(), *stored_shape)`` with ranges of rows, one after the other.
+
+        Args:
+            firsts: First row of each; int64, shape (n,).
+            counts: Rows of each, ≥ 0; likewise.
+            out: To be filled.
+        """
+        ends = np.cumsum(counts)
+        for first, count, end in zip(firsts.tolist(), counts.tolist(), ends.tolist(), strict=True):
+            if count:
+                self.read(np.arange(first, first + count), out[end - count : end])
+
+    def prepare(self, rows: Indices, *, decode: bool) -> bool:
         """Do now what reading these rows will need; returns whether there was anything to do."""
+        return self.prepare_ranges(rows, np.ones(len(rows), np.int64), decode=decode)
+
+    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: bool) -> bool:  # noqa: ARG002
+        """As `prepare`, for ranges as in `read_ranges`."""
         return False
 
     def forget(self) -> None:
@@ -62,7 +79,7 @@ class StridedReader(Reader):
         raw = self._file.map(at_random=False)[stored.offset : stored.offset + stored.nbytes]
         table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
         for first, end, where in runs(rows):
-            out[where] = labels(table[first:end], stored)
+            out[where] = labels(table[first:end], stored, out.dtype)
 
 
 class H5pyReader(Reader):
@@ -77,7 +94,7 @@ class H5pyReader(Reader):
 
     def read(self, rows: Indices, out: Array) -> None:
         for first, end, where in runs(rows):
-            out[where] = labels(h5py_rows(self._stored, self._file, first, end), self._stored)
+            out[where] = labels(h5py_rows(self._stored, self._file, first, end), self._stored, out.dtype)
 
 
 def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, cached: bool = True) -> Array:
@@ -103,9 +120,9 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
     return np.moveaxis(block, stored.axis, 0)
 
 
-def labels(values: Array, stored: StoredDataset) -> Array:
+def labels(values: Array, stored: StoredDataset, to: np.dtype[Any]) -> Array:
     """Values as they are, after a look at whether those of uint64 that are delivered as int64 can be."""
-    if stored.spec.dtype == np.int64 and values.dtype.kind == "u" and int(values.max()) > np.iinfo(np.int64).max:
+    if to == np.int64 and values.dtype.kind == "u" and int(values.max()) > np.iinfo(np.int64).max:
         raise FormatError(f"{stored} holds the label {values.max()}, which no int64 holds", file=stored.path)
     return values
 

@@ -8,26 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.chunk_order import ChunkRun
-from lit_async_data.errors import ConfigError, SourceError
+from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, Location
-from lit_async_data.sources.hdf5.chunked import ChunkedReader, H5pyBands, IndexedBands
-from lit_async_data.sources.hdf5.dataset import StoredDataset
-from lit_async_data.sources.hdf5.decoded import RecentBands, Room
+from lit_async_data.sources.base import ChunkLayout, Location, Part
 from lit_async_data.sources.hdf5.index_cache import IndexCache
-from lit_async_data.sources.hdf5.open_file import OpenFile, OpenFiles
-from lit_async_data.sources.hdf5.part import check_same, look_at_file
-from lit_async_data.sources.hdf5.raw import RawReader, lies_raw
-from lit_async_data.sources.hdf5.readers import H5pyReader, Reader, StridedReader
-from lit_async_data.sources.hdf5.selection import Path, chosen_fields, chosen_files, chosen_layouts
+from lit_async_data.sources.hdf5.locality import locality
+from lit_async_data.sources.hdf5.part import Wanted, check_same, look_at_file
+from lit_async_data.sources.hdf5.part_readers import PartReaders
+from lit_async_data.sources.hdf5.samples import checked_stride, chosen_rows, with_samples
+from lit_async_data.sources.hdf5.selection import Given, Path, chosen_fields, chosen_files, chosen_layouts
 from lit_async_data.spec import BatchSpec
-
-# Bytes of decoded bands that are kept for each field between batches, or two bands if those are larger: so that batches
-# smaller than a band, read in order, decode it once.
-RECENT_BYTES = 16 * 2**20
-# What counts where fields are read in several ways: decoding is work that threads share, whatever waits beside it.
-READING = ("copied", "locked", "decoded")
 
 
 class HDF5Source:
@@ -36,11 +26,20 @@ class HDF5Source:
     Args:
         path: A file, a glob such as ``"scans/*.h5"`` (in natural order), or a list of these; several files are parts of
             one dataset, one after the other.
-        fields: What a batch holds. A mapping from batch key to dataset name gives dicts; a sequence of dataset names
-            gives tuples, with the names as keys.
+        fields: What a batch holds. A mapping from batch key to dataset name or `Field` gives dicts; a sequence of these
+            gives tuples, with the names as keys. A group can stand for a dataset: sparse rows (AnnData's
+            ``csr_matrix``) are delivered dense; ``categorical`` columns as codes, with classes; ``values`` and
+            ``offsets`` as samples padded to one length, with their lengths as one more field, ``KEY_length``.
         layout: Letters of the stored axes, ``N`` for samples and ``C`` for channels: a string for the first field, or
             a mapping by batch key. Batches come out as N, then C, then the rest as stored. A field without one has its
             samples on axis 0, and nothing moves.
+        group: The group that datasets are in, or a pattern of groups of one level (``"patient_*"``), each of which is a
+            part, in natural order.
+        rows: The samples that are wanted, or, for windows, the rows that these lie around: numbers of rows or a mask,
+            over the rows of all parts; or the name of a dataset that holds either, in each part.
+        stride: Rows from one sample to the next, where not every row is one. Sample k lies at row ``first + k·stride``
+            of its part, as long as all of its windows lie inside the part; ``first`` is 0, or the least row around
+            which they do. Windows never cross parts.
         index_cache: Where to keep the indexes of datasets of many chunks (`FEWEST_CHUNKS`), so that opening them again
             takes no time: ``"auto"`` for a hidden file beside the data, or in the user's cache folder if that cannot
             be written to; a folder; or False for nowhere.
@@ -56,7 +55,8 @@ class HDF5Source:
     Raises:
         MissingError: A file or dataset is not there.
         FormatError: A file is not HDF5, or a dataset cannot be a field.
-        ConfigError: ``fields`` or ``layout`` do not fit the files, or ``index_cache`` is no folder.
+        ConfigError: ``fields``, ``layout``, ``group``, ``rows`` or ``stride`` do not fit the files, or
+            ``index_cache`` is no folder.
 
     Example:
         >>> import h5py, numpy, tempfile
@@ -75,9 +75,12 @@ class HDF5Source:
     def __init__(
         self,
         path: Path | Sequence[Path],
-        fields: Mapping[str, str] | Sequence[str] = ("data", "labels"),
+        fields: Mapping[str, Given] | Sequence[Given] = ("data", "labels"),
         *,
         layout: str | Mapping[str, str] | None = None,
+        group: str | None = None,
+        rows: str | npt.ArrayLike | None = None,
+        stride: int | None = None,
         index_cache: Path | bool = "auto",
         memory_map: bool = True,
         external: bool = False,
@@ -85,54 +88,45 @@ class HDF5Source:
         for name, given in {"memory_map": memory_map, "external": external}.items():
             if not isinstance(given, bool):
                 raise ConfigError(f"{name}: {given!r} is not true or false")
-        cache = IndexCache(index_cache)
-        self.paths = chosen_files(path)
-        names, as_mapping = chosen_fields(fields)
-        layouts = chosen_layouts(layout, list(names))
-        parts = [look_at_file(file, names, layouts, cache=cache, external=external) for file in self.paths]
-        first = parts[0][1]
-        for file, (_, datasets) in zip(self.paths, parts, strict=True):
-            check_same(file, datasets, self.paths[0], first)
-        self._spec = BatchSpec({key: stored.spec for key, stored in first.items()}, as_mapping=as_mapping)
-        # starts[i] is the first sample of file i, and starts[-1] the length of the whole.
-        self._starts = np.cumsum([0] + [next(iter(datasets.values())).rows for _, datasets in parts])
-        self._identities = [identity for identity, _ in parts]
-        self._datasets = [datasets for _, datasets in parts]
-        self._widest = max(first, key=lambda key: first[key].spec.nbytes)
-        self._memory_map = memory_map
-        self._make_readers()
-
-    def _make_readers(self) -> None:
-        files = zip(self.paths, self._identities, self._datasets, strict=True)
-        self._files = OpenFiles(
-            [
-                OpenFile(
-                    path,
-                    identity,
-                    others=tuple({other for stored in datasets.values() for other in stored.others}),
-                    mapped=self._memory_map,
-                )
-                for path, identity, datasets in files
-            ]
+        chosen, as_mapping = chosen_fields(fields)
+        wanted = Wanted(
+            fields=chosen,
+            layouts=chosen_layouts(layout, list(chosen)),
+            group=group,
+            rows=rows if isinstance(rows, str) else None,
+            stride=checked_stride(stride, rows),
+            external=external,
         )
-        self._recent, self._room = RecentBands(), Room()
-        self._readers = [
-            {key: self._reader(stored, self._files[part]) for key, stored in datasets.items()}
-            for part, datasets in enumerate(self._datasets)
-        ]
+        self._names = chosen_files(path)
+        self.paths = list(self._names)
+        cache = IndexCache(index_cache)
+        looked_at = [look_at_file(file, wanted, cache) for file in self.paths]
+        parts = [part for _, found in looked_at for part in found]
+        for part in parts:
+            check_same(part, parts[0])
+        for field in parts[0].fields.values():
+            field.warn()
+        self._stored = with_samples(parts if wanted.rows or rows is None else chosen_rows(parts, rows))
+        self._identities = dict(zip(self.paths, (identity for identity, _ in looked_at), strict=True))
+        specs = {key: field.spec for key, field in parts[0].fields.items()}
+        self._spec = BatchSpec(specs, as_mapping=as_mapping)
+        self._widest = max(specs, key=lambda key: specs[key].nbytes)
+        self._lies = locality(self._stored, self._widest)
+        self._memory_map = memory_map
+        self._reader = self._made_reader()
+
+    def _made_reader(self) -> PartReaders:
+        return PartReaders(self._stored, self._identities, self._lies, self._widest, mapped=self._memory_map)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Not what holds maps, locks and decoded values: they stay where they are.
-        return {
-            name: value for name, value in vars(self).items() if name not in ("_files", "_recent", "_room", "_readers")
-        }
+        return {name: value for name, value in vars(self).items() if name != "_reader"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._make_readers()
+        self._reader = self._made_reader()
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self._reader.starts[-1])
 
     def __str__(self) -> str:
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
@@ -146,13 +140,48 @@ class HDF5Source:
     @property
     def chunks(self) -> ChunkLayout:
         """Which samples of the widest field lie together, and how all of them are read."""
-        widest = [datasets[self._widest] for datasets in self._datasets]
-        runs = tuple(ChunkRun(stored.rows, stored.chunk_rows) for stored in widest)
+        lies = self._lies
         return ChunkLayout(
-            runs if any(run.rows > 1 for run in runs) else (),
-            compressed=any(stored.filtered for stored in widest),
-            reading=max((each.reading for part in self._readers for each in part.values()), key=READING.index),
+            lies.runs if any(run.rows > 1 for run in lies.runs) else (),
+            compressed=any(part.fields[self._widest].values.filtered for part in self._stored),
+            reading=self._reader.reading,
+            spread=lies.spread,
+            together=lies.together,
         )
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The files, or the groups in them; see `PartedSource`."""
+        return tuple(
+            Part(
+                part.path,
+                part.group,
+                self._names[part.path] + ("" if part.group == "/" else f":/{part.group}"),
+                part.anchors.count,
+            )
+            for part in self._stored
+        )
+
+    @property
+    def overlap(self) -> int:
+        """How many samples behind one share rows with it; see `PartedSource`."""
+        return max(part.overlap for part in self._stored)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One value for each sample; see `PartedSource`.
+
+        Args:
+            name: A batch key whose samples are single numbers, or a dataset of one axis in each part.
+
+        Raises:
+            MissingError: There is none.
+            FormatError: A dataset has not one value for each row.
+        """
+        if name in self._spec.fields and not self._spec[name].shape:
+            out = np.empty(len(self), self._spec[name].dtype)
+            self.read_into(np.arange(len(self)), {name: out})
+            return out
+        return np.concatenate([part.column(name) for part in self._stored])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read samples into arrays; see `Source.read_into`.
@@ -161,34 +190,16 @@ class HDF5Source:
             IndexError: A sample is not in ``range(len(self))``.
             ChangedError: A file is not what it was when the source was built.
             CorruptError: Stored bytes do not decode.
+            FormatError: A value cannot be what its field says: a class, a row of a table, a number of its type.
         """
         self._check_range(samples)
-        if not samples.size:
-            return
-        if len(self.paths) == 1:
-            self._read_part(0, samples, out)
-            return
-        parts = self._parts(samples)
-        for part in np.unique(parts).tolist():
-            where = np.flatnonzero(parts == part)
-            rows = samples[where] - self._starts[part]
-            if len(where) == len(samples):
-                self._read_part(part, rows, out)
-                continue
-            pieces = {key: np.empty((len(where), *array.shape[1:]), array.dtype) for key, array in out.items()}
-            self._read_part(part, rows, pieces)
-            for key, piece in pieces.items():
-                out[key][where] = piece
+        if samples.size:
+            self._reader.read(samples, out)
 
-    def _read_part(self, part: int, rows: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        try:
-            with self._files.reading(part):
-                for key, array in out.items():
-                    self._readers[part][key].read(rows, array)
-        except SourceError as error:
-            if error.row is not None and error.sample_id is None:
-                error.sample_id = int(self._starts[part]) + error.row
-            raise
+    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+        """Get ready what will be read soon; see `KeepingSource.prepare`."""
+        self._check_range(samples)
+        return bool(samples.size) and self._reader.prepare(samples, decode=decode)
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """File, group and row of samples.
@@ -201,92 +212,39 @@ class HDF5Source:
             raise IndexError(f"sample numbers are whole numbers below {len(self)}, not {numbers.ravel()[0]!r}")
         samples = numbers.astype(np.int64)
         self._check_range(samples)
-        parts = self._parts(samples)
-        rows = samples - self._starts[parts]
-        return [Location(self.paths[part], "/", row) for part, row in zip(parts.tolist(), rows.tolist(), strict=True)]
-
-    def prepare(self, samples: Indices, *, decode: bool) -> bool:
-        """Get ready what will be read soon; see `KeepingSource.prepare`."""
-        self._check_range(samples)
-        parts = self._parts(samples)
-        useful = False
-        for part in np.unique(parts).tolist():
-            with self._files.reading(part):
-                for reader in self._readers[part].values():
-                    useful |= reader.prepare(samples[parts == part] - self._starts[part], decode=decode)
-        return useful
+        places = np.empty(samples.shape, object)
+        for number, where in self._reader.by_part(samples) if samples.size else ():
+            part = self._stored[number]
+            for place, row in zip(
+                where.tolist(), part.anchors.rows(samples[where] - self._reader.starts[number]).tolist(), strict=True
+            ):
+                places[place] = Location(part.path, part.group if part.group == "/" else f"/{part.group}", row)
+        return list(places)
 
     def decoded_bytes(self, chunks: int) -> int:
         """Bytes of decoded chunks that are held between batches; see `KeepingSource.decoded_bytes`."""
-        return sum(self._decoded_bytes(key, chunks) for key in self._spec.fields)
-
-    def _decoded_bytes(self, key: str, chunks: int) -> int:
-        held = [readers[key] for readers in self._readers if readers[key].band_bytes]
-        if not held:
-            return 0
-        band, whole = max(reader.band_bytes for reader in held), sum(reader.decodable_bytes for reader in held)
-        if not chunks:
-            return min(max(2 * band, RECENT_BYTES), whole)
-        # A chunk of the widest field goes over this many of another one's.
-        wide = max(datasets[self._widest].chunk_rows for datasets in self._datasets)
-        over = 1 if key == self._widest else -(-wide // min(reader.rows for reader in held)) + 1
-        return min(chunks * over * band, whole)
+        return self._reader.holding.decoded_bytes(chunks)
 
     @property
     def band_bytes(self) -> int:
         """Bytes of the largest chunk, decoded; see `KeepingSource.band_bytes`."""
-        return max((reader.band_bytes for readers in self._readers for reader in readers.values()), default=0)
+        return self._reader.holding.band_bytes
 
     @property
     def decodable_bytes(self) -> int:
         """Bytes of everything that must be decoded; see `KeepingSource.decodable_bytes`."""
-        return sum(reader.decodable_bytes for readers in self._readers for reader in readers.values())
+        return self._reader.holding.decodable_bytes
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `KeepingSource.keep`."""
-        self._files.check_process()  # before any lock, which another thread may have held when this process was forked
-        nbytes = self.decoded_bytes(chunks)
-        self._recent.add_room(nbytes)
-        self._room.add(cache_bytes)
-
-        def give_back() -> None:
-            self._recent.add_room(-nbytes)
-            if self._room.add(-cache_bytes) < 0:
-                self._forget()
-
-        return give_back
+        return self._reader.keep(chunks, cache_bytes)
 
     def close(self) -> None:
         """Close every file and let go of what was decoded. Reading opens them again."""
-        if self._files.forked:
-            return  # nothing here is this process's, and a lock may have been held when it was forked
-        self._files.close()
-        self._recent.clear()
-        self._forget()
-
-    def _forget(self) -> None:
-        for readers in self._readers:
-            for reader in readers.values():
-                reader.forget()
-
-    def _reader(self, stored: StoredDataset, file: OpenFile) -> Reader:
-        """The fastest reader that reads a dataset right."""
-        if lies_raw(stored):
-            return RawReader(stored, file)
-        if stored.offset is not None and file.mapped:
-            return StridedReader(stored, file)
-        if stored.index is not None:
-            return ChunkedReader(stored, IndexedBands(stored, stored.index, file), self._recent, self._room)
-        if stored.filtered:
-            return ChunkedReader(stored, H5pyBands(stored, file), self._recent, self._room)
-        return H5pyReader(stored, file)
+        self._reader.close()
 
     def _check_range(self, samples: Indices) -> None:
         # As unsigned numbers those below 0 are the greatest: one look instead of two.
         if samples.size and samples.view(np.uint64).max() >= len(self):
             bad = samples[(samples < 0) | (samples >= len(self))][0]
             raise IndexError(f"sample {bad} of {len(self)} in {self}")
-
-    def _parts(self, samples: Indices) -> Indices:
-        """The number of the file that each sample is in."""
-        return np.searchsorted(self._starts, samples, side="right") - 1

@@ -1,0 +1,78 @@
+"""`Anchors`: the row that each sample of a part is placed at. Its windows lie around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lit_async_data.permutation import Indices
+
+Span = tuple[int, int]
+
+
+class Anchors:
+    """Either rows at equal steps, or chosen ones. Immutable.
+
+    Args:
+        first: Row of sample 0.
+        stride: From one sample to the next.
+        count: How many samples.
+        chosen: Rows that were chosen, instead of these; int64, shape (count,).
+
+    Example:
+        >>> anchors = Anchors.within(rows=10, spans=[(-2, 1), (0, 3)], stride=2)
+        >>> anchors.rows(np.arange(anchors.count)).tolist()
+        [2, 4, 6]
+    """
+
+    def __init__(self, first: int, stride: int, count: int, chosen: Indices | None = None) -> None:
+        self.first = first
+        self.stride = stride
+        self.count = count
+        self.chosen = chosen
+
+    @classmethod
+    def within(cls, rows: int, spans: Sequence[Span], stride: int) -> Anchors:
+        """All at equal steps whose windows lie inside a part.
+
+        Args:
+            rows: Of the part.
+            spans: Of each field, first row and one more than the last, relative to the anchor.
+            stride: From one to the next.
+        """
+        first, last = room(rows, spans)
+        return cls(first, stride, max((last - first) // stride + 1, 0))
+
+    @classmethod
+    def at(cls, chosen: Indices) -> Anchors:
+        """These."""
+        return cls(0, 1, len(chosen), chosen)
+
+    def rows(self, samples: Indices) -> Indices:
+        """The rows of samples, counted from the part's first."""
+        if self.chosen is not None:
+            return self.chosen[samples]
+        if self.first == 0 and self.stride == 1:
+            return samples
+        return self.first + samples * self.stride
+
+    def sample(self, row: int, among: Indices) -> int | None:
+        """The first of these samples that lies at a row; None if none does."""
+        found = np.flatnonzero(self.rows(among) == row)
+        return int(among[found[0]]) if found.size else None
+
+    def overlap(self, length: int) -> int:
+        """How many of the samples behind it share rows with one, if each takes this many rows."""
+        if self.chosen is None:
+            return min(-(-length // self.stride), self.count) - 1
+        if length == 1 or self.count == 1:
+            return 0
+        if (np.diff(self.chosen) < 0).any():
+            return self.count - 1  # in no order: any may
+        return int((np.searchsorted(self.chosen, self.chosen + length) - np.arange(self.count)).max()) - 1
+
+
+def room(rows: int, spans: Sequence[Span]) -> Span:
+    """The first and the last row of a part around which all windows lie inside it; no row if the last is the lower."""
+    return max(0, *(-begin for begin, _ in spans)), rows - max(1, *(end for _, end in spans))

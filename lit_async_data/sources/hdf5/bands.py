@@ -1,0 +1,176 @@
+"""Decoding chunked datasets band by band: `IndexedBands` without libhdf5, `H5pyBands` through it.
+
+A *band* is what is decoded together: the samples that share chunks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import CorruptError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import Reading
+from lit_async_data.sources.hdf5.dataset import StoredDataset
+from lit_async_data.sources.hdf5.index import ChunkIndex
+from lit_async_data.sources.hdf5.open_file import OpenFile
+from lit_async_data.sources.hdf5.readahead import ReadAhead
+from lit_async_data.sources.hdf5.readers import h5py_rows
+
+Array = npt.NDArray[Any]
+
+
+class Bands(Protocol):
+    """Decodes the bands of one dataset."""
+
+    #: Samples in a band; the last may have fewer.
+    rows: int
+    #: As in `ChunkLayout`.
+    reading: Reading
+
+    @property
+    def cold(self) -> bool:
+        """Whether those looked at last had to come from the disk."""
+        ...
+
+    def fetch(self, numbers: Indices) -> None:
+        """Have the kernel fetch bands from the disk, if it seems that they are not in memory; see `ReadAhead`."""
+        ...
+
+    def decoded(self, number: int) -> Array:
+        """A band: an array of shape ``(n, *stored sample shape)`` in native byte order.
+
+        Raises:
+            CorruptError: It does not decode to exactly its bytes; names the chunk.
+        """
+        ...
+
+
+class IndexedBands:
+    """Bands from chunks that are found by an index and decoded in the thread that wants them, without any lock.
+
+    Args:
+        stored: The dataset.
+        index: Where its chunks lie.
+        file: The file.
+    """
+
+    reading: Reading = "decoded"
+
+    def __init__(self, stored: StoredDataset, index: ChunkIndex, file: OpenFile) -> None:
+        self._stored = stored
+        self._index = index
+        self._file = file
+        self.rows = index.shape[stored.axis]
+        self._ahead = ReadAhead(file)
+        # The chunks of the first band, and how many further those of the next are.
+        places = np.indices([1 if axis == stored.axis else n for axis, n in enumerate(index.grid)])
+        self._first = np.ravel_multi_index(tuple(places.reshape(len(index.grid), -1)), index.grid)
+        self._stride = math.prod(index.grid[stored.axis + 1 :])
+        # One chunk makes a band, lying in it as it shall lie in the batch.
+        across = [n for axis, n in enumerate(index.grid) if axis != stored.axis]
+        whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
+        self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
+
+    @property
+    def cold(self) -> bool:
+        """As `Bands.cold`."""
+        return self._ahead.cold
+
+    def fetch(self, numbers: Indices) -> None:
+        """As `Bands.fetch`."""
+        chunks = (self._first + numbers[:, None] * self._stride).ravel()
+        self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
+
+    def decoded(self, number: int) -> Array:
+        """As `Bands.decoded`."""
+        stored = self._stored
+        count = min(self.rows, stored.rows - number * self.rows)
+        if self.plain:
+            return self._native(self.chunk(number)[:count])
+        band = np.empty((count, *stored.spec.stored_shape), stored.dtype)
+        axes = ([number] if axis == stored.axis else range(n) for axis, n in enumerate(self._index.grid))
+        for place in itertools.product(*axes):
+            spans = [
+                slice(p * c, min((p + 1) * c, n))
+                for p, c, n in zip(place, self._index.shape, stored.shape, strict=True)
+            ]
+            spans.pop(stored.axis)
+            values = np.moveaxis(self.chunk(int(np.ravel_multi_index(place, self._index.grid))), stored.axis, 0)
+            band[(slice(None), *spans)] = values[(slice(count), *(slice(span.stop - span.start) for span in spans))]
+        return self._native(band)
+
+    def chunk(self, number: int) -> Array:
+        """The values of a chunk, as stored."""
+        index, stored = self._index, self._stored
+        offset, size = int(index.offsets[number]), int(index.sizes[number])
+        if offset < 0:
+            return np.full(index.shape, index.fill, stored.dtype)
+        try:
+            data = index.filters.decoded(self._file.bytes_at(offset, size), int(index.masks[number]))
+        except CorruptError as error:
+            raise self._corrupt(number, error) from error
+        return data.view(stored.dtype).reshape(index.shape)
+
+    def read_chunks(self, numbers: Indices, where: Indices, out: Array) -> None:
+        """Decode chunks of one sample each straight to their places, in few steps.
+
+        Args:
+            numbers: Which chunk belongs to each place of ``out``.
+            where: The places to fill.
+            out: In native byte order.
+        """
+        index, file = self._index, self._file
+        target = out.view(np.uint8).reshape(len(out), -1)
+        chosen = numbers[where]
+        found = zip(where.tolist(), index.offsets[chosen].tolist(), index.sizes[chosen].tolist(), strict=True)
+        for at, (place, offset, size) in enumerate(found):
+            if offset < 0:
+                target[place] = self.chunk(int(chosen[at])).view(np.uint8).ravel()
+                continue
+            try:
+                target[place] = index.filters.decoded(file.bytes_at(offset, size), int(index.masks[chosen[at]]))
+            except CorruptError as error:
+                raise self._corrupt(int(chosen[at]), error) from error
+        if not self._stored.dtype.isnative:
+            out[where] = out[where].byteswap()
+
+    def _native(self, values: Array) -> Array:
+        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+
+    def _corrupt(self, number: int, error: CorruptError) -> CorruptError:
+        index, stored = self._index, self._stored
+        place = np.unravel_index(number, index.grid)
+        corner = tuple(int(p) * c for p, c in zip(place, index.shape, strict=True))
+        return CorruptError(
+            f"{stored}, chunk {corner} at byte {index.offsets[number]}: {error}; restore the file, or copy what can be "
+            "read of it",
+            file=stored.path,
+            dataset=stored.name,
+            row=corner[stored.axis],
+        )
+
+
+class H5pyBands:
+    """Bands read through h5py, under its lock: for filters that only libhdf5 decodes."""
+
+    reading: Reading = "locked"
+    cold = False
+
+    def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
+        self._stored = stored
+        self._file = file
+        self.rows = stored.chunk_rows
+
+    def fetch(self, numbers: Indices) -> None:
+        """As `Bands.fetch`: libhdf5 reads for itself."""
+
+    def decoded(self, number: int) -> Array:
+        """As `Bands.decoded`."""
+        first = number * self.rows
+        rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows), cached=False)
+        return np.ascontiguousarray(rows, rows.dtype.newbyteorder("="))

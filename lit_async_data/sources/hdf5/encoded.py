@@ -1,0 +1,168 @@
+"""Groups that stand for one dataset: sparse rows, rows of variable length, categories.
+
+Sparse rows and categories as AnnData writes them (anndata's on-disk format specification 0.1.0 to 0.2.0).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import h5py
+import numpy as np
+
+from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.hdf5.dataset import StoredDataset
+from lit_async_data.sources.hdf5.identity import Others
+from lit_async_data.spec import FieldSpec
+
+#: Looks at a dataset by its name.
+LookAt = Callable[[str], StoredDataset]
+# The datasets of each kind of group.
+SPARSE = ("data", "indices", "indptr")
+VARIABLE = ("values", "offsets")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredRanges:
+    """A field whose samples take different numbers of stored elements, which lie one sample after the other.
+
+    Attributes:
+        path: The file.
+        name: The group in it.
+        offsets: The first element of each sample, and the end of the last; int64, shape (rows + 1,).
+        values: The elements.
+        columns: Where in a sample each element goes, for sparse rows; None where they follow each other.
+        spec: The field as it is delivered: with zeros where there is no element.
+    """
+
+    path: str
+    name: str
+    offsets: Indices
+    values: StoredDataset
+    columns: StoredDataset | None
+    spec: FieldSpec
+
+    @property
+    def rows(self) -> int:
+        """Samples in it."""
+        return len(self.offsets) - 1
+
+    @property
+    def others(self) -> Others:
+        """Other files that values lie in."""
+        return self.values.others + (() if self.columns is None else self.columns.others)
+
+    def __str__(self) -> str:
+        return f"{self.path}:/{self.name.strip('/')}"
+
+
+def encoding(group: h5py.Group) -> str:
+    """What a group stands for: ``csr``, ``csc``, ``variable``, ``categorical``, or nothing: an empty text."""
+    said = group.attrs.get("encoding-type", group.attrs.get("h5sparse_format", ""))
+    said = str(said.decode() if isinstance(said, bytes) else said).removesuffix("_matrix")
+    if said in ("csr", "csc", "categorical"):
+        return said
+    return "variable" if all(name in group for name in VARIABLE) else ""
+
+
+def look_at_sparse(group: h5py.Group, path: str, name: str, look_at: LookAt) -> StoredRanges:
+    """Look at a sparse matrix, stored row by row, whose rows are delivered dense.
+
+    Args:
+        group: With ``data``, ``indices`` and ``indptr``.
+        path: Its file.
+        name: Its name.
+        look_at: Looks at a dataset of that file.
+
+    Raises:
+        FormatError: It is not one; says what is wrong.
+    """
+    where: dict[str, Any] = {"file": path, "dataset": name}
+    full = f"{path}:/{name.strip('/')}"
+    shape = [int(n) for n in np.asarray(group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))).ravel()]
+    if len(shape) != 2 or min(shape) < 1:
+        raise FormatError(f"{full} is a sparse matrix of the shape {tuple(shape)}, which holds no samples", **where)
+    values, columns = (look_at(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
+    offsets = _offsets(group, SPARSE[2], shape[0], values.rows, where)
+    if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
+        raise FormatError(
+            f"{full} has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}: a sparse "
+            "matrix has one whole-number index for each value",
+            **where,
+        )
+    return StoredRanges(path, name, offsets, values, columns, FieldSpec((shape[1],), values.dtype.newbyteorder("=")))
+
+
+def look_at_variable(group: h5py.Group, path: str, name: str, look_at: LookAt, *, most: int | None) -> StoredRanges:
+    """Look at samples of variable length, which are delivered padded.
+
+    Args:
+        group: With ``values`` and ``offsets``.
+        path: Its file.
+        name: Its name.
+        look_at: Looks at a dataset of that file.
+        most: Rows that each is padded to; None for those of the longest.
+
+    Raises:
+        FormatError: One is longer than that, or the group is not what it seems.
+    """
+    where: dict[str, Any] = {"file": path, "dataset": name}
+    full = f"{path}:/{name.strip('/')}"
+    values = look_at(f"{name.rstrip('/')}/values")
+    offsets = _offsets(group, "offsets", None, values.rows, where)
+    lengths = np.diff(offsets)
+    longest = int(lengths.argmax())
+    if most is not None and lengths[longest] > most:
+        row = int((lengths > most).argmax())
+        raise FormatError(
+            f"{full}, row {row}: {lengths[row]} values, more than max_length {most}; the longest has "
+            f"{lengths[longest]}",
+            row=row,
+            **where,
+        )
+    width = int(lengths[longest]) if most is None else most
+    spec = FieldSpec((max(width, 1), *values.spec.stored_shape), values.dtype.newbyteorder("="))
+    return StoredRanges(path, name, offsets, values, None, spec)
+
+
+def look_at_categories(group: h5py.Group, path: str, name: str) -> tuple[str, tuple[str, ...]]:
+    """The name of the codes of categories, and the names of the classes.
+
+    Raises:
+        FormatError: One of them is missing.
+    """
+    categories = group.get("categories")
+    if not isinstance(categories, h5py.Dataset) or "codes" not in group:
+        raise FormatError(
+            f"{path}:/{name.strip('/')} is said to be categorical, but has no codes and categories",
+            file=path,
+            dataset=name,
+        )
+    text = h5py.check_string_dtype(categories.dtype) is not None
+    names = categories.asstr()[...] if text else categories[...]
+    return f"{name.rstrip('/')}/codes", tuple(str(each) for each in names.tolist())
+
+
+def _offsets(group: h5py.Group, name: str, rows: int | None, elements: int, where: dict[str, Any]) -> Indices:
+    """Where samples begin and end, checked: nothing else would notice if it were wrong."""
+    full = f"{where['file']}:/{where['dataset'].strip('/')}"
+    dataset = group.get(name)
+    if not isinstance(dataset, h5py.Dataset) or dataset.ndim != 1 or dataset.dtype.kind not in "iu":
+        raise FormatError(f"{full} has no {name} of one axis of whole numbers", **where)
+    if dataset.shape[0] < 2 or (rows is not None and dataset.shape[0] != rows + 1):
+        wanted = f"one more than its {rows} rows" if rows is not None else "one more than there are samples"
+        raise FormatError(f"{full}/{name} has {dataset.shape[0]} values; it must have {wanted}", **where)
+    offsets: Indices = dataset[...].astype(np.int64)
+    falling = np.diff(offsets) < 0
+    if falling.any() or offsets[0] != 0 or offsets[-1] != elements:
+        row = int(falling.argmax()) if falling.any() else 0 if offsets[0] else len(offsets) - 2
+        raise CorruptError(
+            f"{full}/{name}, row {row}: {offsets[row]} to {offsets[row + 1]} of {elements} elements; it must begin "
+            f"with 0, never fall and end with {elements}",
+            row=row,
+            **where,
+        )
+    return offsets

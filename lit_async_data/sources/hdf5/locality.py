@@ -1,0 +1,117 @@
+"""Which samples lie together in storage, where a sample is more than a row: windows, chosen rows, sparse rows.
+
+Samples are put together by the chunk that they begin in. Where they reach into the next one, that is decoded for them
+too, and for its own samples later; so several chunks are taken together then, and only the last of them is decoded
+twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_async_data.chunk_order import ChunkRun
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.hdf5.part import StoredPart
+
+# Chunks that are taken together for each one that samples reach into: a quarter of the decoding is then done twice.
+TOGETHER = 4
+# Decoding that is done twice, as a share of all, up to which chunks are not taken together.
+LITTLE = 0.05
+
+
+class Locality(NamedTuple):
+    """How the samples of one field lie.
+
+    Attributes:
+        runs: As in `ChunkLayout`.
+        spread: As there.
+        together: As there.
+        bands: Chunks of storage that the samples of a run's chunk take, at most.
+    """
+
+    runs: tuple[ChunkRun, ...]
+    spread: float
+    together: int
+    bands: int
+
+
+def locality(parts: Sequence[StoredPart], key: str) -> Locality:
+    """How the samples of all parts lie, by one field of them."""
+    if all(_is_plain(part, key) for part in parts):
+        runs = tuple(ChunkRun(part.rows, part.fields[key].values.chunk_rows) for part in parts)
+        return Locality(runs, 1.0, 1, 1)
+    alone = _found(parts, key, 1)
+    reach = alone.bands - 1
+    if alone.spread <= 1 + LITTLE or not reach:
+        return alone
+    return _found(parts, key, TOGETHER * reach)
+
+
+def _is_plain(part: StoredPart, key: str) -> bool:
+    anchors, field = part.anchors, part.fields[key]
+    return field.stored is field.values and field.span == (0, 1) and anchors.chosen is None and anchors.stride == 1
+
+
+def _found(parts: Sequence[StoredPart], key: str, together: int) -> Locality:
+    runs: list[ChunkRun] = []
+    touched = distinct = bands = 0
+    for part in parts:
+        if part.anchors.count:
+            counts, firsts, lasts = _pieces(part, key, together)
+            runs += _runs(counts)
+            each = lasts - firsts + 1
+            touched, distinct = touched + int(each.sum()), distinct + _distinct(firsts, lasts)
+            bands = max(bands, int(each.max()))
+    return Locality(tuple(runs), max(touched / distinct, 1.0), together, bands)
+
+
+def _pieces(part: StoredPart, key: str, together: int) -> tuple[Indices, Indices, Indices]:
+    """Stretches of samples that begin in the same chunks: how many samples, and their first and last chunk."""
+    field, count = part.fields[key], part.anchors.count
+    rows = field.values.chunk_rows
+    begins = _stretches(part, key, together)
+    counts = np.diff(np.append(begins, count))
+    if part.anchors.chosen is None and field.stored is field.values:
+        ends = part.anchors.rows(begins + counts - 1)
+        return counts, field.extent(part.anchors.rows(begins))[0] // rows, field.extent(ends)[1] // rows
+    first, last = field.extent(part.anchors.rows(np.arange(count)))
+    return counts, np.minimum.reduceat(first // rows, begins), np.maximum.reduceat(last // rows, begins)
+
+
+def _stretches(part: StoredPart, key: str, together: int) -> Indices:
+    """The first sample of each stretch."""
+    field, anchors = part.fields[key], part.anchors
+    rows = field.values.chunk_rows * together
+    if anchors.chosen is None and field.stored is field.values:
+        # Arithmetic, since there may be very many samples: the first whose window begins in the next chunks.
+        first = anchors.first + field.span[0]
+        last = first + (anchors.count - 1) * anchors.stride
+        borders = np.arange(first // rows + 1, last // rows + 1) * rows
+        return np.unique(np.append(0, -((first - borders) // anchors.stride)))
+    home = field.extent(anchors.rows(np.arange(anchors.count)))[0] // rows
+    return np.append(0, np.flatnonzero(np.diff(home)) + 1)
+
+
+def _runs(counts: Indices) -> Iterator[ChunkRun]:
+    """Stretches as runs of equal chunks, as few as may be; a last, shorter one ends the run before it."""
+    borders = np.append(0, np.flatnonzero(np.diff(counts)) + 1)
+    sizes, times = counts[borders].tolist(), np.diff(np.append(borders, len(counts))).tolist()
+    for size, many in zip(sizes, times, strict=True):
+        yield ChunkRun(size * many, size)
+
+
+def _distinct(firsts: Indices, lasts: Indices) -> int:
+    """How many chunks lie between these firsts and lasts, each counted once."""
+    order = np.argsort(firsts, kind="stable")
+    ends = np.maximum.accumulate(lasts[order])
+    seen_to = np.append(firsts[order][:1] - 1, ends[:-1])
+    return int(np.maximum(ends - np.maximum(seen_to, firsts[order] - 1), 0).sum())
+
+
+def lanes(shuffle_chunks: int, together: int) -> int:
+    """How many chunks of runs make as many chunks of storage."""
+    return max(math.floor(shuffle_chunks / together), 1)

@@ -1,0 +1,153 @@
+"""`PartReader`: reads the samples of one part, each dataset by the fastest reader that reads it right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import Reading
+from lit_async_data.sources.hdf5.bands import H5pyBands, IndexedBands
+from lit_async_data.sources.hdf5.chunked import ChunkedReader
+from lit_async_data.sources.hdf5.dataset import StoredDataset
+from lit_async_data.sources.hdf5.decoded import RecentBands, Room
+from lit_async_data.sources.hdf5.encoded import StoredRanges
+from lit_async_data.sources.hdf5.open_file import OpenFile
+from lit_async_data.sources.hdf5.part import StoredPart
+from lit_async_data.sources.hdf5.ranged import LengthsReader, PaddedReader, SparseReader
+from lit_async_data.sources.hdf5.raw import RawReader, lies_raw
+from lit_async_data.sources.hdf5.readers import H5pyReader, Reader, StridedReader
+from lit_async_data.sources.hdf5.stored_field import StoredField
+
+Array = npt.NDArray[Any]
+
+
+class FieldReader(Reader):
+    """Reads a field that is more than a row as it is stored.
+
+    Args:
+        field: The field.
+        reader: Reads its rows.
+    """
+
+    def __init__(self, field: StoredField, reader: Reader) -> None:
+        self._field = field
+        self._reader = reader
+        self.reading = reader.reading
+
+    def read(self, rows: Indices, out: Array) -> None:
+        """Fill ``out`` with the samples at these anchors."""
+        field = self._field
+        if field.conversion is None:
+            self._read(rows, out)
+            return
+        stored = field.stored.spec.stored_shape
+        shape = (len(rows), field.span[1] - field.span[0], *stored) if field.windowed else (len(rows), *stored)
+        values = np.empty(shape, field.values.dtype.newbyteorder("="))
+        self._read(rows, values)
+        out[...] = field.conversion(values, rows, out.dtype)
+
+    def _read(self, rows: Indices, out: Array) -> None:
+        begin, end = self._field.span
+        if self._field.windowed:
+            counts = np.full(len(rows), end - begin)
+            self._reader.read_ranges(rows + begin, counts, out.reshape(-1, *out.shape[2:]))
+        else:
+            self._reader.read(rows + begin if begin else rows, out)
+
+    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+        """As `Reader.prepare`."""
+        begin, end = self._field.span
+        if end - begin == 1:
+            return self._reader.prepare(rows + begin, decode=decode)
+        return self._reader.prepare_ranges(rows + begin, np.full(len(rows), end - begin), decode=decode)
+
+
+class PartReader:
+    """Reads one part. Safe from several threads.
+
+    Args:
+        part: The part.
+        file: Its file.
+        recent: The bands decoded last, of all parts.
+        room: Room for bands that are kept for good.
+
+    Attributes:
+        datasets: The reader of each dataset; fields of the same one share it, so that it is decoded once.
+        fields: The reader of each field.
+    """
+
+    def __init__(self, part: StoredPart, file: OpenFile, recent: RecentBands, room: Room) -> None:
+        self._part = part
+        self._file, self._recent, self._room = file, recent, room
+        self.datasets: dict[str, Reader] = {}
+        self.fields = {key: self._field_reader(field) for key, field in part.fields.items()}
+
+    def read(self, samples: Indices, out: Mapping[str, Array]) -> None:
+        """Fill arrays with samples, counted from the first of the part."""
+        rows = self._part.anchors.rows(samples)
+        for key, array in out.items():
+            self.fields[key].read(rows, array)
+
+    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+        """As `KeepingSource.prepare`, for these samples."""
+        rows = self._part.anchors.rows(samples)
+        useful = [reader.prepare(rows, decode=decode) for reader in self.fields.values()]
+        return any(useful)
+
+    @property
+    def reading(self) -> Iterator[Reading]:
+        """How each field is read."""
+        return (reader.reading for reader in self.fields.values())
+
+    def elements_of(self, key: str) -> list[str]:
+        """The names of the datasets of a field, where they hold elements and not rows."""
+        stored = self._part.fields[key].stored
+        if not isinstance(stored, StoredRanges):
+            return []
+        return [_name(each) for each in (stored.values, stored.columns) if each is not None]
+
+    def forget(self) -> None:
+        """Let go of decoded values that are kept for good."""
+        for reader in self.datasets.values():
+            reader.forget()
+
+    def _field_reader(self, field: StoredField) -> Reader:
+        stored = field.stored
+        if field.lengths:
+            assert isinstance(stored, StoredRanges)
+            return LengthsReader(stored)
+        if not isinstance(stored, StoredRanges):
+            reader = self._dataset_reader(stored)
+        elif stored.columns is None:
+            reader = PaddedReader(stored, self._dataset_reader(stored.values))
+        else:
+            columns = self._dataset_reader(stored.columns)
+            reader = SparseReader(stored, self._dataset_reader(stored.values), columns)
+        return reader if field.plain else FieldReader(field, reader)
+
+    def _dataset_reader(self, stored: StoredDataset) -> Reader:
+        name = _name(stored)
+        if name not in self.datasets:
+            self.datasets[name] = self._fastest(stored)
+        return self.datasets[name]
+
+    def _fastest(self, stored: StoredDataset) -> Reader:
+        """The fastest reader that reads a dataset right."""
+        if lies_raw(stored):
+            return RawReader(stored, self._file)
+        if stored.offset is not None and self._file.mapped:
+            return StridedReader(stored, self._file)
+        if stored.index is not None:
+            return ChunkedReader(stored, IndexedBands(stored, stored.index, self._file), self._recent, self._room)
+        if stored.filtered:
+            return ChunkedReader(stored, H5pyBands(stored, self._file), self._recent, self._room)
+        return H5pyReader(stored, self._file)
+
+
+def _name(stored: StoredDataset) -> str:
+    """A dataset, and the axis that counts its rows: two fields may lay it out in two ways."""
+    return f"{stored.name.strip('/')} {stored.axis}"

@@ -1,0 +1,144 @@
+"""`PartReaders`: reads samples of all parts of a source, and keeps what it decodes of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import SourceError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import Reading
+from lit_async_data.sources.hdf5.decoded import RecentBands, Room
+from lit_async_data.sources.hdf5.holding import Holding
+from lit_async_data.sources.hdf5.identity import FileIdentity
+from lit_async_data.sources.hdf5.locality import Locality
+from lit_async_data.sources.hdf5.open_file import OpenFile, OpenFiles
+from lit_async_data.sources.hdf5.part import StoredPart
+from lit_async_data.sources.hdf5.part_reader import PartReader
+
+# What counts where fields are read in several ways: decoding is work that threads share, whatever waits beside it.
+READING = ("copied", "locked", "decoded")
+
+
+class PartReaders:
+    """Reads samples of all parts. Safe from several threads.
+
+    Args:
+        stored: The parts.
+        files: The identity of each file, by its path.
+        lies: How samples of the widest field lie.
+        widest: Its key.
+        mapped: Whether files may be mapped.
+
+    Attributes:
+        parts: The reader of each part.
+        holding: What decoded chunks take.
+        starts: The first sample of each part, and the end of the last.
+    """
+
+    def __init__(
+        self,
+        stored: Sequence[StoredPart],
+        files: Mapping[str, FileIdentity],
+        lies: Locality,
+        widest: str,
+        *,
+        mapped: bool,
+    ) -> None:
+        self._stored = stored
+        self.starts = np.cumsum([0] + [part.anchors.count for part in stored])
+        others: dict[str, set[Any]] = {path: set() for path in files}
+        for part in stored:
+            others[part.path].update(part.others)
+        numbers = {path: number for number, path in enumerate(files)}
+        self._file_of = [numbers[part.path] for part in stored]
+        self._files = OpenFiles(
+            [OpenFile(path, identity, others=tuple(others[path]), mapped=mapped) for path, identity in files.items()]
+        )
+        self.recent, self._room = RecentBands(), Room()
+        self.parts = [
+            PartReader(part, self._files[number], self.recent, self._room)
+            for part, number in zip(stored, self._file_of, strict=True)
+        ]
+        self.holding = Holding(self.parts, lies, stored, widest)
+
+    @property
+    def reading(self) -> Reading:
+        """How they are read, over all fields; as in `ChunkLayout`."""
+        return max((how for part in self.parts for how in part.reading), key=READING.index)
+
+    def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Read samples, of which there is at least one, into arrays; see `Source.read_into`."""
+        if len(self._stored) == 1:
+            self._read_part(0, samples, out)
+            return
+        pieces: dict[str, npt.NDArray[Any]] = {}
+        for part, where in self.by_part(samples):
+            if len(where) == len(samples):
+                self._read_part(part, samples, out)
+                return
+            # Taken once for all parts: memory that is fresh from the system costs more than the copy.
+            if not pieces:
+                pieces = {key: np.empty_like(array) for key, array in out.items()}
+            some = {key: piece[: len(where)] for key, piece in pieces.items()}
+            self._read_part(part, samples[where], some)
+            for key, piece in some.items():
+                out[key][where] = piece
+
+    def by_part(self, samples: Indices) -> Iterator[tuple[int, Indices]]:
+        """The parts that samples are in, each with the places of its samples among them."""
+        parts = np.searchsorted(self.starts, samples, side="right") - 1
+        order = np.argsort(parts, kind="stable")
+        ordered = parts[order]
+        edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(parts)]
+        for begin, end in itertools.pairwise(edges):
+            yield int(ordered[begin]), order[begin:end]
+
+    def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        own = samples - self.starts[part]
+        try:
+            with self._files.reading(self._file_of[part]):
+                self.parts[part].read(own, out)
+        except SourceError as error:
+            if error.row is not None and error.sample_id is None:
+                found = self._stored[part].anchors.sample(error.row, own)
+                error.sample_id = None if found is None else int(self.starts[part]) + found
+            raise
+
+    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+        """Get ready what will be read soon of samples, of which there is at least one; see `KeepingSource.prepare`."""
+        useful = False
+        for part, where in self.by_part(samples) if samples.size else ():
+            with self._files.reading(self._file_of[part]):
+                useful |= self.parts[part].prepare(samples[where] - self.starts[part], decode=decode)
+        return useful
+
+    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks; see `KeepingSource.keep`."""
+        self._files.check_process()  # before any lock, which another thread may have held when this process was forked
+        nbytes = self.holding.decoded_bytes(chunks)
+        self.recent.add_room(nbytes)
+        self._room.add(cache_bytes)
+
+        def give_back() -> None:
+            self.recent.add_room(-nbytes)
+            if self._room.add(-cache_bytes) < 0:
+                self._forget()
+
+        return give_back
+
+    def close(self) -> None:
+        """Close every file and let go of what was decoded. Reading opens them again."""
+        if self._files.forked:
+            return  # nothing here is this process's, and a lock may have been held when it was forked
+        self._files.close()
+        self.recent.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        for part in self.parts:
+            part.forget()

@@ -1,0 +1,111 @@
+"""Readers of samples that take different numbers of stored elements: made dense, or padded; and their lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import CorruptError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.hdf5.encoded import StoredRanges
+from lit_async_data.sources.hdf5.readers import Reader
+
+Array = npt.NDArray[Any]
+
+
+class SparseReader(Reader):
+    """Rows of a sparse matrix, made dense.
+
+    Args:
+        stored: The matrix.
+        values: Reads its values, and
+        columns: their columns.
+    """
+
+    def __init__(self, stored: StoredRanges, values: Reader, columns: Reader) -> None:
+        self._stored = stored
+        self._values, self._columns = values, columns
+        # Zeroing and scattering takes more than the copy of what is stored, and holds no lock for most of it.
+        self.reading = "decoded" if "decoded" in (values.reading, columns.reading) else values.reading
+
+    def read(self, rows: Indices, out: Array) -> None:
+        """As `Reader.read`.
+
+        Raises:
+            CorruptError: A column is outside the matrix; names the row.
+        """
+        stored = self._stored
+        assert stored.columns is not None
+        begins, counts = _ranges(stored, rows)
+        values = np.empty(counts.sum(), stored.values.dtype.newbyteorder("="))
+        columns = np.empty(len(values), stored.columns.dtype.newbyteorder("="))
+        self._values.read_ranges(begins, counts, values)
+        self._columns.read_ranges(begins, counts, columns)
+        width = stored.spec.shape[0]
+        wrong = columns >= width if columns.dtype.kind == "u" else (columns < 0) | (columns >= width)
+        if wrong.any():
+            place = int(wrong.argmax())
+            row = int(rows[np.searchsorted(np.cumsum(counts), place, side="right")])
+            raise CorruptError(
+                f"{stored}, row {row}: column {columns[place]} of {width}; write the file again",
+                file=stored.path,
+                dataset=stored.name,
+                row=row,
+            )
+        out[...] = 0
+        places = np.repeat(np.arange(len(rows)) * width, counts) + columns.astype(np.int64)
+        # Added and not assigned: a column that is stored twice means the sum, as in scipy.
+        np.add.at(out.reshape(-1), places, values.astype(out.dtype, copy=False))
+
+    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+        """As `Reader.prepare`."""
+        begins, counts = _ranges(self._stored, rows)
+        useful = [each.prepare_ranges(begins, counts, decode=decode) for each in (self._values, self._columns)]
+        return any(useful)
+
+
+class PaddedReader(Reader):
+    """Samples of variable length, with zeros behind them.
+
+    Args:
+        stored: The samples.
+        values: Reads their elements.
+    """
+
+    def __init__(self, stored: StoredRanges, values: Reader) -> None:
+        self._stored = stored
+        self._values = values
+        self.reading = values.reading
+
+    def read(self, rows: Indices, out: Array) -> None:
+        """As `Reader.read`."""
+        begins, counts = _ranges(self._stored, rows)
+        values = np.empty((counts.sum(), *out.shape[2:]), self._stored.values.dtype.newbyteorder("="))
+        self._values.read_ranges(begins, counts, values)
+        out[...] = 0
+        out[np.arange(out.shape[1]) < counts[:, None]] = values
+
+    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+        """As `Reader.prepare`."""
+        return self._values.prepare_ranges(*_ranges(self._stored, rows), decode=decode)
+
+
+class LengthsReader(Reader):
+    """How long samples of variable length are."""
+
+    reading = "copied"
+
+    def __init__(self, stored: StoredRanges) -> None:
+        self._stored = stored
+
+    def read(self, rows: Indices, out: Array) -> None:
+        """As `Reader.read`."""
+        out[...] = _ranges(self._stored, rows)[1]
+
+
+def _ranges(stored: StoredRanges, rows: Indices) -> tuple[Indices, Indices]:
+    """The first element of each of these rows, and how many it has."""
+    begins = stored.offsets[rows]
+    return begins, stored.offsets[rows + 1] - begins

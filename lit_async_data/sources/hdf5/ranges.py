@@ -1,0 +1,56 @@
+"""Ranges of rows that cross chunks: which pieces of which chunks they are made of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_async_data.permutation import Indices
+
+
+class Pieces(NamedTuple):
+    """Pieces of ranges, none of which crosses a chunk; int64, shape (m,).
+
+    Attributes:
+        chunk: Which chunk each lies in.
+        inside: Its first row, counted from that of the chunk.
+        rows: How many rows.
+        where: Its first row among those of all ranges, laid one after the other.
+    """
+
+    chunk: Indices
+    inside: Indices
+    rows: Indices
+    where: Indices
+
+
+def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:
+    """Cut ranges at the borders of chunks.
+
+    Args:
+        firsts: First row of each range; int64, shape (n,).
+        counts: Rows of each, ≥ 0; likewise.
+        rows: Of a chunk.
+
+    Example:
+        >>> [part.tolist() for part in pieces(np.array([3, 8]), np.array([4, 1]), rows=5)]
+        [[0, 1, 1], [3, 0, 3], [2, 2, 1], [0, 2, 4]]
+    """
+    wheres = np.cumsum(counts) - counts
+    there = counts > 0
+    if not there.all():
+        firsts, counts, wheres = firsts[there], counts[there], wheres[there]
+    ends = firsts + counts
+    low = firsts // rows
+    each = (ends - 1) // rows - low + 1
+    which = np.repeat(np.arange(len(firsts)), each)
+    chunk = low[which] + np.arange(len(which)) - (np.cumsum(each) - each)[which]
+    begin = np.maximum(firsts[which], chunk * rows)
+    count = np.minimum(ends[which], (chunk + 1) * rows) - begin
+    return Pieces(chunk, begin - chunk * rows, count, wheres[which] + begin - firsts[which])
+
+
+def touched(firsts: Indices, counts: Indices, rows: int) -> Indices:
+    """The chunks of this many rows that ranges touch, each once."""
+    return np.unique(pieces(firsts, counts, rows).chunk)

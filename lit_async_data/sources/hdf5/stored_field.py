@@ -1,0 +1,264 @@
+"""`StoredField`: one field of one part of a source: what is read for it, and what is made of that."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.field import Field
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.hdf5.anchors import Span
+from lit_async_data.sources.hdf5.conversion import PACKING, Conversion, Packing
+from lit_async_data.sources.hdf5.dataset import StoredDataset, look_at
+from lit_async_data.sources.hdf5.encoded import (
+    StoredRanges,
+    encoding,
+    look_at_categories,
+    look_at_sparse,
+    look_at_variable,
+)
+from lit_async_data.sources.hdf5.index_cache import IndexCache
+from lit_async_data.spec import FieldSpec
+
+log = logging.getLogger(__name__)
+
+# A table that a field looks values up in is kept in memory, for each part.
+TABLE_BYTES = 256 * 2**20
+# What groups of these kinds hold.
+RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples of variable length"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredField:
+    """One field of one part.
+
+    Attributes:
+        stored: What is read.
+        spec: As it is delivered.
+        span: Rows that a sample takes, relative to its anchor: the first, and one more than the last.
+        conversion: What is made of them; None where they are delivered as they are read.
+        windowed: Whether the rows of a sample have an axis of their own.
+        lengths: Whether not the samples are wanted, but their lengths.
+        packed: Attributes that say how values are packed, where they are delivered so.
+    """
+
+    stored: StoredDataset | StoredRanges
+    spec: FieldSpec
+    span: Span = (0, 1)
+    conversion: Conversion | None = None
+    windowed: bool = False
+    lengths: bool = False
+    packed: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether a sample is a row as it is read."""
+        return self.span == (0, 1) and self.conversion is None and not self.windowed
+
+    @property
+    def values(self) -> StoredDataset:
+        """The dataset that most of what is read lies in."""
+        return self.stored.values if isinstance(self.stored, StoredRanges) else self.stored
+
+    def warn(self) -> None:
+        """Say that values come out as they are stored, where it seems that something else is meant."""
+        if self.packed:
+            said = ", ".join(self.packed)
+            log.warning("%s has %s: values come as stored; Field(unpack=True) applies it", self.stored, said)
+
+    def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
+        """The first and the last of the rows, or elements, that samples take."""
+        first, last = anchors + self.span[0], anchors + self.span[1] - 1
+        if isinstance(self.stored, StoredRanges):
+            first, ends = self.stored.offsets[first], self.stored.offsets[last + 1]
+            last = np.maximum(ends - 1, first)
+        return first, last
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """A group of a file that is open, to look at fields in.
+
+    Attributes:
+        file: The file.
+        path: Its path, for messages.
+        group: The group; ``"/"`` for the root.
+        cache: Where indices of chunks are kept.
+        external: Whether values may lie in other files.
+    """
+
+    file: h5py.File
+    path: str
+    group: str
+    cache: IndexCache
+    external: bool
+
+    def name(self, given: str) -> str:
+        """The name of a dataset from the root of the file."""
+        return given if given.startswith("/") or self.group == "/" else f"{self.group.strip('/')}/{given}"
+
+    def node(self, name: str) -> Any:
+        """What has this name, if that can be said; `look_at` says what is wrong with it."""
+        try:
+            return self.file.get(name)
+        except (OSError, RuntimeError):
+            return None
+
+    def look_at(self, name: str, layout: str | None = None) -> StoredDataset:
+        """As `dataset.look_at`."""
+        return look_at(self.file, self.path, name, layout, cache=self.cache, external=self.external)
+
+
+def look_at_field(within: Within, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
+    """Look at a field of one part.
+
+    Args:
+        within: Where it lies.
+        key: Its batch key.
+        field: What is wanted.
+        layout: Letters of the axes of its dataset.
+
+    Returns:
+        It by its key; where samples are padded, their lengths too.
+
+    Raises:
+        MissingError, FormatError, ConfigError: As `look_at`, or the field asks for what there is not.
+    """
+    name, classes, where = within.name(field.name), field.classes, f"fields.{key}"
+    node = within.node(name)
+    kind = encoding(node) if isinstance(node, h5py.Group) else ""
+    if kind in ("csr", "csc", "variable"):
+        return _look_at_ranges(within, key, field, kind)
+    if kind == "categorical":
+        name, found = look_at_categories(node, within.path, name)
+        classes = classes or found
+    if field.max_length is not None:
+        raise ConfigError(f"{where}.max_length: {within.path}:/{name.strip('/')} is no group of values and offsets")
+    if field.via is None:
+        table, stored = None, within.look_at(name, layout)
+        row = stored.spec
+        classes = classes or _enum_classes(within.file[name].dtype)
+        if field.column is not None:
+            _check_column(field.column, row.stored_shape, where, str(stored))
+            row = FieldSpec((), row.dtype)
+    else:
+        table, stored = _table(within, name, field, where), within.look_at(within.name(field.via))
+        _check_row_numbers(stored, where)
+        row = FieldSpec(table.shape[1:], table.dtype)
+    dataset = within.file[name]
+    packing = _packing(dataset, field)
+    conversion = Conversion(
+        within.path,
+        stored.name,
+        column=field.column if table is None else None,
+        table=table,
+        packing=packing,
+        classes=None if classes is None else len(classes),
+    )
+    native = (stored if table is None else table).dtype.newbyteorder("=")
+    made = dataclasses.replace(row, dtype=packing.dtype if packing else native, classes=tuple(classes or ()))
+    spec = _delivered(field, made, where)
+    windowed = field.rows is not None
+    # Windows are read as they are stored, and rows of one whole number as int64.
+    read = stored.dtype.newbyteorder("=") if windowed else stored.spec.dtype
+    converted = table is not None or field.column is not None or packing or classes or spec.dtype != read
+    packed = () if packing else tuple(name for name in PACKING if name in dataset.attrs)
+    chosen = conversion if converted else None
+    return {key: StoredField(stored, spec, field.span, chosen, windowed, packed=packed)}
+
+
+def _look_at_ranges(within: Within, key: str, field: Field, kind: str) -> dict[str, StoredField]:
+    name, where = within.name(field.name), f"fields.{key}"
+    full = f"{within.path}:/{name.strip('/')}"
+    for option in ("column", "window", "via", "unpack", "classes", *(("max_length",) if kind != "variable" else ())):
+        if getattr(field, option):
+            raise ConfigError(f"{where}.{option}: {full} holds {RANGES[kind]}, which it does not apply to")
+    if kind == "csc":
+        raise FormatError(
+            f"{full} is stored by columns (csc), so that a row lies everywhere; store it by rows: "
+            "adata.X = adata.X.tocsr(); adata.write('by_rows.h5ad')",
+            file=within.path,
+            dataset=name,
+        )
+    group = within.node(name)
+    if kind == "csr":
+        stored = look_at_sparse(group, within.path, name, within.look_at)
+        return {key: _ranged(stored, field, where)}
+    stored = look_at_variable(group, within.path, name, within.look_at, most=field.max_length)
+    lengths = StoredField(stored, FieldSpec((), np.dtype(np.int64)), lengths=True)
+    return {key: _ranged(stored, field, where), f"{key}_length": lengths}
+
+
+def _ranged(stored: StoredRanges, field: Field, where: str) -> StoredField:
+    spec = _delivered(field, stored.spec, where)
+    conversion = Conversion(stored.path, stored.name) if spec.dtype != stored.spec.dtype else None
+    return StoredField(stored, spec, conversion=conversion)
+
+
+def _delivered(field: Field, row: FieldSpec, where: str) -> FieldSpec:
+    """What a field looks like in a batch, from what its rows are after everything but the cast."""
+    shape, channel, dtype = row.shape, row.channel, row.dtype
+    if field.rows is not None:
+        # N, then C, then the rest as stored, of which the rows of the window are the first.
+        shape = (field.rows, *shape) if channel is None else (shape[0], field.rows, *shape[1:])
+        channel = None if channel is None else channel + 1
+    to = np.dtype(np.int64) if not shape and dtype.kind in "iu" else dtype
+    if field.dtype is not None:
+        to = np.dtype(field.dtype)
+        if dtype.kind == "c" and to.kind != "c":
+            raise ConfigError(f"{where}.dtype: {to} holds no complex numbers")
+    narrow = dtype if field.dtype is not None and dtype.itemsize < to.itemsize else None
+    return FieldSpec(shape, to, channel, row.classes, narrow)
+
+
+def _table(within: Within, name: str, field: Field, where: str) -> npt.NDArray[Any]:
+    """The values that are looked up, in memory."""
+    stored = within.look_at(name)
+    if stored.nbytes > TABLE_BYTES:
+        raise ConfigError(
+            f"{where}.via: {stored} takes {stored.nbytes:,} bytes, and a table that values are looked up in "
+            f"{TABLE_BYTES:,} at most, since it is kept in memory"
+        )
+    values: npt.NDArray[Any] = within.file[name][...]
+    if field.column is not None:
+        _check_column(field.column, values.shape[1:], where, str(stored))
+        values = values[:, field.column]
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+
+
+def _check_row_numbers(stored: StoredDataset, where: str) -> None:
+    if len(stored.shape) != 1 or stored.dtype.kind not in "iu":
+        raise FormatError(
+            f"{where}.via: {stored} is {stored.dtype} of the shape {stored.shape}; it must have one whole number "
+            "per row",
+            file=stored.path,
+            dataset=stored.name,
+        )
+
+
+def _check_column(column: int, row: tuple[int, ...], where: str, full: str) -> None:
+    if len(row) != 1 or column >= row[0]:
+        has = f"{row[0]} columns" if len(row) == 1 else f"rows of shape {row}, and no columns"
+        raise ConfigError(f"{where}.column: {column}, but {full} has {has}")
+
+
+def _packing(dataset: h5py.Dataset, field: Field) -> Packing | None:
+    if not field.unpack:
+        return None
+    if dataset.dtype.kind not in "iuf":
+        raise FormatError(f"{dataset.file.filename}:{dataset.name} holds {dataset.dtype}, which unpack cannot apply to")
+    return Packing.of(dataset)
+
+
+def _enum_classes(dtype: np.dtype[Any]) -> tuple[str, ...] | None:
+    """The names of an enumeration, if its values go from 0 to one less than there are."""
+    enum = h5py.check_enum_dtype(dtype) if dtype.kind in "iu" else None
+    if not enum or sorted(enum.values()) != list(range(len(enum))):
+        return None
+    return tuple(sorted(enum, key=enum.__getitem__))
