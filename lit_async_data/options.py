@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
+
+import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
 
@@ -21,7 +23,7 @@ TORCH_NAMES = {
     "persistent_workers": "leave it out: workers always live on from epoch to epoch",
     "timeout": "use timeout_s",
     "generator": "use seed",
-    "sampler": "use shuffle and seed",
+    "sampler": "use shuffle and seed, or balance or weights where it draws by weight",
     "batch_sampler": "use batch_size, shuffle and drop_last",
     "collate_fn": "leave it out: a source writes its samples straight into the batch",
     "multiprocessing_context": "leave it out: workers are threads that hold no lock",
@@ -62,6 +64,11 @@ class LoaderOptions:
         memory_budget: Bytes this loader may hold: slots, decoded chunks and cache. None: a quarter of the memory
             this machine or its container has, shared by the ranks of the node.
         timeout_s: Seconds without a batch after which `StalledError` is raised.
+        balance: Key of a field of classes. Samples are drawn, with replacement, so that each class comes as often as
+            any other. Training only.
+        weights: Key of a field of numbers, or an array with one for each sample: samples are drawn, with replacement,
+            in proportion to them. Training only.
+        epoch_size: Samples of an epoch where they are drawn so; None: as many as there are.
         with_ids: Add the samples' numbers (int64) to each batch, as key ``ids`` or last element.
 
     Raises:
@@ -85,6 +92,10 @@ class LoaderOptions:
     cache_bytes: int = 0
     memory_budget: int | None = None
     timeout_s: float = 300.0
+    balance: str | None = None
+    # Not compared: arrays have no single answer.
+    weights: str | npt.NDArray[Any] | Sequence[float] | None = dataclasses.field(default=None, compare=False)
+    epoch_size: int | None = None
     with_ids: bool = False
 
     def __new__(cls, **values: object) -> Self:  # noqa: D102
@@ -106,6 +117,9 @@ class LoaderOptions:
         self._whole("seed", 0, MAX_SEED)
         if self.memory_budget is not None:
             self._whole("memory_budget", 1, also="null", unit="bytes")
+        if self.epoch_size is not None:
+            self._whole("epoch_size", 1, also="null")
+        self._check_drawing()
         for name in ("drop_last", "with_ids"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
@@ -114,6 +128,25 @@ class LoaderOptions:
             raise ConfigError(
                 f"timeout_s: {seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
             )
+
+    def _check_drawing(self) -> None:
+        if self.balance is not None and not (isinstance(self.balance, str) and self.balance):
+            raise ConfigError(f"balance: {self.balance!r} is not the key of a field")
+        if self.balance is not None and self.weights is not None:
+            raise ConfigError("weights: not together with balance, which gives each sample a weight; give one of them")
+        if not self.drawn and self.epoch_size is not None:
+            raise ConfigError(
+                "epoch_size: only with balance or weights, where samples are drawn with replacement; for part of an "
+                "epoch use the Trainer's limit_train_batches"
+            )
+        if self.drawn and self.shuffle == "none":
+            name = "weights" if self.balance is None else "balance"
+            raise ConfigError(f"{name}: samples are drawn at random, which shuffle=none forbids; leave shuffle out")
+
+    @property
+    def drawn(self) -> bool:
+        """Whether samples are drawn with replacement."""
+        return self.balance is not None or self.weights is not None
 
     def _whole(self, name: str, least: int, most: int | None = None, *, also: str = "", unit: str = "") -> None:
         value = getattr(self, name)
@@ -159,11 +192,12 @@ class LoaderOptions:
             ConfigError: As in the constructor.
         """
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
-        return LoaderOptions.of(dataclasses.asdict(self) | given, where)
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return LoaderOptions.of(own | given, where)
 
     def for_evaluation(self) -> LoaderOptions:
         """These options as validation, test and prediction use them: as stored, nothing dropped."""
-        return dataclasses.replace(self, shuffle="none", drop_last=False)
+        return dataclasses.replace(self, shuffle="none", drop_last=False, balance=None, weights=None, epoch_size=None)
 
 
 _NO_BATCH_SIZE = ConfigError("batch_size: missing; how many samples shall a batch have?")
