@@ -17,7 +17,6 @@ inverse permutation, and kept sorted. So is the last group, if fewer than ``widt
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,8 +27,6 @@ from lit_async_data.permutation import Indices, Permutation, Permutations, deriv
 
 # Up to so many chunks, their order is kept as a table: it then costs next to nothing, also where there are very few.
 _TABLE = 4096
-# Positions that `mixing` looks at.
-_LOOKED_AT = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +82,9 @@ class ChunkOrder:
     """
 
     def __init__(self, runs: Sequence[ChunkRun], width: int, key: int) -> None:
-        if not runs:
-            raise ValueError("an order of no samples")
         if width < 1:
             raise ValueError(f"groups of {width} chunks")
-        self._layout = _Layout(runs)
+        self._layout = Layout(runs)
         self.length, self.chunks, self.rows = self._layout.length, self._layout.chunks, self._layout.usual_rows
         self.width = min(width, self.chunks)
         self.groups = -(-self.chunks // self.width)
@@ -130,14 +125,19 @@ class ChunkOrder:
         places, _ = self.dealt([position])
         return self.group(int(places[0]) // self.width)
 
-    def first_samples(self, group: int) -> Indices:
+    def first_samples(self, group: int, begin: int = 0, step: int = 1) -> Indices:
         """The first sample number of each chunk of a group, lane by lane: what must be decoded for it.
+
+        Args:
+            group: Its number.
+            begin: Of the group's positions, only every ``step``-th from this one on counts: those of one rank.
+            step: 1 for all. Chunks that such positions only come to after the first round are left out.
 
         Raises:
             IndexError: There is no such group.
         """
-        begin = self.group(group).number * self.width
-        places = np.arange(begin, min(begin + self.width, self.chunks))
+        first = self.group(group).number * self.width
+        places = np.arange(first, min(first + self.width, self.chunks))[begin::step]
         return self._layout.extents(self._chunks_at(places))[0]
 
     def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
@@ -162,6 +162,19 @@ class ChunkOrder:
         if inside.size:
             places[inside], ticks[inside] = self._dealt_unevenly(given[inside], before[inside])
         return places, ticks
+
+    def touched(self, batch_size: int) -> float:
+        """Distinct chunks in a batch of a true permutation, on average.
+
+        A batch of B out of N samples, drawn without replacement, misses a chunk of R samples with the probability
+        ``C(N − R, B) / C(N, B) = ∏ (1 − R / (N − i))`` over i < B (hypergeometric); it touches ``chunks·(1 − ∏ …)`` on
+        average. R is taken to be the mean of all chunks.
+
+        Args:
+            batch_size: Samples per batch, at most ``length``.
+        """
+        left = self.length - np.arange(batch_size)
+        return float(self.chunks * (1 - np.prod(np.maximum(1 - self.length / self.chunks / left, 0))))
 
     def _dealt_unevenly(self, positions: Indices, uneven: Indices) -> tuple[Indices, Indices]:
         """As `dealt`, for positions in uneven groups.
@@ -214,10 +227,30 @@ class ChunkOrder:
         self._firsts = np.append(self._uneven * usual + self._shifts[:-1], self.length)
 
 
-class _Layout:
-    """Where chunks lie: pieces of equal chunks, two for each run whose last chunk is short."""
+class Layout:
+    """Where chunks lie: pieces of equal chunks, two for each run whose last chunk is short. Immutable.
+
+    Args:
+        runs: The samples of each file; sample numbers and chunk numbers run through.
+
+    Attributes:
+        length: How many samples there are.
+        chunks: How many chunks there are.
+        usual_rows: Samples of a usual chunk.
+
+    Raises:
+        ValueError: There are no runs.
+
+    Example:
+        >>> layout = Layout([ChunkRun(samples=5, rows=2), ChunkRun(samples=4, rows=2)])
+        >>> first, rows = layout.extents(np.arange(layout.chunks))
+        >>> first.tolist(), rows.tolist()
+        ([0, 2, 4, 5, 7], [2, 2, 1, 2, 2])
+    """
 
     def __init__(self, runs: Sequence[ChunkRun]) -> None:
+        if not runs:
+            raise ValueError("an order of no samples")
         samples, rows = np.array([(run.samples, run.rows) for run in runs], np.int64).T
         counts = np.stack([samples // rows, samples % rows > 0], axis=1).ravel()
         there = counts > 0
@@ -229,7 +262,7 @@ class _Layout:
         self.usual_rows = int(sizes[np.bincount(which, self._counts).argmax()])
 
     def extents(self, chunks: Indices) -> tuple[Indices, Indices]:
-        """First sample and number of samples of each of these chunks."""
+        """First sample and number of samples of each of these chunks; int64, both of the shape of ``chunks``."""
         piece = np.searchsorted(self._chunks, chunks, side="right") - 1
         rows = self._rows[piece]
         return self._samples[piece] + (chunks - self._chunks[piece]) * rows, rows
@@ -240,54 +273,6 @@ class _Layout:
         counts = self._counts[odd]
         starts = np.repeat(self._chunks[odd] - (np.cumsum(counts) - counts), counts)
         return starts + np.arange(starts.size), np.repeat(self._rows[odd] - self.usual_rows, counts)
-
-
-def mixing(order: ChunkOrder, batch_size: int, world_size: int = 1) -> float:
-    """Distinct chunks in a batch, as a share of those in a batch of a true permutation; from 1 on, as well mixed.
-
-    The mean over batches of the first rank is counted: all of them, or keyed ones of 2¹⁸ positions in all. For one rank
-    and a batch that is small beside a group it is near ``min(batch_size, width)``.
-
-    A batch of B out of N samples, drawn without replacement, misses a chunk of R samples with the probability
-    ``C(N − R, B) / C(N, B) = ∏ (1 − R / (N − i))`` over i < B (hypergeometric); it touches ``chunks·(1 − ∏ …)`` on
-    average. R is taken to be the mean of all chunks.
-
-    Args:
-        order: The order.
-        batch_size: Samples per batch and rank.
-        world_size: Ranks, to which positions are dealt in turn.
-
-    Example:
-        >>> order = ChunkOrder([ChunkRun(samples=64_000, rows=64)], width=16, key=0)
-        >>> round(mixing(order, batch_size=256), 2)
-        0.07
-    """
-    own = -(-order.length // world_size)
-    size = min(batch_size, own)
-    batches = own // size
-    looked_at = min(batches, max(_LOOKED_AT // size, 1))
-    chosen = Permutation(batches, derived_key(0))(np.arange(looked_at))
-    places, _ = order.dealt((chosen[:, None] * size + np.arange(size)).ravel() * world_size)
-    found = np.sort(places.reshape(looked_at, size), axis=1)
-    distinct = 1 + np.count_nonzero(np.diff(found, axis=1), axis=1).mean()
-    left = order.length - np.arange(size)
-    missed = np.prod(np.maximum(1 - order.length / order.chunks / left, 0))
-    return float(distinct / (order.chunks * (1 - missed)))
-
-
-def ranks_per_chunk(order: ChunkOrder, world_size: int) -> int:
-    """By how many ranks each chunk is decoded: the amplification over ranks.
-
-    Position q goes to rank ``q % W``, and the samples of a chunk lie ``width`` positions apart: they go to
-    ``W / gcd(W, width)`` ranks, or to as many as there are samples. That is 1 where W divides the width. (In uneven
-    groups lanes run out, and a chunk may go to more.)
-
-    Example:
-        >>> order = ChunkOrder([ChunkRun(samples=64_000, rows=64)], width=12, key=0)
-        >>> [ranks_per_chunk(order, world_size) for world_size in (1, 4, 8)]
-        [1, 1, 2]
-    """
-    return min(world_size // math.gcd(world_size, order.width), order.rows)
 
 
 def _window(places: Indices) -> tuple[Indices, Indices]:

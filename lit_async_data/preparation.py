@@ -84,9 +84,8 @@ class Preparation:
         plan = self._schedule.plan(epoch)
         order = plan.chunk_order
         assert order is not None
-        firsts = order.first_samples(number)
-        positions = order.group(number).first + np.arange(len(firsts))
-        found: Indices = firsts[(positions - plan.start) % plan.world_size == plan.rank]
+        own = (plan.rank + plan.start - order.group(number).first) % plan.world_size
+        found = order.first_samples(number, own, plan.world_size)
         self._lanes = (epoch, number), found
         return found
 

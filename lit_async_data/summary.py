@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lit_async_data.chunk_order import mixing, ranks_per_chunk
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import readable
+from lit_async_data.mixing import mixing, ranks_per_chunk
 
 
 def lines(loader: AsyncLoader) -> list[str]:

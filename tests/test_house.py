@@ -19,6 +19,9 @@ ORDER = [
     "options",
     "permutation",
     "chunk_order",
+    "weights",
+    "weighted",
+    "mixing",
     "plan",
     "spec",
     "field",
@@ -108,7 +111,21 @@ def test_a_module_has_at_most_300_lines(path):
 
 
 @pytest.mark.parametrize(
-    "name", ["ring", "plan", "permutation", "chunk_order", "options", "errors", "spec", "stats", "passes"]
+    "name",
+    [
+        "ring",
+        "plan",
+        "permutation",
+        "chunk_order",
+        "weights",
+        "weighted",
+        "mixing",
+        "options",
+        "errors",
+        "spec",
+        "stats",
+        "passes",
+    ],
 )
 def test_pure_modules_import_no_torch(name):
     found = set(imported(PACKAGE / f"{name}.py"))

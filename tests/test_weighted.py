@@ -1,0 +1,539 @@
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lit_async_data.chunk_order import ChunkRun
+from lit_async_data.errors import ConfigError
+from lit_async_data.mixing import mixing, ranks_per_chunk
+from lit_async_data.permutation import Permutation, derived_key
+from lit_async_data.weighted import WeightedChunkOrder, WeightedOrder
+from lit_async_data.weights import Weights, class_weights, drawn
+
+keys = st.integers(0, 2**64 - 1)
+widths = st.integers(1, 12)
+lengths = st.integers(1, 300)
+# Powers of two and halves too small to count; zeros often, and often in a row.
+some_weight = st.sampled_from([0.0, 0.0, 0.0, 1.0, 2.0, 0.1, 1 / 3, 1e-9, 1e9, 1e-17, 5e-324])
+some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 15)), min_size=1, max_size=5)
+# The largest number below 1 that is ever drawn.
+ALMOST_ONE = 1 - 2.0**-53
+
+
+@st.composite
+def weighted(draw):
+    """Runs, and weights of their samples that are not all 0."""
+    runs = draw(some_runs)
+    samples = sum(run.samples for run in runs)
+    weights = draw(st.lists(some_weight, min_size=samples, max_size=samples))
+    assume(any(weights))
+    return runs, weights
+
+
+def chunks_of(runs):
+    """The samples of each chunk."""
+    chunks, begin = [], 0
+    for run in runs:
+        end = begin + run.samples
+        chunks += [range(first, min(first + run.rows, end)) for first in range(begin, end, run.rows)]
+        begin = end
+    return chunks
+
+
+def chunk_numbers(runs):
+    """The chunk of each sample."""
+    chunks = chunks_of(runs)
+    return np.repeat(np.arange(len(chunks)), [len(chunk) for chunk in chunks])
+
+
+def all_of(order):
+    return order.samples(np.arange(order.length))
+
+
+def uniform_by_hand(key, position):
+    return (derived_key(key, position) >> 11) / 2**53
+
+
+def drawn_by_hand(edges, first, end, number):
+    """The last edge that is not above the number, from one edge on and before another."""
+    sought = edges[first] + number * (edges[end] - edges[first])
+    sought = min(sought, math.nextafter(edges[end], 0))
+    return bisect.bisect_right(edges, sought) - 1
+
+
+def sums(values):
+    return [0.0, *itertools.accumulate(values)]
+
+
+def groups_by_hand(runs, width, weights, length, key):
+    """The definition, in plain words: (chunks, first position, end) of each group that gets any."""
+    edges = sums(weights)
+    chunks = [c for c in chunks_of(runs) if edges[c.stop] > edges[c.start]]
+    chunks = [chunks[i] for i in Permutation(len(chunks), derived_key(key, 0))(np.arange(len(chunks)))]
+    places = sums(edges[c.stop] - edges[c.start] for c in chunks)
+    shift, begin, groups = uniform_by_hand(derived_key(key, 1), 0), 0, []
+    for first in range(0, len(chunks), width):
+        last = min(first + width, len(chunks))
+        end = length if last == len(chunks) else min(math.floor(places[last] / places[-1] * length + shift), length)
+        if end > begin:
+            groups.append((chunks[first:last], begin, end, places[first : last + 1]))
+        begin = end
+    return groups
+
+
+def dealt_by_hand(runs, width, weights, length, key):
+    edges = sums(weights)
+    for chunks, begin, end, places in groups_by_hand(runs, width, weights, length, key):
+        for position in range(begin, end):
+            number = uniform_by_hand(derived_key(key, 2), position)
+            chunk = chunks[drawn_by_hand(places, 0, len(chunks), number)]
+            number = uniform_by_hand(derived_key(key, 3), position)
+            yield drawn_by_hand(edges, chunk.start, chunk.stop, number)
+
+
+def chi2_is_likely(counts, expected):
+    """Within six standard deviations of its mean; what is not expected must not be there."""
+    counts, expected = np.asarray(counts, float), np.asarray(expected, float)
+    assert not counts[expected == 0].any()
+    there = expected > 0
+    assert expected[there].min() > 5
+    freedom = np.count_nonzero(there) - 1
+    chi2 = ((counts - expected)[there] ** 2 / expected[there]).sum()
+    return abs(chi2 - freedom) < 6 * np.sqrt(2 * freedom)
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=60))
+def test_each_label_has_the_same_total(labels):
+    weights = class_weights(labels)
+    assert weights.dtype == np.float64
+    assert weights.tolist() == [1 / labels.count(label) for label in labels]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array([0, 1, 1, 1], "u1"),
+        np.array([-5, 2**62, 2**62, 2**62]),
+        np.array([True, False, False, False]),
+        ["a", "b", "b", "b"],
+        np.array([b"a", b"b", b"b", b"b"]),
+        np.array(["a", "b", "b", "b"], object),  # text as h5py reads it
+        np.array([b"a", b"b", b"b", b"b"], object),
+        np.array(["a", "b", "b", "b"], np.dtypes.StringDType()),
+    ],
+)
+def test_labels_may_be_numbers_or_text(labels):
+    assert class_weights(labels).tolist() == [1, 1 / 3, 1 / 3, 1 / 3]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0.0, 1.0], "balance: the labels are float64 numbers, which seldom .* or give a weight for each sample"),
+        (np.array([0, 1, np.nan, np.nan], "f4"), r"balance: .*float32 numbers \(that of sample 2 is NaN\)"),
+        (np.zeros((4, 1), int), r"balance: an array of shape \(4, 1\)"),
+        (3, r"balance: an array of shape \(\)"),
+        ([], r"balance: an array of shape \(0,\)"),
+        ([[1], [2, 3]], "balance: no array can be made"),
+        ([1j, 2j], "balance: the labels are of type complex128"),
+        (["a", None], "balance: the labels are of type object"),
+        (np.array(["a", b"a"], object), "balance: the labels are of type object"),
+        (np.array(["2020-01-01"], "M8[D]"), "balance: the labels are of type datetime64"),
+    ],
+)
+def test_labels_that_cannot_be_counted_are_refused(labels, message):
+    with pytest.raises(ConfigError, match=message):
+        class_weights(labels)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1, np.nan, -1], "weights: sample 1 has nan; each must be a finite number from 0 on"),
+        ([1, 1, np.inf], "weights: sample 2 has inf"),
+        ([-1e-300, 1], "weights: sample 0 has -1e-300"),
+        ([0, -np.inf], "weights: sample 1 has -inf"),
+        ([0, 0.0], "weights: all of them are 0"),
+        ([1e308, 1e308], "weights: their sum is more than"),
+        (np.ones((2, 2)), r"weights: an array of shape \(2, 2\)"),
+        ([], r"weights: an array of shape \(0,\)"),
+        ([[1], [2, 3]], "weights: no array"),
+        (["1", "2"], "weights: they are of type <U1"),
+        ([1j], "weights: they are of type complex128"),
+        ([None, 1], "weights: they are of type object"),
+    ],
+)
+def test_weights_that_are_none_are_refused(weights, message):
+    with pytest.raises(ConfigError, match=message):
+        Weights(weights)
+
+
+def test_there_are_as_many_weights_as_samples():
+    assert Weights([1, 2], samples=2).samples == 2
+    with pytest.raises(ConfigError, match="weights: there are 2 for 3 samples"):
+        Weights([1, 2], samples=3)
+    with pytest.raises(ConfigError, match="weights: there are 2 for 3 samples"):
+        WeightedChunkOrder([ChunkRun(3, 2)], 1, Weights([1, 2]), 10, key=0)
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i8", "f2", "f4", ">f8", "g"])
+def test_weights_may_be_of_any_type_of_number(dtype):
+    weights = np.array([1, 0, 1], dtype)
+    table = Weights(weights)
+    weights[:] = 0  # they are the user's, who may do so
+    assert table.edges.tolist() == [0, 1, 1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        table.edges[0] = 1
+
+
+def test_chunks_are_weighed_once():
+    table = Weights(np.arange(10))
+    runs = [ChunkRun(10, 4)]
+    found = table.chunks(runs)
+    assert table.chunks(list(runs)) is found
+    assert (found.firsts.tolist(), found.rows.tolist(), found.sums.tolist()) == ([0, 4, 8], [4, 4, 2], [6, 22, 17])
+    assert table.chunks([ChunkRun(10, 1)]).firsts.tolist() == list(range(1, 10))  # the first has no weight
+    assert table.chunks(runs).firsts.tolist() == [0, 4, 8]
+
+
+# -- draws ------------------------------------------------------------------------------------------------------------
+
+
+@given(weighted(), lengths, keys)
+def test_samples_are_drawn_as_by_hand(case, length, key):
+    _, weights = case
+    edges, own = sums(weights), derived_key(key, 0)
+    by_hand = [drawn_by_hand(edges, 0, len(weights), uniform_by_hand(own, q)) for q in range(length)]
+    assert all_of(WeightedOrder(Weights(weights), length, key)).tolist() == by_hand
+
+
+@given(weighted(), widths, lengths, keys)
+def test_samples_are_dealt_from_chunks_as_by_hand(case, width, length, key):
+    runs, weights = case
+    order = WeightedChunkOrder(runs, width, Weights(weights), length, key)
+    assert all_of(order).tolist() == list(dealt_by_hand(runs, width, weights, length, key))
+
+
+@given(weighted(), widths, lengths, keys, st.data())
+def test_a_position_alone_is_the_position_in_the_block(case, width, length, key, data):
+    runs, weights = case
+    table = Weights(weights)
+    positions = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=20))
+    for order in (WeightedOrder(table, length, key), WeightedChunkOrder(runs, width, table, length, key)):
+        together = order.samples(positions)
+        assert together.dtype == np.int64
+        assert [int(order.samples([position])[0]) for position in positions] == together.tolist()
+        assert together.tolist() == all_of(order)[positions].tolist()
+
+
+@given(weighted(), widths, lengths, keys)
+def test_a_sample_of_no_weight_is_never_drawn(case, width, length, key):
+    runs, weights = case
+    table = Weights(weights)
+    for order in (WeightedOrder(table, length, key), WeightedChunkOrder(runs, width, table, length, key)):
+        assert all(weights[sample] > 0 for sample in all_of(order))
+
+
+@given(st.lists(some_weight, min_size=1, max_size=200), st.lists(st.floats(0, ALMOST_ONE), max_size=20))
+def test_the_ends_of_the_uniform_numbers_fall_on_samples_with_weight(weights, numbers):
+    assume(any(weights))
+    table = Weights(weights)
+    found = table.drawn(np.array([0.0, ALMOST_ONE, *numbers]))
+    assert all(weights[sample] > 0 for sample in found)
+    assert found[0] == next(i for i, weight in enumerate(weights) if weight)
+    # The last that adds anything to the sum of those before it.
+    assert found[1] <= max(np.flatnonzero(np.diff(table.edges)))
+    low, high = np.zeros(found.size, np.int64), np.full(found.size, len(weights))
+    assert drawn(table.edges, low, high, np.array([0.0, ALMOST_ONE, *numbers])).tolist() == found.tolist()
+
+
+@pytest.mark.parametrize(
+    "weights", [[5e-324, 0, 0], [0, 5e-324, 0], [0, 0, 5e-324], [5e-324, 5e-324, 0], [1, 1e-17, 0]]
+)
+def test_a_product_that_rounds_up_to_the_sum_does_not_leave_the_samples(weights):
+    table = Weights(weights)
+    sample = table.drawn(np.array([ALMOST_ONE]))[0]
+    assert sample == max(np.flatnonzero(np.diff(table.edges)))
+    assert weights[sample] > 0
+
+
+def test_in_the_middle_of_a_sum_a_product_does_not_reach_the_next_chunk():
+    """3 · (1 − 2⁻⁵³) + 2⁵³ rounds up to the edge where the next chunk begins."""
+    edges = np.array([0.0, 2.0**53, 2.0**53 + 4, 2.0**53 + 8])
+    assert drawn(edges, np.array([1]), np.array([2]), np.array([ALMOST_ONE])).tolist() == [1]
+
+
+def test_the_only_sample_with_weight_is_always_drawn():
+    weights = np.zeros(1000)
+    weights[637] = 0.1
+    for order in (
+        WeightedOrder(Weights(weights), 500, 3),
+        WeightedChunkOrder([ChunkRun(1000, 7)], 4, Weights(weights), 500, 3),
+    ):
+        assert set(all_of(order).tolist()) == {637}
+    assert (order.chunks, order.width, order.groups) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("samples", [63, 64, 65, 128, 1000])
+def test_as_many_samples_as_draws_are_found_in_tables_of_any_length(samples):
+    """A number in the middle of each sample's width finds it: the coarse edges join without a gap."""
+    table = Weights(np.ones(samples))
+    assert table.drawn((np.arange(samples) + 0.5) / samples).tolist() == list(range(samples))
+    assert table.drawn(np.arange(samples) / samples + 1e-9).tolist() == list(range(samples))
+
+
+# -- statistics, with fixed keys --------------------------------------------------------------------------------------
+
+WEIGHTS = np.random.default_rng(5).choice([0, 0.5, 1, 1, 3, 10], 60)
+RUNS = [ChunkRun(31, 5), ChunkRun(29, 4)]
+
+
+def both(length, key, width=3):
+    table = Weights(WEIGHTS)
+    return WeightedOrder(table, length, key), WeightedChunkOrder(RUNS, width, table, length, key)
+
+
+def test_samples_are_drawn_in_proportion_to_their_weights():
+    length = 100_000
+    counts = np.bincount(all_of(both(length, key=1)[0]), minlength=60)
+    assert chi2_is_likely(counts, length * WEIGHTS / WEIGHTS.sum())
+
+
+@pytest.mark.parametrize("length", [100_000, 20])
+def test_by_chunks_the_proportions_are_the_same_over_epochs(length):
+    """Also where an epoch is so short that most groups get nothing."""
+    epochs = 200_000 // length if length > 20 else 500
+    counts = sum(np.bincount(all_of(both(length, derived_key(0, e))[1]), minlength=60) for e in range(epochs))
+    assert chi2_is_likely(counts, epochs * length * WEIGHTS / WEIGHTS.sum())
+
+
+def test_in_one_epoch_the_proportions_are_off_by_no_more_than_the_share_of_a_group():
+    length = 200_000
+    order = both(length, key=2)[1]
+    expected = length * WEIGHTS / WEIGHTS.sum()
+    counts = np.bincount(all_of(order), minlength=60)
+    assert chi2_is_likely(counts, expected)
+
+
+@given(weighted(), widths, st.integers(1, 10**6), keys)
+def test_each_group_gets_its_exact_share_rounded_up_or_down(case, width, length, key):
+    runs, weights = case
+    order = WeightedChunkOrder(runs, width, Weights(weights), length, key)
+    edges, chunks = sums(weights), {chunk.start: chunk for chunk in chunks_of(runs)}
+    by_hand = groups_by_hand(runs, width, weights, length, key)
+    assert order.groups == len(by_hand)
+    begin = 0
+    for number, (chunks, *span, _) in enumerate(by_hand):
+        group = order.group(number)
+        assert group == (number, *span)
+        assert group.first == begin
+        begin = group.end
+        share = length * (sum(edges[c.stop] - edges[c.start] for c in chunks) / edges[-1])
+        assert abs(group.end - group.first - share) < 1 + 1e-6 * length
+    assert begin == length
+
+
+def test_shares_are_exact_on_average_over_keys():
+    """Three groups of one chunk, with 1/2, 3/8 and 1/8 of 2 positions."""
+    table, counts, epochs = Weights([4, 3, 1]), Counter(), 500
+    for epoch in range(epochs):
+        order = WeightedChunkOrder([ChunkRun(3, 1)], 1, table, 2, derived_key(7, epoch))
+        counts.update(all_of(order).tolist())
+    assert chi2_is_likely([counts[0], counts[1], counts[2]], [epochs, epochs * 3 / 4, epochs / 4])
+
+
+def test_draws_at_neighbouring_positions_are_independent():
+    """Pairs at several distances, in one epoch and between epochs, as often as the product of the weights says."""
+    weights, length = np.array([1.0, 2.0, 0, 3.0, 4.0]), 40_000
+    shares = np.outer(weights, weights) / weights.sum() ** 2
+    table = Weights(weights)
+    runs = [ChunkRun(5, 2)]
+    for make in (
+        lambda key: WeightedOrder(table, length, key),
+        lambda key: WeightedChunkOrder(runs, 3, table, length, key),
+    ):
+        first, second = all_of(make(derived_key(0, 0))), all_of(make(derived_key(0, 1)))
+        for one, other in [(first[d:], first[:-d]) for d in (1, 2, 64)] + [(first, second)]:
+            counts = np.bincount(one * 5 + other, minlength=25)
+            assert chi2_is_likely(counts, one.size * shares.ravel())
+
+
+def test_the_chunk_says_nothing_about_the_row():
+    order = WeightedChunkOrder([ChunkRun(16, 4)], 4, Weights(np.ones(16)), 50_000, key=4)
+    places, rows = order.dealt(np.arange(order.length))
+    assert chi2_is_likely(np.bincount(places * 4 + rows, minlength=16), np.full(16, order.length / 16))
+
+
+def test_each_key_gives_other_draws_and_another_order_of_chunks():
+    weights = Weights(np.ones(1000))
+    assert len({tuple(all_of(WeightedOrder(weights, 20, key))) for key in range(50)}) == 50
+    orders = [WeightedChunkOrder([ChunkRun(1000, 10)], 1, weights, 100, key) for key in range(50)]
+    assert len({tuple(all_of(order) // 10) for order in orders}) == 50
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+@given(weighted(), widths, lengths, keys)
+def test_a_whole_group_is_dealt_before_the_next_and_needs_the_chunks_it_names(case, width, length, key):
+    runs, weights = case
+    order = WeightedChunkOrder(runs, width, Weights(weights), length, key)
+    chunks, numbers, samples, seen = chunks_of(runs), chunk_numbers(runs), all_of(order), set()
+    for number in range(order.groups):
+        group, lanes = order.group(number), order.first_samples(number).tolist()
+        assert group.first < group.end
+        # In the order of the first draw: what is wanted first is decoded first.
+        assert lanes == [chunks[c].start for c in dict.fromkeys(numbers[samples[group.first : group.end]].tolist())]
+        assert 1 <= len(lanes) <= order.width <= width
+        assert not seen & set(lanes)
+        seen |= set(lanes)
+        assert {order.group_of(position) for position in (group.first, group.end - 1)} == {group}
+    assert order.group(order.groups - 1).end == length
+
+
+@given(weighted(), widths, lengths, keys, st.tuples(st.integers(0, 4), st.integers(1, 5)))
+def test_a_rank_needs_the_chunks_of_its_own_positions(case, width, length, key, ranks):
+    (runs, weights), (rank, world_size) = case, ranks
+    order = WeightedChunkOrder(runs, width, Weights(weights), length, key)
+    firsts = np.array([chunk.start for chunk in chunks_of(runs)])[chunk_numbers(runs)]
+    for number in range(order.groups):
+        group = order.group(number)
+        own = np.arange(group.first + rank, group.end, world_size)
+        needed = list(dict.fromkeys(firsts[order.samples(own)].tolist()))
+        assert order.first_samples(number, rank, world_size).tolist() == needed
+
+
+def test_a_very_long_group_needs_all_of_its_chunks():
+    order = WeightedChunkOrder([ChunkRun(40, 10)], 3, Weights([1] * 10 + [0] * 10 + [1] * 20), 10**12, key=1)
+    firsts = [order.first_samples(number).tolist() for number in range(order.groups)]
+    assert sorted(itertools.chain(*firsts)) == [0, 20, 30]
+    assert order.group(order.groups - 1).end == 10**12
+    assert order.group_of(10**12 - 1) == order.group(order.groups - 1)
+    assert sorted(order.first_samples(0, 5, 10**7).tolist()) == sorted(firsts[0])
+    assert 0 <= order.samples([10**12 - 1])[0] < 40
+
+
+def test_groups_that_get_no_position_are_not_there():
+    order = WeightedChunkOrder([ChunkRun(1000, 10)], 2, Weights(np.ones(1000)), length=7, key=0)
+    assert (order.chunks, order.width, order.rows, order.length) == (100, 2, 10, 7)
+    assert order.groups == 7
+    assert [order.group(number) for number in range(7)] == [(number, number, number + 1) for number in range(7)]
+
+
+def test_an_epoch_longer_than_floats_count_ends_where_it_should():
+    length = 2**60 + 1
+    order = WeightedChunkOrder([ChunkRun(9, 2)], 2, Weights(np.ones(9)), length, key=3)
+    assert order.group(order.groups - 1).end == length
+    assert order.group_of(length - 1).number == order.groups - 1
+    ends = [order.group(number).end for number in range(order.groups)]
+    assert ends == sorted(ends)
+
+
+def test_usual_rows_are_those_of_most_chunks():
+    weights = Weights([0] * 40 + [1] * 9)
+    assert WeightedChunkOrder([ChunkRun(40, 10), ChunkRun(9, 3)], 64, weights, 5, key=0).rows == 10
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("length", [5, 60, 400])
+def test_what_is_decoded_is_what_can_be_counted(world_size, length):
+    """The expected share of one order's chunks, against the mean over draws: only the last keys are changed."""
+    table, numbers = Weights(WEIGHTS), chunk_numbers(RUNS)
+    rows = np.array([len(chunk) for chunk in chunks_of(RUNS)])
+    samples, readers, chunks, expected, per_chunk = 0, 0, 0, 0.0, 0.0
+    epochs = 200
+    for epoch in range(epochs):
+        order = WeightedChunkOrder(RUNS, 3, table, length, derived_key(1, epoch))
+        drawn_chunks = numbers[all_of(order)]
+        ranks = [np.unique(drawn_chunks[rank::world_size]) for rank in range(world_size)]
+        samples += sum(rows[found].sum() for found in ranks)
+        readers += sum(found.size for found in ranks)
+        chunks += np.unique(drawn_chunks).size
+        expected += order.amplification(world_size)
+        per_chunk += order.ranks_per_chunk(world_size)
+        assert ranks_per_chunk(order, world_size) == order.ranks_per_chunk(world_size)
+    assert samples / length / epochs == pytest.approx(expected / epochs, rel=0.03)
+    assert readers / chunks == pytest.approx(per_chunk / epochs, rel=0.03)
+
+
+def test_amplification_of_a_long_epoch_is_each_chunk_once_for_each_rank():
+    order = WeightedChunkOrder([ChunkRun(640, 64)], 4, Weights(np.ones(640)), 6400, key=0)
+    assert order.amplification() == pytest.approx(0.1)
+    assert order.amplification(world_size=4) == pytest.approx(0.4)
+    assert order.ranks_per_chunk(1) == 1
+    assert order.ranks_per_chunk(4) == pytest.approx(4)
+    # One draw: one chunk of 64, by one rank.
+    alone = WeightedChunkOrder([ChunkRun(640, 64)], 4, Weights(np.ones(640)), 1, key=0)
+    assert alone.amplification() == pytest.approx(64)
+    assert alone.ranks_per_chunk(8) == pytest.approx(1)
+
+
+def test_chunks_of_no_weight_are_not_decoded():
+    weights = np.zeros(1000)
+    weights[200:300] = 1
+    order = WeightedChunkOrder([ChunkRun(1000, 10)], 4, Weights(weights), 10_000, key=0)
+    assert (order.chunks, order.groups) == (10, 3)
+    assert order.amplification() == pytest.approx(100 / 10_000)
+
+
+def test_touched_is_what_the_global_order_touches():
+    order, by_chunks = both(1_000_000, key=8)
+    batches = chunk_numbers(RUNS)[all_of(order)].reshape(-1, 8)
+    distinct = np.mean([len(set(batch)) for batch in batches[:20_000].tolist()])
+    assert by_chunks.touched(8) == pytest.approx(distinct, rel=0.01)
+    assert by_chunks.touched(1) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_mixing_is_what_can_be_counted(world_size):
+    order = both(3000, key=8)[1]
+    own = chunk_numbers(RUNS)[all_of(order)][::world_size]
+    batches = own[: own.size // 16 * 16].reshape(-1, 16)
+    distinct = np.mean([len(set(batch)) for batch in batches.tolist()])
+    assert mixing(order, 16, world_size) == pytest.approx(distinct / order.touched(16))
+
+
+def test_one_group_of_everything_mixes_as_the_global_order():
+    assert mixing(both(100_000, key=1, width=100)[1], 16) == pytest.approx(1, rel=0.01)
+
+
+def test_what_is_not_there_is_refused():
+    for order in both(100, key=0):
+        for positions in ([100], [-1], [0, 100]):
+            with pytest.raises(IndexError, match="100 positions"):
+                order.samples(positions)
+        assert order.samples([]).size == 0
+        assert order.samples([]).dtype == np.int64
+    for position in (100, -1):
+        with pytest.raises(IndexError, match="100 positions"):
+            order.group_of(position)
+    for number in (order.groups, -1):
+        with pytest.raises(IndexError, match=f"group {number} of {order.groups}"):
+            order.group(number)
+        with pytest.raises(IndexError, match=f"group {number} of {order.groups}"):
+            order.first_samples(number)
+
+
+def test_an_order_of_nothing_is_refused():
+    table = Weights([1, 1])
+    with pytest.raises(ValueError, match="0 positions"):
+        WeightedOrder(table, 0, key=0)
+    with pytest.raises(ValueError, match="0 positions"):
+        WeightedChunkOrder([ChunkRun(2, 1)], 1, table, 0, key=0)
+    with pytest.raises(ValueError, match="0 chunks"):
+        WeightedChunkOrder([ChunkRun(2, 1)], 0, table, 1, key=0)
+    with pytest.raises(ValueError, match="no samples"):
+        WeightedChunkOrder([], 1, table, 1, key=0)
