@@ -41,6 +41,8 @@ ORDER = [
     "sources.hdf5.selection",
     "sources.hdf5.part",
     "sources.hdf5.source",
+    "sources.values",
+    "sources.dataset",
     "memory",
     "ring",
     "job",
