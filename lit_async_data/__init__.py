@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lit_async_data.field import Field as Field
     from lit_async_data.loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import LoaderOptions as LoaderOptions
+    from lit_async_data.sources.dataset import DatasetSource as DatasetSource
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AsyncDataModule": "datamodule",
     "AsyncLoader": "loader",
+    "DatasetSource": "sources.dataset",
     "DevicePrefetcher": "callback",
     "Field": "field",
     "HDF5Source": "sources.hdf5.source",

@@ -221,7 +221,7 @@ def _sources(stage: str, given: Any) -> list[Source]:
         if not isinstance(source, Source):
             raise ConfigError(
                 f"{stage}: {source!r} is not a source{'' if stage == 'train' else ' or a list of sources'}; "
-                "build one, as in HDF5Source('data.h5')"
+                "build one, as in HDF5Source('data.h5') or DatasetSource(dataset)"
             )
     return list(several)
 

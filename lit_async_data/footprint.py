@@ -84,6 +84,8 @@ def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
 def _workers(source: Source, options: LoaderOptions) -> int:
     if options.workers != "auto":
         return options.workers
+    if source.chunks.reading == "python":
+        return 0
     if source.chunks.reading != "decoded":
         return 1
     return min(max(len(os.sched_getaffinity(0)) // ranks_here(), 1), MOST_WORKERS)

@@ -78,7 +78,9 @@ class AsyncLoader:
         device_transform: Transform | None = None,
     ) -> None:
         if not isinstance(source, Source):
-            raise ConfigError(f"source: {source!r} is not a source; build one, as in HDF5Source('data.h5')")
+            raise ConfigError(
+                f"source: {source!r} is not a source; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)"
+            )
         self.source = source
         self.options = LoaderOptions.of(options)
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
@@ -96,6 +98,13 @@ class AsyncLoader:
         self.spec = _with_ids(source.spec) if self.options.with_ids else source.spec
         footprint = self.footprint
         footprint.budget.check()
+        if source.chunks.reading == "python" and self.options.workers == "auto" and self._depth:
+            log.warning(
+                "workers=auto reads each batch of %s when it is asked for, since Python code per sample would, in a "
+                "thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that lets go "
+                "of Python's lock, and prefetched(loader) takes a DataLoader with processes",
+                source,
+            )
         if footprint.amplification > WORTH_A_WARNING:
             log.warning(
                 "shuffle=global decodes %.1f samples for each one used, since %d share a compressed chunk; "

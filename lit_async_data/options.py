@@ -55,8 +55,9 @@ class LoaderOptions:
             other options are.
         drop_last: Drop the samples that do not fill a whole step of all ranks.
         workers: Reader threads. 0 reads in the caller's thread, so that a debugger stops there. ``"auto"``
-            is one per core, of at most 4 and shared by the ranks of the node, where chunks are decoded; else 1: one
-            thread gathers at 0.6 of the speed of memory, and h5py's lock lets a second only wait
+            is one per core, of at most 4 and shared by the ranks of the node, where chunks are decoded; 0 where samples
+            are read by Python code (`DatasetSource`), which in a thread would keep the training loop from running; else
+            1: one thread gathers at 0.6 of the speed of memory, and h5py's lock lets a second only wait
             (``benchmarks/first.py``, ``benchmarks/hdf5.py``).
         queue_depth: Slots of memory being filled or ready on the host, ≥ 1; there is one more. A slot holds a
             batch, or several small ones (up to 12 MiB) where reading is no more than a copy.

@@ -56,6 +56,8 @@ ORDER = [
     "sources.hdf5.holding",
     "sources.hdf5.part_readers",
     "sources.hdf5.source",
+    "sources.values",
+    "sources.dataset",
     "memory",
     "ring",
     "job",
