@@ -267,6 +267,12 @@ class Layout:
         rows = self._rows[piece]
         return self._samples[piece] + (chunks - self._chunks[piece]) * rows, rows
 
+    def chunks_of(self, samples: Indices) -> Indices:
+        """The chunk that each of these samples is in; int64, of the shape of ``samples``."""
+        piece = np.searchsorted(self._samples, samples, side="right") - 1
+        found: Indices = self._chunks[piece] + (samples - self._samples[piece]) // self._rows[piece]
+        return found
+
     def odd_chunks(self) -> tuple[Indices, Indices]:
         """The chunks that have not the usual number of samples, and how many more each has."""
         odd = np.flatnonzero(self._rows != self.usual_rows)

@@ -190,7 +190,7 @@ class AsyncDataModule(pl.LightningDataModule):
             # Lightning makes the order of its own loaders fixed here, and knows nothing of ours.
             trainer: Any = self.trainer  # Any, since Lightning sets the attribute where no type checker sees it
             overfit = trainer is not None and trainer.overfit_batches > 0
-            return dataclasses.replace(self._options, shuffle="none") if overfit else self._options
+            return self._options.as_stored() if overfit else self._options
         return self._options.for_evaluation().merged(self._overrides[stage], f"{stage}_loader.")
 
     def _built(self, stage: Stage) -> list[AsyncLoader]:

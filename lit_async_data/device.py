@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from lit_async_data.errors import AsyncDataError, TransformError
 from lit_async_data.job import Filled
 from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import Key
-from lit_async_data.spec import Array
+from lit_async_data.spec import Array, BatchSpec
 
 log = logging.getLogger(__name__)
 
@@ -149,3 +150,26 @@ def transformed(transform: Transform, batch: Batch, key: Key) -> Batch:
             f"device_transform failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
             stage="transform",
         ) from error
+
+
+def widened(spec: BatchSpec, transform: Transform | None) -> Transform | None:
+    """A transform that first casts fields which travel to the device in fewer bytes than they are delivered in.
+
+    Args:
+        spec: What batches look like when they are handed out.
+        transform: What is called with them then.
+    """
+    types = {
+        key: torch.from_numpy(np.empty(0, field.dtype)).dtype
+        for key, field in spec.fields.items()
+        if field.narrow is not None
+    }
+    if not types:
+        return transform
+
+    def cast(batch: Batch) -> Batch:
+        values = batch if spec.as_mapping else dict(zip(spec.fields, batch, strict=True))
+        wide = spec.packed({key: value.to(types.get(key, value.dtype)) for key, value in values.items()})
+        return wide if transform is None else transform(wide)
+
+    return cast

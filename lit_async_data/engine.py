@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data import memory
-from lit_async_data.device import DeviceQueue, InlineQueue, Transform
+from lit_async_data.device import DeviceQueue, InlineQueue, Transform, widened
 from lit_async_data.footprint import Footprint
 from lit_async_data.options import LoaderOptions
 from lit_async_data.permutation import Indices
@@ -18,6 +18,7 @@ from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import Schedule
 from lit_async_data.preparation import Preparation
 from lit_async_data.sources.base import KeepingSource, Source
+from lit_async_data.spec import BatchSpec
 from lit_async_data.stats import LoaderStats
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.streams import TorchStreams, has_streams
@@ -36,6 +37,7 @@ class Engine:
         schedule: The order of batches.
         footprint: What it may take.
         device: Where batches are handed out.
+        spec: What batches look like when they are handed out.
         depth: Batches copied ahead.
         transform: Called with each batch on its device.
     """
@@ -48,6 +50,7 @@ class Engine:
         footprint: Footprint,
         *,
         device: torch.device,
+        spec: BatchSpec,
         depth: int,
         transform: Transform | None,
     ) -> None:
@@ -65,7 +68,7 @@ class Engine:
             prepare=None if keeping is None else Preparation(keeping, schedule, ahead),
         )
         self.queue: DeviceQueue = (
-            StreamQueue(self.pipeline, TorchStreams(device), depth, transform)
+            StreamQueue(self.pipeline, TorchStreams(device), depth, widened(spec, transform))
             if on_device
             else InlineQueue(self.pipeline, depth, transform)
         )

@@ -8,9 +8,10 @@ import os
 from lit_async_data.job import together
 from lit_async_data.memory import Budget, default_budget, ranks_here
 from lit_async_data.options import LoaderOptions
-from lit_async_data.plan import EpochPlan, Schedule, amplification
+from lit_async_data.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.sources.base import KeepingSource, Source
 from lit_async_data.spec import BatchLayout, BatchSpec
+from lit_async_data.weighted import WeightedChunkOrder
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds Python's lock.
 MOST_WORKERS = 4
@@ -76,9 +77,31 @@ class Footprint:
 
 def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
     kept = isinstance(source, KeepingSource) and 0 < source.decodable_bytes <= cache
-    if plan.shuffle != "global" or kept:
+    if kept or not source.chunks.compressed or plan.shuffle == "none":
         return 1.0
-    return amplification(plan.length, source.chunks.rows, plan.batch_size)
+    if plan.chunk_order is None:
+        return amplification(len(source), source.chunks.rows, plan.batch_size) * source.chunks.spread
+    drawn = plan.chunk_order.amplification() if isinstance(plan.chunk_order, WeightedChunkOrder) else 1.0
+    return drawn * source.chunks.spread
+
+
+def amplified(shuffle: Order, times: float, rows: int) -> str:
+    """In words for people: how much is decoded in vain, and what would help.
+
+    Args:
+        shuffle: Of the order.
+        times: As `Footprint.amplification`.
+        rows: Samples that share a compressed chunk.
+    """
+    if shuffle == "global":
+        return (
+            f"shuffle=global decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "
+            "shuffle=chunk decodes each chunk once per epoch, and cache_bytes keeps what was decoded"
+        )
+    return (
+        f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk, or few "
+        "samples of a chunk are drawn; cache_bytes keeps what was decoded, and smaller chunks waste less"
+    )
 
 
 def _workers(source: Source, options: LoaderOptions) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import operator
 import time
@@ -18,10 +17,11 @@ import torch
 from lit_async_data.device import Batch, Transform
 from lit_async_data.engine import IDS, Engine
 from lit_async_data.errors import ClosedError, ConfigError, ReadError, SourceError, TransformError
-from lit_async_data.footprint import Footprint
+from lit_async_data.footprint import Footprint, amplified
 from lit_async_data.options import LoaderOptions
+from lit_async_data.ordering import schedule_of
 from lit_async_data.passes import Passes
-from lit_async_data.plan import EpochPlan, Order, Schedule
+from lit_async_data.plan import EpochPlan
 from lit_async_data.sources.base import Source
 from lit_async_data.spec import BatchSpec, FieldSpec
 from lit_async_data.stats import LoaderStats, WaitMeter
@@ -91,7 +91,7 @@ class AsyncLoader:
         self.driven = False
         #: Asked at the start of each pass: steps of it that will be wanted, None for all.
         self.steps_wanted: Callable[[], int | None] = lambda: None
-        self._schedule = _schedule(source, self.options, rank, world_size)
+        self._schedule = schedule_of(source, self.options, rank, world_size)
         self._passes = Passes(self._schedule)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
@@ -106,12 +106,7 @@ class AsyncLoader:
                 source,
             )
         if footprint.amplification > WORTH_A_WARNING:
-            log.warning(
-                "shuffle=global decodes %.1f samples for each one used, since %d share a compressed chunk; "
-                "shuffle=chunk decodes each chunk once per epoch, and cache_bytes keeps what was decoded",
-                footprint.amplification,
-                source.chunks.rows,
-            )
+            log.warning("%s", amplified(self.order.shuffle, footprint.amplification, source.chunks.rows))
         self._meter, self._read = WaitMeter(), LoaderStats()
         self._engine: Engine | None = None
         self._closer: weakref.finalize[Any, Any] | None = None
@@ -222,7 +217,7 @@ class AsyncLoader:
         """The threads and the memory that the loader takes from the first batch on."""
         return Footprint.of(
             self.source,
-            self.spec,
+            self.spec.narrowed() if has_streams(self.device) else self.spec,
             self.options,
             self._schedule,
             ahead=self._depth > 0,
@@ -246,6 +241,7 @@ class AsyncLoader:
                 self._schedule,
                 self.footprint,
                 device=self.device,
+                spec=self.spec,
                 depth=self._depth,
                 transform=self._device_transform,
             )
@@ -257,30 +253,6 @@ class AsyncLoader:
             self._read = self.stats()
             self._closer()
         self._engine = self._closer = None
-
-
-def _schedule(source: Source, options: LoaderOptions, rank: int, world_size: int) -> Schedule:
-    # A partial and not a method of the loader: a loader that is dropped is closed at once, since nothing refers back.
-    plan = functools.partial(
-        EpochPlan,
-        length=len(source),
-        batch_size=options.batch_size,
-        shuffle=_shuffle(source, options),
-        runs=source.chunks.runs,
-        shuffle_chunks=options.shuffle_chunks,
-        seed=options.seed,
-        rank=rank,
-        world_size=world_size,
-        drop_last=options.drop_last,
-    )
-    return Schedule(plan, shuffled=options.shuffle != "none")
-
-
-def _shuffle(source: Source, options: LoaderOptions) -> Order:
-    if options.shuffle == "auto":
-        return "chunk" if source.chunks.rows > 1 else "global"
-    assert not isinstance(options.shuffle, bool)  # `LoaderOptions` has made a name of it
-    return options.shuffle
 
 
 def _with_ids(spec: BatchSpec) -> BatchSpec:

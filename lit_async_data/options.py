@@ -196,6 +196,10 @@ class LoaderOptions:
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return LoaderOptions.of(own | given, where)
 
+    def as_stored(self) -> LoaderOptions:
+        """These options with the samples as they are stored, each once."""
+        return dataclasses.replace(self, shuffle="none", balance=None, weights=None, epoch_size=None)
+
     def for_evaluation(self) -> LoaderOptions:
         """These options as validation, test and prediction use them: as stored, nothing dropped."""
         return dataclasses.replace(self, shuffle="none", drop_last=False, balance=None, weights=None, epoch_size=None)

@@ -20,6 +20,8 @@ import numpy as np
 from lit_async_data.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices, Permutation, derived_key
+from lit_async_data.weighted import WeightedChunkOrder, WeightedOrder
+from lit_async_data.weights import Weights
 
 # A permutation costs 100 to 400 µs per call however few positions it is asked for; from here on it is per position.
 BLOCK = 16384
@@ -49,7 +51,7 @@ class EpochPlan:
     """The batches of one epoch for one rank. Safe to use from any thread.
 
     Args:
-        length: Samples in the source.
+        length: Samples of the epoch: those in the source, or, with ``weights``, as many as are to be drawn.
         batch_size: Samples per batch and rank.
         shuffle: ``"none"``, ``"chunk"`` or ``"global"``.
         seed: Key of the order.
@@ -60,6 +62,7 @@ class EpochPlan:
         start: Position at which the epoch begins (after a resume).
         runs: How samples lie in chunks, for ``"chunk"``; see `ChunkRun`.
         shuffle_chunks: Chunks that samples are mixed from at a time, for ``"chunk"``.
+        weights: How likely each sample of the source is drawn, with replacement; None for each of them once.
 
     Raises:
         ConfigError: There are too few samples for the ranks, or for one whole step with ``drop_last``.
@@ -81,6 +84,7 @@ class EpochPlan:
     start: int = 0
     runs: tuple[ChunkRun, ...] = ()
     shuffle_chunks: int = 64
+    weights: Weights | None = dataclasses.field(default=None, compare=False)
     # The blocks of samples computed last, with the first of their local indices. Two threads may compute the same block
     # at once; both get the same values, and the assignment is atomic.
     _memo: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
@@ -190,14 +194,20 @@ class EpochPlan:
             return positions + self.start
         if self.chunk_order is not None:
             return self.chunk_order.samples(positions + self.start)
-        return Permutation(self.length, derived_key(self.seed, self.epoch))(positions + self.start)
+        key = derived_key(self.seed, self.epoch)
+        if self.weights is not None:
+            return WeightedOrder(self.weights, self.length, key).samples(positions + self.start)
+        return Permutation(self.length, key)(positions + self.start)
 
     @functools.cached_property
-    def chunk_order(self) -> ChunkOrder | None:
+    def chunk_order(self) -> ChunkOrder | WeightedChunkOrder | None:
         """The order of this epoch, if it goes by chunks."""
         if self.shuffle != "chunk" or not self.runs:  # where each sample lies alone, that is the global shuffle
             return None
-        return ChunkOrder(self.runs, self.shuffle_chunks, derived_key(self.seed, self.epoch))
+        key = derived_key(self.seed, self.epoch)
+        if self.weights is not None:
+            return WeightedChunkOrder(self.runs, self.shuffle_chunks, self.weights, self.length, key)
+        return ChunkOrder(self.runs, self.shuffle_chunks, key)
 
 
 class Key(NamedTuple):

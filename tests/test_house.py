@@ -62,6 +62,7 @@ ORDER = [
     "ring",
     "job",
     "footprint",
+    "ordering",
     "workers.thread",
     "pipeline",
     "streams",

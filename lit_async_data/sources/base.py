@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.chunk_order import ChunkRun
+from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices
 from lit_async_data.spec import BatchSpec
 
@@ -41,6 +44,10 @@ class ChunkLayout:
     def rows(self) -> int:
         """Samples that can only be decoded together, at most; 1 where each can be read alone."""
         return max((run.rows for run in self.runs), default=1) if self.compressed else 1
+
+    def width(self, shuffle_chunks: int) -> int:
+        """How many chunks of runs make as many chunks of storage, at least one."""
+        return max(shuffle_chunks // self.together, 1)
 
 
 class Location(NamedTuple):
@@ -165,6 +172,36 @@ def ids_of(source: Source, samples: Indices) -> Indices:
     """
     numbered = getattr(source, "ids", None)
     return samples if numbered is None else numbered(samples)
+
+
+# Samples that are read in one go where a field of all of them is wanted.
+_AT_ONCE = 2**20
+
+
+def values_of(source: Source, key: str, option: str) -> npt.NDArray[Any]:
+    """The values of a field of one number per sample, over all samples.
+
+    Args:
+        source: Where they come from.
+        key: Of the field.
+        option: Who wants them, for messages.
+
+    Returns:
+        Shape (len(source),).
+
+    Raises:
+        ConfigError: There is no such field, or its samples are more than a number.
+    """
+    field = source.spec.fields.get(key)
+    if field is None:
+        raise ConfigError(f"{option}: {key!r} is not one of the fields {', '.join(source.spec.fields)}")
+    if math.prod(field.shape) != 1:
+        raise ConfigError(f"{option}: {key} has samples of shape {field.shape}; it must be one number per sample")
+    values = np.empty((len(source), *field.stored_shape), field.dtype)
+    for first in range(0, len(source), _AT_ONCE):
+        samples = np.arange(first, min(first + _AT_ONCE, len(source)))
+        source.read_into(samples, {key: values[first : first + len(samples)]})
+    return values.reshape(-1)
 
 
 @runtime_checkable

@@ -7,7 +7,6 @@ twice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -110,8 +109,3 @@ def _distinct(firsts: Indices, lasts: Indices) -> int:
     ends = np.maximum.accumulate(lasts[order])
     seen_to = np.append(firsts[order][:1] - 1, ends[:-1])
     return int(np.maximum(ends - np.maximum(seen_to, firsts[order] - 1), 0).sum())
-
-
-def lanes(shuffle_chunks: int, together: int) -> int:
-    """How many chunks of runs make as many chunks of storage."""
-    return max(math.floor(shuffle_chunks / together), 1)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.chunk_order import Layout
 from lit_async_data.errors import SourceError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Reading
@@ -65,6 +66,7 @@ class PartReaders:
             for part, number in zip(stored, self._file_of, strict=True)
         ]
         self.holding = Holding(self.parts, lies, stored, widest)
+        self._layout = None if lies.bands == 1 else Layout(lies.runs)
 
     @property
     def reading(self) -> Reading:
@@ -89,6 +91,15 @@ class PartReaders:
             for key, piece in some.items():
                 out[key][where] = piece
 
+    def _neighbours(self, samples: Indices) -> Indices:
+        """These samples, with all that lie together with them, if those may take other chunks."""
+        if self._layout is None:
+            return samples
+        firsts, counts = self._layout.extents(np.unique(self._layout.chunks_of(samples)))
+        ends = np.cumsum(counts)
+        found: Indices = np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
+        return found
+
     def by_part(self, samples: Indices) -> Iterator[tuple[int, Indices]]:
         """The parts that samples are in, each with the places of its samples among them."""
         parts = np.searchsorted(self.starts, samples, side="right") - 1
@@ -111,6 +122,8 @@ class PartReaders:
 
     def prepare(self, samples: Indices, *, decode: bool) -> bool:
         """Get ready what will be read soon of samples, of which there is at least one; see `KeepingSource.prepare`."""
+        if decode:
+            samples = self._neighbours(samples)
         useful = False
         for part, where in self.by_part(samples) if samples.size else ():
             with self._files.reading(self._file_of[part]):
