@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from lit_async_data.field import Field as Field
     from lit_async_data.loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import LoaderOptions as LoaderOptions
+    from lit_async_data.sources.concat import ConcatSource as ConcatSource
     from lit_async_data.sources.dataset import DatasetSource as DatasetSource
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
+    from lit_async_data.sources.split import split as split
+    from lit_async_data.sources.subset import SubsetSource as SubsetSource
 
 __version__ = "0.1.0"
 
@@ -23,10 +26,13 @@ _HOMES = {
     "AsyncDataModule": "datamodule",
     "AsyncLoader": "loader",
     "DatasetSource": "sources.dataset",
+    "ConcatSource": "sources.concat",
     "DevicePrefetcher": "callback",
     "Field": "field",
     "HDF5Source": "sources.hdf5.source",
     "LoaderOptions": "options",
+    "SubsetSource": "sources.subset",
+    "split": "sources.split",
 }
 
 __all__ = [  # noqa: PLE0604  # the names of _HOMES

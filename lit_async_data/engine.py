@@ -17,7 +17,7 @@ from lit_async_data.permutation import Indices
 from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import Schedule
 from lit_async_data.preparation import Preparation
-from lit_async_data.sources.base import KeepingSource, Source
+from lit_async_data.sources.base import KeepingSource, Source, ids_of
 from lit_async_data.spec import BatchSpec
 from lit_async_data.stats import LoaderStats
 from lit_async_data.stream_queue import StreamQueue
@@ -65,6 +65,7 @@ class Engine:
             slots=footprint.budget.slots,
             most_slots=footprint.budget.most_slots,
             timeout_s=options.timeout_s,
+            ids=functools.partial(ids_of, source),
             prepare=None if keeping is None else Preparation(keeping, schedule, ahead),
         )
         self.queue: DeviceQueue = (
@@ -95,7 +96,7 @@ class Engine:
 
 
 def _read(source: Source, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-    out[IDS][...] = samples
+    out[IDS][...] = ids_of(source, samples)
     source.read_into(samples, {key: array for key, array in out.items() if key != IDS})
 
 

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ReadError, few
@@ -83,12 +84,14 @@ class Job:
         keys: Which they are: steps of one epoch that follow each other.
         generation: Of what was wanted when they were claimed.
         worker: Number of the worker; None for the caller's own thread.
+        ids: The numbers that errors call samples by.
     """
 
     slot: int
     keys: Sequence[Key]
     generation: int
     worker: int | None
+    ids: Callable[[Indices], Indices] = np.asarray
     _samples: Indices | None = None
 
     def done(self, read: Read, schedule: Schedule, layout: BatchLayout, memory: Bytes) -> Filled:
@@ -124,11 +127,11 @@ class Job:
         return batch
 
     def _failed(self, batch: ReadBatch, cause: BaseException) -> ReadBatch:
-        error = ReadError.of_batch(cause, *batch.key, batch.samples.tolist(), self.worker)
+        error = ReadError.of_batch(cause, *batch.key, self.ids(batch.samples).tolist(), self.worker)
         return batch._replace(error=error)
 
     def __str__(self) -> str:
         first, last = self.keys[0], self.keys[-1]
         steps = f"batch {first.step}" if first == last else f"batches {first.step} to {last.step}"
-        samples = "" if self._samples is None else f", samples {few(self._samples.tolist())}"
+        samples = "" if self._samples is None else f", samples {few(self.ids(self._samples).tolist())}"
         return f"{steps} of epoch {first.epoch}{samples}"

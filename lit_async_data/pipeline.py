@@ -26,8 +26,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from lit_async_data.errors import ClosedError, StalledError, WorkerError
 from lit_async_data.job import Filled, Job, Read
+from lit_async_data.permutation import Indices
 from lit_async_data.plan import Key, Schedule
 from lit_async_data.ring import Ring
 from lit_async_data.spec import BatchLayout, Bytes
@@ -53,6 +56,7 @@ class Pipeline:
         slots: Slots to begin with: those being filled or ready, and one for what is handed out.
         most_slots: Slots that the memory budget allows.
         timeout_s: Seconds to wait for a batch.
+        ids: The numbers that errors call samples by.
     """
 
     def __init__(
@@ -67,11 +71,12 @@ class Pipeline:
         most_slots: int,
         timeout_s: float,
         prepare: Callable[[Sequence[Key], Key | None], None] | None = None,
+        ids: Callable[[Indices], Indices] = np.asarray,
     ) -> None:
         self.layout = layout
         self.ring = Ring([])
         self._read = read
-        self._prepare = prepare
+        self._prepare, self._ids = prepare, ids
         self.schedule = schedule
         self._allocate = allocate
         self._workers = [ThreadWorker(number, self._work) for number in range(workers)]
@@ -186,7 +191,7 @@ class Pipeline:
         self._claimed[keys[0]] = None
         self._cursor = following
         self._together = min(2 * self._together, self.layout.batches)
-        return Job(slot, keys, self._generation, worker)
+        return Job(slot, keys, self._generation, worker, self._ids)
 
     def _grow(self) -> None:
         """More slots, if the user keeps all there are: as many again, within the budget."""

@@ -1,4 +1,7 @@
-"""What tests, examples and benchmarks need: `ArraySource`, data in memory, and `FakeStreams`, a pretended device."""
+"""What tests, examples and benchmarks need.
+
+`ArraySource` and `PartedArrays`, data in memory, and `FakeStreams`, a pretended device.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lit_async_data.errors import MissingError
 from lit_async_data.permutation import Indices
 from lit_async_data.ring import Lease
-from lit_async_data.sources.base import ChunkLayout, Location
+from lit_async_data.sources.base import ChunkLayout, Location, Part
 from lit_async_data.spec import BatchSpec, Bytes, FieldSpec
 
 
@@ -63,6 +67,62 @@ class ArraySource:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+class PartedArrays(ArraySource):
+    """Samples in memory that say how they belong together, as those of files do.
+
+    Args:
+        arrays: As for `ArraySource`.
+        parts: Names of parts and how many samples each has, in their order: ``{"a.h5:/left": 10}``.
+        overlap: Samples after it with which a sample pretends to share values.
+        columns: Values that stand in no batch, one per sample.
+        chunks: How samples pretend to lie together.
+
+    Example:
+        >>> source = PartedArrays({"y": np.arange(5)}, parts={"a.h5": 2, "b.h5:/left": 3})
+        >>> source.parts[1]
+        Part(file='files/b.h5', group='/left', name='b.h5:/left', samples=3)
+        >>> source.locate([3])
+        [Location(file='files/b.h5', group='/left', row=1)]
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        *,
+        parts: Mapping[str, int],
+        overlap: int = 0,
+        columns: Mapping[str, npt.NDArray[Any]] | None = None,
+        chunks: ChunkLayout | None = None,
+    ) -> None:
+        super().__init__(arrays)
+        named = [(name, *name.partition(":")[::2], samples) for name, samples in parts.items()]
+        self.parts = tuple(Part(f"files/{file}", group or "/", name, samples) for name, file, group, samples in named)
+        self.overlap = overlap
+        self._columns = {**arrays, **(columns or {})}
+        self._chunks = chunks or ChunkLayout()
+
+    @property
+    def chunks(self) -> ChunkLayout:
+        """As given."""
+        return self._chunks
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One of the columns or arrays."""
+        if name not in self._columns:
+            raise MissingError(f"there is no column {name!r}", dataset=name)
+        return self._columns[name]
+
+    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
+        """Rows of the parts."""
+        ends = np.cumsum([part.samples for part in self.parts])
+        which = np.searchsorted(ends, np.asarray(ids, np.int64), side="right").tolist()
+        parts = [self.parts[part] for part in which]
+        return [
+            Location(part.file, part.group, int(sample) - int(ends[number]) + part.samples)
+            for part, number, sample in zip(parts, which, ids, strict=True)
+        ]
 
 
 class FakeEvent:

@@ -1,0 +1,252 @@
+"""`ConcatSource`: several sources as one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.chunk_order import ChunkRun
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, Reading, Source, ids_of
+from lit_async_data.sources.places import (
+    Places,
+    check_range,
+    check_source,
+    column_of,
+    name_of,
+    overlap_of,
+    parts_of,
+    places_of,
+    starts,
+)
+from lit_async_data.spec import BatchSpec
+
+# The later one counts where sources are read in several ways.
+READING: tuple[Reading, ...] = ("copied", "locked", "decoded", "python")
+
+
+class ConcatSource:
+    """Several sources as one: the samples of the first, then those of the second, and so on.
+
+    Sample numbers run through, in `locate` too. Safe to read from several threads if all of the sources are.
+
+    Args:
+        sources: At least one; all with the same keys, shapes and dtypes. `close` closes them.
+
+    Attributes:
+        sources: As given.
+
+    Raises:
+        ConfigError: There is no source, or something that is none.
+        FormatError: Two sources differ in their fields; names both, and the field.
+
+    Example:
+        >>> from lit_async_data.testing import ArraySource
+        >>> both = ConcatSource([ArraySource({"y": np.arange(3)}), ArraySource({"y": np.arange(5)})])
+        >>> len(both), str(both), both.locate([4])[0].row
+        (8, 'ArraySource and 1 more', 1)
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = tuple(sources)
+        if not self.sources:
+            raise ConfigError("sources: there are none; give at least one")
+        for source in self.sources:
+            check_source("sources", source)
+        for number in range(1, len(self.sources)):
+            _check_same(self.sources, number)
+        self._keeping = [source if isinstance(source, KeepingSource) else None for source in self.sources]
+        self._starts = starts([len(source) for source in self.sources])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "chunks"}
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __str__(self) -> str:
+        more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
+        return f"{name_of(self.sources[0])}{more}"
+
+    @property
+    def spec(self) -> BatchSpec:
+        """That of each of them."""
+        return self.sources[0].spec
+
+    @functools.cached_property
+    def chunks(self) -> ChunkLayout:
+        """The chunks of all, read as the slowest is."""
+        layouts = [source.chunks for source in self.sources]
+        runs = [
+            run
+            for source, layout in zip(self.sources, layouts, strict=True)
+            for run in layout.runs or (ChunkRun(len(source), 1),)
+        ]
+        return ChunkLayout(
+            tuple(runs) if any(layout.runs for layout in layouts) else (),
+            compressed=any(layout.compressed for layout in layouts),
+            reading=max((layout.reading for layout in layouts), key=READING.index),
+            spread=max(layout.spread for layout in layouts),
+            together=max(layout.together for layout in layouts),
+        )
+
+    def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Read samples into arrays; see `Source.read_into`.
+
+        Raises:
+            IndexError: A sample is not in ``range(len(self))``.
+        """
+        for number, where in self._dealt(samples):
+            numbers = samples[where] - self._starts[number]
+            # A stretch is read where it belongs; what lies scattered is read first and then put there.
+            stretch = isinstance(where, slice)
+            pieces = {
+                key: array[where] if stretch else np.empty((len(numbers), *array.shape[1:]), array.dtype)
+                for key, array in out.items()
+            }
+            self._read(number, numbers, pieces)
+            if not stretch:
+                for key, piece in pieces.items():
+                    out[key][where] = piece
+
+    def _read(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        source = self.sources[number]
+        try:
+            source.read_into(numbers, out)
+        except AsyncDataError as error:
+            if error.sample_id is not None:
+                # It is a number as that source bears it; ours is found by looking which of those asked for bears it.
+                found = numbers[ids_of(source, numbers) == error.sample_id]
+                error.sample_id = int(found[0] + self._starts[number]) if found.size else None
+            raise
+
+    def _dealt(self, samples: Indices) -> Iterator[tuple[int, slice | Indices]]:
+        """Each source that has some of these samples, and which: a slice where they follow each other."""
+        check_range(samples, self)
+        which = np.searchsorted(self._starts, samples, side="right") - 1
+        for number in np.unique(which).tolist():
+            where = np.flatnonzero(which == number)
+            first, end = int(where[0]), int(where[-1]) + 1
+            yield number, slice(first, end) if end - first == where.size else where
+
+    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
+        """Where samples lie.
+
+        Raises:
+            IndexError: A number is not in ``range(len(self))``.
+        """
+        samples = np.asarray(ids)
+        if samples.size and samples.dtype.kind not in "iu":
+            raise IndexError(
+                f"sample numbers are whole numbers below {len(self)}, not {samples.ravel()[:1].tolist()[0]!r}"
+            )
+        samples = samples.astype(np.int64)
+        found: dict[int, Location] = {}
+        for number, where in self._dealt(samples):
+            source, numbers = self.sources[number], samples[where] - self._starts[number]
+            found.update(zip(samples[where].tolist(), source.locate(ids_of(source, numbers)), strict=True))
+        return [found[sample] for sample in samples.tolist()]
+
+    def close(self) -> None:
+        """Close all of them; reading opens them again."""
+        with contextlib.ExitStack() as stack:  # the others too, if one fails
+            for source in self.sources:
+                stack.callback(source.close)
+
+    # -- how samples belong together ---------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of all; a source that knows of none is one."""
+        return tuple(part for number, source in enumerate(self.sources) for part in _named(parts_of(source), number))
+
+    @property
+    def overlap(self) -> int:
+        """The largest of theirs."""
+        return max(map(overlap_of, self.sources))
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One value for each sample; see `PartedSource.column`.
+
+        Raises:
+            FormatError: It holds text in some of the sources and numbers in others.
+        """
+        columns = [column_of(source, name) for source in self.sources]
+        numeric = [column.dtype.kind in "biufc" for column in columns]
+        if len(set(numeric)) > 1:
+            text, number = (name_of(self.sources[numeric.index(kind)]) for kind in (False, True))
+            raise FormatError(f"{name!r} holds numbers in {number}, but in {text} it does not", dataset=name)
+        return np.concatenate(columns)
+
+    def places(self) -> Places:
+        """Part and row of each sample, in the parts of each source."""
+        several = [places_of(source) for source in self.sources]
+        return Places.joined(
+            dataclasses.replace(places, parts=_named(places.parts, number)) for number, places in enumerate(several)
+        )
+
+    # -- what a `KeepingSource` does, for those that are ------------------------------------------------------------
+
+    @property
+    def _keepers(self) -> list[KeepingSource]:
+        return [source for source in self._keeping if source is not None]
+
+    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+        """Get ready what will be read soon; see `KeepingSource.prepare`."""
+        useful = False
+        for number, where in self._dealt(samples):
+            if (source := self._keeping[number]) is not None:
+                useful |= source.prepare(samples[where] - self._starts[number], decode=decode)
+        return useful
+
+    def decoded_bytes(self, chunks: int) -> int:
+        """Bytes of decoded chunks that are held between batches: each of the sources may hold so many."""
+        return sum(source.decoded_bytes(chunks) for source in self._keepers)
+
+    @property
+    def band_bytes(self) -> int:
+        """Bytes of the largest chunk of all, decoded."""
+        return max((source.band_bytes for source in self._keepers), default=0)
+
+    @property
+    def decodable_bytes(self) -> int:
+        """Bytes of everything that must be decoded."""
+        return sum(source.decodable_bytes for source in self._keepers)
+
+    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks; the cache is shared in proportion to what must be decoded."""
+        whole = max(self.decodable_bytes, 1)
+        with contextlib.ExitStack() as stack:  # what was made is given back if one fails
+            for source in self._keepers:
+                stack.callback(source.keep(chunks, cache_bytes * source.decodable_bytes // whole))
+            return stack.pop_all().close
+
+
+def _named(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
+    """Parts of the source of this number, of which none is without a name."""
+    return tuple(part if part.name else part._replace(name=f"sources[{number}]") for part in parts)
+
+
+def _check_same(sources: Sequence[Source], number: int) -> None:
+    """Make sure that the samples of a source are like those of the first."""
+    first, other = sources[0].spec, sources[number].spec
+    if first == other:
+        return
+    here, there = (f"sources[{n}] ({name_of(sources[n])})" for n in (number, 0))
+    if first.as_mapping != other.as_mapping or list(first.fields) != list(other.fields):
+        said = [f"{'dicts' if spec.as_mapping else 'tuples'} of {', '.join(spec.fields)}" for spec in (other, first)]
+        raise FormatError(f"{here} has {said[0]}, but {there} has {said[1]}; sources of one must agree")
+    key = next(key for key, field in first.fields.items() if other[key] != field)
+    mine, theirs = (vars(spec[key]) for spec in (other, first))
+    what = next(name for name, value in theirs.items() if mine[name] != value)
+    raise FormatError(
+        f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}; sources of one must agree",
+        dataset=key,
+    )

@@ -1,0 +1,214 @@
+"""`SubsetSource`: some of the samples of a source."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.chunk_order import ChunkRun
+from lit_async_data.errors import ConfigError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, Source, ids_of
+from lit_async_data.sources.places import (
+    Places,
+    check_range,
+    check_source,
+    column_of,
+    name_of,
+    overlap_of,
+    parts_of,
+    places_of,
+    starts,
+)
+from lit_async_data.spec import BatchSpec
+
+
+class SubsetSource:
+    """Some of the samples of a source, in an order of your own. As safe to read from several threads as the source.
+
+    Sample numbers count the subset's own samples; ``locate``, batches with ids and errors name samples by their numbers
+    in the whole. With ``shuffle="chunk"`` samples that follow each other here and share a chunk of storage there are
+    still decoded together.
+
+    Args:
+        source: The whole. `close` closes it.
+        samples: Which samples: their numbers, shape (n,), n ≥ 1, repeated ones too; or a mask of ``len(source)``.
+        group_codes: A number of its group for each of the samples; kept for whoever asks.
+
+    Attributes:
+        source: The whole.
+        samples: int64, shape (n,): the number of each sample in the whole; a copy that nobody can write to.
+        group_codes: int64, shape (n,), or None.
+
+    Raises:
+        ConfigError: ``samples`` is empty, reaches beyond the source, or is neither whole numbers nor a mask.
+
+    Example:
+        >>> from lit_async_data.testing import ArraySource
+        >>> whole = ArraySource({"y": np.arange(10)})
+        >>> subset = SubsetSource(whole, [7, 3, 4])
+        >>> len(subset), subset.ids(np.array([0, 2])).tolist(), str(subset)
+        (3, [7, 4], '3 of 10 samples of ArraySource')
+        >>> len(SubsetSource(whole, np.arange(10) % 2 == 0))
+        5
+    """
+
+    def __init__(self, source: Source, samples: npt.ArrayLike, *, group_codes: npt.ArrayLike | None = None) -> None:
+        check_source("source", source)
+        self.source = source
+        self._keeping = source if isinstance(source, KeepingSource) else None
+        self.samples = _chosen(samples, len(source))
+        self.group_codes = None if group_codes is None else np.array(group_codes, np.int64)
+        if self.group_codes is not None and self.group_codes.shape != self.samples.shape:
+            raise ConfigError(f"group_codes: {self.group_codes.shape} for {len(self)} samples; give one for each")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Not what is computed from the rest.
+        return {name: value for name, value in vars(self).items() if name not in ("chunks", "parts")}
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __str__(self) -> str:
+        return f"{len(self):,} of {len(self.source):,} samples of {name_of(self.source)}"
+
+    @property
+    def spec(self) -> BatchSpec:
+        """That of the whole."""
+        return self.source.spec
+
+    @functools.cached_property
+    def chunks(self) -> ChunkLayout:
+        """Samples that follow each other here and lie in the same chunk of the whole are a chunk."""
+        whole = self.source.chunks
+        return dataclasses.replace(whole, runs=_runs(whole.runs, self.samples)) if whole.runs else whole
+
+    def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Read samples into arrays; see `Source.read_into`.
+
+        Raises:
+            IndexError: A sample is not in ``range(len(self))``.
+        """
+        self.source.read_into(self._of_the_whole(samples), out)
+
+    def ids(self, samples: Indices) -> Indices:
+        """The numbers of samples in the whole; in the innermost one, where subsets are made of subsets.
+
+        Args:
+            samples: int64, shape (n,): numbers in this subset.
+        """
+        return ids_of(self.source, self._of_the_whole(samples))
+
+    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
+        """Where samples lie, by their numbers in the whole.
+
+        Raises:
+            IndexError: The whole has no such sample.
+        """
+        return self.source.locate(ids)
+
+    def close(self) -> None:
+        """Close the whole, and with it every other subset; reading opens it again."""
+        self.source.close()
+
+    def _of_the_whole(self, samples: Indices) -> Indices:
+        check_range(samples, self)
+        return self.samples[samples]
+
+    # -- how samples belong together ---------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What is left of the parts of the whole; where numbers go back, another part begins."""
+        whole = parts_of(self.source)
+        which = np.searchsorted(starts([part.samples for part in whole]), self.samples, side="right") - 1
+        counts = _lengths((np.diff(which) != 0) | (np.diff(self.samples) < 0))
+        first = which[starts(counts)[:-1]]
+        return tuple(
+            whole[part]._replace(samples=count) for part, count in zip(first.tolist(), counts.tolist(), strict=True)
+        )
+
+    @property
+    def overlap(self) -> int:
+        """That of the whole: samples may be further from each other here, never nearer."""
+        return overlap_of(self.source)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One value for each sample; see `PartedSource.column`."""
+        return column_of(self.source, name)[self.samples]
+
+    def places(self) -> Places:
+        """Part and row of each sample, in the parts of the whole."""
+        return places_of(self.source).taken(self.samples)
+
+    # -- what a `KeepingSource` does, where the whole is one ------------------------------------------------------
+
+    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+        """Get ready what will be read soon; see `KeepingSource.prepare`."""
+        return self._keeping is not None and self._keeping.prepare(self._of_the_whole(samples), decode=decode)
+
+    def decoded_bytes(self, chunks: int) -> int:
+        """Bytes of decoded chunks that are held between batches; see `KeepingSource.decoded_bytes`."""
+        return 0 if self._keeping is None else self._keeping.decoded_bytes(chunks)
+
+    @property
+    def band_bytes(self) -> int:
+        """Bytes of the largest chunk of the whole, decoded."""
+        return 0 if self._keeping is None else self._keeping.band_bytes
+
+    @property
+    def decodable_bytes(self) -> int:
+        """Bytes of everything in the whole that must be decoded."""
+        return 0 if self._keeping is None else self._keeping.decodable_bytes
+
+    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks; see `KeepingSource.keep`."""
+        return _nothing if self._keeping is None else self._keeping.keep(chunks, cache_bytes)
+
+
+def _chosen(given: Any, length: int) -> Indices:
+    """Sample numbers from numbers or a mask, as a copy that nobody can write to."""
+    samples = np.asarray(given)
+    if samples.ndim != 1:
+        raise ConfigError(f"samples: an array of shape {samples.shape}; give numbers or a mask along one axis")
+    if samples.dtype.kind == "b" and samples.size != length:
+        raise ConfigError(f"samples: a mask of {samples.size} for {length} samples; give one of the same length")
+    if samples.dtype.kind == "b":
+        samples = np.flatnonzero(samples)
+    if not samples.size:
+        raise ConfigError("samples: there are none; a source has at least one")
+    if samples.dtype.kind not in "iu":
+        raise ConfigError(f"samples: {samples[:1].tolist()[0]!r} is neither a whole number nor true or false")
+    wrong = (samples < 0) | (samples >= length)
+    if wrong.any():
+        raise ConfigError(f"samples: {samples[wrong][0]} is not a sample; they are numbered 0 to {length - 1}")
+    chosen = samples.astype(np.int64)
+    chosen.setflags(write=False)
+    return chosen
+
+
+def _lengths(changes: npt.NDArray[np.bool_]) -> Indices:
+    """How long the stretches are, if a new one begins behind each change; shape (n - 1,) for n in all."""
+    edges = np.flatnonzero(changes) + 1
+    return np.diff(edges, prepend=0, append=changes.size + 1)
+
+
+def _runs(runs: Sequence[ChunkRun], samples: Indices) -> tuple[ChunkRun, ...]:
+    """How samples lie in chunks, if all of them together do so as these runs say."""
+    sizes, rows = np.array([(run.samples, run.rows) for run in runs], np.int64).T
+    first_samples, first_chunks = starts(sizes), starts(-(-sizes // rows))
+    run = np.searchsorted(first_samples, samples, side="right") - 1
+    chunks = first_chunks[run] + (samples - first_samples[run]) // rows[run]
+    counts = _lengths(np.diff(chunks) != 0)
+    alike = _lengths(np.diff(counts) != 0)
+    of_each = counts[starts(alike)[:-1]]
+    return tuple(ChunkRun(many * count, count) for many, count in zip(alike.tolist(), of_each.tolist(), strict=True))
+
+
+def _nothing() -> None:
+    pass

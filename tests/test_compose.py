@@ -1,0 +1,552 @@
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_async_data import AsyncLoader, ConcatSource, HDF5Source, SubsetSource
+from lit_async_data.chunk_order import ChunkOrder, ChunkRun
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
+from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, PartedSource, Source, ids_of
+from lit_async_data.sources.hdf5.chunked import IndexedBands
+from lit_async_data.sources.places import column_of, overlap_of, parts_of, places_of
+from lit_async_data.spec import BatchSpec, FieldSpec
+from lit_async_data.testing import ArraySource, PartedArrays
+
+some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 12)), min_size=1, max_size=5)
+
+
+def numbered(length=10, first=0):
+    return ArraySource({"y": first + np.arange(length)})
+
+
+def parted(first=0, runs=(), **parts):
+    parts = parts or {"a.h5": 4, "b.h5": 6}
+    return PartedArrays({"y": first + np.arange(sum(parts.values()))}, parts=parts, chunks=ChunkLayout(tuple(runs)))
+
+
+def read(source, samples):
+    out = np.full(len(samples), -1)
+    source.read_into(np.asarray(samples, np.int64), {"y": out})
+    return out.tolist()
+
+
+def chunk_of_each(runs):
+    """The number of the chunk of each sample, counted one by one."""
+    chunks, begun = [], 0
+    for run in runs:
+        chunks += [begun + sample // run.rows for sample in range(run.samples)]
+        begun = chunks[-1] + 1
+    return chunks
+
+
+class Keeping(ArraySource):
+    """Writes down what it is asked to keep and to prepare."""
+
+    def __init__(self, length=10, decodable=1000):
+        super().__init__({"y": np.arange(length)})
+        self.calls, self.decodable_bytes, self.band_bytes = [], decodable, 7
+
+    def prepare(self, samples, *, decode):
+        self.calls.append(("prepare", samples.tolist(), decode))
+        return decode
+
+    def decoded_bytes(self, chunks):
+        return 100 * chunks
+
+    def keep(self, chunks, cache_bytes):
+        self.calls.append(("keep", chunks, cache_bytes))
+        return lambda: self.calls.append(("given back",))
+
+    def close(self):
+        self.calls.append(("close",))
+
+
+class Failing(ArraySource):
+    """Fails at the samples of some numbers."""
+
+    def __init__(self, length, bad, error=None):
+        super().__init__({"y": np.arange(length)})
+        self.bad, self.error = bad, error
+
+    def read_into(self, samples, out):
+        if self.bad in samples:
+            raise self.error or CorruptError(f"row {self.bad}: bad", row=self.bad, sample_id=self.bad)
+        super().read_into(samples, out)
+
+
+# -- a subset --------------------------------------------------------------------------------------------------------
+
+
+def test_a_subset_is_a_source_with_parts_that_keeps():
+    for source in (SubsetSource(numbered(), [1]), ConcatSource([numbered()])):
+        assert isinstance(source, Source)
+        assert isinstance(source, PartedSource)
+        assert isinstance(source, KeepingSource)
+
+
+@pytest.mark.parametrize("given", [[7, 3, 3, 0], np.array([7, 3, 3, 0], np.uint8), (7, 3, 3, 0)])
+def test_a_subset_reads_its_samples_in_its_order(given):
+    subset = SubsetSource(numbered(), given)
+    assert len(subset) == 4
+    assert read(subset, [0, 1, 2, 3, 0]) == [7, 3, 3, 0, 7]
+    assert read(subset, []) == []
+    assert subset.samples.dtype == np.int64
+    assert subset.spec == numbered().spec
+
+
+def test_a_mask_takes_the_samples_where_it_is_true():
+    mask = [False] * 8 + [True, True]
+    assert read(SubsetSource(numbered(), mask), [0, 1]) == [8, 9]
+    assert read(SubsetSource(numbered(), np.array(mask)), [1]) == [9]
+
+
+def test_a_subset_keeps_a_copy_that_nobody_can_write_to():
+    mine = np.array([1, 2, 3])
+    subset = SubsetSource(numbered(), mine)
+    mine[:] = 0
+    assert read(subset, [0, 1, 2]) == [1, 2, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        subset.samples[0] = 5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "there are none"),
+        ([False] * 10, "there are none"),
+        ([True] * 9, "a mask of 9 for 10 samples"),
+        ([True] * 11, "a mask of 11 for 10 samples"),
+        ([0, 10], "10 is not a sample; they are numbered 0 to 9"),
+        ([0, -1], "-1 is not a sample"),
+        (np.array([2**64 - 1], np.uint64), "18446744073709551615 is not a sample"),
+        ([1.0, 2.0], "1.0 is neither a whole number nor true or false"),
+        (["a"], "'a' is neither"),
+        ([[1, 2]], r"an array of shape \(1, 2\)"),
+        (3, r"an array of shape \(\)"),
+    ],
+)
+def test_samples_that_are_none_are_refused(given, message):
+    with pytest.raises(ConfigError, match=f"^samples: .*{message}"):
+        SubsetSource(numbered(), given)
+
+
+@pytest.mark.parametrize("build", [lambda: SubsetSource("a.h5", [0]), lambda: ConcatSource(["a.h5"])])
+def test_what_is_no_source_is_refused(build):
+    with pytest.raises(ConfigError, match=r"^sources?: 'a.h5' is not a source"):
+        build()
+
+
+@pytest.mark.parametrize("source", [SubsetSource(numbered(), [7, 3, 4]), ConcatSource([numbered(2), numbered(1)])])
+@pytest.mark.parametrize("sample", [3, -1])
+def test_samples_that_are_not_there_are_an_index_error(source, sample):
+    for use in (
+        lambda samples: read(source, samples),
+        lambda samples: (source.ids if hasattr(source, "ids") else source.locate)(np.array(samples)),
+    ):
+        with pytest.raises(IndexError, match=f"sample {sample} of 3 in "):
+            use([0, sample])
+
+
+def test_samples_are_named_by_their_numbers_in_the_innermost_whole():
+    outer = SubsetSource(SubsetSource(parted(), [9, 8, 5, 1]), [3, 0, 1])
+    ids = outer.ids(np.array([0, 1, 2]))
+    assert ids.tolist() == ids_of(outer, np.arange(3)).tolist() == [1, 9, 8] == read(outer, [0, 1, 2])
+    assert outer.locate(ids) == [
+        Location("files/a.h5", "/", 1),
+        Location("files/b.h5", "/", 5),
+        Location("files/b.h5", "/", 4),
+    ]
+
+
+def test_a_subset_says_what_it_is():
+    assert str(SubsetSource(numbered(1000), np.arange(700))) == "700 of 1,000 samples of ArraySource"
+    both = ConcatSource([numbered(1000), numbered(500)])
+    assert str(SubsetSource(both, np.arange(7))) == "7 of 1,500 samples of ArraySource and 1 more"
+    assert str(ConcatSource([numbered()])) == "ArraySource"
+
+
+def test_group_codes_are_one_for_each_sample():
+    assert SubsetSource(numbered(), [1, 2], group_codes=[5, 6]).group_codes.tolist() == [5, 6]
+    assert SubsetSource(numbered(), [1, 2]).group_codes is None
+    with pytest.raises(ConfigError, match=r"^group_codes: .*2 samples"):
+        SubsetSource(numbered(), [1, 2], group_codes=[5])
+
+
+@pytest.mark.parametrize("source", [SubsetSource(parted(), [7, 3, 4]), ConcatSource([parted(), parted(10)])])
+def test_a_pickled_source_reads_the_same(source):
+    source.chunks, source.parts
+    copy = pickle.loads(pickle.dumps(source))
+    assert not {"chunks"} & set(vars(copy)), "what can be computed does not travel"
+    assert read(copy, [0, 2]) == read(source, [0, 2])
+    assert copy.parts == source.parts
+    assert copy.chunks == source.chunks
+
+
+# -- the chunks of a subset ------------------------------------------------------------------------------------------
+
+
+@given(some_runs, st.data())
+def test_runs_of_a_subset_are_those_counted_one_by_one(runs, data):
+    length = sum(run.samples for run in runs)
+    sorted_or_not = st.sampled_from([sorted, list])
+    numbers = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=60))
+    samples = data.draw(sorted_or_not)(numbers)
+    whole = parted(**{"a.h5": length}, runs=runs)
+    found = SubsetSource(whole, samples).chunks.runs
+    chunks = chunk_of_each(runs)
+    by_hand = [len(list(same)) for _, same in itertools.groupby(chunks[sample] for sample in samples)]
+    counts = [run.rows for run in found for _ in range(run.samples // run.rows)]
+    assert counts == by_hand
+    assert all(run.samples % run.rows == 0 for run in found)
+    assert all(one.rows != other.rows for one, other in itertools.pairwise(found)), "equal neighbours are one run"
+
+
+def test_a_subset_that_takes_whole_chunks_has_few_runs():
+    whole = parted(**{"a.h5": 10_000}, runs=[ChunkRun(10_000, 10)])
+    mask = np.arange(10_000) // 10 % 3 == 0
+    assert SubsetSource(whole, mask).chunks.runs == (ChunkRun(3340, 10),)
+
+
+def test_what_else_is_known_of_chunks_is_that_of_the_whole():
+    layout = ChunkLayout((ChunkRun(10, 4),), compressed=True, reading="decoded", spread=1.5, together=3)
+    whole = PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout)
+    assert SubsetSource(whole, [0, 1, 5, 9]).chunks == ChunkLayout(
+        (ChunkRun(2, 2), ChunkRun(2, 1)), compressed=True, reading="decoded", spread=1.5, together=3
+    )
+    alone = ChunkLayout(reading="python")
+    whole = PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=alone)
+    assert SubsetSource(whole, [0, 1]).chunks == alone
+
+
+@given(st.lists(st.booleans(), min_size=200, max_size=200), st.integers(1, 5))
+def test_a_shuffle_by_chunks_visits_each_stored_chunk_once(mask, width):
+    mask[0] = True
+    whole = parted(**{"a.h5": 200}, runs=[ChunkRun(200, 16)])
+    subset = SubsetSource(whole, mask)
+    order = ChunkOrder(subset.chunks.runs, width, key=3)
+    samples = order.samples(np.arange(len(subset)))
+    assert sorted(samples.tolist()) == list(range(len(subset)))
+    for number in range(order.groups):
+        group = order.group(number)
+        inside = set((subset.samples[samples[group.first : group.end]] // 16).tolist())
+        outside = set((subset.samples[np.delete(samples, np.arange(group.first, group.end))] // 16).tolist())
+        assert len(inside) <= width
+        assert not inside & outside
+
+
+# -- how samples belong together -------------------------------------------------------------------------------------
+
+
+def test_parts_without_samples_are_gone():
+    whole = parted(**{"a.h5": 4, "b.h5:/left": 3, "c.h5": 3})
+    assert SubsetSource(whole, [1, 2, 8]).parts == (
+        Part("files/a.h5", "/", "a.h5", 2),
+        Part("files/c.h5", "/", "c.h5", 1),
+    )
+
+
+def test_where_numbers_go_back_another_part_begins():
+    whole = parted(**{"a.h5": 4, "b.h5": 4})
+    parts = SubsetSource(whole, [5, 6, 1, 2, 1, 1, 7]).parts
+    assert [(part.name, part.samples) for part in parts] == [("b.h5", 2), ("a.h5", 2), ("a.h5", 2), ("b.h5", 1)]
+
+
+def test_a_subset_takes_columns_and_overlap_from_the_whole():
+    whole = PartedArrays(
+        {"y": np.arange(5)}, parts={"a.h5": 5}, overlap=3, columns={"who": np.array(["p", "q", "r", "s", "t"])}
+    )
+    subset = SubsetSource(SubsetSource(whole, [4, 3, 0]), [2, 1])
+    assert subset.column("who").tolist() == ["p", "s"]
+    assert subset.overlap == 3
+    with pytest.raises(MissingError, match="nobody"):
+        subset.column("nobody")
+
+
+def test_a_source_without_parts_is_one_part_without_a_name():
+    source = ArraySource({"x": np.zeros((5, 2)), "y": np.arange(5)})
+    assert parts_of(source) == (Part("ArraySource", "/", "", 5),)
+    assert overlap_of(source) == 0
+    assert column_of(source, "y").tolist() == [0, 1, 2, 3, 4]
+    for name in ("x", "z"):
+        with pytest.raises(MissingError, match=f"ArraySource: there is no '{name}' .*: y$"):
+            column_of(source, name)
+
+
+def test_a_column_is_read_piece_by_piece(monkeypatch):
+    monkeypatch.setattr("lit_async_data.sources.places.AT_ONCE", 3)
+    assert column_of(numbered(8), "y").tolist() == list(range(8))
+
+
+def test_places_are_those_of_the_innermost_parts():
+    subset = SubsetSource(SubsetSource(parted(), [9, 8, 5, 1]), [3, 0, 1])
+    places = places_of(subset)
+    assert [places.parts[which].name for which in places.which] == ["a.h5", "b.h5", "b.h5"]
+    assert places.rows.tolist() == [1, 5, 4]
+    assert places.order().tolist() == [0, 2, 1]
+
+
+def test_a_file_that_is_in_two_of_the_sources_is_one_part():
+    whole, other = parted(), parted(**{"c.h5": 2})
+    both = ConcatSource([SubsetSource(whole, [9, 1]), other, SubsetSource(whole, [2, 8])])
+    places = places_of(both)
+    assert [part.name for part in places.parts] == ["a.h5", "b.h5", "c.h5"]
+    assert places.which.tolist() == [1, 0, 2, 2, 0, 1]
+    assert places.rows.tolist() == [5, 1, 0, 1, 2, 4]
+
+
+# -- several sources as one ------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.data())
+def test_samples_run_through_all_sources(lengths, data):
+    begins = np.cumsum([0, *lengths]).tolist()
+    both = ConcatSource([numbered(length, first) for length, first in zip(lengths, begins)])
+    assert len(both) == begins[-1]
+    samples = data.draw(st.lists(st.integers(0, len(both) - 1), max_size=20))
+    assert read(both, samples) == samples
+    where = [max(n for n, begin in enumerate(begins) if begin <= sample) for sample in samples]
+    expected = [Location("memory", "/", sample - begins[n]) for sample, n in zip(samples, where)]
+    assert both.locate(samples) == both.locate(np.array(samples, np.int32)) == expected
+
+
+def test_several_axes_are_read_to_their_places():
+    x = np.arange(60).reshape(10, 3, 2)
+    both = ConcatSource([ArraySource({"x": x[:4]}), ArraySource({"x": x[4:]})])
+    samples = np.array([9, 0, 5, 1, 1, 8])
+    out = np.zeros((6, 3, 2), int)
+    both.read_into(samples, {"x": out})
+    assert np.array_equal(out, x[samples])
+
+
+def test_locate_knows_the_samples_of_subsets():
+    both = ConcatSource([numbered(3), SubsetSource(parted(), [9, 1])])
+    assert both.locate([4, 3, 0]) == [
+        Location("files/a.h5", "/", 1),
+        Location("files/b.h5", "/", 5),
+        Location("memory", "/", 0),
+    ]
+    with pytest.raises(IndexError, match=r"whole numbers below 5, not 1\.5"):
+        both.locate([1.5])
+
+
+def test_no_sources_are_refused():
+    with pytest.raises(ConfigError, match=r"^sources: there are none"):
+        ConcatSource([])
+
+
+class Specified(ArraySource):
+    def __init__(self, spec):
+        super().__init__({"y": np.arange(3)})
+        self._spec = spec
+
+
+def test_sources_that_differ_are_refused_by_name():
+    plain = FieldSpec((3,), np.dtype("u1"))
+    first = Specified(BatchSpec({"x": plain, "y": plain}, as_mapping=True))
+    for other, message in [
+        (BatchSpec({"x": plain, "y": FieldSpec((4,), np.dtype("u1"))}, as_mapping=True), r"'y' has shape \(4,\) in"),
+        (BatchSpec({"x": FieldSpec((3,), np.dtype("f4")), "y": plain}, as_mapping=True), "'x' has dtype float32 in"),
+        (BatchSpec({"x": plain}, as_mapping=True), "has dicts of x, but"),
+        (BatchSpec({"y": plain, "x": plain}, as_mapping=True), "has dicts of y, x, but"),
+        (BatchSpec({"x": plain, "y": plain}, as_mapping=False), "has tuples of x, y, but"),
+    ]:
+        with pytest.raises(FormatError, match=message) as caught:
+            ConcatSource([first, first, Specified(other)])
+        assert "sources[2] (Specified)" in str(caught.value)
+        assert "sources[0] (Specified)" in str(caught.value)
+
+
+def test_chunks_of_all_are_read_as_the_slowest_is():
+    runs = (ChunkRun(4, 2), ChunkRun(6, 3))
+    layouts = [
+        ChunkLayout(runs, reading="copied", spread=1.5),
+        ChunkLayout(reading="decoded", compressed=True, together=4),
+        ChunkLayout(reading="locked"),
+    ]
+    sources = [PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout) for layout in layouts]
+    assert ConcatSource(sources).chunks == ChunkLayout(
+        (*runs, ChunkRun(10, 1), ChunkRun(10, 1)), compressed=True, reading="decoded", spread=1.5, together=4
+    )
+    assert ConcatSource(sources[1:]).chunks == ChunkLayout(compressed=True, reading="decoded", together=4)
+    assert ConcatSource([sources[2], sources[0]]).chunks.reading == "locked"
+
+
+def test_parts_columns_and_overlap_of_all():
+    one = PartedArrays({"y": np.arange(3)}, parts={"a.h5": 1, "b.h5": 2}, overlap=2)
+    two = PartedArrays({"y": np.arange(2)}, parts={"c.h5": 2}, overlap=5)
+    both = ConcatSource([one, numbered(4), two, SubsetSource(numbered(4), [1])])
+    assert [(part.name, part.samples) for part in both.parts] == [
+        ("a.h5", 1),
+        ("b.h5", 2),
+        ("sources[1]", 4),
+        ("c.h5", 2),
+        ("sources[3]", 1),
+    ]
+    assert both.overlap == 5
+    assert both.column("y").tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 1]
+    assert [part.name for part in places_of(both).parts] == [part.name for part in both.parts]
+
+
+def test_a_column_of_text_and_numbers_is_refused():
+    text, number = (
+        PartedArrays({"y": np.arange(2)}, parts={"a.h5": 2}, columns={"who": np.array(who)})
+        for who in (["p", "q"], [1, 2])
+    )
+    with pytest.raises(FormatError, match=r"'who' holds numbers in 1 of 2 .*, but in PartedArrays it does not"):
+        ConcatSource([text, SubsetSource(number, [1])]).column("who")
+
+
+def test_an_error_names_the_sample_as_the_whole_counts_it():
+    for both in (
+        ConcatSource([numbered(3), Failing(5, bad=4)]),
+        ConcatSource([numbered(6), SubsetSource(Failing(5, bad=4), [0, 4])]),
+    ):
+        with pytest.raises(CorruptError) as caught:
+            read(both, [0, 7])
+        assert caught.value.sample_id == 7
+    with pytest.raises(CorruptError) as caught:
+        read(ConcatSource([Failing(5, 1, CorruptError("?"))]), [1])
+    assert caught.value.sample_id is None
+    with pytest.raises(CorruptError) as caught:  # what was not asked for has no number that anybody knows
+        read(ConcatSource([Failing(5, 1, CorruptError("?", sample_id=3))]), [1])
+    assert caught.value.sample_id is None
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_a_subset_asks_the_whole_to_keep():
+    whole = Keeping()
+    subset = SubsetSource(whole, [9, 8, 1])
+    assert subset.prepare(np.array([2, 0]), decode=True)
+    assert not subset.prepare(np.array([1]), decode=False)
+    assert (subset.decoded_bytes(3), subset.band_bytes, subset.decodable_bytes) == (300, 7, 1000)
+    subset.keep(4, 50)()
+    subset.close()
+    assert whole.calls == [
+        ("prepare", [1, 9], True),
+        ("prepare", [8], False),
+        ("keep", 4, 50),
+        ("given back",),
+        ("close",),
+    ]
+
+
+@pytest.mark.parametrize("source", [SubsetSource(numbered(), [1]), ConcatSource([numbered()])])
+def test_what_keeps_nothing_has_nothing_to_do(source):
+    assert not source.prepare(np.array([0]), decode=True)
+    assert (source.decoded_bytes(3), source.band_bytes, source.decodable_bytes) == (0, 0, 0)
+    source.keep(4, 50)()
+
+
+def test_several_sources_share_the_cache_by_what_must_be_decoded():
+    small, large = Keeping(5, decodable=1000), Keeping(5, decodable=3000)
+    both = ConcatSource([small, numbered(5), large])
+    assert both.prepare(np.array([14, 0, 6, 11]), decode=True)
+    assert not both.prepare(np.array([1, 7]), decode=False)
+    assert (both.decoded_bytes(3), both.band_bytes, both.decodable_bytes) == (600, 7, 4000)
+    both.keep(4, 400)()
+    both.close()
+    end = [("given back",), ("close",)]
+    assert small.calls == [("prepare", [0], True), ("prepare", [1], False), ("keep", 4, 100), *end]
+    assert large.calls == [("prepare", [4, 1], True), ("keep", 4, 300), *end]
+
+
+def test_room_that_was_made_is_given_back_if_another_cannot_make_any(monkeypatch):
+    one, other = Keeping(), Keeping()
+    monkeypatch.setattr(other, "keep", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ConcatSource([one, other]).keep(1, 1)
+    assert one.calls == [("keep", 1, 0), ("given back",)]
+
+
+def test_all_are_closed_even_if_one_fails(monkeypatch):
+    one, other, last = Keeping(), Keeping(), Keeping()
+    monkeypatch.setattr(other, "close", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ConcatSource([one, other, last]).close()
+    assert one.calls == last.calls == [("close",)]
+
+
+# -- through a loader ------------------------------------------------------------------------------------------------
+
+
+def batches_of(source, **options):
+    with AsyncLoader(source, {"batch_size": 4, **options}) as loader:
+        return [batch for _ in range(2) for batch in loader]
+
+
+@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_loader_reads_subsets_with_ids_of_the_whole(shuffle, workers):
+    whole = parted(100, **{"a.h5": 50}, runs=[ChunkRun(50, 8)])
+    subset = SubsetSource(SubsetSource(whole, np.arange(50) % 3 > 0), np.arange(5, 30))
+    batches = batches_of(subset, shuffle=shuffle, workers=workers, with_ids=True)
+    ids = np.concatenate([batch["ids"].numpy() for batch in batches])
+    assert np.array_equal(ids, np.concatenate([batch["y"].numpy() for batch in batches]) - 100)
+    assert sorted(ids[:25]) == sorted(ids[25:]) == np.flatnonzero(np.arange(50) % 3 > 0)[5:30].tolist()
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_the_order_is_that_of_any_source_of_that_length(with_ids):
+    both = ConcatSource([numbered(7), numbered(6, 7)])
+    options = {"shuffle": "global", "seed": 5, "with_ids": with_ids}
+    found, expected = (batches_of(source, **options) for source in (both, numbered(13)))
+    for one, other in zip(found, expected, strict=True):
+        assert {key: value.tolist() for key, value in one.items()} == {k: v.tolist() for k, v in other.items()}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_a_loader_name_samples_as_the_whole_does(workers):
+    subset = SubsetSource(Failing(20, bad=13, error=OSError(5, "gone")), [19, 18, 17, 16, 13, 12, 11, 10])
+    options = {"shuffle": "none", "workers": workers}
+    with AsyncLoader(subset, {"batch_size": 4, **options}) as loader:
+        assert next(loader)["y"].tolist() == [19, 18, 17, 16]
+        with pytest.raises(ReadError, match=r"\(samples 13, 12, 11, … \(4 in all\)\)") as caught:
+            next(loader)
+        assert caught.value.sample_id == 13
+
+
+@pytest.fixture
+def packed(h5):
+    """Two files of packed chunks of 16 samples, in which each row is its number in the whole."""
+    numbers = np.repeat(np.arange(300)[:, None], 50, axis=1)
+    chunks = {"chunks": (16, 50), "compression": "gzip"}
+    return [
+        h5(f"{name}.h5", data={"data": numbers[begin:end], **chunks}, labels=np.arange(begin, end))
+        for name, begin, end in (("a", 0, 130), ("b", 130, 300))
+    ]
+
+
+@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
+def test_packed_files_are_read_in_part_and_together(packed, shuffle):
+    mask = np.random.default_rng(0).random(300) < 0.7
+    both = ConcatSource([HDF5Source(packed[0]), HDF5Source(packed[1])])
+    with contextlib.closing(HDF5Source(packed)) as whole, contextlib.closing(both):
+        assert both.chunks == whole.chunks
+        assert isinstance(both, KeepingSource)
+        for source, own in ((SubsetSource(whole, mask), np.flatnonzero(mask)), (both, np.arange(300))):
+            batches = batches_of(source, shuffle=shuffle, workers=2, with_ids=True, cache_bytes=10_000)
+            for data, labels, ids in batches:
+                assert np.array_equal(labels, ids)
+                assert np.array_equal(data, np.repeat(np.asarray(labels)[:, None], 50, axis=1))
+            seen = np.concatenate([ids for *_, ids in batches])
+            assert np.array_equal(np.sort(seen), np.repeat(own, 2))
+
+
+def test_each_stored_chunk_of_a_subset_is_decoded_once(packed, monkeypatch):
+    real, decoded = IndexedBands.decoded, []
+    monkeypatch.setattr(
+        IndexedBands, "decoded", lambda self, number: decoded.append((self, number)) or real(self, number)
+    )
+    mask = np.random.default_rng(0).random(300) < 0.7
+    options = {"batch_size": 4, "shuffle": "chunk", "shuffle_chunks": 3, "workers": 0}
+    with contextlib.closing(HDF5Source(packed)) as whole, AsyncLoader(SubsetSource(whole, mask), options) as loader:
+        list(loader)
+    assert len(decoded) == len(set(decoded)) == 9 + 11

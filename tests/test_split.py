@@ -1,0 +1,491 @@
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lit_async_data.sources.split as module
+from lit_async_data import AsyncLoader, ConcatSource, SubsetSource, split
+from lit_async_data.errors import ConfigError
+from lit_async_data.permutation import derived_key
+from lit_async_data.sources.groups import groups_of, hashed
+from lit_async_data.sources.places import places_of
+from lit_async_data.testing import ArraySource, PartedArrays
+
+HALVES = {"train": 0.5, "val": 0.5}
+THREE = {"train": 0.6, "val": 0.2, "test": 0.2}
+
+
+def numbered(length=100, **arrays):
+    return ArraySource({"y": np.arange(length), **arrays})
+
+
+def parted(parts, overlap=0, **columns):
+    return PartedArrays({"y": np.arange(sum(parts.values()))}, parts=parts, overlap=overlap, columns=columns)
+
+
+def files(count, samples=3):
+    return {f"{number:03}.h5": samples for number in range(count)}
+
+
+def side_of(sides, length):
+    """The side of each sample; None where it is unused, an error where there are two."""
+    side = [None] * length
+    for name, subset in sides.items():
+        for sample in subset.samples.tolist():
+            assert side[sample] is None
+            side[sample] = name
+    return side
+
+
+def side_by_hand(fractions, key):
+    """Where a 64-bit key falls, if the fractions lie one after the other from 0 on."""
+    end = 0.0
+    for name, share in fractions.items():
+        end += share
+        if key / 2**64 < end:
+            return name
+    return None
+
+
+def hash_of(name):
+    return int(hashed([name])[0])
+
+
+# -- fractions and seed ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fractions", "message"),
+    [
+        ({}, r"\{\} is not a mapping of names to fractions"),
+        ([0.8, 0.2], r"\[0.8, 0.2\] is not a mapping"),
+        (None, "None is not a mapping"),
+        ({"": 0.5}, "'' is not the name of a side"),
+        ({1: 0.5}, "1 is not the name of a side"),
+        ({"train": 0}, "train = 0 is not a fraction"),
+        ({"train": -0.1}, "train = -0.1 is not"),
+        ({"train": 1.1}, "train = 1.1 is not"),
+        ({"train": 80, "val": 20}, "train = 80 is not"),
+        ({"train": float("nan")}, "train = nan is not"),
+        ({"train": True}, "train = True is not"),
+        ({"train": "0.8"}, "train = '0.8' is not"),
+        ({"train": 0.8, "val": 0.21}, "add up to 1.01, which is more than 1"),
+        ({"train": 0.8, "val": 0.2 + 1e-8}, "add up to 1, which is more than 1"),
+    ],
+)
+def test_wrong_fractions_are_refused(fractions, message):
+    with pytest.raises(ConfigError, match=f"^split: .*{message}"):
+        split(numbered(), fractions)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5, True, "0", None])
+def test_a_wrong_seed_is_refused(seed):
+    with pytest.raises(ConfigError, match=f"^seed: {seed!r} is not"):
+        split(numbered(), HALVES, seed=seed)
+
+
+def test_what_is_no_source_cannot_be_split():
+    with pytest.raises(ConfigError, match=r"^source: 'a\.h5' is not a source"):
+        split("a.h5", HALVES)
+
+
+@pytest.mark.parametrize("fractions", [{"a": 0.7, "b": 0.2, "c": 0.1}, {"a": 0.1, "b": 0.7, "c": 0.2 + 5e-10}])
+def test_fractions_that_are_1_up_to_rounding_leave_nothing_over(fractions):
+    edges = module._edges(fractions)
+    assert edges[-1] == 1.0
+    # The largest key of all is on the last side.
+    assert module._drawn(edges, np.array([0, 2**64 - 1], np.uint64)).tolist() == [0, 2]
+
+
+def test_a_key_on_an_edge_belongs_to_the_next_side():
+    edges = module._edges({"a": 0.5, "b": 0.25})
+    keys = np.array([2**63 - 2**11, 2**63, 2**63 + 2**62 - 2**11, 2**63 + 2**62], np.uint64)
+    assert module._drawn(edges, keys).tolist() == [0, 1, 1, module.UNUSED]
+
+
+# -- by sample -------------------------------------------------------------------------------------------------------
+
+fractions_of_some_sides = st.lists(st.integers(1, 10), min_size=1, max_size=4).flatmap(
+    lambda weights: st.integers(sum(weights), 2 * sum(weights)).map(
+        lambda whole: {f"side{number}": weight / whole for number, weight in enumerate(weights)}
+    )
+)
+
+
+@given(st.integers(1, 6), fractions_of_some_sides, st.integers(0, 2**63 - 1))
+def test_every_sample_is_on_the_side_of_its_hash(count, fractions, seed):
+    source = parted(files(count, samples=60))
+    sides = split(source, fractions, seed=seed)
+    expected = [
+        side_by_hand(fractions, derived_key(derived_key(seed, hash_of(part.name)), row))
+        for part in source.parts
+        for row in range(part.samples)
+    ]
+    assert side_of(sides, len(source)) == expected
+    assert sides.overlap == 0
+    assert None not in expected or sum(fractions.values()) < 1
+    assert all(subset.group_codes is None for subset in sides.values())
+    assert all((np.diff(subset.samples) > 0).all() for subset in sides.values())
+
+
+def test_samples_of_files_that_are_added_move_nothing():
+    few = {"b.h5": 50, "d.h5": 50}
+    more = {"a.h5": 30, "b.h5": 50, "c.h5": 20, "d.h5": 50}
+    before = side_of(split(parted(few), HALVES), 100)
+    after = side_of(split(parted(more), HALVES), 150)
+    assert after[30:80] + after[100:] == before
+
+
+def test_a_subset_and_a_concatenation_draw_the_samples_of_a_file_alike():
+    whole = parted({"a.h5": 100, "b.h5": 100})
+    drawn = side_of(split(whole, HALVES), 200)
+    some = np.arange(150, 20, -3)
+    assert side_of(split(SubsetSource(whole, some), HALVES), len(some)) == [drawn[sample] for sample in some]
+    both = ConcatSource([parted({"b.h5": 100}), parted({"a.h5": 100})])
+    assert side_of(split(both, HALVES), 200) == drawn[100:] + drawn[:100]
+
+
+def test_a_sample_that_is_there_twice_comes_to_one_side():
+    source = SubsetSource(numbered(50), np.repeat(np.arange(50), 2))
+    sides = split(source, HALVES)
+    side = side_of(sides, 100)
+    assert side[::2] == side[1::2]
+    assert sides.overlap == 0
+
+
+def test_another_seed_draws_otherwise_and_fractions_are_met():
+    source = numbered(20_000)
+    one, other = (split(source, THREE, seed=seed) for seed in (0, 1))
+    for sides in (one, other):
+        assert [len(side) / 20_000 for side in sides.values()] == pytest.approx([0.6, 0.2, 0.2], abs=0.02)
+    both = np.intersect1d(one["train"].samples, other["train"].samples).size
+    assert both / 20_000 == pytest.approx(0.36, abs=0.02)
+
+
+def test_samples_that_share_values_are_not_drawn_one_by_one():
+    with pytest.raises(ConfigError, match=r"^groups: .*9 after them.* groups='file' .*groups='time'"):
+        split(parted(files(2, 50), overlap=9), HALVES)
+    with pytest.raises(ConfigError, match="another side; groups='time'"):
+        split(parted(files(1, 50), overlap=9), HALVES)
+
+
+# -- by group --------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(-5, 30), min_size=8, max_size=80), fractions_of_some_sides, st.integers(0, 2**63 - 1))
+def test_no_group_is_on_two_sides_and_each_where_its_hash_says(values, fractions, seed):
+    expected = [side_by_hand(fractions, derived_key(seed, hash_of(str(value)))) for value in values]
+    if not set(fractions) <= set(expected):
+        with pytest.raises(ConfigError, match=f"of {len(set(values))} group"):
+            split(numbered(len(values)), fractions, groups=values, seed=seed)
+        return
+    sides = split(numbered(len(values)), fractions, groups=values, seed=seed)
+    assert side_of(sides, len(values)) == expected
+    assert sides.overlap == 0
+    codes = {}
+    for side in sides.values():
+        for code, sample in zip(side.group_codes.tolist(), side.samples.tolist()):
+            assert codes.setdefault(code, values[sample]) == values[sample]
+    assert len(codes) == len(set(codes.values()))
+
+
+KINDS = [
+    np.array,
+    lambda values: np.array(values, np.uint8),
+    lambda values: np.array(values, float),
+    lambda values: np.array(values, object),
+    lambda values: [str(value) for value in values],
+    lambda values: np.array([str(value) for value in values], "S"),
+    lambda values: np.array([str(value) for value in values], np.dtypes.StringDType()),
+    lambda values: np.array([str(value).encode() for value in values], object),
+    lambda values: np.array([np.int16(value) for value in values], object),
+    lambda values: np.ma.array(values, mask=False),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_told_apart_by_their_text(kind):
+    values = [12, 7, 7, 103, 12, 0, 55, 103, 8, 9]
+    expected = side_of(split(numbered(10), HALVES, groups=values), 10)
+    assert set(expected) == {"train", "val"}
+    assert side_of(split(numbered(10), HALVES, groups=kind(values)), 10) == expected
+
+
+def test_true_and_false_are_groups():
+    values = np.arange(10) % 2 == 0
+    assert groups_of(numbered(10), values, places_of(numbered(10))).names == ["0", "1"]
+
+
+def test_text_that_is_not_utf8_is_a_group_too():
+    values = np.array([b"\xff", b"a", b"\xfe"])
+    names = groups_of(numbered(3), values, places_of(numbered(3))).names
+    assert len(set(hashed(names).tolist())) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.arange(9), "9 values for 10 samples"),
+        (np.arange(11), "11 values for 10 samples"),
+        (np.zeros((10, 1), int), r"has the shape \(10, 1\)"),
+        (np.arange(10) + 0.5, "type float64"),
+        (np.arange(10) * 1e300, "type float64"),
+        (np.arange(10).astype("M8[s]"), r"type datetime64\[s\]"),
+        (np.array([1.5] * 10, object), "1.5 is neither a whole number nor text"),
+    ],
+)
+def test_values_that_name_no_groups_are_refused(values, message):
+    with pytest.raises(ConfigError, match=f"^groups: .*{message}"):
+        split(numbered(10), HALVES, groups=values)
+
+
+class NAType:
+    """As pandas calls what is not there."""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([1, 2, np.nan, np.nan]),
+        np.array(["a", "b", None, None], object),
+        np.array(["a", "b", float("nan"), None], object),
+        np.array(["a", "b", NAType(), None], object),
+        np.ma.array([1, 2, 3, 4], mask=[False, False, True, True]),
+        np.array(["2020-01-01", "2020-01-01", "NaT", "NaT"], "M8[D]"),
+    ],
+)
+def test_a_sample_without_a_value_is_named(values):
+    source = SubsetSource(parted({"a.h5": 10}), [9, 8, 7, 6])
+    with pytest.raises(
+        ConfigError, match=r"no value \(.*\) for sample 7 \(row 7 of files/a\.h5\), nor for 1 more;"
+    ) as caught:
+        split(source, HALVES, groups=values)
+    assert (caught.value.sample_id, caught.value.row, caught.value.file) == (7, 7, "files/a.h5")
+
+
+def test_groups_may_be_named_by_a_column_or_a_key():
+    who = np.array([f"dog {number}" for number in range(20)])
+    source = parted(files(5, 4), who=who)
+    assert side_of(split(source, HALVES, groups="who"), 20) == side_of(split(source, HALVES, groups=who), 20)
+    plain = numbered(20, dog=np.arange(20) // 2)
+    by_key = split(SubsetSource(plain, np.arange(19, -1, -1)), HALVES, groups="dog")
+    assert side_of(by_key, 20) == side_of(split(plain, HALVES, groups=np.arange(20) // 2), 20)[::-1]
+    assert by_key.described.startswith("split by dog, seed 0: ")
+
+
+def test_an_unknown_name_lists_what_there_is():
+    with pytest.raises(ConfigError, match=r"^groups: 'fiel' is neither file, file:REGEX, group, time, .*array of 20"):
+        split(parted(files(5, 4)), HALVES, groups="fiel")
+    with pytest.raises(ConfigError, match=r"^groups: 'fiel' .*those that there are: y\)"):
+        split(numbered(20), HALVES, groups="fiel")
+
+
+# -- by file and by group in a file ----------------------------------------------------------------------------------
+
+NESTED = {f"{file}.h5:/{group}": 2 for file in range(8) for group in ("left", "right")}
+
+
+def test_by_file_its_groups_stay_together():
+    sides = split(parted(NESTED), HALVES, groups="file")
+    expected = [side_by_hand(HALVES, derived_key(0, hash_of(f"{file}.h5"))) for file in range(8)]
+    assert set(expected) == set(HALVES)
+    assert side_of(sides, 32) == np.repeat(expected, 4).tolist()
+    assert "of 8 groups" in sides.described
+
+
+def test_by_group_each_is_drawn_by_itself():
+    sides = split(parted(NESTED), HALVES, groups="group")
+    expected = [side_by_hand(HALVES, derived_key(0, hash_of(name))) for name in NESTED]
+    assert side_of(sides, 32) == np.repeat(expected, 2).tolist()
+    assert "of 16 groups" in sides.described
+
+
+@pytest.mark.parametrize(("groups", "end"), [("file", ""), ("group", ""), (r"file:\d\d\d", ".h5")])
+@given(st.sets(st.integers(0, 30), min_size=10, max_size=15), st.sets(st.integers(0, 30), min_size=1))
+def test_parts_that_are_added_move_nothing(groups, end, before, added):
+    sides = []
+    for numbers in (before, before | added):
+        parts = {f"{number:03}.h5": 2 for number in sorted(numbers)}
+        expected = [side_by_hand(HALVES, derived_key(0, hash_of(name.removesuffix(end)))) for name in parts]
+        if len(set(expected)) < 2:
+            with pytest.raises(ConfigError, match="nothing comes to"):
+                split(parted(parts), HALVES, groups=groups)
+            return
+        found = side_of(split(parted(parts), HALVES, groups=groups), 2 * len(parts))
+        assert found == np.repeat(expected, 2).tolist()
+        sides.append(dict(zip(parts, found[::2])))
+    assert {name: sides[1][name] for name in sides[0]} == sides[0]
+
+
+def test_files_are_named_by_what_an_expression_finds():
+    parts = {f"day{day}/dog{dog}.h5": 2 for day in range(3) for dog in range(6)}
+    for expression in (r"dog\d", r"/dog(\d)\.", r"dog(\d)(\.h5)"):
+        side = side_of(split(parted(parts), HALVES, groups=f"file:{expression}"), 36)
+        assert side[:12] == side[12:24] == side[24:]
+    named = groups_of(parted(parts), r"file:dog(\d)", places_of(parted(parts)))
+    assert named.names == list("012345")
+    assert groups_of(parted(parts), r"file:dog\d", places_of(parted(parts))).names[1] == "dog1"
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ("file:dog", "'dog' is not found in files/cat.h5"),
+        (r"file:(dog)|cat", "is not found in files/cat.h5"),
+        ("file:(", r"'\(' is no regular expression: missing \)"),
+    ],
+)
+def test_an_expression_that_fits_no_file_is_refused(groups, message):
+    with pytest.raises(ConfigError, match=f"^groups: .*{message}"):
+        split(parted({"dog.h5": 2, "cat.h5": 2}), HALVES, groups=groups)
+
+
+@pytest.mark.parametrize("groups", ["file", "group", "file:a"])
+def test_a_source_that_knows_no_files_has_none_to_split_by(groups):
+    with pytest.raises(ConfigError, match=f"^groups: '{groups}' needs a source that knows its files"):
+        split(SubsetSource(numbered(), [1, 2]), HALVES, groups=groups)
+
+
+def test_files_of_which_nothing_is_left_are_not_counted():
+    source = SubsetSource(parted(files(10, 2)), np.arange(12))
+    sides = split(source, HALVES, groups="file")
+    assert "of 6 groups" in sides.described
+    assert sorted({*sides["train"].group_codes, *sides["val"].group_codes}) == list(range(6))
+
+
+# -- by time ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(30, 80), min_size=1, max_size=4),
+    st.integers(0, 8),
+    st.sampled_from([{"a": 1.0}, HALVES, THREE, {"a": 0.5, "b": 0.25}]),
+)
+def test_stretches_share_no_values(lengths, overlap, fractions):
+    source = parted({f"{number}.h5": length for number, length in enumerate(lengths)}, overlap=overlap)
+    sides = split(source, fractions, groups="time")
+    side, begin = side_of(sides, len(source)), 0
+    for length in lengths:
+        own = side[begin : begin + length]
+        begin += length
+        seen = [name for number, name in enumerate(own) if name and name not in own[:number]]
+        assert seen == list(fractions)
+        gaps = (len(fractions) - 1) * overlap
+        for name, share in fractions.items():
+            places = [number for number, one in enumerate(own) if one == name]
+            assert places == list(range(places[0], places[-1] + 1)), "a stretch"
+            assert len(places) == pytest.approx(share * (length - gaps), abs=1)
+        for one, other in itertools.pairwise(seen):
+            last = max(number for number, name in enumerate(own) if name == one)
+            assert own.index(other) == last + overlap + 1
+        if sum(fractions.values()) == 1:
+            assert None not in (own[0], own[-1])
+    assert sides.overlap == 0
+
+
+@given(st.lists(st.integers(0, 79), min_size=40, max_size=120), st.integers(0, 3))
+def test_the_gap_is_kept_in_any_order_and_with_holes(samples, overlap):
+    source = SubsetSource(parted({"a.h5": 40, "b.h5": 40}, overlap=overlap), samples)
+    lengths = [len({sample for sample in samples if begin <= sample < begin + 40}) for begin in (0, 40)]
+    if any(0 < length < overlap + 2 for length in lengths):
+        with pytest.raises(ConfigError, match="too short"):
+            split(source, HALVES, groups="time")
+        return
+    sides = split(source, HALVES, groups="time")
+    for begin in (0, 40):
+        train, val = (
+            [sample for sample in source.samples[side.samples].tolist() if begin <= sample < begin + 40]
+            for side in sides.values()
+        )
+        assert bool(train) == bool(val)
+        assert not train or max(train) + overlap < min(val)
+
+
+def test_parts_that_are_too_short_are_named():
+    parts = {"a.h5": 50, "b.h5": 6, "c.h5": 50, "d.h5": 1, "e.h5": 1, "f.h5": 1}
+    with pytest.raises(ConfigError, match=r"^split: .* train, val with gaps of 5 samples: b\.h5 \(6 samples\), d\.h5"):
+        split(parted(parts, overlap=5), HALVES, groups="time")
+    with pytest.raises(ConfigError, match=r"e\.h5 \(1 sample\) and 1 more; leave them out"):
+        split(parted(parts, overlap=5), HALVES, groups="time")
+    with pytest.raises(ConfigError, match=r"the source \(2 samples\)"):
+        split(numbered(2), THREE, groups="time")
+    assert len(split(parted({"a.h5": 7}, overlap=5), HALVES, groups="time")) == 2
+
+
+# -- what is said ----------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_side_says_of_how_many():
+    with pytest.raises(ConfigError, match=r"^split: nothing comes to '(train|val)', of 1 group \(the array given\)"):
+        split(numbered(10), HALVES, groups=[0] * 10)
+    with pytest.raises(ConfigError, match=r"^split: nothing comes to '(train|val)', of 1 sample in all"):
+        split(numbered(1), HALVES)
+
+
+def test_what_was_split_is_said_once(caplog):
+    with caplog.at_level(logging.INFO):
+        sides = split(numbered(1000), {"train": 0.5, "val": 0.25}, groups=np.arange(1000) // 5, seed=3)
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert caplog.messages == [f"ArraySource: {sides.described}"]
+    train, val = (len(side) for side in sides.values())
+    unused = 1000 - train - val
+    assert sides.described == (
+        f"split by the array given, seed 3: train {train / 1000:.2f} ({train // 5} of 200 groups, {train} samples), "
+        f"val {val / 1000:.2f} ({val // 5} of 200 groups, {val} samples), "
+        f"unused {unused / 1000:.2f} ({unused} samples); overlap 0"
+    )
+
+
+def test_large_numbers_are_written_so_that_they_can_be_read():
+    assert "train 1.00 (12,345 samples); overlap 0" in split(numbered(12_345), {"train": 1}).described
+    assert split(numbered(10), HALVES, groups="time").described.startswith("split by time: train 0.50 (5 samples)")
+
+
+def test_values_that_are_shared_in_spite_of_groups_are_counted_and_warned_of(caplog):
+    source = parted({"a.h5": 100, "b.h5": 100}, overlap=2)
+    values = np.arange(200) // 10
+    sides = split(source, HALVES, groups=values)
+    side = side_of(sides, 200)
+    near = sum(one != other for one, other in itertools.pairwise(side)) - (side[99] != side[100])
+    assert near > 0
+    assert sides.overlap == near
+    assert f"overlap {near} samples with values that another side has too" in sides.described
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_an_overlap_would_be_noticed():
+    """No split makes one; so sides are made that have one."""
+    source = numbered(10)
+    result = module.Split(
+        train=SubsetSource(source, [0, 1, 2], group_codes=[0, 0, 1]),
+        val=SubsetSource(source, [2, 3, 4], group_codes=[1, 2, 2]),
+    )
+    groups = module.Groups(np.zeros(10, int), ["a", "b", "c"], "dog")
+    module._describe(result, source, places_of(source), "by dog", groups)
+    assert result.overlap == 2
+    assert "overlap 1 group on two sides, 1 sample with values that another side has too" in result.described
+
+
+def test_a_split_can_be_pickled():
+    sides = split(numbered(), HALVES, groups="time")
+    copy = pickle.loads(pickle.dumps(sides))
+    assert copy.described == sides.described
+    assert copy["val"].samples.tolist() == sides["val"].samples.tolist()
+
+
+@pytest.mark.parametrize("shuffle", ["none", "global"])
+def test_loaders_of_the_sides_see_every_sample_once(shuffle):
+    sides, seen = split(numbered(103), THREE), Counter()
+    for side in sides.values():
+        with AsyncLoader(side, {"batch_size": 8, "shuffle": shuffle, "with_ids": True}) as loader:
+            for batch in loader:
+                assert batch["y"].tolist() == batch["ids"].tolist()
+                seen.update(batch["ids"].tolist())
+    assert seen == Counter(range(103))
