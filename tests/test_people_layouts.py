@@ -35,6 +35,11 @@ def stored(values, storage="contiguous", **more):
     return arguments
 
 
+def in_every_way(values, name="{}"):
+    """The same values once for each kind of storage, for one file."""
+    return {name.format(storage): stored(values, storage) for storage in STORAGE}
+
+
 def numbers(shape, dtype="i4"):
     """No two alike, as far as the type reaches."""
     return (np.arange(np.prod(shape)).reshape(shape) * 7 % 120).astype(dtype)
@@ -83,14 +88,14 @@ def test_a_wrong_value_in_a_field_names_it(h5, wrong, said):
 # -- column ------------------------------------------------------------------------------------------------------------
 
 
-@storages
 @pytest.mark.parametrize("dtype", ["u1", "i2", ">i4", "i8", "f4", ">f8", "?"])
-def test_a_column_is_one_value_per_sample(h5, storage, dtype):
-    path = h5(labels=stored(numbers((ROWS, 4), dtype), storage))
-    model = check(path, {"first": Field("labels", column=0), "last": Field("labels", column=3)})
+def test_a_column_is_one_value_per_sample(h5, dtype):
+    path = h5(**in_every_way(numbers((ROWS, 4), dtype)))
     native = np.dtype(dtype).newbyteorder("=")
-    assert model.values["last"].dtype == (np.int64 if native.kind in "iu" else native)
-    assert model.values["last"].tolist() == numbers((ROWS, 4), dtype)[:, 3].tolist()
+    for storage in STORAGE:
+        model = check(path, {"first": Field(storage, column=0), "last": Field(storage, column=3)})
+        assert model.values["last"].dtype == (np.int64 if native.kind in "iu" else native)
+        assert model.values["last"].tolist() == numbers((ROWS, 4), dtype)[:, 3].tolist()
 
 
 def test_a_column_of_a_table_whose_chunks_cut_its_columns_is_read(h5):
@@ -109,8 +114,6 @@ def test_a_column_that_is_not_there_is_refused(h5, shape, column):
 # -- dtype -------------------------------------------------------------------------------------------------------------
 
 
-@storages
-@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 3), (ROWS, 2, 4)], ids=str)
 @pytest.mark.parametrize(
     ("of", "to"),
     [
@@ -128,10 +131,15 @@ def test_a_column_that_is_not_there_is_refused(h5, shape, column):
         ("f4", ">f4"),
     ],
 )
-def test_values_are_cast(h5, storage, shape, of, to):
-    path = h5(data=stored(numbers(shape, of), storage))
-    model = check(path, {"x": Field("data", dtype=to)})
-    assert model.values["x"].dtype == np.dtype(to).newbyteorder("=")
+def test_values_are_cast(h5, of, to):
+    shapes = {"alone {}": (ROWS,), "rows {}": (ROWS, 3), "tables {}": (ROWS, 2, 4)}
+    names = [in_every_way(numbers(shape, of), name) for name, shape in shapes.items()]
+    datasets = {key: values for each in names for key, values in each.items()}
+    path = h5(**datasets)
+    model = check(path, {name: Field(name, dtype=to) for name in datasets})
+    assert {values.dtype for values in model.values.values()} == {np.dtype(to).newbyteorder("=")}
+    for name in shapes:  # as the only field, which may then be read in a way of its own
+        check(path, {"x": Field(name.format("contiguous"), dtype=to)})
 
 
 @pytest.mark.parametrize("to", ["int8", "uint8", "int32", "uint64"])
@@ -154,7 +162,6 @@ def test_arrays_of_the_narrower_type_are_filled_as_stored(h5, of):
 AT = 13  # the row with a bad value
 
 
-@storages
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 3)], ids=str)
 @pytest.mark.parametrize(
     ("of", "bad", "to"),
@@ -177,15 +184,16 @@ AT = 13  # the row with a bad value
         ("u2", 2**15, "int16"),
     ],
 )
-def test_a_value_that_a_type_does_not_hold_is_refused_when_its_row_is_read(h5, storage, shape, of, bad, to):  # noqa: PLR0917
+def test_a_value_that_a_type_does_not_hold_is_refused_when_its_row_is_read(h5, shape, of, bad, to):
     values = numbers(shape, of)
     values.reshape(ROWS, -1)[AT, -1] = bad
-    path, fields = h5(data=stored(values, storage)), {"x": Field("data", dtype=to)}
-    error = refused_when_read(SourceError, [path, "data", AT], path, fields, [2, AT, 7])
-    assert error.row in (None, AT)
-    others = np.delete(np.arange(ROWS), AT)
-    with contextlib.closing(HDF5Source(path, fields)) as source:
-        assert_same(read(source, others)["x"], values[others].astype(to))
+    path, others = h5(**in_every_way(values)), np.delete(np.arange(ROWS), AT)
+    for storage in STORAGE:
+        fields = {"x": Field(storage, dtype=to)}
+        error = refused_when_read(SourceError, [path, storage, AT], path, fields, [2, AT, 7])
+        assert error.row in (None, AT)
+        with contextlib.closing(HDF5Source(path, fields)) as source:
+            assert_same(read(source, others)["x"], values[others].astype(to))
 
 
 @pytest.mark.parametrize(
@@ -264,16 +272,17 @@ HOLES = numbers((ROWS, 3))
 HOLES[4, 1] = HOLES[11] = 121
 
 
-@storages
 @pytest.mark.parametrize("of", DELIVERED)
 @pytest.mark.parametrize("as_array", [False, True])
-def test_packed_values_are_unpacked(h5, storage, of, as_array):
-    path = h5(data=stored(HOLES.astype(of), storage))
+def test_packed_values_are_unpacked(h5, of, as_array):
+    path = h5(**in_every_way(HOLES.astype(of)))
     given = {"scale_factor": np.float64(0.01), "add_offset": np.float64(20.5), "_FillValue": np.array(121, of)[()]}
-    set_attributes(path, "data", **{key: np.array([value]) if as_array else value for key, value in given.items()})
-    model = check(path, {"x": Field("data", unpack=True)}, close=True)
-    assert model.values["x"].dtype == DELIVERED[of]
-    assert (np.isnan(model.values["x"]) == (HOLES == 121)).all()
+    for storage in STORAGE:
+        set_attributes(path, storage, **{key: np.array([value]) if as_array else value for key, value in given.items()})
+    model = check(path, {storage: Field(storage, unpack=True) for storage in STORAGE}, close=True)
+    for values in model.values.values():
+        assert values.dtype == DELIVERED[of]
+        assert (np.isnan(values) == (HOLES == 121)).all()
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,10 @@ def test_the_model_unpacks_as_one_would_by_hand():
 
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("window", [(0, 4), (-3, 9), (0, 17), (5, 6), 3])
-def test_a_window_is_the_rows_around_an_anchor(h5, storage, layout, window):
+def test_a_window_is_the_rows_around_an_anchor(h5, storage, layout):
     path = h5(data=stored(layout, storage))
-    span = window if isinstance(window, tuple) else (window, window + 1)
-    for stride in (1, 5):
+    for window, stride in [((0, 4), 1), ((-3, 9), 1), ((-3, 9), 5), ((0, 17), 2), ((5, 6), 5), (3, 1)]:
+        span = window if isinstance(window, tuple) else (window, window + 1)
         model = check(path, {"x": Field("data", window=window)}, layout=layout, stride=stride)
         first = max(0, -span[0])
         assert len(model) == len(range(first, SIZES["N"] - span[1] + 1, stride))
@@ -318,7 +317,7 @@ def patients(h5, name="x.h5", counts={1: 4, 2: 5, 10: 3}, prefix="", first=0):  
         datasets[f"{prefix}patient_{number}/label"] = values
         datasets[f"{prefix}patient_{number}/signal"] = {
             "data": np.repeat(values[:, None], 3, axis=1).astype("f4"),
-            "chunks": (2, 3),
+            "chunks": (min(2, count), 3),
             "compression": "gzip",
         }
     return h5(name, **datasets)
