@@ -495,10 +495,14 @@ def test_rows_may_be_chosen(h5, storage, rows):
 
 def test_chosen_rows_of_parts_are_counted_over_all_of_them(h5):
     path = patients(h5)
-    for rows in (np.array([3, 4, 11]), np.array([11, 4, 3, 0, 9]), np.isin(np.arange(12), [0, 8, 9])):
+    for rows in (np.array([3, 4, 11]), np.array([3, 0, 4, 11, 9]), np.isin(np.arange(12), [0, 8, 9])):
         check(path, FIELDS, group="patient_*", rows=rows)
-    model = check(path, FIELDS, group="patient_*", rows=np.array([9, 4, 3]))
-    assert model.values["y"].tolist() == [1000, 200, 103]
+    model = check(path, FIELDS, group="patient_*", rows=np.array([3, 4, 9]))
+    assert model.values["y"].tolist() == [103, 200, 1000]
+
+
+def test_chosen_rows_that_go_back_to_an_earlier_part_point_to_a_subset(h5):
+    refused(ConfigError, ["rows", "SubsetSource"], patients(h5), FIELDS, group="patient_*", rows=np.array([9, 4, 3]))
 
 
 def test_chosen_rows_in_the_file_are_those_of_each_part(h5):
@@ -616,8 +620,8 @@ def test_only_the_fields_asked_for_are_filled(h5):
 def test_a_pickled_source_keeps_everything(h5):
     path = patients(h5)
     fields = {"x": Field("signal", window=(0, 2), dtype="float64"), "y": Field("label", dtype="int16")}
-    model = Model(path, fields, group="patient_*", rows=np.array([9, 0, 6]))
-    with contextlib.closing(HDF5Source(path, fields, group="patient_*", rows=np.array([9, 0, 6]))) as source:
+    model = Model(path, fields, group="patient_*", rows=np.array([0, 6, 9]))
+    with contextlib.closing(HDF5Source(path, fields, group="patient_*", rows=np.array([0, 6, 9]))) as source:
         read(source, [0])
         with contextlib.closing(pickle.loads(pickle.dumps(source))) as copied:
             assert copied.spec == source.spec
@@ -662,7 +666,7 @@ WARD = {
     "stride alone": {"fields": {"x": "audio", "age": Field("age", via="night")}, "stride": 3},
     "mask": {"fields": {"x": "eeg", "y": "stage"}, "layout": "CN", "rows": "train"},
     "indices": {"fields": {"x": Field("audio", window=(-3, 1)), "y": "stage"}, "rows": "order"},
-    "rows": {"fields": EEG, "layout": "CN", "rows": np.array([110, 2, 3, 60, 42, 73, 17, 90, 11])},
+    "rows": {"fields": EEG, "layout": "CN", "rows": np.array([3, 2, 11, 17, 42, 60, 73, 90, 110])},
     "many": {
         "fields": {
             "eeg": Field("eeg", window=(0, 9), dtype="float32"),

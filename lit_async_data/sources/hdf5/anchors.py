@@ -57,11 +57,6 @@ class Anchors:
             return samples
         return self.first + samples * self.stride
 
-    def sample(self, row: int, among: Indices) -> int | None:
-        """The first of these samples that lies at a row; None if none does."""
-        found = np.flatnonzero(self.rows(among) == row)
-        return int(among[found[0]]) if found.size else None
-
     def overlap(self, length: int) -> int:
         """How many of the samples behind it share rows with one, if each takes this many rows."""
         if self.chosen is None:

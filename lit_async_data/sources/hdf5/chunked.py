@@ -51,7 +51,7 @@ class ChunkedReader(Reader):
         Raises:
             CorruptError: A chunk does not decode to exactly its bytes; names the chunk.
         """
-        missing = self._kept.taken(rows, out, lambda values: labels(values, self._stored, out.dtype))
+        missing = self._kept.taken(rows, out, lambda values, which: labels(values, self._stored, out.dtype, which))
         if missing is None:
             return
         if self.bands.cold:
@@ -76,7 +76,7 @@ class ChunkedReader(Reader):
             self._kept.put(number, band)
             for piece in which.tolist():
                 begin, end, first = int(begins[piece]), int(ends[piece]), int(firsts_out[piece])
-                out[first : first + end - begin] = labels(band[begin:end], self._stored, out.dtype)
+                out[first : first + end - begin] = band[begin:end]
 
     def _decoded(self, wanted: list[tuple[int, Indices]]) -> Iterator[tuple[int, Array, Indices]]:
         """Bands as they come to be there, with what each is wanted for."""
@@ -135,9 +135,10 @@ class ChunkedReader(Reader):
         self._kept.put(number, band)
         if len(where) == 1:
             at = int(where[0])
-            out[at] = labels(band[int(rows[at]) - number * self.rows], self._stored, out.dtype)
+            inside = int(rows[at]) - number * self.rows
+            out[at] = labels(band[inside : inside + 1], self._stored, out.dtype, rows[at : at + 1])[0]
         else:
-            out[where] = labels(band[rows[where] - number * self.rows], self._stored, out.dtype)
+            out[where] = labels(band[rows[where] - number * self.rows], self._stored, out.dtype, rows[where])
 
 
 def _by_band(numbers: Indices) -> list[tuple[int, Indices]]:

@@ -86,6 +86,7 @@ class Conversion:
         table: Where values are looked up, or None where they are what is wanted.
         packing: How they are packed, or None.
         classes: How many values there may be: 0, 1, …; None for any.
+        windowed: Whether each sample takes rows that follow each other, on axis 1 of its values.
     """
 
     file: str
@@ -94,13 +95,14 @@ class Conversion:
     table: Array | None = None
     packing: Packing | None = None
     classes: int | None = None
+    windowed: bool = False
 
     def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
         """Convert the values of some samples.
 
         Args:
             values: As stored, in native byte order; shape (n, …).
-            rows: The row of each sample, for messages; int64, shape (n,).
+            rows: The first row of each sample, for messages; int64, shape (n,).
             dtype: Of what is to come out.
 
         Raises:
@@ -145,7 +147,7 @@ class Conversion:
         if not wrong.any():
             return
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        row = int(rows[place[0]])
+        row = int(rows[place[0]]) + (int(place[1]) if self.windowed else 0)
         raise FormatError(
             f"{self.file}:/{self.dataset.strip('/')}, row {row}: {values[place]} {why}; correct the file, or leave "
             "such rows out with rows=",

@@ -176,13 +176,13 @@ class KeptBands:
         first = int(kept[1][number]) * self._rows
         return kept[0][first : first + self._rows]
 
-    def taken(self, rows: Indices, out: Array, check: Callable[[Array], Array]) -> Indices | None:
+    def taken(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
         """Copy those of these rows that are kept.
 
         Args:
             rows: Which rows.
             out: Where all of them go.
-            check: Called with values whose type is not that of ``out``.
+            check: Called with values whose type is not that of ``out``, and their rows.
 
         Returns:
             Places of the rows that are not there; None if all are.
@@ -199,7 +199,7 @@ class KeptBands:
             table.take(wanted, axis=0, out=out, mode="clip")
             return None
         if there.any():
-            out[there] = check(table[wanted[there]])
+            out[there] = check(table[wanted[there]], rows[there])
         return None if there.all() else np.flatnonzero(~there)
 
     def put(self, number: int, band: Array) -> None:

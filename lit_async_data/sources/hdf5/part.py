@@ -80,6 +80,13 @@ class StoredPart:
         spans = [field.span for field in self.fields.values()]
         return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
 
+    def sample(self, row: int, among: Indices) -> int | None:
+        """The first of these samples that takes a row; None if none does."""
+        spans = [field.span for field in self.fields.values()]
+        first = row - self.anchors.rows(among)
+        takes = (first >= min(begin for begin, _ in spans)) & (first < max(end for _, end in spans))
+        return int(among[takes.argmax()]) if takes.any() else None
+
     def column(self, name: str) -> npt.NDArray[Any]:
         """The values of a dataset of one axis at the rows of all samples; text as text.
 
@@ -212,6 +219,14 @@ def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:
         if not found.size:
             raise ConfigError(f"rows: {where} is a mask that chooses no row")
     return found.astype(np.int64)
+
+
+def warn_of(part: StoredPart) -> None:
+    """Say of the datasets of a part what seems to be meant otherwise than they are delivered."""
+    packed = {str(field.stored): field.packed for field in part.fields.values() if field.packed}
+    for name, attributes in packed.items():
+        said = ", ".join(attributes)
+        log.warning("%s has %s: values come as stored; Field(unpack=True) applies it", name, said)
 
 
 def check_same(part: StoredPart, first: StoredPart) -> None:

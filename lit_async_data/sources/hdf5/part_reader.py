@@ -48,7 +48,7 @@ class FieldReader(Reader):
         shape = (len(rows), field.span[1] - field.span[0], *stored) if field.windowed else (len(rows), *stored)
         values = np.empty(shape, field.values.dtype.newbyteorder("="))
         self._read(rows, values)
-        out[...] = field.conversion(values, rows, out.dtype)
+        out[...] = field.conversion(values, rows + field.span[0], out.dtype)
 
     def _read(self, rows: Indices, out: Array) -> None:
         begin, end = self._field.span

@@ -68,7 +68,7 @@ class RawReader(Reader):
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
         self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
         if not as_stored:
-            out[...] = labels(values, stored, out.dtype)  # they become int64
+            out[...] = labels(values, stored, out.dtype, rows)  # they become int64
         elif not stored.dtype.isnative:
             out.byteswap(inplace=True)
 
@@ -76,7 +76,7 @@ class RawReader(Reader):
         """As `Reader.read_ranges`; ``out`` holds values as stored."""
         if self._ahead.cold:
             self.prepare_ranges(firsts, counts, decode=False)
-        target = out.view(np.uint8).reshape(len(out), -1)
+        target = out.view(np.uint8).reshape(len(out), self._row_bytes)
         whole = self._pieces(firsts, counts)
         begins = self._offsets(whole.chunk * self._chunk_rows + whole.inside)
         alike = len(begins) > 0 and bool((whole.rows == whole.rows[0]).all()) and bool((begins >= 0).all())

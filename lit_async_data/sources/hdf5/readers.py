@@ -79,7 +79,7 @@ class StridedReader(Reader):
         raw = self._file.map(at_random=False)[stored.offset : stored.offset + stored.nbytes]
         table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
         for first, end, where in runs(rows):
-            out[where] = labels(table[first:end], stored, out.dtype)
+            out[where] = labels(table[first:end], stored, out.dtype, np.arange(first, end))
 
 
 class H5pyReader(Reader):
@@ -94,7 +94,8 @@ class H5pyReader(Reader):
 
     def read(self, rows: Indices, out: Array) -> None:
         for first, end, where in runs(rows):
-            out[where] = labels(h5py_rows(self._stored, self._file, first, end), self._stored, out.dtype)
+            values = h5py_rows(self._stored, self._file, first, end)
+            out[where] = labels(values, self._stored, out.dtype, np.arange(first, end))
 
 
 def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, cached: bool = True) -> Array:
@@ -120,10 +121,16 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
     return np.moveaxis(block, stored.axis, 0)
 
 
-def labels(values: Array, stored: StoredDataset, to: np.dtype[Any]) -> Array:
-    """Values as they are, after a look at whether those of uint64 that are delivered as int64 can be."""
+def labels(values: Array, stored: StoredDataset, to: np.dtype[Any], rows: Indices) -> Array:
+    """Values of these rows as they are, after a look at whether those of uint64 that are delivered as int64 can be."""
     if to == np.int64 and values.dtype.kind == "u" and int(values.max()) > np.iinfo(np.int64).max:
-        raise FormatError(f"{stored} holds the label {values.max()}, which no int64 holds", file=stored.path)
+        row = int(rows[values.reshape(len(rows), -1).max(axis=1).argmax()])
+        raise FormatError(
+            f"{stored}, row {row}, holds the label {values.max()}, which no int64 holds",
+            file=stored.path,
+            dataset=stored.name,
+            row=row,
+        )
     return values
 
 

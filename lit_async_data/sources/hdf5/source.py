@@ -13,7 +13,7 @@ from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, Part
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.locality import locality
-from lit_async_data.sources.hdf5.part import Wanted, check_same, look_at_file
+from lit_async_data.sources.hdf5.part import Wanted, check_same, look_at_file, warn_of
 from lit_async_data.sources.hdf5.part_readers import PartReaders
 from lit_async_data.sources.hdf5.samples import checked_stride, chosen_rows, with_samples
 from lit_async_data.sources.hdf5.selection import Given, Path, chosen_fields, chosen_files, chosen_layouts
@@ -104,8 +104,7 @@ class HDF5Source:
         parts = [part for _, found in looked_at for part in found]
         for part in parts:
             check_same(part, parts[0])
-        for field in parts[0].fields.values():
-            field.warn()
+        warn_of(parts[0])
         self._stored = with_samples(parts if wanted.rows or rows is None else chosen_rows(parts, rows))
         self._identities = dict(zip(self.paths, (identity for identity, _ in looked_at), strict=True))
         specs = {key: field.spec for key, field in parts[0].fields.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import Any
 
 import h5py
@@ -25,8 +24,6 @@ from lit_async_data.sources.hdf5.encoded import (
 )
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.spec import FieldSpec
-
-log = logging.getLogger(__name__)
 
 # A table that a field looks values up in is kept in memory, for each part.
 TABLE_BYTES = 256 * 2**20
@@ -65,12 +62,6 @@ class StoredField:
     def values(self) -> StoredDataset:
         """The dataset that most of what is read lies in."""
         return self.stored.values if isinstance(self.stored, StoredRanges) else self.stored
-
-    def warn(self) -> None:
-        """Say that values come out as they are stored, where it seems that something else is meant."""
-        if self.packed:
-            said = ", ".join(self.packed)
-            log.warning("%s has %s: values come as stored; Field(unpack=True) applies it", self.stored, said)
 
     def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
         """The first and the last of the rows, or elements, that samples take."""
@@ -145,7 +136,7 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
         row = stored.spec
         classes = classes or _enum_classes(within.file[name].dtype)
         if field.column is not None:
-            _check_column(field.column, row.stored_shape, where, str(stored))
+            _check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
     else:
         table, stored = _table(within, name, field, where), within.look_at(within.name(field.via))
@@ -160,6 +151,7 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
         table=table,
         packing=packing,
         classes=None if classes is None else len(classes),
+        windowed=field.rows is not None,
     )
     native = (stored if table is None else table).dtype.newbyteorder("=")
     made = dataclasses.replace(row, dtype=packing.dtype if packing else native, classes=tuple(classes or ()))
@@ -227,7 +219,7 @@ def _table(within: Within, name: str, field: Field, where: str) -> npt.NDArray[A
         )
     values: npt.NDArray[Any] = within.file[name][...]
     if field.column is not None:
-        _check_column(field.column, values.shape[1:], where, str(stored))
+        _check_column(field.column, stored, where)
         values = values[:, field.column]
     return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
 
@@ -242,10 +234,11 @@ def _check_row_numbers(stored: StoredDataset, where: str) -> None:
         )
 
 
-def _check_column(column: int, row: tuple[int, ...], where: str, full: str) -> None:
+def _check_column(column: int, stored: StoredDataset, where: str) -> None:
+    row = stored.spec.stored_shape
     if len(row) != 1 or column >= row[0]:
-        has = f"{row[0]} columns" if len(row) == 1 else f"rows of shape {row}, and no columns"
-        raise ConfigError(f"{where}.column: {column}, but {full} has {has}")
+        has = f"has {row[0]} columns" if len(row) == 1 else "has no columns"
+        raise ConfigError(f"{where}.column: {column}, but {stored}, of shape {stored.shape}, {has}")
 
 
 def _packing(dataset: h5py.Dataset, field: Field) -> Packing | None:
