@@ -81,6 +81,7 @@ def show(cfg: DictConfig) -> None:
     """Print the configuration, resolved, and save it beside what the run writes."""
     text = OmegaConf.to_yaml(cfg, resolve=True)
     print(text)
+    Path(cfg.paths.output_dir).mkdir(parents=True, exist_ok=True)
     Path(cfg.paths.output_dir, "config.yaml").write_text(text)
 
 

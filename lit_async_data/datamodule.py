@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from lit_async_data.device import Transform
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, ResumeError
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import default_budget, readable
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.base import Source
+from lit_async_data.sources.split import split as split_source
 from lit_async_data.spec import BatchSpec
 from lit_async_data.summary import lines
 
@@ -36,6 +38,10 @@ class AsyncDataModule(pl.LightningDataModule):
     closed when the Trainer is done, also after an error. A stage without a source has no loader.
 
     Args:
+        source: One source for several stages, which ``split`` cuts; without it, for training. Not together with
+            ``train``, ``val``, ``test`` and ``predict``.
+        split: The share of each stage, as in ``{"train": 0.7, "val": 0.15, "test": 0.15}``; see `split`.
+        groups: What a split keeps together: ``"file"``, ``"group"``, a dataset of subjects, …; see `split`.
         train: Source for training.
         val: Source for validation, or a list of several.
         test: The same for test.
@@ -61,6 +67,9 @@ class AsyncDataModule(pl.LightningDataModule):
     def __init__(
         self,
         *,
+        source: Source | None = None,
+        split: Mapping[str, float] | None = None,
+        groups: str | npt.ArrayLike | None = None,
         train: Source | None = None,
         val: Source | Sequence[Source] | None = None,
         test: Source | Sequence[Source] | None = None,
@@ -72,10 +81,14 @@ class AsyncDataModule(pl.LightningDataModule):
         device_transform: Transform | Mapping[str, Transform | None] | None = None,
     ) -> None:
         super().__init__()
-        given = {"train": train, "val": val, "test": test, "predict": predict}
+        #: What each side of a split holds, in one line; empty where there is none.
+        self._split = ""
+        given: dict[str, Any] = {"train": train, "val": val, "test": test, "predict": predict}
+        if source is not None or split is not None or groups is not None:
+            given, self._split = _sides(source, split, groups, given)
         self.sources = {stage: _sources(stage, given[stage]) for stage in STAGES}
         if not any(self.sources.values()):
-            raise ConfigError("train: no source was given for any of train, val, test, predict")
+            raise ConfigError("train: no source was given for any of train, val, test, predict; or source, and a split")
         self._options = LoaderOptions.of(loader, "loader.")
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:
@@ -143,20 +156,52 @@ class AsyncDataModule(pl.LightningDataModule):
     @property
     def spec(self) -> BatchSpec:
         """The fields of a batch: those of the first source there is."""
-        return next(source for sources in self.sources.values() for source in sources).spec
+        return self._first.spec
+
+    @property
+    def _first(self) -> Source:
+        return next(source for sources in self.sources.values() for source in sources)
 
     @functools.cached_property
     def num_classes(self) -> dict[str, int]:
-        """For each field of one whole number per sample, none of them negative: one more than the largest.
+        """How many classes each field of one whole number per sample has.
 
-        Read once, over the training source or else the first there is.
+        Those that `classes` names; else, if no value is negative, one more than the largest, which is read once, over
+        the training source or else the first there is.
         """
-        source = next(source for sources in self.sources.values() for source in sources)
+        source = self._first
         whole = [
             key for key, field in source.spec.fields.items() if field.dtype.kind in "iu" and math.prod(field.shape) == 1
         ]
-        spans = {key: _span(source, key) for key in whole}
-        return {key: largest + 1 for key, (least, largest) in spans.items() if least >= 0}
+        known = self.classes
+        spans = {key: _span(source, key) for key in whole if key not in known}
+        counted = {key: largest + 1 for key, (least, largest) in spans.items() if least >= 0}
+        return {
+            key: len(known[key]) if key in known else counted[key] for key in whole if key in known or key in counted
+        }
+
+    @property
+    def classes(self) -> dict[str, tuple[str, ...]]:
+        """The names of the values 0, 1, 2, … of each field that has any; saved in checkpoints."""
+        return {key: field.classes for key, field in self.spec.fields.items() if field.classes}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the classes."""
+        return {"classes": {key: list(names) for key, names in self.classes.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Make sure that classes are those of the checkpoint: with others, the model's outputs mean other things.
+
+        Raises:
+            ResumeError: They are not; names both.
+        """
+        for key, names in state_dict.get("classes", {}).items():
+            now = self.classes.get(key)
+            if now is not None and list(now) != names:
+                raise ResumeError(
+                    f"the classes of {key} are {', '.join(now)}, but were {', '.join(names)} in the checkpoint; give "
+                    f"the same files, or the same names in the same order: Field(classes={names})"
+                )
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """What will be read and how, in lines for people."""
@@ -167,7 +212,8 @@ class AsyncDataModule(pl.LightningDataModule):
                 said += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(lines(loader))]
         if not said:
             return f"no data for {', '.join(stages)}"
-        return "\n".join([*said, f"{'memory':<8}{readable(total)} in all"])
+        split = [f"{'split':<8}{self._split}"] if self._split else []
+        return "\n".join([*split, *said, f"{'memory':<8}{readable(total)} in all"])
 
     def __str__(self) -> str:
         # Lightning's own builds every loader and reads it to the end.
@@ -212,6 +258,26 @@ class AsyncDataModule(pl.LightningDataModule):
             loader.steps_wanted = functools.partial(_steps_wanted, weakref.ref(trainer), stage, number)
         self._loaders.add(loader)
         return loader
+
+
+def _sides(
+    source: Source | None, fractions: Mapping[str, float] | None, groups: Any, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """The source of each stage from one for all, and what they hold in one line."""
+    both = [stage for stage, each in given.items() if each is not None]
+    if both:
+        raise ConfigError(f"{both[0]}: not together with source, split or groups, which say what each stage gets")
+    if source is None:
+        raise ConfigError("source: missing; split and groups say how to cut it")
+    if fractions is None:
+        if groups is not None:
+            raise ConfigError("groups: only with split, as in split={'train': 0.8, 'val': 0.2}")
+        return {**given, "train": source}, ""
+    for name in fractions if isinstance(fractions, Mapping) else ():
+        if name not in STAGES:
+            raise ConfigError(f"split: {name!r} is not one of {', '.join(STAGES)}")
+    sides = split_source(source, fractions, groups=groups)
+    return {**given, **sides}, sides.described
 
 
 def _sources(stage: str, given: Any) -> list[Source]:

@@ -25,8 +25,8 @@ class Footprint:
         workers: Reader threads.
         layout: Where the batches of a slot lie in it, and how many there are.
         budget: Memory, against what there may be.
-        chunks: Decoded chunks that are in use at a time: those that samples are dealt from, and as many that are
-            decoded meanwhile. 0 where the order does not go by chunks.
+        chunks: Decoded chunks that are in use at a time: those that samples are dealt from, and those of the group
+            that is decoded meanwhile. 0 where the order does not go by chunks.
         amplification: Samples that are decoded for each one used; see `plan.amplification`.
     """
 
@@ -61,7 +61,12 @@ class Footprint:
         slots = options.queue_depth + 1 if workers else 2
         limit = options.memory_budget or default_budget()
         order = schedule.plan(0).chunk_order
-        chunks = 0 if order is None else min(2 * order.width, order.chunks)
+        chunks = 0
+        if order is not None:
+            # Groups that are read at a time: one, unless workers have more samples in hand than are in one.
+            in_hand = max(workers, 1) * options.batch_size * schedule.plan(0).world_size
+            groups = -(-in_hand // (order.width * order.rows))
+            chunks = min((groups + 1) * order.width, order.chunks)
         decoded = cache = 0
         if isinstance(source, KeepingSource):
             decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.band_bytes

@@ -96,17 +96,7 @@ class AsyncLoader:
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
         self.spec = _with_ids(source.spec) if self.options.with_ids else source.spec
-        footprint = self.footprint
-        footprint.budget.check()
-        if source.chunks.reading == "python" and self.options.workers == "auto" and self._depth:
-            log.warning(
-                "workers=auto reads each batch of %s when it is asked for, since Python code per sample would, in a "
-                "thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that lets go "
-                "of Python's lock, and prefetched(loader) takes a DataLoader with processes",
-                source,
-            )
-        if footprint.amplification > WORTH_A_WARNING:
-            log.warning("%s", amplified(self.order.shuffle, footprint.amplification, source.chunks.rows))
+        self.footprint.budget.check()
         self._meter, self._read = WaitMeter(), LoaderStats()
         self._engine: Engine | None = None
         self._closer: weakref.finalize[Any, Any] | None = None
@@ -235,11 +225,13 @@ class AsyncLoader:
         if self._engine is not None:
             self._engine.pipeline.check()
         else:
+            footprint = self.footprint
+            self._warn(footprint)
             self._engine = Engine(
                 self.source,
                 self.options,
                 self._schedule,
-                self.footprint,
+                footprint,
                 device=self.device,
                 spec=self.spec,
                 depth=self._depth,
@@ -247,6 +239,19 @@ class AsyncLoader:
             )
             self._closer = weakref.finalize(self, self._engine.close)
         return self._engine
+
+    def _warn(self, footprint: Footprint) -> None:
+        """Say what will be slow; with the first batch, since a loader that is only described is not used."""
+        source = self.source
+        if source.chunks.reading == "python" and self.options.workers == "auto" and self._depth:
+            log.warning(
+                "workers=auto reads each batch of %s when it is asked for, since Python code per sample would, in a "
+                "thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that lets go "
+                "of Python's lock, and prefetched(loader) takes a DataLoader with processes",
+                source,
+            )
+        if footprint.amplification > WORTH_A_WARNING:
+            log.warning("%s", amplified(self.order.shuffle, footprint.amplification, source.chunks.rows))
 
     def _stop(self) -> None:
         if self._closer is not None:

@@ -70,7 +70,7 @@ class Pipeline:
         slots: int,
         most_slots: int,
         timeout_s: float,
-        prepare: Callable[[Sequence[Key], Key | None], None] | None = None,
+        prepare: Callable[[Sequence[Key], Key | None, Key | None], None] | None = None,
         ids: Callable[[Indices], Indices] = np.asarray,
     ) -> None:
         self.layout = layout
@@ -220,8 +220,10 @@ class Pipeline:
         if self._prepare is not None:
             # What goes wrong here goes wrong again when it is read, and is said there.
             started = time.perf_counter()
+            with self._changed:
+                being_read = next((key for key, filled in self._claimed.items() if filled is None), None)
             with contextlib.suppress(Exception):
-                self._prepare(job.keys, self._cursor)
+                self._prepare(job.keys, self._cursor, being_read)
             with self._changed:
                 self._stats = self._stats.plus(0, 0, time.perf_counter() - started)
         worker.rest()
@@ -287,14 +289,11 @@ class Pipeline:
             raise ClosedError("the loader is closed; build a new one")
         for worker in self._workers if self._started else ():
             if not worker.alive:
-                raise WorkerError(
-                    f"{worker}: its thread ended without an error; close the loader", worker=worker.number
-                )
+                raise WorkerError(f"{worker}: its thread has ended; close the loader", worker=worker.number)
 
     def _stalled(self, key: Key) -> StalledError:
-        doing = "; ".join(str(worker) for worker in self._workers)
         return StalledError(
-            f"batch {key.step} of epoch {key.epoch} did not come in {self._timeout_s:g} s: {doing}; is the disk slow "
-            "or gone? timeout_s sets how long to wait",
+            f"batch {key.step} of epoch {key.epoch} did not come in {self._timeout_s:g} s: "
+            f"{'; '.join(map(str, self._workers))}; is the disk slow or gone? timeout_s sets how long to wait",
             stage="read",
         )

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ import numpy as np
 from lit_async_data.chunk_order import Group
 from lit_async_data.permutation import Indices
 from lit_async_data.plan import EpochPlan, Key, Schedule
-from lit_async_data.sources.base import KeepingSource
+from lit_async_data.sources.base import KeepingSource, Turn
 
 # Reads after which it is looked again whether anything must be fetched, where the last time nothing was.
 LOOKS = 8
@@ -36,27 +37,46 @@ class Preparation:
         self._steps = steps
         self._rows = source.chunks.rows
         self._idle = 0
+        # Batches that have been read, and for which nothing has been decoded yet.
+        self._owed: collections.deque[Key] = collections.deque()
         # Those looked up last; replaced as a whole, since other workers may be reading.
         self._group: tuple[int, Group] = (-1, Group(0, 0, 0))
         self._lanes: tuple[tuple[int, int], Indices] = ((-1, 0), np.empty(0, np.int64))
 
-    def __call__(self, keys: Sequence[Key], cursor: Key | None) -> None:
+    def __call__(self, keys: Sequence[Key], cursor: Key | None, oldest: Key | None = None) -> None:
         """Make ready what comes after these batches.
 
         Args:
             keys: The batches that have just been read.
             cursor: The batch that will be read next.
+            oldest: The first batch that is still being read; None if none is.
         """
         plan = self._schedule.plan(keys[0].epoch)
         if plan.chunk_order is not None:
-            for key in keys:
-                self._decode(self.due(key, cursor))
+            self._owed.extend(keys)
+            self._decode_due(cursor, oldest or cursor)
         elif plan.shuffle == "none" and self._rows > 1:
             last = plan.batch(keys[-1].step).samples[-1:]
-            self._decode(np.minimum(last + self._rows, plan.length - 1))
+            self._decode(np.minimum(last + self._rows, plan.length - 1), turn=True)
         self._fetch(keys)
 
-    def due(self, key: Key, cursor: Key | None) -> Indices:
+    def _decode_due(self, cursor: Key | None, oldest: Key | None) -> None:
+        # 1. A slow worker reads the last batch of group 0. 2. Others read group 1, and after each batch decode chunks
+        # of group 2: there is room for two groups, and those of group 0 go. 3. The slow worker decodes them again, and
+        # those of group 1 go, which are wanted. So nothing is decoded for group 2 before group 0 has been read; it is
+        # owed, and made up for later. See test_a_slow_worker_costs_no_decoding.
+        while self._owed:
+            try:
+                key = self._owed.popleft()
+            except IndexError:  # another worker was faster
+                return
+            if oldest is not None and self._place(oldest) < self._place(key):
+                self._owed.appendleft(key)
+                return
+            for turn, samples in self.due(key, cursor):
+                self._decode(samples, turn)
+
+    def due(self, key: Key, cursor: Key | None) -> list[tuple[tuple[int, int], Indices]]:
         """One sample of each chunk of the next group that is to be decoded with a batch, on this rank.
 
         No chunk, where reading has come beyond that group: a slow worker would decode what nobody wants any more.
@@ -64,17 +84,33 @@ class Preparation:
         Args:
             key: The batch.
             cursor: The batch that will be read next; None if that is not known.
+
+        Returns:
+            Epoch and number of that group, and the samples; more than one where the batch is of several groups.
         """
         plan = self._schedule.plan(key.epoch)
+        first, end = (min(self._position(plan, local), plan.length) for local in plan.bounds(key.step))
+        found = []
+        while first < end:
+            group = self.group(plan, first)
+            turn = self._after(plan, group)
+            if cursor is None or self._place(cursor) <= turn:
+                found.append((turn, self._share(group, first, min(end, group.end), turn)))
+            first = group.end
+        return found
+
+    @staticmethod
+    def _after(plan: EpochPlan, group: Group) -> tuple[int, int]:
+        """Epoch and number of the next group."""
         assert plan.chunk_order is not None
-        first, end = (self._position(plan, local) for local in plan.bounds(key.step))
-        group = self.group(plan, min(end, plan.length) - 1)
-        coming = (key.epoch, group.number + 1) if group.number + 1 < plan.chunk_order.groups else (key.epoch + 1, 0)
-        if cursor is not None and self._place(cursor) > coming:
-            return np.empty(0, np.int64)
+        last = group.number + 1 == plan.chunk_order.groups
+        return (plan.epoch + 1, 0) if last else (plan.epoch, group.number + 1)
+
+    def _share(self, group: Group, first: int, end: int, coming: tuple[int, int]) -> Indices:
+        """What is to be decoded of the coming group with these positions of a group."""
         lanes, size = self.lanes(*coming), group.end - group.first
-        begin = max(first - group.first, 0) / size
-        return lanes[math.ceil(begin * len(lanes)) : math.ceil(min((end - group.first) / size, 1.0) * len(lanes))]
+        begin, stop = (math.ceil((at - group.first) / size * len(lanes)) for at in (first, end))
+        return lanes[begin:stop]
 
     def lanes(self, epoch: int, number: int) -> Indices:
         """One sample of each chunk of a group: of those that this rank begins with."""
@@ -106,9 +142,9 @@ class Preparation:
     def _position(self, plan: EpochPlan, local: int) -> int:
         return local * plan.world_size + plan.rank + plan.start
 
-    def _decode(self, samples: Indices) -> None:
+    def _decode(self, samples: Indices, turn: Turn) -> None:
         if len(samples):
-            self._source.prepare(samples, decode=True)
+            self._source.prepare(samples, decode=turn)
 
     def _fetch(self, keys: Sequence[Key]) -> None:
         if self._idle > 0:

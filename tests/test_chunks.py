@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.errors import CorruptError
+from lit_async_data.errors import ConfigError, CorruptError
 from lit_async_data.sources.hdf5 import codecs, index, records
 from lit_async_data.sources.hdf5.codecs import DEFLATE, FLETCHER32, SHUFFLE, Filter, FilterPipeline, fletcher32
 
@@ -361,3 +361,32 @@ def test_several_threads_read_the_same_chunks(h5):
         thread.join()
     source.close()
     assert wrong == []
+
+
+@pytest.mark.parametrize("inflated", [100, 10_000], ids=["too few bytes", "too many bytes"])
+@pytest.mark.parametrize("corner", [20, 8], ids=["edge", "inner"])
+def test_a_damaged_chunk_is_an_error_also_where_the_edge_of_the_dataset_is_damaged(h5, corner, inflated):
+    # libhdf5 would return memory that was never written for the one, and the first bytes of the other.
+    path = h5(data={"data": np.ones((23, 8, 8), "i2"), "chunks": (4, 8, 8), "compression": "gzip"})
+    with h5py.File(path, "r+") as file:
+        for damaged in {20, corner}:
+            file["data"].id.write_direct_chunk((damaged, 0, 0), zlib.compress(bytes(inflated)))
+    source = HDF5Source(path, ["data"])
+    out = np.empty((1, 8, 8), "i2")
+    with pytest.raises(CorruptError, match=rf"chunk \({corner}, 0, 0\)") as caught:
+        source.read_into(np.array([corner + 1]), {"data": out})
+    assert caught.value.row == corner
+    source.close()
+
+
+def test_what_h5py_must_read_is_said_with_the_reason(h5, caplog):
+    path = h5(data={"data": np.ones((20, 8), "f4"), "chunks": (4, 8), "maxshape": (20, None), "compression": "gzip"})
+    HDF5Source(path, ["data"]).close()
+    assert f"{path}:/data is read by h5py, one thread at a time: it is unlimited along one axis" in caplog.text
+
+
+def test_a_file_that_a_link_leads_to_is_not_taken_twice(h5, tmp_path):
+    path = h5(data=np.ones(3))
+    (tmp_path / "latest.h5").symlink_to(path)
+    with pytest.raises(ConfigError, match="same file; its samples would count double"):
+        HDF5Source([path, tmp_path / "latest.h5"], ["data"])

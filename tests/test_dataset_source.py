@@ -759,10 +759,12 @@ def test_a_loader_that_is_dropped_after_an_error_is_closed_without_garbage_colle
 # -- who reads ---------------------------------------------------------------------------------------------------------
 
 
-def test_by_itself_the_loop_reads_and_that_is_said_once_when_the_loader_is_built(caplog):
+def test_by_itself_the_loop_reads_and_that_is_said_once_with_the_first_batch(caplog):
     source = DatasetSource(DATASETS["tensors"])
     before = threading.active_count()
     with AsyncLoader(source, LoaderOptions(batch_size=4)) as loader:
+        assert not caplog.records
+        assert len(list(loader)) == len(loader)
         said = [record.getMessage() for record in caplog.records]
         assert len(list(loader)) == len(loader)
         assert loader.footprint.workers == 0

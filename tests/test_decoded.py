@@ -115,9 +115,9 @@ def test_what_is_kept_stays_and_comes_out_right():
     for number in (2, 0, 1, 0):
         kept.put(number, values[4 * number : 4 * number + 4])
     rows, out = np.array([9, 3, 5, 8, 0]), np.zeros((5, 2), "i4")
-    assert kept.taken(rows, out, lambda taken: taken).tolist() == [2]
+    assert kept.taken(rows, out, lambda taken, _: taken).tolist() == [2]
     assert out.tolist() == [[18, 19], [6, 7], [0, 0], [16, 17], [0, 1]]
-    assert kept.taken(rows[[0, 1]], out[:2], lambda taken: taken) is None
+    assert kept.taken(rows[[0, 1]], out[:2], lambda taken, _: taken) is None
 
 
 def test_room_is_shared_and_given_back():
@@ -129,11 +129,11 @@ def test_room_is_shared_and_given_back():
         second.put(number, band)
     out = np.empty((3, 2), "i4")
     rows = np.array([0, 4, 8])
-    missing = [kept.taken(rows, out, lambda taken: taken).tolist() for kept in (first, second)]
+    missing = [kept.taken(rows, out, lambda taken, _: taken).tolist() for kept in (first, second)]
     assert missing == [[2], [1, 2]]
     first.clear()
     second.put(1, band)
-    assert second.taken(rows, out, lambda taken: taken).tolist() == [2]
+    assert second.taken(rows, out, lambda taken, _: taken).tolist() == [2]
 
 
 def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeypatch):
@@ -150,7 +150,7 @@ def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeyp
 
     monkeypatch.setattr(np, "divmod", meanwhile)
     out = np.zeros((2, 2), "i4")
-    assert kept.taken(np.array([4, 8]), out, lambda taken: taken).tolist() == [1]
+    assert kept.taken(np.array([4, 8]), out, lambda taken, _: taken).tolist() == [1]
     assert out.tolist() == [[1, 1], [0, 0]]
 
 
@@ -159,10 +159,10 @@ def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeyp
 
 @pytest.fixture
 def decodings(monkeypatch):
-    """How many chunks were decoded."""
+    """The chunks that were decoded, as they are stored."""
     count = []
     once = FilterPipeline.decoded
-    monkeypatch.setattr(FilterPipeline, "decoded", lambda *args: count.append(1) or once(*args))
+    monkeypatch.setattr(FilterPipeline, "decoded", lambda *args: count.append(bytes(args[1])) or once(*args))
     return count
 
 
@@ -175,6 +175,10 @@ def file(tmp_path):
         made.create_dataset("data", data=values, chunks=(10, 50), compression="gzip")
         made["labels"] = np.arange(600)
     return str(path)
+
+
+def due(preparation, key, cursor):
+    return np.concatenate([np.empty(0, np.int64), *(samples for _, samples in preparation.due(key, cursor))])
 
 
 def epochs(source, number, **options):
@@ -209,16 +213,53 @@ def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
     decodings.clear()
     with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
         plan, preparation = loader._schedule.plan(0), Preparation(source, loader._schedule, 8)
-        prepared = np.concatenate([preparation.due(Key(0, step), None) for step in range(5)])
+        prepared = np.concatenate([due(preparation, Key(0, step), None) for step in range(5)])
         assert set(prepared // 10) == set(plan.samples(np.arange(80, 160)) // 10)
         assert len(prepared) == 8
         # A slow worker prepares nothing that is used up: reading has come to the group after that.
-        assert len(preparation.due(Key(0, 0), Key(0, 9))) > 0
-        assert len(preparation.due(Key(0, 0), Key(0, 11))) == 0
-        assert len(preparation.due(Key(0, 0), Key(1, 0))) == 0
+        assert len(due(preparation, Key(0, 0), Key(0, 9))) > 0
+        assert len(due(preparation, Key(0, 0), Key(0, 11))) == 0
+        assert len(due(preparation, Key(0, 0), Key(1, 0))) == 0
         last = Key(0, 37)
-        assert set(preparation.due(last, Key(1, 0)) // 10) <= set(loader._schedule.plan(1).samples(np.arange(80)) // 10)
+        assert set(due(preparation, last, Key(1, 0)) // 10) <= set(
+            loader._schedule.plan(1).samples(np.arange(80)) // 10
+        )
     source.close()
+
+
+def test_a_slow_worker_costs_no_decoding(file, decodings):
+    source = HDF5Source(file)
+    give_back = source.keep(16, 0)
+    with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
+        preparation = Preparation(source, loader._schedule, 8)
+        decodings.clear()
+        # Five steps make a group. Of group 1 a batch has been read, while one of group 0 still is.
+        preparation([Key(0, 5)], Key(0, 7), Key(0, 4))
+        assert decodings == []
+        preparation([Key(0, 4)], Key(0, 7), None)
+        assert len(decodings) == len(set(decodings)) >= 2
+        source.prepare(due(preparation, Key(0, 5), None), decode=True)
+        assert len(decodings) == len(set(decodings))
+    give_back()
+    source.close()
+
+
+def test_each_chunk_of_each_field_is_decoded_once_whatever_its_rows(h5, decodings):
+    values = np.arange(600 * 50, dtype=np.int32).reshape(600, 50)
+    path = h5(
+        data={"data": values, "chunks": (10, 50), "compression": "gzip"},
+        labels={"data": np.arange(600), "chunks": (150,), "compression": "gzip"},
+        mask={"data": -values[:, :20], "chunks": (70, 20), "compression": "gzip"},
+    )
+    source = HDF5Source(path, ["data", "labels", "mask"])
+    decodings.clear()
+    options = {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 0}
+    with AsyncLoader(source, options) as loader:
+        for data, labels, mask in loader:
+            assert (data[:, 0] == labels * 50).all()
+            assert (mask == -data[:, :20]).all()
+    source.close()
+    assert len(decodings) == len(set(decodings)) == 60 + 4 + 9
 
 
 @pytest.mark.parametrize("shuffle", ["global", "chunk", "none"])

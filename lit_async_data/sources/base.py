@@ -15,6 +15,7 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices
 from lit_async_data.spec import BatchSpec
 
+Turn = bool | tuple[int, int]
 Reading = Literal["copied", "decoded", "locked", "python"]
 
 
@@ -208,12 +209,13 @@ def values_of(source: Source, key: str, option: str) -> npt.NDArray[Any]:
 class KeepingSource(Source, Protocol):
     """A source that can make things ready before they are read, and keep what it has decoded."""
 
-    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """Do now what reading these samples soon will need: have the kernel fetch them, and decode their chunks.
 
         Args:
             samples: int64, shape (n,).
-            decode: Whether to decode their chunks and keep them: where the order goes by chunks, and there is room.
+            decode: Whether to decode their chunks and keep them, where there is room. A turn, (epoch, group of chunks),
+                says for which group they are: those of earlier turns go first.
 
         Returns:
             Whether there was anything to do.

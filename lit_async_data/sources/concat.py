@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, Reading, Source, ids_of
+from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, Reading, Source, Turn, ids_of
 from lit_async_data.sources.places import (
     Places,
     check_range,
@@ -198,7 +198,7 @@ class ConcatSource:
     def _keepers(self) -> list[KeepingSource]:
         return [source for source in self._keeping if source is not None]
 
-    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """Get ready what will be read soon; see `KeepingSource.prepare`."""
         useful = False
         for number, where in self._dealt(samples):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, Source, ids_of
+from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, Source, Turn, ids_of
 from lit_async_data.sources.places import (
     Places,
     check_range,
@@ -148,7 +148,7 @@ class SubsetSource:
 
     # -- what a `KeepingSource` does, where the whole is one ------------------------------------------------------
 
-    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """Get ready what will be read soon; see `KeepingSource.prepare`."""
         return self._keeping is not None and self._keeping.prepare(self._of_the_whole(samples), decode=decode)
 

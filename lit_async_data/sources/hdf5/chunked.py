@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import Turn
 from lit_async_data.sources.hdf5.bands import Bands, IndexedBands
 from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
@@ -105,31 +106,31 @@ class ChunkedReader(Reader):
         for where in missing.tolist():
             self._put(int(rows[where]), self.bands.decoded(int(rows[where])), rows, out, [where])
 
-    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
         """Have the kernel fetch these rows, and decode their bands, unless that has been done or is being done."""
         return self._prepare(np.unique(rows // self.rows), decode=decode)
 
-    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: bool) -> bool:
+    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:
         """As `prepare`."""
         return self._prepare(touched(firsts, counts, self.rows), decode=decode)
 
-    def _prepare(self, bands: Indices, *, decode: bool) -> bool:
-        numbers = self._recent.missing(self._name, self._kept.missing(bands))
+    def _prepare(self, bands: Indices, *, decode: Turn) -> bool:
+        numbers = self._recent.missing(self._name, self._kept.missing(bands), decode)
         if not len(numbers):
             return False
         self.bands.fetch(numbers)
         if not decode or self._alone:
             return self.bands.cold
         for number in numbers.tolist():
-            self._band(number, wait=False)
+            self._band(number, wait=False, turn=decode)
         return True
 
     def forget(self) -> None:
         """Let go of what is kept for good; the recent bands are their owner's."""
         self._kept.clear()
 
-    def _band(self, number: int, *, wait: bool) -> Array | None:
-        return self._recent.fetch((self._name, number), lambda: self.bands.decoded(number), wait=wait)
+    def _band(self, number: int, *, wait: bool, turn: Turn = False) -> Array | None:
+        return self._recent.fetch((self._name, number), lambda: self.bands.decoded(number), wait=wait, turn=turn)
 
     def _put(self, number: int, band: Array, rows: Indices, out: Array, where: Any) -> None:
         self._kept.put(number, band)

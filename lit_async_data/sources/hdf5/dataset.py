@@ -44,6 +44,7 @@ class StoredDataset:
         filtered: Whether chunks can only be decoded as a whole.
         index: Where its chunks lie, if they may be read without libhdf5; else None.
         others: Other files that values lie in.
+        slow: Why h5py must read it, one thread at a time; None where it need not.
     """
 
     path: str
@@ -57,6 +58,7 @@ class StoredDataset:
     filtered: bool
     index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
     others: Others = ()
+    slow: str | None = None
 
     @property
     def rows(self) -> int:
@@ -106,6 +108,8 @@ def look_at(
     if not stored and dtype.kind in "iu":
         dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
+    offset = None if others else _raw_offset(dataset)
+    index, slow = (None, "its values lie in other files") if others else _index(dataset, cache, full, where)
     return StoredDataset(
         path=path,
         name=name,
@@ -113,11 +117,12 @@ def look_at(
         dtype=dataset.dtype,
         axis=axis,
         spec=FieldSpec(tuple(stored), dtype, channel),
-        offset=None if others else _raw_offset(dataset),
+        offset=offset,
         chunk_rows=min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1,
         filtered=filtered,
-        index=None if others else _index(dataset, cache, full, where),
+        index=index,
         others=others,
+        slow=slow if offset is None and index is None else None,
     )
 
 
@@ -229,13 +234,17 @@ def _raw_offset(dataset: h5py.Dataset) -> int | None:
     return int(offset)
 
 
-def _index(dataset: h5py.Dataset, cache: IndexCache, full: str, where: dict[str, Any]) -> ChunkIndex | None:
-    """The index of a dataset, or None if h5py must read it, and can."""
+def _index(
+    dataset: h5py.Dataset, cache: IndexCache, full: str, where: dict[str, Any]
+) -> tuple[ChunkIndex | None, str | None]:
+    """The index of a dataset, or None and why, if h5py must read it, and can."""
     reason = refusal(dataset)
     index = None if reason else index_of(dataset, cache)
-    if index is None:
-        _check_filters(dataset, full, where, missing=reason == MISSING)
-    return index
+    if index is not None:
+        return index, None
+    _check_filters(dataset, full, where, missing=reason == MISSING)
+    # Of a missing codec more has been said already.
+    return None, None if reason == MISSING else reason or "its chunks are not where, or what, its index says"
 
 
 def _check_filters(dataset: h5py.Dataset, full: str, where: dict[str, Any], *, missing: bool) -> None:

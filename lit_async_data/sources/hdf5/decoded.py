@@ -15,22 +15,29 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import Turn
 
 Array = npt.NDArray[Any]
 # Seconds between two looks of a thread that waits for another to decode what it wants too.
 POLL_S = 0.5
+# Turns that are told apart: that which is dealt, the next, and what a slow worker may still be at.
+TURNS = 8
 
 
 class RecentBands:
     """The bands that were decoded last, each by one thread only. Safe from several threads.
 
-    The oldest goes first, by when it was decoded, or found here when it was to be, and not by when it was used: a
-    shuffle by chunks deals from one group of bands while the next is decoded, and whatever is older is used up.
+    Those of the earliest turn go first: a shuffle by chunks deals from one group of bands while the next is decoded,
+    and what is older is used up. Among those of one turn the oldest goes first, by when it was decoded, not by when it
+    was used. (By age alone, a band that is decoded late pushes one out that is still wanted, which is then late.)
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._bands: collections.OrderedDict[Hashable, Array] = collections.OrderedDict()
+        self._bands: dict[int, collections.OrderedDict[Hashable, Array]] = {}  # by the number of their turn
+        self._turn_of: dict[Hashable, int] = {}  # of each band
+        self._turns: dict[Turn, int] = {}  # numbers of the last turns, in their order
+        self._newest = 0
         self._decoding: set[Hashable] = set()
         self._room = 0
         self._taken = 0
@@ -41,13 +48,14 @@ class RecentBands:
             self._room += nbytes
             self._make_room(0)
 
-    def fetch(self, key: Hashable, decode: Callable[[], Array], *, wait: bool) -> Array | None:
+    def fetch(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn = False) -> Array | None:
         """A band; decoded now, if it is not there.
 
         Args:
             key: Which band.
             decode: Makes it; called without any lock.
             wait: Whether to wait if another thread is decoding it.
+            turn: The turn that it is decoded for; False where it is read at once.
 
         Returns:
             The band, or None if another thread is decoding it and ``wait`` is false.
@@ -55,47 +63,71 @@ class RecentBands:
         band, mine = None, False
         try:  # around everything: Ctrl-C must leave no key behind for which others would wait
             with self._changed:
-                while key not in self._bands and key in self._decoding:
+                while key not in self._turn_of and key in self._decoding:
                     if not wait:
                         return None
                     self._changed.wait(POLL_S)
-                if key in self._bands:
-                    return self._bands[key]
+                if key in self._turn_of:
+                    return self._bands[self._turn_of[key]][key]
                 mine = True
                 self._decoding.add(key)
             band = decode()
         finally:
             if mine:
-                self._done(key, band)
+                self._done(key, band, turn)
         return band
 
-    def _done(self, key: Hashable, band: Array | None) -> None:
+    def _done(self, key: Hashable, band: Array | None, turn: Turn) -> None:
         with self._changed:
             self._decoding.discard(key)
             if band is not None and band.nbytes <= self._room:
                 self._make_room(band.nbytes)
-                self._bands[key] = band
+                self._put(key, band, turn)
                 self._taken += band.nbytes
             self._changed.notify_all()
 
-    def missing(self, name: object, numbers: Indices) -> Indices:
-        """Those of these bands of one dataset that are neither here nor being decoded; those here count as new."""
+    def missing(self, name: object, numbers: Indices, turn: Turn) -> Indices:
+        """Those of these bands of one dataset that are neither here nor being decoded.
+
+        Args:
+            name: Of the dataset.
+            numbers: Of its bands.
+            turn: The turn that they are wanted for, which those here then belong to; False for none.
+        """
         with self._changed:
-            for number in numbers.tolist():
-                if (name, number) in self._bands:
-                    self._bands.move_to_end((name, number))
-            left = [n for n in numbers.tolist() if (name, n) not in self._bands and (name, n) not in self._decoding]
+            for key in [(name, number) for number in numbers.tolist()] if turn else ():
+                if key in self._turn_of:
+                    self._put(key, self._bands[self._turn_of[key]].pop(key), turn)
+            left = [n for n in numbers.tolist() if (name, n) not in self._turn_of and (name, n) not in self._decoding]
         return np.array(left, np.int64)
 
     def clear(self) -> None:
         """Let go of all of them."""
         with self._changed:
             self._bands.clear()
+            self._turn_of.clear()
             self._taken = 0
 
+    def _put(self, key: Hashable, band: Array, turn: Turn) -> None:
+        number = self._number(turn)
+        self._turn_of[key] = number
+        self._bands.setdefault(number, collections.OrderedDict())[key] = band
+
+    def _number(self, turn: Turn) -> int:
+        """The number of a turn. What is read at once belongs to the one before the newest: that is being dealt."""
+        if not turn:
+            return self._newest - 1
+        if turn not in self._turns:
+            self._newest += 1
+            self._turns = dict([*self._turns.items(), (turn, self._newest)][-TURNS:])
+        return self._turns[turn]
+
     def _make_room(self, nbytes: int) -> None:
-        while self._bands and self._taken + nbytes > self._room:
-            band = self._bands.popitem(last=False)[1]
+        while self._turn_of and self._taken + nbytes > self._room:
+            earliest = min(number for number, bands in self._bands.items() if bands)
+            key, band = self._bands[earliest].popitem(last=False)
+            del self._turn_of[key]
+            self._bands = {number: bands for number, bands in self._bands.items() if bands}
             self._taken -= band.nbytes  # after it: popping may collect garbage, and come here again
 
 

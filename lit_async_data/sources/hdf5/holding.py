@@ -37,9 +37,13 @@ class Holding:
 
     def decoded_bytes(self, chunks: int) -> int:
         """As `KeepingSource.decoded_bytes`."""
-        return sum(self._bytes(name, chunks) for name in self._datasets)
+        return sum(self.room(chunks).values())
 
-    def _bytes(self, name: str, chunks: int) -> int:
+    def room(self, chunks: int) -> dict[str, int]:
+        """These bytes by the name of each dataset."""
+        return {name: self._room(name, chunks) for name in self._datasets}
+
+    def _room(self, name: str, chunks: int) -> int:
         held = [reader for reader in self._datasets[name] if reader.band_bytes]
         if not held:
             return 0

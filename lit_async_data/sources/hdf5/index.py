@@ -132,7 +132,7 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
     built = columns_of(dataset)
     index = None if built is None else _believed(dataset, built, key)
     if built is None or index is None or IndexKey.of(dataset) != key:
-        return index  # of a file that changed meanwhile: reading it is an error
+        return index  # of a file that changed meanwhile: reading it is an error; or one that is not believed
     return index.with_columns(cache.store(key, built), key)
 
 
@@ -207,10 +207,14 @@ def _edges(dataset: h5py.Dataset, index: ChunkIndex) -> set[int]:
 
 
 def _decodes(dataset: h5py.Dataset, index: ChunkIndex, corner: tuple[int, ...], stored: bytes) -> bool:
-    """Whether a filtered chunk at an edge decodes to what libhdf5 reads there.
+    """Whether a chunk at an edge went through the filters.
 
-    One that decodes to itself is no proof: shuffled, all its values being equal, it looks like one left unfiltered.
+    It did if it has not the size of one that was left unfiltered; then, if it is damaged, that shall be an error when
+    it is read, and libhdf5, which notices less, is not asked. Else it must decode to what libhdf5 reads there. One that
+    decodes to itself is no proof: shuffled, all its values being equal, it looks like one left unfiltered.
     """
+    if len(stored) != math.prod(index.shape) * dataset.dtype.itemsize:
+        return True
     inside = tuple(slice(at, min(at + c, n)) for at, c, n in zip(corner, index.shape, dataset.shape, strict=True))
     try:
         values = index.filters.decoded(np.frombuffer(stored, np.uint8), 0)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.hdf5.index_file import Columns, IndexKey, StaleError, read, write
+from lit_async_data.sources.hdf5.index_file import Columns, IndexKey, read, write
 
 # Indexes of fewer chunks are built in less time than anyone notices (20 to 40 ms), and leave no files behind.
 FEWEST_CHUNKS = 2**14
@@ -61,18 +61,16 @@ class IndexCache:
 
     def load(self, key: IndexKey) -> Columns | None:
         """The columns kept for a dataset in the state it is in; None if there are none that are whole."""
-        unusable: list[tuple[int, str, str]] = []
+        unusable: list[tuple[str, str]] = []
         for path in self._paths(key):
             try:
                 return read(path, key)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except StaleError as error:
-                unusable.append((logging.INFO, path, str(error)))
             except (OSError, ValueError) as error:
-                unusable.append((logging.WARNING, path, str(error)))
-        for level, path, reason in unusable:
-            _log.log(level, "the index of %s in %s is of no use (%s): it is built anew", key, path, reason)
+                unusable.append((path, str(error)))
+        for path, reason in unusable:
+            _log.warning("the index of %s in %s is of no use (%s): it is built anew", key, path, reason)
         return None
 
     def store(self, key: IndexKey, columns: Columns) -> Columns:

@@ -123,10 +123,6 @@ class IndexKey:
         return f"{self.path}:/{self.name.strip('/')}"
 
 
-class StaleError(ValueError):
-    """A file is not of the dataset in its present state."""
-
-
 def read(path: str, key: IndexKey) -> Columns:
     """The columns kept in a file.
 
@@ -142,7 +138,7 @@ def read(path: str, key: IndexKey) -> Columns:
             raise ValueError("it is no file")
         found = file.read(len(head))
         if found != head and len(found) == len(head) and found.startswith(BEGINNING):
-            raise StaleError("it is not of the file in its present state")
+            raise ValueError("it is not of the file in its present state")
         if found != head:
             raise ValueError("it is damaged: it does not begin as an index does")
         if status.st_size != length:

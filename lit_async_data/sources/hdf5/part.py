@@ -222,7 +222,10 @@ def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:
 
 
 def warn_of(part: StoredPart) -> None:
-    """Say of the datasets of a part what seems to be meant otherwise than they are delivered."""
+    """Say of the datasets of a part why they are slow, and what seems to be meant otherwise than it is delivered."""
+    slow = {str(field.values): field.values.slow for field in part.fields.values() if field.values.slow}
+    for name, reason in slow.items():
+        log.warning("%s is read by h5py, one thread at a time: %s", name, reason)
     packed = {str(field.stored): field.packed for field in part.fields.values() if field.packed}
     for name, attributes in packed.items():
         said = ", ".join(attributes)

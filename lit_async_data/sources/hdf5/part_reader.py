@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import Reading
+from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.bands import H5pyBands, IndexedBands
 from lit_async_data.sources.hdf5.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.dataset import StoredDataset
@@ -58,7 +58,7 @@ class FieldReader(Reader):
         else:
             self._reader.read(rows + begin if begin else rows, out)
 
-    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
         """As `Reader.prepare`."""
         begin, end = self._field.span
         if end - begin == 1:
@@ -72,7 +72,7 @@ class PartReader:
     Args:
         part: The part.
         file: Its file.
-        recent: The bands decoded last, of all parts.
+        recent: The bands decoded last, of all parts, by the name of the dataset.
         room: Room for bands that are kept for good.
 
     Attributes:
@@ -80,7 +80,7 @@ class PartReader:
         fields: The reader of each field.
     """
 
-    def __init__(self, part: StoredPart, file: OpenFile, recent: RecentBands, room: Room) -> None:
+    def __init__(self, part: StoredPart, file: OpenFile, recent: Mapping[str, RecentBands], room: Room) -> None:
         self._part = part
         self._file, self._recent, self._room = file, recent, room
         self.datasets: dict[str, Reader] = {}
@@ -92,7 +92,7 @@ class PartReader:
         for key, array in out.items():
             self.fields[key].read(rows, array)
 
-    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """As `KeepingSource.prepare`, for these samples."""
         rows = self._part.anchors.rows(samples)
         useful = [reader.prepare(rows, decode=decode) for reader in self.fields.values()]
@@ -137,14 +137,15 @@ class PartReader:
 
     def _fastest(self, stored: StoredDataset) -> Reader:
         """The fastest reader that reads a dataset right."""
+        recent = self._recent[_name(stored)]
         if lies_raw(stored):
             return RawReader(stored, self._file)
         if stored.offset is not None and self._file.mapped:
             return StridedReader(stored, self._file)
         if stored.index is not None:
-            return ChunkedReader(stored, IndexedBands(stored, stored.index, self._file), self._recent, self._room)
+            return ChunkedReader(stored, IndexedBands(stored, stored.index, self._file), recent, self._room)
         if stored.filtered:
-            return ChunkedReader(stored, H5pyBands(stored, self._file), self._recent, self._room)
+            return ChunkedReader(stored, H5pyBands(stored, self._file), recent, self._room)
         return H5pyReader(stored, self._file)
 
 

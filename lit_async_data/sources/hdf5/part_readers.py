@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from lit_async_data.chunk_order import Layout
 from lit_async_data.errors import SourceError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import Reading
+from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
 from lit_async_data.sources.hdf5.holding import Holding
 from lit_async_data.sources.hdf5.identity import FileIdentity
@@ -60,7 +61,9 @@ class PartReaders:
         self._files = OpenFiles(
             [OpenFile(path, identity, others=tuple(others[path]), mapped=mapped) for path, identity in files.items()]
         )
-        self.recent, self._room = RecentBands(), Room()
+        # One for each dataset: bands of labels, wanted again and again, are not to go because those of images come.
+        self.recent: collections.defaultdict[str, RecentBands] = collections.defaultdict(RecentBands)
+        self._room = Room()
         self.parts = [
             PartReader(part, self._files[number], self.recent, self._room)
             for part, number in zip(stored, self._file_of, strict=True)
@@ -120,7 +123,7 @@ class PartReaders:
                 error.sample_id = None if found is None else int(self.starts[part]) + found
             raise
 
-    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """Get ready what will be read soon of samples, of which there is at least one; see `KeepingSource.prepare`."""
         if decode:
             samples = self._neighbours(samples)
@@ -133,12 +136,14 @@ class PartReaders:
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `KeepingSource.keep`."""
         self._files.check_process()  # before any lock, which another thread may have held when this process was forked
-        nbytes = self.holding.decoded_bytes(chunks)
-        self.recent.add_room(nbytes)
+        rooms = self.holding.room(chunks)
+        for name, nbytes in rooms.items():
+            self.recent[name].add_room(nbytes)
         self._room.add(cache_bytes)
 
         def give_back() -> None:
-            self.recent.add_room(-nbytes)
+            for name, nbytes in rooms.items():
+                self.recent[name].add_room(-nbytes)
             if self._room.add(-cache_bytes) < 0:
                 self._forget()
 
@@ -149,7 +154,8 @@ class PartReaders:
         if self._files.forked:
             return  # nothing here is this process's, and a lock may have been held when it was forked
         self._files.close()
-        self.recent.clear()
+        for recent in self.recent.values():
+            recent.clear()
         self._forget()
 
     def _forget(self) -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError
 from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import Turn
 from lit_async_data.sources.hdf5.encoded import StoredRanges
 from lit_async_data.sources.hdf5.readers import Reader
 
@@ -59,7 +60,7 @@ class SparseReader(Reader):
         # Added and not assigned: a column that is stored twice means the sum, as in scipy.
         np.add.at(out.reshape(-1), places, values.astype(out.dtype, copy=False))
 
-    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
         """As `Reader.prepare`."""
         begins, counts = _ranges(self._stored, rows)
         useful = [each.prepare_ranges(begins, counts, decode=decode) for each in (self._values, self._columns)]
@@ -87,7 +88,7 @@ class PaddedReader(Reader):
         out[...] = 0
         out[np.arange(out.shape[1]) < counts[:, None]] = values
 
-    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
         """As `Reader.prepare`."""
         return self._values.prepare_ranges(*_ranges(self._stored, rows), decode=decode)
 

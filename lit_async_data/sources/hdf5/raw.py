@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import Reading
+from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.open_file import PREAD_BYTES, OpenFile
 from lit_async_data.sources.hdf5.ranges import Pieces, pieces
@@ -105,7 +105,7 @@ class RawReader(Reader):
         assert stored.index is not None
         return np.full(stored.shape[1:], stored.index.fill, stored.dtype).reshape(-1).view(np.uint8)
 
-    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: bool) -> bool:
+    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:
         """Have the kernel fetch these rows from the disk, if it seems that they are not in memory."""
         if decode:
             return False  # those of whole chunks: those that will be read are named later
@@ -113,7 +113,7 @@ class RawReader(Reader):
         self._ahead.fetch(self._offsets(whole.chunk * self._chunk_rows + whole.inside), whole.rows * self._row_bytes)
         return self._ahead.cold
 
-    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
         """As `prepare_ranges`."""
         if decode:
             return False

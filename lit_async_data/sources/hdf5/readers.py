@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import Reading
+from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.open_file import OpenFile
 
@@ -52,11 +52,11 @@ class Reader:
             if count:
                 self.read(np.arange(first, first + count), out[end - count : end])
 
-    def prepare(self, rows: Indices, *, decode: bool) -> bool:
+    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
         """Do now what reading these rows will need; returns whether there was anything to do."""
         return self.prepare_ranges(rows, np.ones(len(rows), np.int64), decode=decode)
 
-    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: bool) -> bool:  # noqa: ARG002
+    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:  # noqa: ARG002
         """As `prepare`, for ranges as in `read_ranges`."""
         return False
 

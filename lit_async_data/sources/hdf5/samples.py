@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import logging
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.sources.hdf5.identity import FileIdentity
 from lit_async_data.sources.hdf5.part import StoredPart, row_numbers
 
 log = logging.getLogger(__name__)
 
 # Parts that are named in a message.
 NAMED = 5
+
+
+def check_distinct(files: Mapping[str, FileIdentity]) -> None:
+    """Make sure that no two paths lead to one file.
+
+    Raises:
+        ConfigError: Two do, through a link; names both.
+    """
+    seen: dict[tuple[int, int], str] = {}
+    for path, identity in files.items():
+        other = seen.setdefault((identity.device, identity.inode), path)
+        if other != path:
+            raise ConfigError(f"path: {other} and {path} are the same file; its samples would count double")
 
 
 def checked_stride(stride: Any, rows: object) -> int:

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, Location, Part
+from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.locality import locality
 from lit_async_data.sources.hdf5.part import Wanted, check_same, look_at_file, warn_of
 from lit_async_data.sources.hdf5.part_readers import PartReaders
-from lit_async_data.sources.hdf5.samples import checked_stride, chosen_rows, with_samples
+from lit_async_data.sources.hdf5.samples import check_distinct, checked_stride, chosen_rows, with_samples
 from lit_async_data.sources.hdf5.selection import Given, Path, chosen_fields, chosen_files, chosen_layouts
 from lit_async_data.spec import BatchSpec
 
@@ -101,6 +101,7 @@ class HDF5Source:
         self.paths = list(self._names)
         cache = IndexCache(index_cache)
         looked_at = [look_at_file(file, wanted, cache) for file in self.paths]
+        check_distinct({path: identity for path, (identity, _) in zip(self.paths, looked_at, strict=True)})
         parts = [part for _, found in looked_at for part in found]
         for part in parts:
             check_same(part, parts[0])
@@ -195,7 +196,7 @@ class HDF5Source:
         if samples.size:
             self._reader.read(samples, out)
 
-    def prepare(self, samples: Indices, *, decode: bool) -> bool:
+    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """Get ready what will be read soon; see `KeepingSource.prepare`."""
         self._check_range(samples)
         return bool(samples.size) and self._reader.prepare(samples, decode=decode)
