@@ -174,8 +174,8 @@ def _check_long_enough(
         said = ", ".join(f"{name} ({many})" for name, many in named)
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise ConfigError(
-            f"split: too short for stretches of {', '.join(names)} with gaps of {_many(overlap, 'sample')}: {said}{more}; leave "
-            "them out, choose other fractions, or keep parts whole with groups='file'"
+            f"split: too short for stretches of {', '.join(names)} with gaps of {_many(overlap, 'sample')}: "
+            f"{said}{more}; leave them out, choose other fractions, or keep parts whole with groups='file'"
         )
 
 
