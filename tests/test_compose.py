@@ -451,7 +451,9 @@ def test_several_sources_share_the_cache_by_what_must_be_decoded():
     assert both.prepare(np.array([14, 0, 6, 11]), decode=True)
     assert not both.prepare(np.array([1, 7]), decode=False)
     assert (both.decoded_bytes(3), both.band_bytes, both.decodable_bytes) == (600, 7, 4000)
-    both.keep(4, 400)()
+    give_back = both.keep(4, 400)
+    assert ("given back",) not in small.calls + large.calls
+    give_back()
     both.close()
     end = [("given back",), ("close",)]
     assert small.calls == [("prepare", [0], True), ("prepare", [1], False), ("keep", 4, 100), *end]
