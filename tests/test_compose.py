@@ -291,6 +291,12 @@ def test_places_are_those_of_the_innermost_parts():
     assert places.order().tolist() == [0, 2, 1]
 
 
+@given(st.permutations(range(10)))
+def test_places_are_ordered_by_part_and_then_by_row(samples):
+    places = places_of(parted(**{"a.h5": 4, "b.h5": 4, "c.h5": 2})).taken(np.array(samples))
+    assert np.array(samples)[places.order()].tolist() == list(range(10))
+
+
 def test_a_file_that_is_in_two_of_the_sources_is_one_part():
     whole, other = parted(), parted(**{"c.h5": 2})
     both = ConcatSource([SubsetSource(whole, [9, 1]), other, SubsetSource(whole, [2, 8])])
