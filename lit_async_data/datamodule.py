@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import math
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.classes import counted, named
 from lit_async_data.device import Transform
 from lit_async_data.errors import ConfigError, ResumeError
 from lit_async_data.lightning import pl
@@ -21,14 +19,9 @@ from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import default_budget, readable
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.base import Source
-from lit_async_data.sources.split import split as split_source
 from lit_async_data.spec import BatchSpec
+from lit_async_data.stages import STAGES, Stage, sides_of, sources_of, steps_wanted, transforms_of
 from lit_async_data.summary import lines
-
-Stage = Literal["train", "val", "test", "predict"]
-STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
-# Labels looked at in one go while counting classes.
-LABELS_AT_ONCE = 2**20
 
 
 class AsyncDataModule(pl.LightningDataModule):
@@ -85,15 +78,15 @@ class AsyncDataModule(pl.LightningDataModule):
         self._split = ""
         given: dict[str, Any] = {"train": train, "val": val, "test": test, "predict": predict}
         if source is not None or split is not None or groups is not None:
-            given, self._split = _sides(source, split, groups, given)
-        self.sources = {stage: _sources(stage, given[stage]) for stage in STAGES}
+            given, self._split = sides_of(source, split, groups, given)
+        self.sources = {stage: sources_of(stage, given[stage]) for stage in STAGES}
         if not any(self.sources.values()):
             raise ConfigError("train: no source was given for any of train, val, test, predict; or source, and a split")
         self._options = LoaderOptions.of(loader, "loader.")
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:
             self._options_of(stage)  # wrong ones are an error now, not at the first validation
-        self._transforms = _transforms(device_transform)
+        self._transforms = transforms_of(device_transform)
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
 
     # -- what Lightning asks ---------------------------------------------------------------------------------------
@@ -169,21 +162,12 @@ class AsyncDataModule(pl.LightningDataModule):
         Those that `classes` names; else, if no value is negative, one more than the largest, which is read once, over
         the training source or else the first there is.
         """
-        source = self._first
-        whole = [
-            key for key, field in source.spec.fields.items() if field.dtype.kind in "iu" and math.prod(field.shape) == 1
-        ]
-        known = self.classes
-        spans = {key: _span(source, key) for key in whole if key not in known}
-        counted = {key: largest + 1 for key, (least, largest) in spans.items() if least >= 0}
-        return {
-            key: len(known[key]) if key in known else counted[key] for key in whole if key in known or key in counted
-        }
+        return counted(self._first)
 
     @property
     def classes(self) -> dict[str, tuple[str, ...]]:
         """The names of the values 0, 1, 2, … of each field that has any; saved in checkpoints."""
-        return {key: field.classes for key, field in self.spec.fields.items() if field.classes}
+        return named(self._first)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the classes."""
@@ -255,75 +239,6 @@ class AsyncDataModule(pl.LightningDataModule):
             device_transform=self._transforms.get(stage),
         )
         if trainer is not None:
-            loader.steps_wanted = functools.partial(_steps_wanted, weakref.ref(trainer), stage, number)
+            loader.steps_wanted = functools.partial(steps_wanted, weakref.ref(trainer), stage, number)
         self._loaders.add(loader)
         return loader
-
-
-def _sides(
-    source: Source | None, fractions: Mapping[str, float] | None, groups: Any, given: Mapping[str, Any]
-) -> tuple[dict[str, Any], str]:
-    """The source of each stage from one for all, and what they hold in one line."""
-    both = [stage for stage, each in given.items() if each is not None]
-    if both:
-        raise ConfigError(f"{both[0]}: not together with source, split or groups, which say what each stage gets")
-    if source is None:
-        raise ConfigError("source: missing; split and groups say how to cut it")
-    if fractions is None:
-        if groups is not None:
-            raise ConfigError("groups: only with split, as in split={'train': 0.8, 'val': 0.2}")
-        return {**given, "train": source}, ""
-    for name in fractions if isinstance(fractions, Mapping) else ():
-        if name not in STAGES:
-            raise ConfigError(f"split: {name!r} is not one of {', '.join(STAGES)}")
-    sides = split_source(source, fractions, groups=groups)
-    return {**given, **sides}, sides.described
-
-
-def _sources(stage: str, given: Any) -> list[Source]:
-    listed = isinstance(given, Sequence) and not isinstance(given, str) and stage != "train"
-    several = given if listed else [] if given is None else [given]
-    for source in several:
-        if not isinstance(source, Source):
-            raise ConfigError(
-                f"{stage}: {source!r} is not a source{'' if stage == 'train' else ' or a list of sources'}; "
-                "build one, as in HDF5Source('data.h5') or DatasetSource(dataset)"
-            )
-    return list(several)
-
-
-def _transforms(given: Transform | Mapping[str, Transform | None] | None) -> dict[str, Transform | None]:
-    if not isinstance(given, Mapping):
-        return dict.fromkeys(STAGES, given)
-    for stage in given:
-        if stage not in (*STAGES, "eval"):
-            raise ConfigError(f"device_transform: {stage!r} is not one of {', '.join(STAGES)}, eval")
-    return {stage: given.get(stage, given.get("eval") if stage != "train" else None) for stage in STAGES}
-
-
-def _steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -> int | None:
-    """Batches of a pass that the Trainer will take; it knows only when the pass begins."""
-    found = trainer()
-    if found is None or found.state.status != "running":
-        return None
-    limits: Any = {
-        "train": lambda: found.num_training_batches,
-        "val": lambda: (found.num_sanity_val_batches if found.sanity_checking else found.num_val_batches)[number],
-        "test": lambda: found.num_test_batches[number],
-        "predict": lambda: found.num_predict_batches[number],
-    }
-    with contextlib.suppress(IndexError):  # iterated over by hand, with another Trainer attached
-        steps = limits[stage]()
-        return int(steps) if 0 < steps < math.inf else None
-    return None
-
-
-def _span(source: Source, key: str) -> tuple[int, int]:
-    """The least and the largest value of a field."""
-    field, spans = source.spec[key], []
-    for first in range(0, len(source), LABELS_AT_ONCE):
-        samples = np.arange(first, min(first + LABELS_AT_ONCE, len(source)))
-        labels = np.empty((len(samples), *field.stored_shape), field.dtype)
-        source.read_into(samples, {key: labels})
-        spans.append((int(labels.min()), int(labels.max())))
-    return min(least for least, _ in spans), max(largest for _, largest in spans)

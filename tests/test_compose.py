@@ -291,6 +291,12 @@ def test_places_are_those_of_the_innermost_parts():
     assert places.order().tolist() == [0, 2, 1]
 
 
+@given(st.permutations(range(10)))
+def test_places_are_ordered_by_part_and_then_by_row(samples):
+    places = places_of(parted(**{"a.h5": 4, "b.h5": 4, "c.h5": 2})).taken(np.array(samples))
+    assert np.array(samples)[places.order()].tolist() == list(range(10))
+
+
 def test_a_file_that_is_in_two_of_the_sources_is_one_part():
     whole, other = parted(), parted(**{"c.h5": 2})
     both = ConcatSource([SubsetSource(whole, [9, 1]), other, SubsetSource(whole, [2, 8])])
@@ -451,7 +457,9 @@ def test_several_sources_share_the_cache_by_what_must_be_decoded():
     assert both.prepare(np.array([14, 0, 6, 11]), decode=True)
     assert not both.prepare(np.array([1, 7]), decode=False)
     assert (both.decoded_bytes(3), both.band_bytes, both.decodable_bytes) == (600, 7, 4000)
-    both.keep(4, 400)()
+    give_back = both.keep(4, 400)
+    assert ("given back",) not in small.calls + large.calls
+    give_back()
     both.close()
     end = [("given back",), ("close",)]
     assert small.calls == [("prepare", [0], True), ("prepare", [1], False), ("keep", 4, 100), *end]

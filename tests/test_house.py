@@ -79,6 +79,8 @@ ORDER = [
     "loader",
     "summary",
     "lightning",
+    "stages",
+    "classes",
     "datamodule",
     "callback",
     # Never imported by the way of a batch:

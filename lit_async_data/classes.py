@@ -1,0 +1,46 @@
+"""How many classes the fields of a source have, and their names."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lit_async_data.sources.base import Source
+
+# Labels looked at in one go while counting classes.
+LABELS_AT_ONCE = 2**20
+
+
+def named(source: Source) -> dict[str, tuple[str, ...]]:
+    """The names of the values 0, 1, 2, … of each field that has any."""
+    return {key: field.classes for key, field in source.spec.fields.items() if field.classes}
+
+
+def counted(source: Source) -> dict[str, int]:
+    """How many classes each field of one whole number per sample has.
+
+    Args:
+        source: Whose fields they are. Where classes have no names, all labels are read.
+
+    Returns:
+        As many as have names; else one more than the largest value. Not of fields with negative values.
+    """
+    found = {key: len(names) for key, names in named(source).items()}
+    for key, field in source.spec.fields.items():
+        if key not in found and field.dtype.kind in "iu" and math.prod(field.shape) == 1:
+            least, largest = _span(source, key)
+            if least >= 0:
+                found[key] = largest + 1
+    return found
+
+
+def _span(source: Source, key: str) -> tuple[int, int]:
+    """The least and the largest value of a field."""
+    field, spans = source.spec[key], []
+    for first in range(0, len(source), LABELS_AT_ONCE):
+        samples = np.arange(first, min(first + LABELS_AT_ONCE, len(source)))
+        labels = np.empty((len(samples), *field.stored_shape), field.dtype)
+        source.read_into(samples, {key: labels})
+        spans.append((int(labels.min()), int(labels.max())))
+    return min(least for least, _ in spans), max(largest for _, largest in spans)

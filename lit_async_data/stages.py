@@ -1,0 +1,86 @@
+"""What each stage of training gets: its source, its transform, and how much of it is wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from lit_async_data.device import Transform
+from lit_async_data.errors import ConfigError
+from lit_async_data.lightning import pl
+from lit_async_data.sources.base import Source
+from lit_async_data.sources.split import split as split_source
+
+Stage = Literal["train", "val", "test", "predict"]
+STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
+
+
+def sides_of(
+    source: Source | None, fractions: Mapping[str, float] | None, groups: Any, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """The source of each stage from one for all, and what they hold in one line."""
+    both = [stage for stage, each in given.items() if each is not None]
+    if both:
+        raise ConfigError(f"{both[0]}: not together with source, split or groups, which say what each stage gets")
+    if source is None:
+        raise ConfigError("source: missing; split and groups say how to cut it")
+    if fractions is None:
+        if groups is not None:
+            raise ConfigError("groups: only with split, as in split={'train': 0.8, 'val': 0.2}")
+        return {**given, "train": source}, ""
+    for name in fractions if isinstance(fractions, Mapping) else ():
+        if name not in STAGES:
+            raise ConfigError(f"split: {name!r} is not one of {', '.join(STAGES)}")
+    sides = split_source(source, fractions, groups=groups)
+    return {**given, **sides}, sides.described
+
+
+def sources_of(stage: str, given: Any) -> list[Source]:
+    """The sources of a stage; several only in evaluation.
+
+    Raises:
+        ConfigError: Something else was given.
+    """
+    listed = isinstance(given, Sequence) and not isinstance(given, str) and stage != "train"
+    several = given if listed else [] if given is None else [given]
+    for source in several:
+        if not isinstance(source, Source):
+            raise ConfigError(
+                f"{stage}: {source!r} is not a source{'' if stage == 'train' else ' or a list of sources'}; "
+                "build one, as in HDF5Source('data.h5') or DatasetSource(dataset)"
+            )
+    return list(several)
+
+
+def transforms_of(given: Transform | Mapping[str, Transform | None] | None) -> dict[str, Transform | None]:
+    """The transform of each stage.
+
+    Raises:
+        ConfigError: One is for a stage that there is not.
+    """
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(STAGES, given)
+    for stage in given:
+        if stage not in (*STAGES, "eval"):
+            raise ConfigError(f"device_transform: {stage!r} is not one of {', '.join(STAGES)}, eval")
+    return {stage: given.get(stage, given.get("eval") if stage != "train" else None) for stage in STAGES}
+
+
+def steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -> int | None:
+    """Batches of a pass that the Trainer will take; it knows only when the pass begins."""
+    found = trainer()
+    if found is None or found.state.status != "running":
+        return None
+    limits: Any = {
+        "train": lambda: found.num_training_batches,
+        "val": lambda: (found.num_sanity_val_batches if found.sanity_checking else found.num_val_batches)[number],
+        "test": lambda: found.num_test_batches[number],
+        "predict": lambda: found.num_predict_batches[number],
+    }
+    with contextlib.suppress(IndexError):  # iterated over by hand, with another Trainer attached
+        steps = limits[stage]()
+        return int(steps) if 0 < steps < math.inf else None
+    return None
