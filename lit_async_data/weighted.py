@@ -240,10 +240,10 @@ class WeightedChunkOrder:
         With the same uniform shift everywhere, rounding down gives each group its exact share on average.
         """
         cuts = np.minimum(np.arange(-(-self.chunks // self.width) + 1) * self.width, self.chunks)
-        bounds = np.floor(self._places[cuts] / self._places[-1] * self.length + shift)
-        # Through floats, a long epoch may come out one too long.
-        bounds = np.minimum(bounds, self.length).astype(np.int64)
-        bounds[-1] = self.length
+        shares = self._places[cuts] / self._places[-1]
+        # As integers, since a float may be more than a long epoch has. What adds nothing to the sum gets no position.
+        bounds = np.minimum(np.floor(shares * self.length + shift).astype(np.int64), self.length)
+        bounds[shares == 1] = self.length
         there = np.flatnonzero(np.diff(bounds))
         self._begins, self._ends = bounds[there], bounds[there + 1]
         self._lanes = np.stack([cuts[there], cuts[there + 1]], axis=1)

@@ -117,6 +117,8 @@ def test_lanes_are_dealt_in_their_order():
         lanes = order.first_samples(number)
         first_round = order.samples(order.group(number).first + np.arange(lanes.size))
         assert (first_round // 10 * 10).tolist() == lanes.tolist()
+        for rank in range(3):
+            assert order.first_samples(number, rank, 3).tolist() == (first_round[rank::3] // 10 * 10).tolist()
 
 
 @pytest.mark.parametrize("rows", [20, 32, 33, 100])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 
 import h5py
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import CorruptError, MemoryBudgetError
-from lit_async_data.plan import Key
+from lit_async_data.plan import EpochPlan, Key, Schedule
 from lit_async_data.preparation import Preparation
 from lit_async_data.sources.hdf5 import holding
 from lit_async_data.sources.hdf5.codecs import FilterPipeline
@@ -260,6 +262,28 @@ def test_each_chunk_of_each_field_is_decoded_once_whatever_its_rows(h5, decoding
             assert (mask == -data[:, :20]).all()
     source.close()
     assert len(decodings) == len(set(decodings)) == 60 + 4 + 9
+
+
+@pytest.mark.parametrize("start", [0, 85])
+def test_each_rank_prepares_the_chunks_that_it_begins_with(file, start):
+    plan = functools.partial(
+        EpochPlan,
+        length=600,
+        batch_size=4,
+        shuffle="chunk",
+        seed=1,
+        world_size=3,
+        start=start,
+        runs=(ChunkRun(600, 10),),
+        shuffle_chunks=8,
+    )
+    order = plan(epoch=0).chunk_order
+    with contextlib.closing(HDF5Source(file)) as source:
+        for rank in range(3):
+            schedule = Schedule(functools.partial(plan, rank=rank), shuffled=True)
+            first_round = order.group(2).first + np.arange(8)
+            own = order.samples(first_round[(first_round - start) % 3 == rank])
+            assert (Preparation(source, schedule, 8).lanes(0, 2) // 10).tolist() == (own // 10).tolist()
 
 
 @pytest.mark.parametrize("shuffle", ["global", "chunk", "none"])

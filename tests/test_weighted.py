@@ -439,6 +439,19 @@ def test_an_epoch_longer_than_floats_count_ends_where_it_should():
     assert ends == sorted(ends)
 
 
+@pytest.mark.parametrize("length", [2**60 - 1, 2**60 + 1])
+def test_a_last_group_too_light_to_count_gets_nothing(length):
+    """The heavy chunk alone is the sum of both, and as a float the length is one more or less than it is."""
+    counts = set()
+    for key in range(8):
+        order = WeightedChunkOrder([ChunkRun(2, 1)], 1, Weights([1e-17, 1]), length, key)
+        groups = [order.group(number) for number in range(order.groups)]
+        assert [group.first for group in groups] == [0, *(group.end for group in groups[:-1])]
+        assert groups[-1].end == length
+        counts.add(order.groups)
+    assert counts == {1, 2}
+
+
 def test_usual_rows_are_those_of_most_chunks():
     weights = Weights([0] * 40 + [1] * 9)
     assert WeightedChunkOrder([ChunkRun(40, 10), ChunkRun(9, 3)], 64, weights, 5, key=0).rows == 10
