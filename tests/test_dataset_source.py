@@ -479,6 +479,33 @@ def test_what_is_filled_at_once_is_what_would_be_filled_one_by_one(values):
         assert not filled or array.tolist() == values
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (torch.zeros(3), "its shape is"),
+        (torch.zeros(1, 2), "its shape is"),
+        (torch.zeros(2, device="meta"), "a tensor on meta"),
+        (torch.zeros(2).to_sparse(), "a torch.sparse_coo tensor"),
+        (torch.zeros(2, dtype=torch.float64), "its type is float64"),
+    ],
+)
+def test_a_batch_of_tensors_that_are_alike_but_not_as_sample_0_is_refused(other, said):
+    source = DatasetSource([torch.zeros(2), other, other])
+    assert refused(FormatError, said, lambda: read(source, [1, 2])).sample_id == 1
+
+
+def test_small_tensors_are_stacked_and_large_ones_left_to_numpy_which_starts_no_threads(monkeypatch):
+    stacked, stack = [], torch.stack
+
+    def noting(tensors, **more):
+        stacked.append(tuple(tensors[0].shape))
+        return stack(tensors, **more)
+
+    monkeypatch.setattr(torch, "stack", noting)
+    read(DatasetSource([(torch.zeros(GRAIN), torch.zeros(GRAIN - 1), torch.tensor(1))] * 3), [0, 1, 2])
+    assert set(stacked) == {(GRAIN - 1,), ()}
+
+
 @pytest.mark.parametrize("value", [3, 2.5])
 def test_a_number_never_fills_an_array(value):
     source = DatasetSource([np.zeros(2, "i8" if value == 3 else "f8"), value])
