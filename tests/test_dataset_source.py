@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import math
 import os
@@ -402,6 +403,7 @@ def test_numbers_keep_their_type_but_whole_ones_without_an_axis(name, shape, kin
         (torch.tensor(7, dtype=torch.uint16), "i8"),
         (torch.tensor(2.5), "f4"),
         (-(2**63), "i8"),
+        (np.uint64(2**63 - 1), "i8"),
     ],
 )
 def test_numbers_without_an_axis(value, dtype):
@@ -533,12 +535,14 @@ def test_what_casts_safely_is_cast():
         (np.zeros(2, "i8"), torch.zeros(2), "float32, that of sample 0 is int64"),
         (1, 2.5, "float64, that of sample 0 is int64"),
         (True, 1, "int64, that of sample 0 is bool"),
+        (np.float32(1), 0.1, "float64, that of sample 0 is float32"),
     ],
 )
 def test_what_does_not_is_an_error(first, then, said):
     source = DatasetSource([first, first, then])
-    error = refused(FormatError, rf"list\[2\], field '0': its type is {said}.*one type", lambda: read(source, [1, 2]))
-    assert error.sample_id == 2
+    for samples in ([1, 2], [2]):  # alone, all values of the batch are of one kind
+        said_of = rf"list\[2\], field '0': its type is {said}.*one type"
+        assert refused(FormatError, said_of, functools.partial(read, source, samples)).sample_id == 2
 
 
 # -- samples that cannot be part of a batch ----------------------------------------------------------------------------
