@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import math
 import os
@@ -402,6 +403,7 @@ def test_numbers_keep_their_type_but_whole_ones_without_an_axis(name, shape, kin
         (torch.tensor(7, dtype=torch.uint16), "i8"),
         (torch.tensor(2.5), "f4"),
         (-(2**63), "i8"),
+        (np.uint64(2**63 - 1), "i8"),
     ],
 )
 def test_numbers_without_an_axis(value, dtype):
@@ -479,6 +481,33 @@ def test_what_is_filled_at_once_is_what_would_be_filled_one_by_one(values):
         assert not filled or array.tolist() == values
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (torch.zeros(3), "its shape is"),
+        (torch.zeros(1, 2), "its shape is"),
+        (torch.zeros(2, device="meta"), "a tensor on meta"),
+        (torch.zeros(2).to_sparse(), "a torch.sparse_coo tensor"),
+        (torch.zeros(2, dtype=torch.float64), "its type is float64"),
+    ],
+)
+def test_a_batch_of_tensors_that_are_alike_but_not_as_sample_0_is_refused(other, said):
+    source = DatasetSource([torch.zeros(2), other, other])
+    assert refused(FormatError, said, lambda: read(source, [1, 2])).sample_id == 1
+
+
+def test_small_tensors_are_stacked_and_large_ones_left_to_numpy_which_starts_no_threads(monkeypatch):
+    stacked, stack = [], torch.stack
+
+    def noting(tensors, **more):
+        stacked.append(tuple(tensors[0].shape))
+        return stack(tensors, **more)
+
+    monkeypatch.setattr(torch, "stack", noting)
+    read(DatasetSource([(torch.zeros(GRAIN), torch.zeros(GRAIN - 1), torch.tensor(1))] * 3), [0, 1, 2])
+    assert set(stacked) == {(GRAIN - 1,), ()}
+
+
 @pytest.mark.parametrize("value", [3, 2.5])
 def test_a_number_never_fills_an_array(value):
     source = DatasetSource([np.zeros(2, "i8" if value == 3 else "f8"), value])
@@ -506,12 +535,14 @@ def test_what_casts_safely_is_cast():
         (np.zeros(2, "i8"), torch.zeros(2), "float32, that of sample 0 is int64"),
         (1, 2.5, "float64, that of sample 0 is int64"),
         (True, 1, "int64, that of sample 0 is bool"),
+        (np.float32(1), 0.1, "float64, that of sample 0 is float32"),
     ],
 )
 def test_what_does_not_is_an_error(first, then, said):
     source = DatasetSource([first, first, then])
-    error = refused(FormatError, rf"list\[2\], field '0': its type is {said}.*one type", lambda: read(source, [1, 2]))
-    assert error.sample_id == 2
+    for samples in ([1, 2], [2]):  # alone, all values of the batch are of one kind
+        said_of = rf"list\[2\], field '0': its type is {said}.*one type"
+        assert refused(FormatError, said_of, functools.partial(read, source, samples)).sample_id == 2
 
 
 # -- samples that cannot be part of a batch ----------------------------------------------------------------------------
