@@ -23,7 +23,11 @@ class UnfitError(Exception):
 
 
 def as_array(value: Any) -> Array:
-    """A value as an array, without a copy; whole numbers without an axis as int64."""
+    """A value as an array, without a copy; whole numbers without an axis as int64.
+
+    Raises:
+        UnfitError: It is no number and no array of numbers, or one that no tensor in host memory holds.
+    """
     if isinstance(value, torch.Tensor):
         array = _of_tensor(value)
     elif isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.ma.MaskedArray):
@@ -72,7 +76,7 @@ def _refusal(value: object) -> str:
 
 
 def filled_at_once(array: Array, values: list[Any]) -> bool:
-    """Fill an array from values that are all of its type and shape, at a tenth of the price of one by one.
+    """Fill an array from values that are all of its type and shape, which costs less than one by one.
 
     Args:
         array: Of shape (n, ...), C-contiguous.
