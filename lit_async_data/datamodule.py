@@ -50,6 +50,7 @@ class AsyncDataModule(pl.LightningDataModule):
         ConfigError: An option is wrong; the message names it, with the argument it came in.
 
     Example:
+        >>> import numpy as np
         >>> from lit_async_data.testing import ArraySource
         >>> source = ArraySource({"x": np.zeros((10, 3)), "y": np.arange(10) % 4})
         >>> dm = AsyncDataModule(train=source, loader={"batch_size": 4, "shuffle": "global"})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lit_async_data.chunk_order import ChunkOrder
 from lit_async_data.permutation import Permutation, derived_key
@@ -41,6 +43,32 @@ def mixing(order: ChunkOrder | WeightedChunkOrder, batch_size: int, world_size: 
     found = np.sort(places.reshape(looked_at, size), axis=1)
     distinct = 1 + np.count_nonzero(np.diff(found, axis=1), axis=1).mean()
     return float(distinct / order.touched(size))
+
+
+def evenness(batches: npt.NDArray[Any], shuffled: npt.NDArray[Any]) -> float:
+    """How well the values of a field are mixed: the entropy of those in a batch, against batches of a global shuffle.
+
+    Chunks may be mixed well, and what lies in them badly, since those of one patient lie together.
+
+    Args:
+        batches: Values in some batches; shape (batches, samples).
+        shuffled: Values in some batches of a global shuffle; likewise.
+
+    Returns:
+        From 0, where each batch has a single value, to 1; 1 too where there is but one value at all.
+
+    Example:
+        >>> evenness(np.array([[0, 0, 1, 1], [0, 0, 0, 0]]), np.array([[0, 1, 0, 1], [1, 0, 1, 0]]))
+        0.5
+    """
+    wanted = _entropy(shuffled)
+    return min(_entropy(batches) / wanted, 1.0) if wanted else 1.0
+
+
+def _entropy(batches: npt.NDArray[Any]) -> float:
+    """The mean entropy of the values in a batch."""
+    shares = [np.unique(batch, return_counts=True)[1] / batch.size for batch in batches]
+    return float(np.mean([-(share * np.log(share)).sum() for share in shares]))
 
 
 def ranks_per_chunk(order: ChunkOrder | WeightedChunkOrder, world_size: int) -> float:

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.chunk_order import ChunkOrder
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import readable
-from lit_async_data.mixing import mixing, ranks_per_chunk
+from lit_async_data.mixing import evenness, mixing, ranks_per_chunk
+from lit_async_data.permutation import Indices, Permutation, derived_key
+from lit_async_data.plan import EpochPlan
+from lit_async_data.sources.base import Source
+from lit_async_data.sources.places import name_of, parts_of
+from lit_async_data.weighted import WeightedChunkOrder, WeightedOrder
+
+# Samples that are looked at to say how well labels are mixed, and batches at most.
+LOOKED_AT, BATCHES = 8192, 64
+# A field of more values than this, of those, is no label.
+MOST_VALUES = 1000
+
+Values = npt.NDArray[Any]
 
 
 def lines(loader: AsyncLoader) -> list[str]:
@@ -19,36 +40,100 @@ def lines(loader: AsyncLoader) -> list[str]:
     workers = f"{footprint.workers} worker{'s' if footprint.workers > 1 else ''}, queue depth {options.queue_depth}"
     if not footprint.workers:
         workers = "no workers, read in the training loop"
+    name = name_of(source)
+    whole = "" if name.startswith(f"{len(source):,} ") else f"{len(source):,} samples from "
     return [
-        f"{len(source):,} samples from {source}: {fields}",
-        f"batch {options.batch_size}{ranks}, {len(loader):,} steps, shuffle {_shuffle(loader)}",
+        f"{whole}{name}: {fields}",
+        f"batch {options.batch_size}{ranks}, {len(loader):,} steps, {_drawn(loader)}shuffle {_shuffle(loader)}",
         f"{workers}: {footprint.budget}",
     ]
 
 
+def _drawn(loader: AsyncLoader) -> str:
+    """By what samples are drawn with replacement, if they are."""
+    options = loader.options
+    if not options.drawn:
+        return ""
+    by = f"balance of {options.balance}" if options.balance is not None else "weights"
+    return f"{loader.order.length:,} samples drawn by {by}, "
+
+
 def _shuffle(loader: AsyncLoader) -> str:
     """The shuffle and its price, in one line."""
-    order, rows = loader.order, loader.source.chunks.rows
+    order, source, times = loader.order, loader.source, loader.footprint.amplification
     if order.shuffle == "none":
         return "none"
     if order.chunk_order is not None:
         chunks = order.chunk_order
-        mixed = mixing(chunks, order.batch_size, order.world_size)
-        decoded = ranks_per_chunk(chunks, order.world_size)
-        times = "once per epoch" if decoded == 1 else f"by {decoded} ranks each"
-        held = loader.footprint.budget.decoded
-        price = (
-            f"every chunk is decoded {times}, and takes {readable(held)} meanwhile" if held else "nothing is decoded"
-        )
+        mixed = f"{mixing(chunks, order.batch_size, order.world_size):.2f} of the mixing of a global shuffle"
+        fields = ", ".join(f"{name} {share:.2f}" for name, share in _evenness(source, order))
+        width, stored = (count * source.chunks.together for count in (chunks.width, chunks.chunks))
         return (
-            f"chunk: {chunks.width} of {chunks.chunks:,} chunks at a time, {mixed:.2f} of the mixing of a global "
-            f"shuffle; {price}"
+            f"chunk: {min(width, stored)} of {stored:,} chunks at a time, {mixed}"
+            f"{f' ({fields})' if fields else ''}; "
+            f"{_price(loader, chunks, times)}"
         )
+    rows = source.chunks.rows
     if rows == 1:
         return "global: every sample is read alone, once per epoch"
-    if loader.footprint.amplification == 1:
+    if times == 1:
         return "global: what is decoded is kept, and decoded once"
     return (
-        f"global: {loader.footprint.amplification:.1f} samples are decoded for each one used, since {rows} share a "
-        "compressed chunk; shuffle=chunk decodes each chunk once"
+        f"global: {times:.1f} samples are decoded for each one used, since {rows} share a compressed chunk; "
+        "shuffle=chunk decodes each chunk once"
     )
+
+
+def _price(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, times: float) -> str:
+    """What decoding by chunks costs."""
+    chunks, held = loader.source.chunks, loader.footprint.budget.decoded
+    if not held:
+        return "nothing is decoded"
+    which = "every chunk" if chunks.largest else "every chunk of the largest field"
+    decoded = ranks_per_chunk(order, loader.world_size)
+    often = "once per epoch" if decoded == 1 else f"by {decoded:.2g} ranks each"
+    again = f", and {chunks.spread - 1:.2f} of them again for what reaches into the next" if chunks.spread > 1 else ""
+    if loader.options.drawn:
+        again += f": {times:.1f} samples for each one used"
+    return f"{which} is decoded {often}{again}, and takes {readable(held)} meanwhile"
+
+
+def _evenness(source: Source, order: EpochPlan) -> Iterator[tuple[str, float]]:
+    """How well labels, and groups or parts, are mixed."""
+    size = min(order.batch_size, -(-order.length // order.world_size))
+    count = max(min(LOOKED_AT // size, BATCHES, order.length // (size * order.world_size)), 1)
+    steps = Permutation(max(order.length // (size * order.world_size), 1), derived_key(0))(np.arange(count))
+    positions = (steps[:, None] * size + np.arange(size)) * order.world_size
+    ours, shuffled = order.samples(positions.ravel()), _shuffled(source, order, positions.size)
+    for name, values in _labels(source):
+        found = values(np.concatenate([ours, shuffled])).reshape(2, count, size)
+        if 1 < np.unique(found).size <= MOST_VALUES:
+            yield name, evenness(*found)
+
+
+def _shuffled(source: Source, order: EpochPlan, count: int) -> Indices:
+    """Samples in the order of a global shuffle."""
+    if order.weights is not None:
+        return WeightedOrder(order.weights, count, derived_key(1)).samples(np.arange(count))
+    return Permutation(len(source), derived_key(1))(np.arange(count) % len(source))
+
+
+def _labels(source: Source) -> Iterator[tuple[str, Callable[[Indices], Values]]]:
+    """What tells samples apart: whole numbers, one per sample, and where samples come from."""
+    for key, field in source.spec.fields.items():
+        if field.dtype.kind in "iub" and math.prod(field.shape) == 1:
+            yield key, functools.partial(_read, source, key)
+    codes = getattr(source, "group_codes", None)
+    parts = parts_of(source)
+    if codes is not None:
+        yield "groups", lambda samples: codes[samples]
+    elif len(parts) > 1:
+        ends = np.cumsum([part.samples for part in parts])
+        yield "parts", lambda samples: np.searchsorted(ends, samples, side="right")
+
+
+def _read(source: Source, key: str, samples: Indices) -> Values:
+    field = source.spec[key]
+    values = np.empty((len(samples), *field.stored_shape), field.dtype)
+    source.read_into(samples, {key: values})
+    return values.reshape(-1)

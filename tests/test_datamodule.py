@@ -36,6 +36,8 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog)
     source = HDF5Source(path, ["data"])
     with AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
         assert "61.2 samples are decoded for each one used, since 64 share a compressed chunk" in lines(loader)[1]
+        assert not caplog.messages
+        next(loader)
         assert "shuffle=global decodes 61.2 samples for each one used, since 64 share" in caplog.messages[0]
     caplog.clear()
     with AsyncLoader(source, {"batch_size": 10, "shuffle": "global", "cache_bytes": 10**6}) as loader:

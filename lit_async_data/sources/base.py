@@ -33,6 +33,8 @@ class ChunkLayout:
         spread: Chunks of storage that a run's chunk takes, on average: more than 1 where samples reach into the next
             one, which is then decoded twice.
         together: Chunks of storage in a run's chunk, of those that ``shuffle_chunks`` counts.
+        largest: Whether no other field has compressed chunks of more samples than these: those would be decoded for
+            several groups.
     """
 
     runs: tuple[ChunkRun, ...] = ()
@@ -40,6 +42,7 @@ class ChunkLayout:
     reading: Reading = "locked"
     spread: float = 1.0
     together: int = 1
+    largest: bool = True
 
     @property
     def rows(self) -> int:

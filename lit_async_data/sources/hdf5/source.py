@@ -13,7 +13,7 @@ from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.locality import locality
-from lit_async_data.sources.hdf5.part import Wanted, check_same, look_at_file, warn_of
+from lit_async_data.sources.hdf5.part import StoredPart, Wanted, check_same, look_at_file, warn_of
 from lit_async_data.sources.hdf5.part_readers import PartReaders
 from lit_async_data.sources.hdf5.samples import check_distinct, checked_stride, chosen_rows, with_samples
 from lit_async_data.sources.hdf5.selection import Given, Path, chosen_fields, chosen_files, chosen_layouts
@@ -147,6 +147,7 @@ class HDF5Source:
             reading=self._reader.reading,
             spread=lies.spread,
             together=lies.together,
+            largest=all(_fits(part, self._widest) for part in self._stored),
         )
 
     @property
@@ -248,3 +249,9 @@ class HDF5Source:
         if samples.size and samples.view(np.uint64).max() >= len(self):
             bad = samples[(samples < 0) | (samples >= len(self))][0]
             raise IndexError(f"sample {bad} of {len(self)} in {self}")
+
+
+def _fits(part: StoredPart, widest: str) -> bool:
+    """Whether no field of a part has compressed chunks of more rows than another has."""
+    rows = part.fields[widest].values.chunk_rows
+    return all(not field.values.filtered or field.values.chunk_rows <= rows for field in part.fields.values())
