@@ -242,7 +242,7 @@ class WeightedChunkOrder:
         cuts = np.minimum(np.arange(-(-self.chunks // self.width) + 1) * self.width, self.chunks)
         shares = self._places[cuts] / self._places[-1]
         bounds = np.floor(shares * self.length + shift).astype(np.int64)
-        # A float is not the length of a very long epoch; and behind what adds nothing to the sum there are no positions.
+        # A float is not the length of a very long epoch; and what adds nothing to the sum gets no positions.
         bounds[shares == 1] = self.length
         there = np.flatnonzero(np.diff(bounds))
         self._begins, self._ends = bounds[there], bounds[there + 1]
