@@ -241,8 +241,8 @@ class WeightedChunkOrder:
         """
         cuts = np.minimum(np.arange(-(-self.chunks // self.width) + 1) * self.width, self.chunks)
         shares = self._places[cuts] / self._places[-1]
-        # As integers, since a float may be more than a long epoch has. What adds nothing to the sum gets no position.
-        bounds = np.minimum(np.floor(shares * self.length + shift).astype(np.int64), self.length)
+        bounds = np.floor(shares * self.length + shift).astype(np.int64)
+        # A float is not the length of a very long epoch; and what adds nothing to the sum gets no positions.
         bounds[shares == 1] = self.length
         there = np.flatnonzero(np.diff(bounds))
         self._begins, self._ends = bounds[there], bounds[there + 1]

@@ -494,6 +494,15 @@ def test_amplification_of_a_long_epoch_is_each_chunk_once_for_each_rank():
     assert alone.ranks_per_chunk(8) == pytest.approx(1)
 
 
+def test_groups_of_one_chunk_decode_just_the_chunks_that_get_positions():
+    runs, table = [ChunkRun(100, 100), ChunkRun(5, 1), ChunkRun(20, 10)], Weights([0.01] * 100 + [1] * 5 + [0.1] * 20)
+    rows = np.array([len(chunk) for chunk in chunks_of(runs)])
+    for key in range(20):
+        order = WeightedChunkOrder(runs, 1, table, 2, key)
+        decoded = rows[np.unique(chunk_numbers(runs)[all_of(order)])].sum()
+        assert order.amplification() == pytest.approx(decoded / 2)
+
+
 def test_chunks_of_no_weight_are_not_decoded():
     weights = np.zeros(1000)
     weights[200:300] = 1
