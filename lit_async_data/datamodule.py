@@ -197,7 +197,7 @@ class AsyncDataModule(pl.LightningDataModule):
                 said += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(lines(loader))]
         if not said:
             return f"no data for {', '.join(stages)}"
-        split = [f"{'split':<8}{self._split}"] if self._split else []
+        split = [f"{'split':<8}{self._split}"] if self._split and "train" in stages else []
         return "\n".join([*split, *said, f"{'memory':<8}{readable(total)} in all"])
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
+import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
@@ -133,6 +134,8 @@ class LoaderOptions:
     def _check_drawing(self) -> None:
         if self.balance is not None and not (isinstance(self.balance, str) and self.balance):
             raise ConfigError(f"balance: {self.balance!r} is not the key of a field")
+        if self.weights is not None and not _is_key_or_numbers(self.weights):
+            raise ConfigError(f"weights: {self.weights!r} is neither the key of a field nor a number for each sample")
         if self.balance is not None and self.weights is not None:
             raise ConfigError("weights: not together with balance, which gives each sample a weight; give one of them")
         if not self.drawn and self.epoch_size is not None:
@@ -203,6 +206,12 @@ class LoaderOptions:
     def for_evaluation(self) -> LoaderOptions:
         """These options as validation, test and prediction use them: as stored, nothing dropped."""
         return dataclasses.replace(self, shuffle="none", drop_last=False, balance=None, weights=None, epoch_size=None)
+
+
+def _is_key_or_numbers(given: object) -> bool:
+    if isinstance(given, str):
+        return bool(given)
+    return isinstance(given, Sequence | np.ndarray) and np.ndim(given) == 1 and len(given) > 0
 
 
 _NO_BATCH_SIZE = ConfigError("batch_size: missing; how many samples shall a batch have?")

@@ -336,6 +336,9 @@ BAD = {
     "memory_budget": [*NO_NUMBER[1:], 0, -1, "4 GB", 1e9],
     "timeout_s": [None, True, "60", [60], 0, -1, 0.0, -0.5, NAN, INFINITY],
     "with_ids": NO_BOOL,
+    "balance": [True, 0, 2.5, "", ["y"]],
+    "weights": [True, 0, 2.5, "", [], {"y": 1}, [[1.0], [2.0]]],
+    "epoch_size": [*NO_NUMBER[1:], 0, -1],
 }
 EVERY_BAD = [pytest.param(name, value, id=f"{name}-{value!r}") for name, values in BAD.items() for value in values]
 
@@ -397,7 +400,7 @@ def test_an_option_of_torch_points_to_ours(file, name, pointer, as_mapping):
         ("batchsize", "did you mean batch_size?"),
         ("shufle", "did you mean shuffle?"),
         ("queue_dept", "did you mean queue_depth?"),
-        ("banana", "there are batch_size, shuffle, shuffle_chunks, seed"),
+        ("kiwi", "there are batch_size, shuffle, shuffle_chunks, seed"),
     ],
 )
 def test_a_misspelt_option_gets_the_near_one_or_all(name, hint):
