@@ -95,6 +95,7 @@ class ConcatSource:
             reading=max((layout.reading for layout in layouts), key=READING.index),
             spread=max(layout.spread for layout in layouts),
             together=max(layout.together for layout in layouts),
+            largest=all(layout.largest for layout in layouts),
         )
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:

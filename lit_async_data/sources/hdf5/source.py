@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -137,7 +138,7 @@ class HDF5Source:
         """Keys, shapes and dtypes of the fields."""
         return self._spec
 
-    @property
+    @functools.cached_property
     def chunks(self) -> ChunkLayout:
         """Which samples of the widest field lie together, and how all of them are read."""
         lies = self._lies
