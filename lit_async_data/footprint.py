@@ -72,7 +72,7 @@ class Footprint:
             decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.band_bytes
             cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
-        if workers and source.chunks.reading == "copied" and not streams:
+        if ahead and source.chunks.reading == "copied" and not streams:
             left = limit - decoded - cache
             most = min(left // (slots * layout.nbytes), schedule.steps)
             layout = BatchLayout(spec, schedule.capacity, together(layout.nbytes, most))

@@ -37,6 +37,7 @@ ORDER = [
     "sources.hdf5.dataset",
     "sources.hdf5.decoded",
     "sources.hdf5.open_file",
+    "sources.hdf5.open_files",
     "sources.hdf5.readahead",
     "sources.hdf5.ranges",
     "sources.hdf5.readers",

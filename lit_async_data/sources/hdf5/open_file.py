@@ -1,17 +1,13 @@
-"""The handles on files: `OpenFile`, checked to be the one that was looked at, and `OpenFiles`, not too many at once."""
+"""`OpenFile`: the handles on one file, which is checked to be the one that was looked at."""
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import errno
 import mmap
 import os
-import resource
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import h5py
 import numpy as np
@@ -101,7 +97,8 @@ class OpenFile:
         Raises:
             ChangedError: It is not; says what differs.
         """
-        self._check_same(self.descriptor())
+        # Once per file and batch: a descriptor that is there belongs to this process, or `check_process` has failed.
+        self._check_same(self.descriptor() if self._descriptor is None else self._descriptor)
         for path, was in self._others:
             try:
                 _refuse_changed(path, was, os.stat(path))
@@ -111,7 +108,10 @@ class OpenFile:
                 ) from error
 
     def _check_same(self, descriptor: int) -> None:
-        _refuse_changed(self.path, self._identity, os.fstat(descriptor))
+        was, now = self._identity, os.fstat(descriptor)
+        same = now.st_mtime_ns == was.mtime_ns and now.st_size == was.size
+        if not same or now.st_ino != was.inode or now.st_dev != was.device:
+            _refuse_changed(self.path, was, now)
 
     def map(self, *, at_random: bool = True) -> npt.NDArray[np.uint8]:
         """The bytes of the whole file, read-only; pages are read as they are touched.
@@ -161,25 +161,31 @@ class OpenFile:
         self.read_at(offset, found)
         return found
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def __enter__(self) -> Self:
         """Read inside: the file is checked before and after, and stays open until the last reader has left."""
         self.check_process()  # before the lock, which another thread may have held when this process was forked
         with self._lock:
             self._reading += 1
         try:
             self.check()
-            try:
-                yield
-            except CorruptError:
-                self.check()  # a file that is written to is no damaged one
-                raise
-            self.check()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            # A file that is written to is no damaged one: that is looked at first.
+            if error is None or isinstance(error, CorruptError):
+                self.check()
         finally:
-            with self._lock:
-                self._reading -= 1
-                if self._leaving and not self._reading:
-                    self._close()
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._reading -= 1
+            if self._leaving and not self._reading:
+                self._close()
 
     def dataset(self, name: str, chunk_bytes: int) -> h5py.Dataset:
         """A dataset through h5py, with a chunk cache that holds at least two of its chunks; none where they are 0."""
@@ -237,53 +243,3 @@ def _refuse_changed(path: str, was: FileIdentity, now: os.stat_result) -> None:
     what = was.difference(FileIdentity.of(now))
     if what is not None:
         raise ChangedError(f"{path} {what} since the source was built; build it again", file=path)
-
-
-class OpenFiles:
-    """The files of a source, of which only so many are open at once: those used last. Safe from several threads.
-
-    Args:
-        files: All of them.
-    """
-
-    def __init__(self, files: Sequence[OpenFile]) -> None:
-        self._files = files
-        self._lock = threading.Lock()
-        self._used: collections.OrderedDict[int, None] = collections.OrderedDict()
-        # A file takes up to three descriptors (its map has one too); half of those there may be are left to others.
-        self._most = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8, 1)
-
-    def __getitem__(self, number: int) -> OpenFile:
-        return self._files[number]
-
-    @contextlib.contextmanager
-    def reading(self, number: int) -> Iterator[None]:
-        """As `OpenFile.reading`, for one of them; the one used longest ago is closed if there are too many."""
-        with self._files[number].reading():
-            oldest = self._use(number)
-            if oldest is not None:
-                self._files[oldest].close()
-            yield
-
-    @property
-    def forked(self) -> bool:
-        """Whether files are open in the process that this one was forked from."""
-        return any(file.forked for file in self._files)
-
-    def check_process(self) -> None:
-        """Raise `WorkerError` if that is so."""
-        for file in self._files:
-            file.check_process()
-
-    def _use(self, number: int) -> int | None:
-        with self._lock:
-            self._used[number] = None
-            self._used.move_to_end(number)
-            return self._used.popitem(last=False)[0] if len(self._used) > self._most else None
-
-    def close(self) -> None:
-        """Close them all."""
-        for file in self._files:
-            file.close()
-        with self._lock:
-            self._used.clear()

@@ -18,7 +18,8 @@ from lit_async_data.sources.hdf5.decoded import RecentBands, Room
 from lit_async_data.sources.hdf5.holding import Holding
 from lit_async_data.sources.hdf5.identity import FileIdentity
 from lit_async_data.sources.hdf5.locality import Locality
-from lit_async_data.sources.hdf5.open_file import OpenFile, OpenFiles
+from lit_async_data.sources.hdf5.open_file import OpenFile
+from lit_async_data.sources.hdf5.open_files import OpenFiles
 from lit_async_data.sources.hdf5.part import StoredPart
 from lit_async_data.sources.hdf5.part_reader import PartReader
 
@@ -115,7 +116,7 @@ class PartReaders:
     def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         own = samples - self.starts[part]
         try:
-            with self._files.reading(self._file_of[part]):
+            with self._files.used(self._file_of[part]):
                 self.parts[part].read(own, out)
         except SourceError as error:
             if error.row is not None and error.sample_id is None:
@@ -129,7 +130,7 @@ class PartReaders:
             samples = self._neighbours(samples)
         useful = False
         for part, where in self.by_part(samples) if samples.size else ():
-            with self._files.reading(self._file_of[part]):
+            with self._files.used(self._file_of[part]):
                 useful |= self.parts[part].prepare(samples[where] - self.starts[part], decode=decode)
         return useful
 

@@ -49,7 +49,9 @@ class RawReader(Reader):
     def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
         self._stored = stored
         self._file = file
-        self._row_bytes = stored.nbytes // stored.rows
+        self._nbytes = stored.nbytes
+        self._row_bytes = self._nbytes // stored.rows
+        self._native = stored.dtype.newbyteorder("=")
         self._mapped = file.mapped and self._row_bytes < PREAD_BYTES
         # Rows that lie together: all of them, or those of a chunk.
         self._chunk_rows = stored.rows if stored.index is None else stored.index.shape[0]
@@ -64,7 +66,7 @@ class RawReader(Reader):
         if self._ahead.cold:
             self.prepare(rows, decode=False)
         stored = self._stored
-        as_stored = out.dtype == stored.dtype.newbyteorder("=")
+        as_stored = out.dtype == self._native
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
         self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
         if not as_stored:
@@ -135,7 +137,7 @@ class RawReader(Reader):
         if stored.offset is not None and self._mapped:
             # As bytes, since numpy copies a whole table that is not aligned in the file before it takes from it; and
             # with mode="clip", since "raise" gathers into a buffer of its own. The rows have been checked.
-            table = self._file.map()[stored.offset : stored.offset + stored.nbytes]
+            table = self._file.map()[stored.offset : stored.offset + self._nbytes]
             table.reshape(stored.rows, -1).take(rows, axis=0, out=out, mode="clip")
             return
         offsets = self._offsets(rows)
