@@ -70,6 +70,8 @@ class Preparation:
                 key = self._owed.popleft()
             except IndexError:  # another worker was faster
                 return
+            if cursor is not None and key >= cursor:
+                continue  # of another order: somebody has chosen an epoch meanwhile
             if oldest is not None and self._place(oldest) < self._place(key):
                 self._owed.appendleft(key)
                 return

@@ -100,6 +100,8 @@ def _price(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, times: f
 
 def _evenness(source: Source, order: EpochPlan) -> Iterator[tuple[str, float]]:
     """How well labels, and groups or parts, are mixed."""
+    if source.chunks.reading == "python":
+        return  # code of the user's, which may take any time
     size = min(order.batch_size, -(-order.length // order.world_size))
     count = max(min(LOOKED_AT // size, BATCHES, order.length // (size * order.world_size)), 1)
     steps = Permutation(max(order.length // (size * order.world_size), 1), derived_key(0))(np.arange(count))

@@ -61,11 +61,11 @@ class Anchors:
         """How many of the samples behind it share rows with one, if each takes this many rows."""
         if self.chosen is None:
             return min(-(-length // self.stride), self.count) - 1
-        if length == 1 or self.count == 1:
-            return 0
-        if (np.diff(self.chosen) < 0).any():
-            return self.count - 1  # in no order: any may
-        return int((np.searchsorted(self.chosen, self.chosen + length) - np.arange(self.count)).max()) - 1
+        ordered = np.sort(self.chosen)
+        nearest = np.searchsorted(ordered, ordered + length) - np.arange(self.count)
+        most = int(nearest.max()) - 1
+        # In no order, any two may be those that share rows.
+        return self.count - 1 if most and (np.diff(self.chosen) < 0).any() else most
 
 
 def room(rows: int, spans: Sequence[Span]) -> Span:

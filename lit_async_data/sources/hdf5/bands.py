@@ -91,7 +91,9 @@ class IndexedBands:
         stored = self._stored
         count = min(self.rows, stored.rows - number * self.rows)
         if self.plain:
-            return self._native(self.chunk(number)[:count])
+            values = self.chunk(number)
+            # A view would keep all of a chunk of which few rows are in the dataset.
+            return self._native(values if count == len(values) else values[:count].copy())
         band = np.empty((count, *stored.spec.stored_shape), stored.dtype)
         axes = ([number] if axis == stored.axis else range(n) for axis, n in enumerate(self._index.grid))
         for place in itertools.product(*axes):

@@ -36,12 +36,13 @@ class ChunkedReader(Reader):
         self._stored = stored
         self._recent = recent
         native = stored.dtype.newbyteorder("=")
-        self._kept = KeptBands(stored.rows, bands.rows, stored.spec.stored_shape, native, room)
+        rows = min(bands.rows, stored.rows)
+        self._kept = KeptBands(stored.rows, rows, stored.spec.stored_shape, native, room)
         # Nobody else wants anything of a band of one row: it goes straight into the batch.
         self._alone = bands.rows == 1
         self.rows = bands.rows
         self.reading = bands.reading
-        band_bytes = bands.rows * stored.nbytes // stored.rows
+        band_bytes = rows * stored.nbytes // stored.rows
         self.band_bytes = 0 if self._alone else band_bytes
         self.decodable_bytes = -(-stored.rows // bands.rows) * band_bytes
         self._name = object()  # not the reader itself, which refers to the recent bands

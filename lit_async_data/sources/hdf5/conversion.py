@@ -24,44 +24,61 @@ class Packing:
     Attributes:
         scale: Factor.
         offset: Summand.
-        missing: Stored values that mean that there is none.
+        missing: Stored values, in the stored type, that mean that there is none.
         unsigned: Whether stored integers are meant without a sign.
         dtype: Element type of what comes out.
     """
 
     scale: float
     offset: float
-    missing: tuple[float | int, ...]
+    missing: tuple[Any, ...]
     unsigned: bool
     dtype: np.dtype[Any]
 
     @classmethod
-    def of(cls, dataset: h5py.Dataset) -> Packing:
-        """What the attributes of a dataset say; source: the NetCDF users' guide, appendix on attribute conventions."""
-        stored = dataset.dtype
+    def of(cls, dataset: h5py.Dataset, dtype: npt.DTypeLike | None = None) -> Packing:
+        """What the attributes of a dataset say; source: the NetCDF users' guide, appendix on attribute conventions.
+
+        Args:
+            dataset: Open.
+            dtype: What is to be delivered, if that was said.
+        """
+        stored = dataset.dtype.newbyteorder("=")
         wide = (stored.kind in "iu" and stored.itemsize > 2) or stored == np.float64
+        wanted = np.dtype(dtype or bool)
         missing = [attribute(dataset, name) for name in ("_FillValue", "missing_value") if name in dataset.attrs]
         return cls(
             scale=float(attribute(dataset, "scale_factor", 1.0)),
             offset=float(attribute(dataset, "add_offset", 0.0)),
-            missing=tuple(value.item() for value in missing),
+            missing=tuple(value for value in (_as_stored(each, stored) for each in missing) if value is not None),
             unsigned=stored.kind == "i" and str(attribute(dataset, "_Unsigned", "")).lower() == "true",
-            dtype=np.dtype(np.float64 if wide else np.float32),
+            dtype=wanted if wanted.kind == "f" else np.dtype(np.float64 if wide else np.float32),
         )
 
     def unpacked(self, values: Array) -> Array:
         """Values as they are meant."""
-        missing = np.isin(values, self.missing) if self.missing else None
+        missing = np.zeros(values.shape, np.bool_)
+        for value in self.missing:  # one by one, in the stored type: several make floats of large integers
+            missing |= values == value
         if self.unsigned:
             values = values.view(values.dtype.str.replace("i", "u"))
         # In two bytes less than the result holds, no rounding shows; one more rounding in float64 would.
         meant = values.astype(self.dtype) if (self.scale, self.offset) == (1.0, 0.0) else self._scaled(values)
-        if missing is not None:
-            meant[missing] = np.nan
+        meant[missing] = np.nan
         return meant
 
     def _scaled(self, values: Array) -> Array:
         return (values.astype(np.float64) * self.scale + self.offset).astype(self.dtype)
+
+
+def _as_stored(value: Any, stored: np.dtype[Any]) -> Any:
+    """A value in the stored type; None if no stored value can be equal to it. NaN stays NaN without it."""
+    unsigned = np.dtype(stored.str.replace("i", "u"))
+    if stored.kind == "i" and value > np.iinfo(stored).max and value == (cast := np.asarray(value).astype(unsigned)):
+        return cast.view(stored)[()]
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = np.asarray(value).astype(stored)
+    return cast[()] if cast == value else None
 
 
 def attribute(dataset: h5py.Dataset, name: str, otherwise: Any = None) -> Any:

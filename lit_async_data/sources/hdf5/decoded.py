@@ -20,6 +20,8 @@ from lit_async_data.sources.base import Turn
 Array = npt.NDArray[Any]
 # Seconds between two looks of a thread that waits for another to decode what it wants too.
 POLL_S = 0.5
+# Of Linux; Python has no name for it before 3.12.
+MAP_NORESERVE = 0x4000
 # Turns that are told apart: that which is dealt, the next, and what a slow worker may still be at.
 TURNS = 8
 
@@ -114,8 +116,8 @@ class RecentBands:
         self._bands.setdefault(number, collections.OrderedDict())[key] = band
 
     def _number(self, turn: Turn) -> int:
-        """The number of a turn. What is read at once belongs to the one before the newest: that is being dealt."""
-        if not turn:
+        """The number of a turn. What has none belongs to the one before the newest, which is being dealt."""
+        if not isinstance(turn, tuple):
             return self._newest - 1
         if turn not in self._turns:
             self._newest += 1
@@ -257,10 +259,11 @@ class KeptBands:
             self._kept, self._next = None, 0
 
     def _made(self) -> tuple[Array, Indices] | None:
-        """The table, in memory that is taken from the system only as it is written to; None if there is no room."""
-        most = min(self._bands, self._room.limit // self._band_bytes)
-        if self._kept is None and most:
-            memory = mmap.mmap(-1, most * self._band_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        """The table, for all bands, in memory that is taken from the system only as it is written to."""
+        if self._kept is None and self._band_bytes <= self._room.limit:
+            # Not reserved: there may be more bands than the machine has memory. `Room` says how many are kept.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+            memory = mmap.mmap(-1, self._bands * self._band_bytes, flags=flags)
             table = np.frombuffer(memory, self._dtype).reshape(-1, *self._shape)
             self._kept = table, np.full(self._bands, -1, np.int64)
         return self._kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from lit_async_data.sources.hdf5.encoded import StoredRanges
 from lit_async_data.sources.hdf5.locality import Locality
 from lit_async_data.sources.hdf5.part import StoredPart
 from lit_async_data.sources.hdf5.part_reader import PartReader
@@ -26,10 +27,16 @@ class Holding:
     """
 
     def __init__(self, readers: Sequence[PartReader], lies: Locality, parts: Sequence[StoredPart], widest: str) -> None:
+        field = parts[0].fields[widest]
         self._lies = lies
-        self._rows = max(part.fields[widest].values.chunk_rows for part in parts)
-        # The datasets of that field, where they hold elements and not rows.
-        self._elements = {name for each in readers for name in each.elements_of(widest)}
+        self._spans = readers[0].spans()
+        # The datasets that chunks are counted by, and the rows that are read of them around an anchor.
+        self._own = {readers[0].name(dataset) for dataset in field.datasets}
+        self._own_span = None if isinstance(field.stored, StoredRanges) else field.span
+        if self._own_span is None:
+            self._reach = max((run.rows for run in lies.runs), default=1) * max(part.anchors.stride for part in parts)
+        else:
+            self._reach = lies.bands * max(part.fields[widest].values.chunk_rows for part in parts)
         self._datasets: dict[str, list[Reader]] = {}
         for part in readers:
             for name, reader in part.datasets.items():
@@ -50,16 +57,20 @@ class Holding:
         band, whole = max(each.band_bytes for each in held), sum(each.decodable_bytes for each in held)
         if not chunks:
             return min(max(2 * band, RECENT_BYTES), whole)
-        return min(chunks * self._bands(name, min(each.rows for each in held)) * band, whole)
+        bands = self._bands(name, min(each.rows for each in held))
+        return whole if bands is None else min(chunks * bands * band, whole)
 
-    def _bands(self, name: str, rows: int) -> int:
-        """Bands of a dataset that the samples of a chunk take, at most."""
-        bands, reach = self._lies.bands, self._lies.bands * self._rows
-        if self._elements and name not in self._elements:
-            reach = max(run.rows for run in self._lies.runs)
-        elif rows >= self._rows:
-            return bands  # its borders are borders there too, or it is the same
-        return -(-reach // rows) + 1
+    def _bands(self, name: str, rows: int) -> int | None:
+        """Bands of a dataset that the samples of a run's chunk take, at most; None where that is not known."""
+        span = self._spans[name]
+        if name in self._own and span == self._own_span:
+            return self._lies.bands
+        if span is None:
+            return None
+        more = span[1] - span[0] - 1
+        if not more and rows % self._reach == 0:
+            return 1  # each of its borders is one of those chunks
+        return -(-(self._reach + more) // rows) + 1
 
     @property
     def band_bytes(self) -> int:

@@ -43,6 +43,9 @@ def locality(parts: Sequence[StoredPart], key: str) -> Locality:
     if all(_is_plain(part, key) for part in parts):
         runs = tuple(ChunkRun(part.rows, part.fields[key].values.chunk_rows) for part in parts)
         return Locality(runs, 1.0, 1, 1)
+    if not any(part.fields[key].values.filtered for part in parts):
+        # Nothing is decoded, so nothing is gained by taking samples together; and there may be very many chunks.
+        return Locality((ChunkRun(sum(part.anchors.count for part in parts), 1),), 1.0, 1, 1)
     alone = _found(parts, key, 1)
     reach = alone.bands - 1
     if alone.spread <= 1 + LITTLE or not reach:
@@ -52,7 +55,9 @@ def locality(parts: Sequence[StoredPart], key: str) -> Locality:
 
 def _is_plain(part: StoredPart, key: str) -> bool:
     anchors, field = part.anchors, part.fields[key]
-    return field.stored is field.values and field.span == (0, 1) and anchors.chosen is None and anchors.stride == 1
+    # Windows of other fields may leave rows out at either end.
+    all_rows = anchors.chosen is None and (anchors.first, anchors.stride, anchors.count) == (0, 1, part.rows)
+    return field.stored is field.values and field.span == (0, 1) and all_rows
 
 
 def _found(parts: Sequence[StoredPart], key: str, together: int) -> Locality:
@@ -90,7 +95,9 @@ def _stretches(part: StoredPart, key: str, together: int) -> Indices:
         first = anchors.first + field.span[0]
         last = first + (anchors.count - 1) * anchors.stride
         borders = np.arange(first // rows + 1, last // rows + 1) * rows
-        return np.unique(np.append(0, -((first - borders) // anchors.stride)))
+        begins = np.append(0, -((first - borders) // anchors.stride))
+        found: Indices = begins[np.append(True, np.diff(begins) > 0)]
+        return found
     home = field.extent(anchors.rows(np.arange(anchors.count)))[0] // rows
     return np.append(0, np.flatnonzero(np.diff(home)) + 1)
 

@@ -16,10 +16,11 @@ from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.field import Field
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.hdf5.anchors import Anchors, room
+from lit_async_data.sources.hdf5.encoded import StoredRanges
 from lit_async_data.sources.hdf5.identity import FileIdentity, Others
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.selection import chosen_groups
-from lit_async_data.sources.hdf5.stored_field import StoredField, Within, look_at_field
+from lit_async_data.sources.hdf5.stored_field import StoredField, Tables, Within, look_at_field
 
 log = logging.getLogger(__name__)
 
@@ -80,12 +81,19 @@ class StoredPart:
         spans = [field.span for field in self.fields.values()]
         return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
 
-    def sample(self, row: int, among: Indices) -> int | None:
-        """The first of these samples that takes a row; None if none does."""
-        spans = [field.span for field in self.fields.values()]
-        first = row - self.anchors.rows(among)
-        takes = (first >= min(begin for begin, _ in spans)) & (first < max(end for _, end in spans))
-        return int(among[takes.argmax()]) if takes.any() else None
+    def sample(self, dataset: str | None, row: int, among: Indices) -> int | None:
+        """The first of these samples that takes a row of a dataset, or an element; None if none does."""
+        anchors = self.anchors.rows(among)
+        for field in self.fields.values():
+            first, last = field.extent(anchors)
+            if isinstance(field.stored, StoredRanges) and dataset == field.stored.name:
+                first = last = anchors  # the row of a sparse matrix itself
+            elif dataset not in [each.name for each in field.datasets]:
+                continue
+            takes = (first <= row) & (row <= last)
+            if takes.any():
+                return int(among[takes.argmax()])
+        return None
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """The values of a dataset of one axis at the rows of all samples; text as text.
@@ -149,8 +157,10 @@ def look_at_file(path: str, wanted: Wanted, cache: IndexCache) -> tuple[FileIden
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             identity = FileIdentity.of(os.stat(path))
+            tables: Tables = {}
+            groups = chosen_groups(file, path, wanted.group)
             return identity, [
-                _look_at(file, path, group, wanted, cache) for group in chosen_groups(file, path, wanted.group)
+                _look_at(Within(file, path, group, cache, wanted.external, tables), wanted) for group in groups
             ]
     except OSError as error:
         raise FormatError(f"{path} {_what_is_wrong(path, error)}: {error}", file=path) from error
@@ -167,8 +177,8 @@ def _what_is_wrong(path: str, error: OSError) -> str:
     return "is not an HDF5 file, or is damaged"
 
 
-def _look_at(file: h5py.File, path: str, group: str, wanted: Wanted, cache: IndexCache) -> StoredPart:
-    within = Within(file, path, group, cache, wanted.external)
+def _look_at(within: Within, wanted: Wanted) -> StoredPart:
+    path = within.path
     fields: dict[str, StoredField] = {}
     for key, field in wanted.fields.items():
         found = look_at_field(within, key, field, wanted.layouts.get(key))
@@ -184,9 +194,9 @@ def _look_at(file: h5py.File, path: str, group: str, wanted: Wanted, cache: Inde
         )
     spans = [field.span for field in fields.values()]
     rows = next(iter(lengths.values()))
-    part = StoredPart(path, group, fields, Anchors.within(rows, spans, wanted.stride))
+    part = StoredPart(path, within.group, fields, Anchors.within(rows, spans, wanted.stride))
     if wanted.rows is not None:
-        return part.at(_stored_rows(file, part, within.name(wanted.rows)))
+        return part.at(_stored_rows(within.file, part, within.name(wanted.rows)))
     return part
 
 

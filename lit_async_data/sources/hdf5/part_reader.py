@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
+from lit_async_data.sources.hdf5.anchors import Span
 from lit_async_data.sources.hdf5.bands import H5pyBands, IndexedBands
 from lit_async_data.sources.hdf5.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.dataset import StoredDataset
@@ -103,12 +104,17 @@ class PartReader:
         """How each field is read."""
         return (reader.reading for reader in self.fields.values())
 
-    def elements_of(self, key: str) -> list[str]:
-        """The names of the datasets of a field, where they hold elements and not rows."""
-        stored = self._part.fields[key].stored
-        if not isinstance(stored, StoredRanges):
-            return []
-        return [_name(each) for each in (stored.values, stored.columns) if each is not None]
+    def spans(self) -> dict[str, Span | None]:
+        """The rows around an anchor that are read of each dataset; None where it holds elements and not rows."""
+        found: dict[str, Span | None] = {}
+        for field in self._part.fields.values():
+            if isinstance(field.stored, StoredRanges):
+                found |= dict.fromkeys(map(self.name, field.datasets), None)
+                continue
+            name = self.name(field.stored)
+            begin, end = found.get(name) or field.span
+            found[name] = min(begin, field.span[0]), max(end, field.span[1])
+        return found
 
     def forget(self) -> None:
         """Let go of decoded values that are kept for good."""
@@ -130,14 +136,18 @@ class PartReader:
         return reader if field.plain else FieldReader(field, reader)
 
     def _dataset_reader(self, stored: StoredDataset) -> Reader:
-        name = _name(stored)
+        name = self.name(stored)
         if name not in self.datasets:
             self.datasets[name] = self._fastest(stored)
         return self.datasets[name]
 
+    def name(self, stored: StoredDataset) -> str:
+        """A dataset, the same in all groups, and its axis of rows: two fields may lay it out in two ways."""
+        return f"{stored.name.strip('/').removeprefix(self._part.group.strip('/') + '/')} {stored.axis}"
+
     def _fastest(self, stored: StoredDataset) -> Reader:
         """The fastest reader that reads a dataset right."""
-        recent = self._recent[_name(stored)]
+        recent = self._recent[self.name(stored)]
         if lies_raw(stored):
             return RawReader(stored, self._file)
         if stored.offset is not None and self._file.mapped:
@@ -147,8 +157,3 @@ class PartReader:
         if stored.filtered:
             return ChunkedReader(stored, H5pyBands(stored, self._file), recent, self._room)
         return H5pyReader(stored, self._file)
-
-
-def _name(stored: StoredDataset) -> str:
-    """A dataset, and the axis that counts its rows: two fields may lay it out in two ways."""
-    return f"{stored.name.strip('/')} {stored.axis}"

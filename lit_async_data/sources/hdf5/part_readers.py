@@ -120,7 +120,7 @@ class PartReaders:
                 self.parts[part].read(own, out)
         except SourceError as error:
             if error.row is not None and error.sample_id is None:
-                found = self._stored[part].sample(error.row, own)
+                found = self._stored[part].sample(error.dataset, error.row, own)
                 error.sample_id = None if found is None else int(self.starts[part]) + found
             raise
 

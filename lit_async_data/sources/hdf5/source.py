@@ -253,6 +253,7 @@ class HDF5Source:
 
 
 def _fits(part: StoredPart, widest: str) -> bool:
-    """Whether no field of a part has compressed chunks of more rows than another has."""
+    """Whether no other field of a part takes chunks that samples of several chunks of the widest take."""
     rows = part.fields[widest].values.chunk_rows
-    return all(not field.values.filtered or field.values.chunk_rows <= rows for field in part.fields.values())
+    others = (field for key, field in part.fields.items() if key != widest and field.values.filtered)
+    return all(field.values.chunk_rows <= rows and field.span[1] - field.span[0] == 1 for field in others)

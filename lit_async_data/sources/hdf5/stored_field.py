@@ -25,6 +25,8 @@ from lit_async_data.sources.hdf5.encoded import (
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.spec import FieldSpec
 
+#: Values that are looked up, by name, column and axis.
+Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]
 # A table that a field looks values up in is kept in memory, for each part.
 TABLE_BYTES = 256 * 2**20
 # What groups of these kinds hold.
@@ -63,6 +65,12 @@ class StoredField:
         """The dataset that most of what is read lies in."""
         return self.stored.values if isinstance(self.stored, StoredRanges) else self.stored
 
+    @property
+    def datasets(self) -> list[StoredDataset]:
+        """The datasets that are read."""
+        columns = self.stored.columns if isinstance(self.stored, StoredRanges) else None
+        return [self.values] if columns is None else [self.values, columns]
+
     def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
         """The first and the last of the rows, or elements, that samples take."""
         first, last = anchors + self.span[0], anchors + self.span[1] - 1
@@ -82,6 +90,7 @@ class Within:
         group: The group; ``"/"`` for the root.
         cache: Where indices of chunks are kept.
         external: Whether values may lie in other files.
+        tables: Values that are looked up, as far as they have been read.
     """
 
     file: h5py.File
@@ -89,6 +98,7 @@ class Within:
     group: str
     cache: IndexCache
     external: bool
+    tables: Tables = dataclasses.field(default_factory=dict)
 
     def name(self, given: str) -> str:
         """The name of a dataset from the root of the file."""
@@ -125,6 +135,8 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
     node = within.node(name)
     kind = encoding(node) if isinstance(node, h5py.Group) else ""
     if kind in ("csr", "csc", "variable"):
+        if layout is not None:
+            raise ConfigError(f"layout: {layout!r} for {key}: {within.path}:/{name.strip('/')} holds {RANGES[kind]}")
         return _look_at_ranges(within, key, field, kind)
     if kind == "categorical":
         name, found = look_at_categories(node, within.path, name)
@@ -139,9 +151,10 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
             _check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
     else:
-        table, stored = _table(within, name, field, where), within.look_at(within.name(field.via))
+        looked_up, table = _table(within, name, field, layout, where)
+        stored = within.look_at(within.name(field.via))
         _check_row_numbers(stored, where)
-        row = FieldSpec(table.shape[1:], table.dtype)
+        row = looked_up.spec if field.column is None else FieldSpec((), table.dtype)
     dataset = within.file[name]
     packing = _packing(dataset, field)
     conversion = Conversion(
@@ -154,6 +167,10 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
         windowed=field.rows is not None,
     )
     native = (stored if table is None else table).dtype.newbyteorder("=")
+    if classes is not None and (packing or native.kind not in "iub"):
+        raise ConfigError(
+            f"{where}.classes: {stored} holds {native}{' values, packed' if packing else ''}, not classes"
+        )
     made = dataclasses.replace(row, dtype=packing.dtype if packing else native, classes=tuple(classes or ()))
     spec = _delivered(field, made, where)
     windowed = field.rows is not None
@@ -205,23 +222,31 @@ def _delivered(field: Field, row: FieldSpec, where: str) -> FieldSpec:
         to = np.dtype(field.dtype)
         if dtype.kind == "c" and to.kind != "c":
             raise ConfigError(f"{where}.dtype: {to} holds no complex numbers")
-    narrow = dtype if field.dtype is not None and dtype.itemsize < to.itemsize else None
+    # Only where no value can be lost: a cast on the device is not checked.
+    narrow = (
+        dtype if dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and field.dtype is not None else None
+    )
     return FieldSpec(shape, to, channel, row.classes, narrow)
 
 
-def _table(within: Within, name: str, field: Field, where: str) -> npt.NDArray[Any]:
-    """The values that are looked up, in memory."""
-    stored = within.look_at(name)
-    if stored.nbytes > TABLE_BYTES:
-        raise ConfigError(
-            f"{where}.via: {stored} takes {stored.nbytes:,} bytes, and a table that values are looked up in "
-            f"{TABLE_BYTES:,} at most, since it is kept in memory"
-        )
-    values: npt.NDArray[Any] = within.file[name][...]
-    if field.column is not None:
-        _check_column(field.column, stored, where)
-        values = values[:, field.column]
-    return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+def _table(
+    within: Within, name: str, field: Field, layout: str | None, where: str
+) -> tuple[StoredDataset, npt.NDArray[Any]]:
+    """The values that are looked up, in memory: one row for each number; the same for all groups of a file."""
+    stored = within.look_at(name, layout)
+    key = name, field.column, stored.axis
+    if key not in within.tables:
+        if stored.nbytes > TABLE_BYTES:
+            raise ConfigError(
+                f"{where}.via: {stored} takes {stored.nbytes:,} bytes, and a table that values are looked up in "
+                f"{TABLE_BYTES:,} at most, since it is kept in memory"
+            )
+        values = np.moveaxis(within.file[name][...], stored.axis, 0)
+        if field.column is not None:
+            _check_column(field.column, stored, where)
+            values = values[:, field.column]
+        within.tables[key] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    return stored, within.tables[key]
 
 
 def _check_row_numbers(stored: StoredDataset, where: str) -> None:
@@ -246,7 +271,7 @@ def _packing(dataset: h5py.Dataset, field: Field) -> Packing | None:
         return None
     if dataset.dtype.kind not in "iuf":
         raise FormatError(f"{dataset.file.filename}:{dataset.name} holds {dataset.dtype}, which unpack cannot apply to")
-    return Packing.of(dataset)
+    return Packing.of(dataset, field.dtype)
 
 
 def _enum_classes(dtype: np.dtype[Any]) -> tuple[str, ...] | None:
