@@ -20,7 +20,7 @@ from lit_async_data.memory import default_budget, readable
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.base import Source
 from lit_async_data.spec import BatchSpec
-from lit_async_data.stages import STAGES, Stage, sides_of, sources_of, steps_wanted, transforms_of
+from lit_async_data.stages import STAGES, Stage, options_of, sides_of, sources_of, steps_wanted, transforms_of
 from lit_async_data.summary import lines
 
 
@@ -197,7 +197,7 @@ class AsyncDataModule(pl.LightningDataModule):
                 said += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(lines(loader))]
         if not said:
             return f"no data for {', '.join(stages)}"
-        split = [f"{'split':<8}{self._split}"] if self._split else []
+        split = [f"{'split':<8}{self._split.removeprefix('split ')}"] if self._split else []
         return "\n".join([*split, *said, f"{'memory':<8}{readable(total)} in all"])
 
     def __str__(self) -> str:
@@ -222,7 +222,7 @@ class AsyncDataModule(pl.LightningDataModule):
             trainer: Any = self.trainer  # Any, since Lightning sets the attribute where no type checker sees it
             overfit = trainer is not None and trainer.overfit_batches > 0
             return self._options.as_stored() if overfit else self._options
-        return self._options.for_evaluation().merged(self._overrides[stage], f"{stage}_loader.")
+        return options_of(stage, self._options, self._overrides[stage])
 
     def _built(self, stage: Stage) -> list[AsyncLoader]:
         return [self._loader(stage, source, number) for number, source in enumerate(self.sources[stage])]
