@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from lit_async_data.classes import counted, named
+from lit_async_data.classes import check_alike, counted, named
 from lit_async_data.device import Transform
 from lit_async_data.errors import ConfigError, ResumeError
 from lit_async_data.lightning import pl
@@ -47,7 +47,8 @@ class AsyncDataModule(pl.LightningDataModule):
             mapping over ``train``, ``val``, ``test``, ``predict`` and ``eval`` (the last three).
 
     Raises:
-        ConfigError: An option is wrong; the message names it, with the argument it came in.
+        ConfigError: An option is wrong; the message names it, with the argument it came in. Or the classes of a field
+            are not the same in every stage.
 
     Example:
         >>> import numpy as np
@@ -83,6 +84,7 @@ class AsyncDataModule(pl.LightningDataModule):
         self.sources = {stage: sources_of(stage, given[stage]) for stage in STAGES}
         if not any(self.sources.values()):
             raise ConfigError("train: no source was given for any of train, val, test, predict; or source, and a split")
+        check_alike(self.sources)
         self._options = LoaderOptions.of(loader, "loader.")
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:

@@ -319,6 +319,16 @@ def test_an_epoch_may_be_longer_or_shorter_than_the_data(how):
         assert f"{size:,} samples drawn by {'balance of y' if 'balance' in how else 'weights'}, " in str(dm)
 
 
+def test_training_that_goes_on_from_a_checkpoint_draws_what_it_would_have_drawn(tmp_path):
+    through = fitted(balanced(), 1, 2, max_epochs=2).all("train")
+    fit = trainer()
+    fit.fit(Learner(1, 2), datamodule=balanced())
+    fit.save_checkpoint(tmp_path / "first.ckpt")
+    model = Learner(1, 2)
+    trainer(max_epochs=2).fit(model, datamodule=balanced(), ckpt_path=str(tmp_path / "first.ckpt"))
+    assert model.all("train").tolist() == through[2000:].tolist()
+
+
 def test_samples_of_weight_0_are_never_drawn_and_the_rest_in_proportion():
     weights = np.arange(2000) % 4
     model = fitted(balanced({"balance": None, "weights": weights, "epoch_size": 12_000}), 1, 2)
@@ -428,6 +438,31 @@ def test_classes_without_names_are_counted_and_numbers_below_zero_are_none(h5):
     assert (below.classes, below.num_classes) == ({}, {})
     plain.close()
     below.close()
+
+
+@pytest.mark.parametrize("stage", ["val", "test", "predict"])
+def test_stages_in_which_the_same_number_is_another_class_are_refused(h5, stage):
+    path = h5(data=np.zeros((30, 2), np.float32), labels=np.arange(30) % 2)
+
+    def source(*names):
+        return HDF5Source(path, {"x": "data", "y": Field("labels", classes=names)})
+
+    def dm(*names):
+        return AsyncDataModule(
+            train=source("cat", "dog"),
+            **{stage: [source("cat", "dog", "eel"), source(*names)]},
+            loader={"batch_size": 9},
+        )
+
+    for names in [("dog", "cat"), ("cat", "dog", "fox")]:
+        with pytest.raises(ConfigError) as caught:
+            dm(*names)
+        said = f"{stage}: the classes of y are {', '.join(names)}, but those of {stage} are cat, dog, eel: the same"
+        assert str(caught.value).startswith(said)
+    with pytest.raises(ConfigError, match=f"^{stage}: the classes of y are dog, but those of train are cat: "):
+        AsyncDataModule(train=source("cat"), **{stage: source("dog")}, loader={"batch_size": 9})
+    for names in [("cat", "dog"), ("cat", "dog", "eel"), ("cat", "dog", "eel", "fox")]:
+        assert dm(*names).classes == {"y": ("cat", "dog")}
 
 
 def named(h5, *names):
