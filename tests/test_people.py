@@ -463,6 +463,8 @@ def test_stages_in_which_the_same_number_is_another_class_are_refused(h5, stage)
         AsyncDataModule(train=source("cat"), **{stage: source("dog")}, loader={"batch_size": 9})
     for names in [("cat", "dog"), ("cat", "dog", "eel"), ("cat", "dog", "eel", "fox")]:
         assert dm(*names).classes == {"y": ("cat", "dog")}
+    unseen = AsyncDataModule(train=source("cat", "dog", "eel"), loader={"batch_size": 9})
+    assert unseen.num_classes == {"y": 3}, "names count, and not the labels that happen to be there"
 
 
 def named(h5, *names):
