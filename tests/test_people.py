@@ -563,19 +563,19 @@ def test_files_of_two_clinics_are_trained_on_as_one(h5):
     """One clinic compresses, the other does not."""
     values = np.arange(100, dtype=np.float32)[:, None]
     packed = h5("a.h5", data={"data": values, "chunks": (8, 1), "compression": "gzip"}, labels=np.zeros(100, int))
-    plain = h5("b.h5", data=values[:50] + 1000, labels=np.ones(50, int))
+    plain = h5("b.h5", data=values[:60] + 1000, labels=np.ones(60, int))
     both = ConcatSource([HDF5Source(path, {"x": "data", "y": "labels"}) for path in (packed, plain)])
     dm = AsyncDataModule(train=both, test=both, loader={"batch_size": 16, "with_ids": True, "balance": "y"})
     model = fitted(dm, 1, 2)
-    assert model.all("test").tolist() == list(range(150))
-    assert model.all("test", "x")[:, 0].tolist() == [*range(100), *range(1000, 1050)]
+    assert model.all("test").tolist() == list(range(160))
+    assert model.all("test", "x")[:, 0].tolist() == [*range(100), *range(1000, 1060)]
     for sample, place in zip(model.all("train", "x")[:, 0], both.locate(model.all("train")), strict=True):
         assert (sample % 1000, sample >= 1000) == (place.row, place.file == plain)
     assert abs(model.all("train", "y").mean() - 0.5) < 0.2
-    sides = split(both, {"train": 0.5, "val": 0.5}, groups=np.arange(150) // 10)
+    sides = split(both, {"train": 0.5, "val": 0.5}, groups=np.arange(160) // 10)
     again = AsyncDataModule(**sides, loader={"batch_size": 16, "with_ids": True})
     seen = fitted(again, 1, 2)
-    assert sorted([*seen.all("train"), *seen.all("val")]) == list(range(150))
+    assert sorted([*seen.all("train"), *seen.all("val")]) == list(range(160))
 
 
 def test_folds_of_a_users_own_cross_validation(images):
