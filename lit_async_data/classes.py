@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from lit_async_data.errors import ConfigError
 from lit_async_data.sources.base import Source
 
 # Labels looked at in one go while counting classes.
@@ -15,6 +18,30 @@ LABELS_AT_ONCE = 2**20
 def named(source: Source) -> dict[str, tuple[str, ...]]:
     """The names of the values 0, 1, 2, … of each field that has any."""
     return {key: field.classes for key, field in source.spec.fields.items() if field.classes}
+
+
+def check_alike(stages: Mapping[Any, Sequence[Source]]) -> None:
+    """Make sure that a number means the same class in every stage.
+
+    Of two lists of names one may go on where the other ends.
+
+    Args:
+        stages: The sources of each stage.
+
+    Raises:
+        ConfigError: It does not; names both lists.
+    """
+    known: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for stage, sources in stages.items():
+        for source in sources:
+            for key, names in named(source).items():
+                first, others = known.setdefault(key, (stage, names))
+                if any(name != other for name, other in zip(names, others, strict=False)):
+                    raise ConfigError(
+                        f"{stage}: the classes of {key} are {', '.join(names)}, but those of {first} are "
+                        f"{', '.join(others)}: the same numbers would mean other things; store them in one order"
+                    )
+                known[key] = max((first, others), (stage, names), key=lambda each: len(each[1]))
 
 
 def counted(source: Source) -> dict[str, int]:

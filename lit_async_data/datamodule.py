@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from lit_async_data.classes import counted, named
+from lit_async_data.classes import check_alike, counted, named
 from lit_async_data.device import Transform
 from lit_async_data.errors import ConfigError, ResumeError
 from lit_async_data.lightning import pl
@@ -20,7 +20,7 @@ from lit_async_data.memory import default_budget, readable
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.base import Source
 from lit_async_data.spec import BatchSpec
-from lit_async_data.stages import STAGES, Stage, sides_of, sources_of, steps_wanted, transforms_of
+from lit_async_data.stages import STAGES, Stage, options_of, sides_of, sources_of, steps_wanted, transforms_of
 from lit_async_data.summary import lines
 
 
@@ -47,7 +47,8 @@ class AsyncDataModule(pl.LightningDataModule):
             mapping over ``train``, ``val``, ``test``, ``predict`` and ``eval`` (the last three).
 
     Raises:
-        ConfigError: An option is wrong; the message names it, with the argument it came in.
+        ConfigError: An option is wrong; the message names it, with the argument it came in. Or the classes of a field
+            are not the same in every stage.
 
     Example:
         >>> import numpy as np
@@ -83,6 +84,7 @@ class AsyncDataModule(pl.LightningDataModule):
         self.sources = {stage: sources_of(stage, given[stage]) for stage in STAGES}
         if not any(self.sources.values()):
             raise ConfigError("train: no source was given for any of train, val, test, predict; or source, and a split")
+        check_alike(self.sources)
         self._options = LoaderOptions.of(loader, "loader.")
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:
@@ -161,9 +163,12 @@ class AsyncDataModule(pl.LightningDataModule):
         """How many classes each field of one whole number per sample has.
 
         Those that `classes` names; else, if no value is negative, one more than the largest, which is read once, over
-        the training source or else the first there is.
+        all stages: a rare class may be in validation only.
         """
-        return counted(self._first)
+        found: dict[str, int] = {}
+        for each in (counted(source) for sources in self.sources.values() for source in sources):
+            found |= {key: max(count, found.get(key, 0)) for key, count in each.items()}
+        return found
 
     @property
     def classes(self) -> dict[str, tuple[str, ...]]:
@@ -197,7 +202,8 @@ class AsyncDataModule(pl.LightningDataModule):
                 said += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(lines(loader))]
         if not said:
             return f"no data for {', '.join(stages)}"
-        split = [f"{'split':<8}{self._split}"] if self._split and "train" in stages else []
+        said_of = self._split.removeprefix("split ")
+        split = [f"{'split':<8}{said_of}"] if said_of and "train" in stages else []
         return "\n".join([*split, *said, f"{'memory':<8}{readable(total)} in all"])
 
     def __str__(self) -> str:
@@ -222,7 +228,7 @@ class AsyncDataModule(pl.LightningDataModule):
             trainer: Any = self.trainer  # Any, since Lightning sets the attribute where no type checker sees it
             overfit = trainer is not None and trainer.overfit_batches > 0
             return self._options.as_stored() if overfit else self._options
-        return self._options.for_evaluation().merged(self._overrides[stage], f"{stage}_loader.")
+        return options_of(stage, self._options, self._overrides[stage])
 
     def _built(self, stage: Stage) -> list[AsyncLoader]:
         return [self._loader(stage, source, number) for number, source in enumerate(self.sources[stage])]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
+
+from lit_async_data.errors import ConfigError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.plan import EpochPlan, Order, Schedule
 from lit_async_data.sources.base import Source, values_of
+from lit_async_data.sources.subset import SubsetSource
 from lit_async_data.weights import Weights, class_weights
 
 
@@ -46,7 +50,14 @@ def _weights(source: Source, options: LoaderOptions) -> Weights | None:
     if options.weights is None:
         return None
     given = options.weights
-    return Weights(values_of(source, given, "weights") if isinstance(given, str) else given, len(source))
+    if isinstance(given, str):
+        return Weights(values_of(source, given, "weights"), len(source))
+    if isinstance(source, SubsetSource) and np.shape(given) == (len(source.source),) != (len(source),):
+        raise ConfigError(
+            f"weights: there are {len(source.source)} for the whole of which this source has {len(source)} samples; "
+            "give those of the side: sides = split(source, …), then weights[sides['train'].samples]"
+        )
+    return Weights(given, len(source))
 
 
 def _shuffle(source: Source, options: LoaderOptions) -> Order:

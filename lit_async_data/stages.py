@@ -11,7 +11,9 @@ from typing import Any, Literal
 from lit_async_data.device import Transform
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import pl
+from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.base import Source
+from lit_async_data.sources.places import check_source
 from lit_async_data.sources.split import split as split_source
 
 Stage = Literal["train", "val", "test", "predict"]
@@ -27,6 +29,7 @@ def sides_of(
         raise ConfigError(f"{both[0]}: not together with source, split or groups, which say what each stage gets")
     if source is None:
         raise ConfigError("source: missing; split and groups say how to cut it")
+    check_source("source", source)
     if fractions is None:
         if groups is not None:
             raise ConfigError("groups: only with split, as in split={'train': 0.8, 'val': 0.2}")
@@ -55,18 +58,40 @@ def sources_of(stage: str, given: Any) -> list[Source]:
     return list(several)
 
 
+def options_of(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOptions:
+    """The options of a stage of evaluation: those of training without shuffle, and what differs.
+
+    Raises:
+        ConfigError: What differs is no mapping, or wrong, or would have samples drawn.
+    """
+    where = f"{stage}_loader"
+    if not isinstance(overrides, Mapping | None):
+        raise ConfigError(f"{where}: {overrides!r} is not a mapping of what differs, as in {{'batch_size': 512}}")
+    for name in ("balance", "weights", "epoch_size"):
+        if overrides and overrides.get(name) is not None:
+            raise ConfigError(f"{where}.{name}: in training only; evaluation takes each sample once")
+    return options.for_evaluation().merged(overrides, f"{where}.")
+
+
 def transforms_of(given: Transform | Mapping[str, Transform | None] | None) -> dict[str, Transform | None]:
     """The transform of each stage.
 
     Raises:
-        ConfigError: One is for a stage that there is not.
+        ConfigError: One is for a stage that there is not, or cannot be called.
     """
     if not isinstance(given, Mapping):
+        _check_callable("device_transform", given)
         return dict.fromkeys(STAGES, given)
     for stage in given:
         if stage not in (*STAGES, "eval"):
             raise ConfigError(f"device_transform: {stage!r} is not one of {', '.join(STAGES)}, eval")
+        _check_callable(f"device_transform.{stage}", given[stage])
     return {stage: given.get(stage, given.get("eval") if stage != "train" else None) for stage in STAGES}
+
+
+def _check_callable(where: str, given: object) -> None:
+    if not (given is None or callable(given)):
+        raise ConfigError(f"{where}: {given!r} cannot be called with a batch")
 
 
 def steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -> int | None:

@@ -188,8 +188,8 @@ def _subsets(source: Source, names: list[str], sides: Indices, groups: Groups | 
             if groups is not None:
                 many = f"{_many(len(groups.names), 'group')} ({groups.what})"
             raise ConfigError(
-                f"split: nothing comes to {name!r}, of {many} in all; try another seed or larger fractions, or groups "
-                "that are smaller"
+                f"split: nothing comes to {name!r}, of {many} in all; try larger fractions, smaller groups, or another "
+                "seed, as in AsyncDataModule(**split(source, …, seed=1))"
             )
         subsets[name] = SubsetSource(source, samples, group_codes=None if groups is None else groups.codes[samples])
     return subsets
