@@ -129,7 +129,7 @@ def decoded_often(run: Run, reading: Reading, path: str, stride: int) -> list[Wa
     """Where chunks are compressed: orders that decode them many times over, and what is done about it."""
     kept = {"shuffle": "global", "cache_bytes": KEPT}
     cached = functools.partial(ways.Windows, path, WINDOW, stride, rdcc_nbytes=KEPT)
-    found = [ways.ours(reading, workers, "global", shuffle="global") for workers in run.workers]
+    found = [ways.ours(reading, run.workers[-1], "global", shuffle="global")]
     found += [ways.ours(reading, workers, f"global, {KEEPS}", WARM_UP, **kept) for workers in run.workers]
     said = "64 MiB chunk cache"
     found += [ways.by_hand(reading, workers, said, WARM_UP, dataset=cached()) for workers in run.workers]
