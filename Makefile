@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-long check format bench bench-hdf5 clean
+.PHONY: train test test-long check format bench bench-hdf5 bench-people clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
@@ -34,6 +34,10 @@ bench: $(VENV)/installed
 # .venv/bin/pip install --constraint constraints.txt --requirement benchmarks/requirements-peers.txt
 bench-hdf5: $(VENV)/installed
 	$(BIN)/python benchmarks/hdf5.py $(ARGS)
+
+# Windows of a recording, many files, sparse rows and drawing by class, at most 8 minutes and 3.1 GB.
+bench-people: $(VENV)/installed
+	$(BIN)/python benchmarks/people.py $(ARGS)
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -133,12 +133,14 @@ class Part(NamedTuple):
         group: Group inside the file, ``"/"`` for its root.
         name: What stays the same when other files are added, or all of them are moved to another folder.
         samples: How many.
+        rows: What tells its choice of rows from others of the same file; 0 where it has all of them.
     """
 
     file: str
     group: str
     name: str
     samples: int
+    rows: int = 0
 
 
 @runtime_checkable

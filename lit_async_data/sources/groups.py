@@ -69,11 +69,21 @@ def hashed(names: Sequence[str]) -> Words:
 
 def _of_parts(places: Places, given: str) -> Groups:
     naming: Callable[[Part], str] = {"file": _file, "group": _name}.get(given) or _by_regex(given)
-    names = np.array([naming(part) for part in places.parts], object)
+    names = np.array(
+        _told_apart(places.parts, naming) if given in ("file", "group") else list(map(naming, places.parts)), object
+    )
     codes, distinct = _numbered(names)
     # Parts of which a subset has nothing left are no groups of it.
     present, dense = np.unique(codes[places.which], return_inverse=True)
     return Groups(dense, [distinct[code] for code in present.tolist()], given.partition(":")[0])
+
+
+def _told_apart(parts: Sequence[Part], naming: Callable[[Part], str]) -> list[str]:
+    """The names of parts, with their paths where files have the same name: in several sources put together."""
+    files: dict[str, set[str]] = {}
+    for part in parts:
+        files.setdefault(naming(part), set()).add(part.file)
+    return [name if len(files[name]) == 1 else f"{name} of {part.file}" for part in parts for name in [naming(part)]]
 
 
 def _file(part: Part) -> str:

@@ -67,6 +67,13 @@ def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices) -> Places:
     if len(numbers) == len(parts):
         return Places(parts, which, rows)
     firsts = np.unique(codes, return_index=True)[1]
+    for part, code in zip(parts, codes.tolist(), strict=True):
+        if part.rows != parts[firsts[code]].rows:
+            raise ConfigError(
+                f"source: {part.file} is in it twice, with different rows or windows; which samples share values is "
+                "then not known: split the file first, and put the sides together",
+                file=part.file,
+            )
     return Places(tuple(parts[first] for first in firsts.tolist()), codes[which], rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,6 +57,13 @@ class Anchors:
         if self.first == 0 and self.stride == 1:
             return samples
         return self.first + samples * self.stride
+
+    def choice(self, rows: int) -> int:
+        """A number that tells these anchors from others in a part of so many rows; 0 if they are all rows."""
+        if self.chosen is not None:
+            return zlib.crc32(self.chosen.tobytes()) + 1
+        whole = (self.first, self.stride, self.count) == (0, 1, rows)
+        return 0 if whole else zlib.crc32(f"{self.first} {self.stride} {self.count}".encode()) + 1
 
     def overlap(self, length: int) -> int:
         """How many of the samples behind it share rows with one, if each takes this many rows."""

@@ -20,6 +20,8 @@ from lit_async_data.sources.hdf5.part import StoredPart
 TOGETHER = 4
 # Decoding that is done twice, as a share of all, up to which chunks are not taken together.
 LITTLE = 0.05
+# Share of the bytes of the largest field from which a compressed one is worth an order of its own.
+WORTH = 0.1
 
 
 class Locality(NamedTuple):
@@ -36,6 +38,21 @@ class Locality(NamedTuple):
     spread: float
     together: int
     bands: int
+
+
+def widest(part: StoredPart) -> str:
+    """The key of the field that samples are put together by: the one that takes most bytes.
+
+    But where another is compressed in chunks of several samples, and has a tenth as many bytes, that one: what is not
+    decoded can be read in any order.
+    """
+    sizes = {key: field.spec.nbytes for key, field in part.fields.items()}
+    decoded = {
+        key: sizes[key]
+        for key, field in part.fields.items()
+        if field.values.filtered and field.values.chunk_rows > 1 and sizes[key] >= WORTH * max(sizes.values())
+    }
+    return max(decoded or sizes, key=sizes.__getitem__)
 
 
 def locality(parts: Sequence[StoredPart], key: str) -> Locality:

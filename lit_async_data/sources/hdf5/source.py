@@ -13,7 +13,7 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn
 from lit_async_data.sources.hdf5.index_cache import IndexCache
-from lit_async_data.sources.hdf5.locality import locality
+from lit_async_data.sources.hdf5.locality import locality, widest
 from lit_async_data.sources.hdf5.part import StoredPart, Wanted, check_same, look_at_file, warn_of
 from lit_async_data.sources.hdf5.part_readers import PartReaders
 from lit_async_data.sources.hdf5.samples import check_distinct, checked_stride, chosen_rows, with_samples
@@ -111,7 +111,7 @@ class HDF5Source:
         self._identities = dict(zip(self.paths, (identity for identity, _ in looked_at), strict=True))
         specs = {key: field.spec for key, field in parts[0].fields.items()}
         self._spec = BatchSpec(specs, as_mapping=as_mapping)
-        self._widest = max(specs, key=lambda key: specs[key].nbytes)
+        self._widest = widest(parts[0])
         self._lies = locality(self._stored, self._widest)
         self._memory_map = memory_map
         self._reader = self._made_reader()
@@ -160,6 +160,7 @@ class HDF5Source:
                 part.group,
                 self._names[part.path] + ("" if part.group == "/" else f":/{part.group}"),
                 part.anchors.count,
+                part.anchors.choice(part.rows),
             )
             for part in self._stored
         )
