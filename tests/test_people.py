@@ -726,7 +726,10 @@ BAD = {
     "no such weights": ({"loader": {"weights": "z"}}, "weights: 'z' is not one of the fields x, y, f, v, n"),
     "weights of NaN": ({"loader": {"weights": "n"}}, "weights: sample 0 has nan"),
     "vectors as weights": ({"loader": {"weights": "v"}}, r"weights: v has samples of shape \(2,\)"),
-    "one number": ({"loader": {"weights": 3}}, r"weights: an array of shape \(\) was given"),
+    "one number": (
+        {"loader": {"weights": 3}},
+        "loader.weights: 3 is neither the key of a field nor a number for each sample",
+    ),
     "as stored": ({"loader": {"balance": "y", "shuffle": "none"}}, "loader.balance: .* which shuffle=none forbids"),
     "false": ({"loader": {"weights": "f", "shuffle": False}}, "loader.weights: .* which shuffle=none forbids"),
     "size alone": ({"loader": {"epoch_size": 30}}, "loader.epoch_size: only with balance or weights"),

@@ -73,11 +73,12 @@ class Packing:
 
 def _as_stored(value: Any, stored: np.dtype[Any]) -> Any:
     """A value in the stored type; None if no stored value can be equal to it. NaN stays NaN without it."""
-    unsigned = np.dtype(stored.str.replace("i", "u"))
-    if stored.kind == "i" and value > np.iinfo(stored).max and value == (cast := np.asarray(value).astype(unsigned)):
-        return cast.view(stored)[()]
+    given = np.asarray(value)
     with np.errstate(invalid="ignore", over="ignore"):
-        cast = np.asarray(value).astype(stored)
+        if stored.kind == "i" and value > np.iinfo(stored).max:
+            unsigned = given.astype(stored.str.replace("i", "u"))
+            return unsigned.view(stored)[()] if unsigned == value else None
+        cast = given.astype(stored)
     return cast[()] if cast == value else None
 
 
