@@ -115,9 +115,10 @@ def test_a_damaged_chunk_of_sparse_rows_names_a_sample_that_takes_it(tmp_path):
         group["indices"] = np.tile(np.arange(10), 300)
         group["indptr"] = np.arange(0, 3001, 10)
         group["data"].id.write_direct_chunk((2000,), b"no gzip")
-    with contextlib.closing(HDF5Source(path, {"x": "X"})) as source:
-        with pytest.raises(CorruptError, match=r"chunk \(2000,\)") as caught:
-            source.read_into(np.array([3, 205]), {"x": np.empty((2, 20), "f4")})
+    source = HDF5Source(path, {"x": "X"})
+    with pytest.raises(CorruptError, match=r"chunk \(2000,\)") as caught:
+        source.read_into(np.array([3, 205]), {"x": np.empty((2, 20), "f4")})
+    source.close()
     assert caught.value.sample_id is None or caught.value.sample_id == 205
 
 
