@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from lit_async_data.errors import ConfigError
 
 # Bytes of text whose places int32 can hold.
@@ -69,9 +71,18 @@ def as_one(column: Any) -> Any:
         return _one_dictionary(column)
     if is_text(kind) and (types.is_string_view(kind) or column.nbytes >= _SMALL_TEXT):
         column = column.cast(library.large_string())
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        return as_one(library.chunked_array([_listed(chunk) for chunk in column.chunks]))
     if is_list(kind) and not types.is_fixed_size_list(kind):
         column = column.cast(library.large_list(_plain(kind.value_type)))
     return _joined(column)
+
+
+def _listed(views: Any) -> Any:
+    """Lists in order from views, which pyarrow 26 casts wrongly where there are nulls in a slice."""
+    lengths = arrow("compute").fill_null(arrow("compute").list_value_length(views), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return arrow().LargeListArray.from_arrays(offsets, views.flatten(), mask=views.is_null())
 
 
 def _one_dictionary(column: Any) -> Any:

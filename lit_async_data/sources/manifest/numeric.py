@@ -24,15 +24,16 @@ def as_numbers(array: Any, column: str, origin: Origin) -> Any:
     """
     library, compute = arrow(), arrow("compute")
     trimmed = compute.utf8_trim_whitespace(array)
-    if _casts(trimmed, library.int64()):
-        return trimmed.cast(library.int64())
-    if not _casts(trimmed, library.float64()):
-        row = first_row(trimmed, lambda part: not _casts(part, library.float64()))
+    whole = _cast(trimmed, library.int64())
+    if whole is not None:
+        return whole
+    numbers = _cast(trimmed, library.float64())
+    if numbers is None:
+        row = first_row(trimmed, lambda part: _cast(part, library.float64()) is None)
         message = f"{shown(array[row].as_py())} is not a number; leave the cell empty where there is none"
         raise origin.error(message, row=row, column=column)
-    numbers = trimmed.cast(library.float64())
-    whole = compute.match_substring_regex(trimmed, r"^[+-]?[0-9]{16,}$")
-    rounded = compute.and_kleene(whole, compute.greater_equal(compute.abs(numbers), float(INEXACT)))
+    long = compute.match_substring_regex(trimmed, r"^[+-]?[0-9]{16,}$")
+    rounded = compute.and_kleene(long, compute.greater_equal(compute.abs(numbers), float(INEXACT)))
     row = compute.index(rounded, True).as_py()
     if row >= 0:
         message = f"{shown(array[row].as_py())} is more than an int64 holds, or would be rounded beside fractions"
@@ -40,9 +41,9 @@ def as_numbers(array: Any, column: str, origin: Origin) -> Any:
     return numbers
 
 
-def _casts(array: Any, kind: Any) -> bool:
+def _cast(array: Any, kind: Any) -> Any:
+    """The array as another type; None if some of it does not fit."""
     try:
-        array.cast(kind)
+        return array.cast(kind)
     except arrow().ArrowInvalid:
-        return False
-    return True
+        return None

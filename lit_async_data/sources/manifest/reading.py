@@ -47,6 +47,7 @@ def read_table(given: Any, wanted: Sequence[str], filters: Sequence[Filter]) -> 
         MissingError: There is no such file.
         ManifestError: See `Table.of`.
     """
+    arrow()  # says what to install, before anything else is wrong
     if isinstance(given, str | os.PathLike):
         files = _files(os.fspath(given))
         table, origin = _joined(files, [_of_file(file, wanted, filters) for file in files])
