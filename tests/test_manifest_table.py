@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import datetime
+import datetime as dt
 import decimal
 import gzip
 import io
@@ -219,7 +219,7 @@ def test_rows_longer_than_a_block_are_read(file, monkeypatch):
     lines = json.dumps({"b": long}) + "\n" + json.dumps({"b": "3"}) + "\n"
     assert everything(Table.of(file("m.jsonl", lines), ["b"]), "b") == [long, "3"]
     more = f"1,{long * 30}\n" * 9
-    with pytest.raises(ManifestError, match="quote opened|cannot be read"):
+    with pytest.raises(ManifestError, match=r"quote opened|cannot be read"):
         Table.of(file("m.csv", f"a,b\n{more}2,3\n"), ["b"])
 
 
@@ -248,7 +248,7 @@ def test_a_damaged_archive_is_an_error(file):
 )
 def test_numbers_are_read_exactly(file, cells, values):
     table = Table.of(file("m.csv", "k,x\n" + "".join(f"-,{cell}\n" for cell in cells)), ["x"], numbers=["x"])
-    found = [None if value != value else value for value in everything(table, "x")]
+    found = [None if str(value) == "nan" else value for value in everything(table, "x")]
     assert found == values
     assert [type(value) for value in found] == [type(value) for value in values]
 
@@ -264,7 +264,7 @@ def test_text_that_is_no_number_is_an_error(file, cell):
     "cells", [["1", "9223372036854775808"], ["0.5", "-9007199254740993"], ["0.5", "+9007199254740993"]]
 )
 def test_numbers_that_would_be_rounded_are_an_error(file, cells):
-    with pytest.raises(ManifestError, match="row 1, column 'x'.*rounded") as caught:
+    with pytest.raises(ManifestError, match=r"row 1, column 'x'.*rounded") as caught:
         Table.of(file("m.csv", "x\n" + "\n".join(cells) + "\n"), ["x"], numbers=["x"])
     assert caught.value.row == 1
 
@@ -356,12 +356,12 @@ def test_a_name_with_magic_characters_is_that_file(file):
 
 def test_files_of_different_types_are_an_error_that_names_both(parquet, tmp_path):
     one, two = parquet("in/a.parquet", a=["x"]), parquet("in/b.parquet", a=[1])
-    with pytest.raises(ManifestError, match="column 'a': is string in .*, but int64 in ") as caught:
+    with pytest.raises(ManifestError, match=r"column 'a': is string in .*, but int64 in ") as caught:
         Table.of(tmp_path / "in", ["a"])
     assert one in str(caught.value)
     assert two in str(caught.value)
-    with pytest.raises(ManifestError, match="b.parquet: has no column 'c'"):
-        parquet("in/a.parquet", c=["x"])
+    parquet("in/a.parquet", c=["x"])
+    with pytest.raises(ManifestError, match=r"b.parquet: has no column 'c'"):
         Table.of(tmp_path / "in", ["c"])
 
 
@@ -376,7 +376,7 @@ def test_errors_name_the_file_of_several(parquet, tmp_path):
     parquet("in/a.parquet", a=["x", "y"])
     two = parquet("in/b.parquet", a=["z", None])
     table = Table.of(tmp_path / "in", ["a"])
-    with pytest.raises(ManifestError, match="b.parquet, row 1, column 'a': no value") as caught:
+    with pytest.raises(ManifestError, match=r"b.parquet, row 1, column 'a': no value") as caught:
         table.text("a", [0, 3])
     assert (caught.value.file, caught.value.row) == (two, 1)
 
@@ -388,7 +388,7 @@ def test_a_file_that_is_none_or_is_damaged(file, parquet):
     with open(path, "r+b") as target:
         target.seek(200)
         target.write(b"\xa5" * 20)
-    with pytest.raises(CorruptError, match="m.parquet: does not decode"):
+    with pytest.raises(CorruptError, match=r"m.parquet: does not decode"):
         Table.of(path, ["a"])
 
 
@@ -402,12 +402,12 @@ def test_missing_files(tmp_path, given_path, message):
 
 def test_a_folder_named_like_a_table(tmp_path):
     (tmp_path / "m.csv").mkdir()
-    with pytest.raises(MissingError, match="no .parquet"):
+    with pytest.raises(MissingError, match=r"no .parquet"):
         Table.of(tmp_path / "m.csv", ["a"])
 
 
 def test_a_file_of_another_kind(file):
-    with pytest.raises(ConfigError, match="table: .*m.xlsx ends in none of .csv"):
+    with pytest.raises(ConfigError, match=r"table: .*m.xlsx ends in none of .csv"):
         Table.of(file("m.xlsx", b""), ["a"])
 
 
@@ -511,7 +511,7 @@ def test_text_comes_as_asked():
         table.text("a", [1, 2])
     with pytest.raises(ManifestError, match="column 'f': holds double"):
         table.text("f", [0])
-    with pytest.raises(ConfigError, match="columns: 'aa' is not one .* did you mean 'a'"):
+    with pytest.raises(ConfigError, match=r"columns: 'aa' is not one .* did you mean 'a'"):
         table.text("aa", [0])
     for row in (-1, 3):
         with pytest.raises(IndexError, match="the table given has 3"):
@@ -526,7 +526,7 @@ def test_a_table_can_be_pickled_and_read_from_threads(file):
     rows = np.random.default_rng(0).permutation(len(table))
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda part: table.text("a", part), np.array_split(rows, 40)))
-    assert sum(found, []) == [expected[row] for row in rows]
+    assert [text for part in found for text in part] == [expected[row] for row in rows]
     assert table.nbytes < 1000 * 40
 
 
@@ -579,7 +579,7 @@ def test_filters_over_several_files_keep_the_rows_of_each(parquet, tmp_path):
     table = Table.of(tmp_path / "in", ["a"], filters=[["n", ">", 8]])
     assert everything(table, "a") == ["b9", "c5", "c6", "c7", "c8", "c9"]
     assert [table.origin.place(row)[1] for row in range(6)] == [9, 5, 6, 7, 8, 9]
-    with pytest.raises(ManifestError, match="c.parquet, row 6: here"):
+    with pytest.raises(ManifestError, match=r"c.parquet, row 6: here"):
         raise table.origin.error("here", row=2)
 
 
@@ -728,8 +728,8 @@ def test_vectors_of_whole_numbers_and_bools():
         (pa.nulls(2), "no row has a value"),
         (pa.array([[1], None, [2**63]], pa.list_(pa.uint64())), f"row 2, column 'y': {2**63} is more"),
         ([[[1]], [[2]]], "column 'y': holds list"),
-        ([datetime.date(2020, 1, 1)], "column 'y': holds date32"),
-        ([datetime.datetime(2020, 1, 1)], "column 'y': holds timestamp"),
+        ([dt.date(2020, 1, 1)], "column 'y': holds date32"),
+        ([dt.datetime(2020, 1, 1, tzinfo=dt.UTC)], "column 'y': holds timestamp"),
         ([decimal.Decimal("1.5")], "column 'y': holds decimal128"),
         ([{"a": 1}], "column 'y': holds struct"),
         ([b"x"], "column 'y': holds binary"),
