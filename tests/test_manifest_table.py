@@ -223,6 +223,17 @@ def test_rows_longer_than_a_block_are_read(file, monkeypatch):
         Table.of(file("m.csv", f"a,b\n{more}2,3\n"), ["b"])
 
 
+def test_newlines_in_cells_at_the_end_of_a_block(file, monkeypatch):
+    from lit_async_data.sources.manifest import delimited
+
+    monkeypatch.setattr(delimited, "_BLOCKS", (100, 1000))
+    cells = ["x\n" * (1 + row % 7) + "x" for row in range(100)]
+    content = "a,b\n" + "".join(f'{row},"{cell}"\n' for row, cell in enumerate(cells))
+    table = Table.of(file("m.csv", content), ["a", "b"])
+    assert everything(table, "a") == [str(row) for row in range(100)]
+    assert everything(table, "b") == cells
+
+
 def test_a_damaged_archive_is_an_error(file):
     random = np.random.default_rng(0).integers(0, 10**9, 5000)
     packed = gzip.compress(("a\n" + "\n".join(map(str, random)) + "\n").encode())
@@ -388,6 +399,18 @@ def test_a_file_that_is_none_or_is_damaged(file, parquet):
     with open(path, "r+b") as target:
         target.seek(200)
         target.write(b"\xa5" * 20)
+    with pytest.raises(CorruptError, match=r"m.parquet: does not decode"):
+        Table.of(path, ["a"])
+
+
+def test_a_value_that_was_changed_in_a_file_does_not_fit_the_checksum(tmp_path):
+    path = tmp_path / "m.parquet"
+    column = pa.table({"a": np.arange(1000)})
+    pq.write_table(column, path, use_dictionary=False, compression="none", write_page_checksum=True)
+    assert everything(Table.of(path, ["a"]), "a") == list(range(1000))
+    content = path.read_bytes()
+    at = content.index(np.int64(500).tobytes())
+    path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
     with pytest.raises(CorruptError, match=r"m.parquet: does not decode"):
         Table.of(path, ["a"])
 
