@@ -849,7 +849,8 @@ def repeats_by_hand(values):
 
 @given(st.lists(st.text("ab\xe9", max_size=20) | st.sampled_from(["", "x" * 700 + "1", "x" * 700 + "2"]), min_size=1))
 def test_repeated_text_is_found(values):
-    for array in (pa.array(values), pa.array(["no", *values]).slice(1), pa.array(values).dictionary_encode()):
+    parts = [pa.array(["no", *values], kind).slice(1) for kind in (pa.string(), pa.large_string())]
+    for array in (pa.array(values), *parts, pa.array(values).dictionary_encode()):
         assert list(zip(*(each.tolist() for each in repeats(array)))) == repeats_by_hand(values)
     words = hashes(pa.array(values)).tolist()
     assert words == [hashes(pa.array([value]))[0] for value in values]
