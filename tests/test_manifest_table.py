@@ -783,6 +783,8 @@ def test_several_classes_a_row():
         with pytest.raises(ManifestError, match="no value in row 2, row 4"):
             table.labels("y", multi=True)
     assert held({"y": [["a"], []]}).labels("y", multi=True, null="ignore").values.dtype == np.float32
+    with pytest.raises(ManifestError, match="row 1, column 'y': 'z' is not one of"):
+        held({"y": [["a", "a"], ["z"]]}).labels("y", multi=True, vocabulary=["a"])
 
 
 def test_several_columns_side_by_side():
