@@ -1,0 +1,176 @@
+"""`pyarrow`, which may be missing, and what columns of it are here: one array each, of few kinds of types."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lit_async_data.errors import ConfigError
+
+# Bytes of text whose places int32 can hold.
+_SMALL_TEXT = 2**31 - 1
+
+
+def arrow(module: str = "") -> Any:
+    """`pyarrow` or one of its modules.
+
+    Args:
+        module: Such as ``"csv"``; empty for the package itself.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
+    except ImportError as error:
+        raise ConfigError(
+            f"table: reading tables needs pyarrow ({error}): pip install 'lit-async-data[manifest]'"
+        ) from error
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a type is that of text, but not of a dictionary of it."""
+    types = arrow("types")
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def is_coded(kind: Any) -> bool:
+    """Whether a type is a dictionary of text."""
+    return bool(arrow("types").is_dictionary(kind)) and is_text(kind.value_type)
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a type is one of lists."""
+    types = arrow("types")
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    return any(test(kind) for test in tests)
+
+
+def as_one(column: Any) -> Any:
+    """A column as one array: text, text in a dictionary, lists or plain values.
+
+    Args:
+        column: A ``ChunkedArray`` of any type.
+
+    Returns:
+        An ``Array`` of as many rows. Memory is shared where there is one chunk only.
+    """
+    types, library = arrow("types"), arrow()
+    kind = column.type
+    if isinstance(kind, library.BaseExtensionType):
+        storage = [chunk.storage for chunk in column.chunks]
+        return as_one(library.chunked_array(storage, kind.storage_type))
+    if types.is_run_end_encoded(kind):
+        decoded = [arrow("compute").run_end_decode(chunk) for chunk in column.chunks]
+        return as_one(library.chunked_array(decoded, kind.value_type))
+    if types.is_dictionary(kind):
+        return _one_dictionary(column)
+    if is_text(kind) and (types.is_string_view(kind) or column.nbytes >= _SMALL_TEXT):
+        column = column.cast(library.large_string())
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        return as_one(library.chunked_array([_listed(chunk) for chunk in column.chunks]))
+    if is_list(kind) and not types.is_fixed_size_list(kind):
+        column = column.cast(library.large_list(_plain(kind.value_type)))
+    return _joined(column)
+
+
+def _listed(views: Any) -> Any:
+    """Lists in order from views, which pyarrow 26 casts wrongly where there are nulls in a slice."""
+    lengths = arrow("compute").fill_null(arrow("compute").list_value_length(views), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return arrow().LargeListArray.from_arrays(offsets, views.flatten(), mask=views.is_null())
+
+
+def _one_dictionary(column: Any) -> Any:
+    library = arrow()
+    kind = column.type
+    plain = not is_text(kind.value_type) or any(chunk.dictionary.null_count for chunk in column.chunks)
+    if plain:
+        # An entry of a dictionary that is no value would count as one.
+        decoded = [chunk.dictionary_decode() for chunk in column.chunks]
+        return as_one(library.chunked_array(decoded, kind.value_type))
+    chunks = []
+    for chunk in column.chunks:
+        entries = chunk.dictionary.cast(library.large_string())
+        chunks.append(library.DictionaryArray.from_arrays(chunk.indices.cast(library.int32()), entries))
+    return _joined(library.chunked_array(chunks).unify_dictionaries())
+
+
+def _plain(kind: Any) -> Any:
+    """The type of a list's values, such that they can be joined."""
+    library = arrow()
+    if is_text(kind):
+        return library.large_string()
+    if arrow("types").is_dictionary(kind):
+        return _plain(kind.value_type)
+    return kind
+
+
+def _joined(column: Any) -> Any:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return arrow().concat_arrays(column.chunks)
+
+
+def first_row(array: Any, is_bad: Callable[[Any], bool]) -> int:
+    """The first row that is bad, by halving.
+
+    Args:
+        array: In which some row is.
+        is_bad: Says of a part of it whether it holds a bad row.
+    """
+    low, high = 0, len(array)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_bad(array.slice(low, middle - low)):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def text_fault(array: Any) -> tuple[int, str] | None:
+    """The first row whose text is no UTF-8 or holds a NUL byte, and which of these.
+
+    Args:
+        array: As from `as_one`; without text, nothing is wrong with it.
+    """
+    kind = array.type
+    if not _holds_text(kind):
+        return None
+    for is_bad, what in ((_is_not_utf8, "text that is not UTF-8"), (_has_nul, "a NUL byte")):
+        if is_bad(array):
+            return first_row(array, is_bad), what
+    return None
+
+
+def _holds_text(kind: Any) -> bool:
+    return is_text(kind) or is_coded(kind) or (is_list(kind) and _holds_text(kind.value_type))
+
+
+def _entries(array: Any) -> Any:
+    """The texts in an array, and none that lie beside them in memory."""
+    if is_list(array.type):
+        return _entries(array.flatten())
+    return array.dictionary.take(array.unique().indices.drop_null()) if is_coded(array.type) else array
+
+
+def _is_not_utf8(array: Any) -> bool:
+    try:
+        _entries(array).validate(full=True)
+    except arrow().ArrowInvalid:
+        return True
+    return False
+
+
+def _has_nul(array: Any) -> bool:
+    entries = _entries(array)
+    data = entries.buffers()[2]
+    # The buffer may hold more than the array; so what is found there is looked for again.
+    if data is None or re.search(b"\0", memoryview(data)) is None:
+        return False
+    return bool(arrow("compute").any(arrow("compute").match_substring(entries, "\0")).as_py())

@@ -1,0 +1,135 @@
+"""`Filter`: a condition on a column that rows must meet."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.sources.manifest.arrow import arrow, as_one, is_text
+from lit_async_data.sources.manifest.numeric import as_numbers
+from lit_async_data.sources.manifest.origin import Origin, shown
+
+_COMPARE = {
+    "==": "equal",
+    "!=": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+}
+_OPERATORS = (*_COMPARE, "in", "not in")
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter:
+    """A condition that rows must meet.
+
+    Attributes:
+        column: Of which.
+        operator: ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in`` or ``not in``.
+        value: What is compared with; a list for the last two. A row without a value meets no condition.
+
+    Example:
+        >>> Filter.all_of([["quality", ">", 0.5]])
+        (Filter(column='quality', operator='>', value=0.5),)
+    """
+
+    column: str
+    operator: str
+    value: Any
+
+    @classmethod
+    def all_of(cls, given: Any) -> tuple[Filter, ...]:
+        """Conditions from a list of ``[column, operator, value]``; all of them must be met.
+
+        Raises:
+            ConfigError: It is not such a list; begins with ``filters:``.
+        """
+        if given is None:
+            return ()
+        if not _is_list(given):
+            raise ConfigError(f"filters: {shown(given)} is not a list of [column, operator, value]")
+        return tuple(cls._of(each) for each in given)
+
+    @classmethod
+    def _of(cls, given: Any) -> Filter:
+        if isinstance(given, Filter):
+            return given
+        if not _is_list(given) or len(given) != 3 or not isinstance(given[0], str):
+            raise ConfigError(f"filters: {shown(given)} is not [column, operator, value]")
+        column, operator, value = given
+        if operator not in _OPERATORS:
+            raise ConfigError(f"filters: {shown(operator)} is not one of {', '.join(_OPERATORS)}")
+        many = operator not in _COMPARE
+        if many and (not _is_list(value) or not value):
+            raise ConfigError(f"filters: {operator!r} needs a list of values, not {shown(value)}")
+        values = value if many else [value]
+        if any(one is None or one != one or _is_list(one) or isinstance(one, dict) for one in values):  # noqa: PLR0124
+            raise ConfigError(
+                f"filters: {shown(value)} is nothing to compare with; rows without a value meet no filter"
+            )
+        return cls(column, operator, value)
+
+    def met(self, column: Any, origin: Origin) -> npt.NDArray[np.bool_]:
+        """Which rows meet it.
+
+        Args:
+            column: A ``ChunkedArray`` or an array of its own.
+            origin: Of its rows.
+
+        Returns:
+            Shape (len(column),).
+
+        Raises:
+            ConfigError: The column's type cannot be compared with the value; begins with ``filters:``.
+            ManifestError: The value is a number, and a row of a column of text is none.
+        """
+        library, compute = arrow(), arrow("compute")
+        array = as_one(column if isinstance(column, library.ChunkedArray) else library.chunked_array([column]))
+        if arrow("types").is_dictionary(array.type):
+            array = array.dictionary_decode()
+        many = self.operator not in _COMPARE
+        values = list(self.value) if many else [self.value]
+        if is_text(array.type) and all(_is_number(value) for value in values):
+            array = as_numbers(array, self.column, origin)
+        if any(isinstance(value, bool) != bool(arrow("types").is_boolean(array.type)) for value in values):
+            raise self._unfit(array)
+        try:
+            if many:
+                found = library.array(np.zeros(len(array), np.bool_))
+                for value in values:
+                    found = compute.or_kleene(found, compute.equal(array, value))
+                met = found if self.operator == "in" else compute.invert(found)
+            else:
+                met = getattr(compute, _COMPARE[self.operator])(array, values[0])
+        except (library.ArrowException, TypeError, OverflowError) as error:
+            raise self._unfit(array) from error
+        answer: npt.NDArray[np.bool_] = compute.fill_null(met, False).to_numpy(zero_copy_only=False)
+        return answer
+
+    def _unfit(self, array: Any) -> ConfigError:
+        return ConfigError(
+            f"filters: column {shown(self.column)} holds {array.type}, which {self.operator} {shown(self.value)} "
+            "cannot be asked of"
+        )
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def all_met(filters: Sequence[Filter], table: Any, origin: Origin) -> npt.NDArray[np.bool_]:
+    """Which rows of an Arrow table meet all of the filters; shape (len(table),)."""
+    met = np.ones(table.num_rows, np.bool_)
+    for each in filters:
+        met &= each.met(table.column(each.column), origin)
+    return met

@@ -1,0 +1,39 @@
+"""The columns of a table by name: which are there, and which are wanted."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Sequence
+
+from lit_async_data.sources.manifest.origin import Origin, shown
+
+# Names of columns that a message lists.
+_LISTED = 20
+
+
+def check_columns(present: Sequence[object], wanted: Sequence[str], origin: Origin) -> None:
+    """Check that each wanted column is there, and no name stands twice.
+
+    Args:
+        present: The names in the table, in its order. Empty ones, as spreadsheets leave them, may repeat.
+        wanted: Names.
+        origin: For messages.
+
+    Raises:
+        ManifestError: Otherwise; near names are suggested.
+    """
+    twice = [name for name, count in Counter(present).items() if count > 1 and name != ""]
+    if twice:
+        raise origin.error(f"has more than one column {shown(twice[0])}; each name may stand once")
+    for name in wanted:
+        if name not in present:
+            texts = [each for each in present if isinstance(each, str)]
+            near = difflib.get_close_matches(name.strip(), texts, 3, 0.6)
+            hint = f"did you mean {' or '.join(map(shown, near))}?" if near else f"it has {_listed(present)}"
+            raise origin.error(f"has no column {shown(name)}; {hint}")
+
+
+def _listed(names: Sequence[object]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (", ".join(map(shown, names[:_LISTED])) or "none") + more

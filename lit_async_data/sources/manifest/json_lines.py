@@ -1,0 +1,212 @@
+"""JSON lines: an object in each line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from lit_async_data.errors import ManifestError
+from lit_async_data.sources.manifest.arrow import arrow, is_list
+from lit_async_data.sources.manifest.header import check_columns
+from lit_async_data.sources.manifest.numeric import INEXACT
+from lit_async_data.sources.manifest.origin import Origin, named, shown
+
+# Bytes that are parsed together, and that a line may have; the second if the first do not do.
+_BLOCKS = (2**24, 2**28)
+
+
+def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
+    """Read keys of the objects in a file of JSON lines.
+
+    Types are taken from the first lines; if later ones do not fit, the file is read again for types that fit all; and
+    if what is not wanted has no type that fits, once more without it, by Python.
+
+    Args:
+        path: Of the file; ``.gz`` is decompressed.
+        wanted: Keys. One that is missing in a line is null there.
+
+    Returns:
+        A ``pyarrow.Table``; text is text, also where it looks like a date.
+
+    Raises:
+        ManifestError: A line is no JSON object, a key has values of two types, or whole numbers would be rounded.
+            Names file, row and line.
+    """
+    origin = Origin([path], np.zeros(2, np.int64))
+    library = arrow()
+
+    def opened() -> Any:
+        return library.input_stream(path, compression="detect")
+
+    try:
+        table = _of_first_lines(opened, wanted)
+        if table is None:
+            table = _of_all_lines(opened, wanted, origin)
+    except (library.ArrowInvalid, UnicodeDecodeError, EOFError, OSError) as error:
+        if isinstance(error, library.ArrowInvalid) and "Empty JSON" in str(error):
+            raise origin.error("is empty; it must hold a JSON object in each line") from None
+        fault = _fault(path, wanted)
+        if fault is not None:
+            raise fault from error
+        table = _of_what_is_wanted(path, wanted, origin, error)
+    if any(_may_be_rounded(table.column(name)) for name in wanted) and (found := _rounded(path, table, wanted)):
+        raise found
+    return table
+
+
+def _of_first_lines(opened: Callable[[], Any], wanted: Sequence[str]) -> Any:
+    """The table, if the first lines say of what types it is; else None."""
+    library, parser = arrow(), arrow("json")
+    try:
+        with opened() as stream:
+            schema = parser.open_json(stream, read_options=parser.ReadOptions(block_size=_BLOCKS[0])).schema
+        kinds = {name: _undated(schema.field(name).type) for name in wanted if name in schema.names}
+        if len(kinds) < len(wanted) or any(map(_is_unknown, kinds.values())):
+            return None
+        return _parsed(opened, kinds)
+    except (library.ArrowInvalid, UnicodeDecodeError):
+        return None
+
+
+def _of_all_lines(opened: Callable[[], Any], wanted: Sequence[str], origin: Origin) -> Any:
+    table = _parsed(opened, None)
+    check_columns(table.column_names, wanted, origin)
+    kinds = {name: table.schema.field(name).type for name in wanted}
+    undated = {name: _undated(kind) for name, kind in kinds.items()}
+    return table.select(list(wanted)) if kinds == undated else _parsed(opened, undated)
+
+
+def _of_what_is_wanted(path: str, wanted: Sequence[str], origin: Origin, cause: Exception) -> Any:
+    """The table from lines that hold nothing else: another key may have values of several types."""
+    kept = io.BytesIO()
+    try:
+        for _, _, content in _objects(path):
+            values = json.loads(content)
+            kept.write(json.dumps({name: values[name] for name in wanted if name in values}).encode() + b"\n")
+        lines = kept.getbuffer()
+        return _of_all_lines(lambda: arrow().BufferReader(lines), wanted, origin)
+    except (arrow().ArrowInvalid, EOFError, OSError, ValueError):
+        raise origin.error(f"cannot be read: {shown(str(cause))}") from cause
+
+
+def _parsed(opened: Callable[[], Any], kinds: dict[str, Any] | None) -> Any:
+    library, parser = arrow(), arrow("json")
+    options = {}
+    if kinds is not None:
+        options = {"explicit_schema": library.schema(list(kinds.items())), "unexpected_field_behavior": "ignore"}
+    for block in _BLOCKS:
+        with opened() as stream:
+            try:
+                return parser.read_json(
+                    stream,
+                    read_options=parser.ReadOptions(block_size=block),
+                    parse_options=parser.ParseOptions(**options),
+                )
+            except library.ArrowInvalid as error:
+                if "straddl" not in str(error) or block == _BLOCKS[-1]:
+                    raise
+    raise AssertionError
+
+
+def _undated(kind: Any) -> Any:
+    """A type with text in place of the dates that pyarrow sees in it."""
+    types, library = arrow("types"), arrow()
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
+        return library.string()
+    return library.list_(_undated(kind.value_type)) if is_list(kind) else kind
+
+
+def _is_unknown(kind: Any) -> bool:
+    return bool(arrow("types").is_null(kind)) or (is_list(kind) and _is_unknown(kind.value_type))
+
+
+def _may_be_rounded(column: Any) -> bool:
+    """Whether there are numbers so large that they may have been whole ones."""
+    types, compute = arrow("types"), arrow("compute")
+    if is_list(column.type):
+        return _may_be_rounded(compute.list_flatten(column))
+    if not types.is_floating(column.type):
+        return False
+    return bool(compute.any(compute.greater_equal(compute.abs(column), float(INEXACT))).as_py())
+
+
+def _objects(path: str) -> Iterator[tuple[int, int, bytes]]:
+    """Row, line and bytes of each."""
+    row = 0
+    with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
+        for line, content in enumerate(file, 1):
+            if content.strip():
+                yield row, line, content
+                row += 1
+
+
+def _rounded(path: str, table: Any, wanted: Sequence[str]) -> ManifestError | None:
+    names = [name for name in wanted if _may_be_rounded(table.column(name))]
+    for row, line, content in _objects(path):
+        values = json.loads(content)
+        for name in names:
+            for value in _flat(values.get(name)):
+                if isinstance(value, int) and abs(value) >= INEXACT and int(float(value)) != value:
+                    message = f"{shown(value)} is more than an int64 holds, or would be rounded beside fractions"
+                    return _error(path, row, line, f"{message}; write it as text", name)
+    return None
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
+
+
+def _fault(path: str, wanted: Sequence[str]) -> ManifestError | None:
+    """What is wrong with a file that did not parse, found by going through it in Python; None where nothing is."""
+    kinds: dict[str, tuple[str, int]] = {}
+    try:
+        for row, line, content in _objects(path):
+            try:
+                values = json.loads(content.decode("utf-8"), object_pairs_hook=_once)
+                json.dumps(values, ensure_ascii=False).encode("utf-8")
+            except (ValueError, RecursionError) as error:
+                return _error(path, row, line, f"no JSON in UTF-8: {shown(str(error))}")
+            if not isinstance(values, dict):
+                return _error(path, row, line, f"{shown(values)} is not a JSON object")
+            for name in wanted:
+                value = values.get(name)
+                kind, first = kinds.setdefault(name, (_kind(value), row)) if value is not None else ("", 0)
+                if value is not None and kind != _kind(value):
+                    message = f"{shown(value)} is {_kind(value)}, but row {first} has {kind}; write all in one way"
+                    return _error(path, row, line, message, name)
+    except (EOFError, OSError):
+        return None
+    return None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key stands twice")
+    return values
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "text"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def _error(path: str, row: int, line: int, message: str, column: str | None = None) -> ManifestError:
+    named_column = f", column {shown(column)}" if column is not None else ""
+    return ManifestError(
+        f"{named(path)}, row {row} (line {line}){named_column}: {message}", file=path, dataset=column, row=row
+    )

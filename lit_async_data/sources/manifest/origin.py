@@ -1,0 +1,88 @@
+"""`Origin`: where the rows of a table come from, for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lit_async_data.errors import ManifestError
+from lit_async_data.permutation import Indices
+
+# Of a value or a foreign message, in ours.
+_LONGEST = 200
+
+
+def shown(value: object) -> str:
+    r"""A value for a message: printable ASCII on one line, of at most 200 characters.
+
+    Example:
+        >>> print(shown("a\nb"))
+        'a\nb'
+    """
+    text = ascii(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def named(path: str) -> str:
+    """A path for a message: as it is, unless it would break the line."""
+    return path if path.isprintable() else shown(path)
+
+
+class Origin:
+    """Which row of which file each row of a table is.
+
+    Args:
+        files: Paths; none if the table was given in memory.
+        starts: The first row of each file, counted over all of them, and at the end how many there are; int64.
+        kept: Which of those rows the table has; int64, ascending. None: all.
+
+    Example:
+        >>> origin = Origin(["a.csv", "b.csv"], np.array([0, 3, 6]), kept=np.array([1, 4]))
+        >>> origin.place(1)
+        ('b.csv', 1)
+    """
+
+    def __init__(self, files: Sequence[str], starts: Indices, kept: Indices | None = None) -> None:
+        self.files = tuple(files)
+        self.starts = starts
+        self.kept = kept
+
+    @property
+    def name(self) -> str:
+        """What the table is called in messages."""
+        if not self.files:
+            return "the table given"
+        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        return named(self.files[0]) + more
+
+    def place(self, row: int) -> tuple[str | None, int]:
+        """File and row there of a row of the table; None and the row as it was given where there is no file."""
+        number = row if self.kept is None else int(self.kept[row])
+        if not self.files:
+            return None, number
+        file = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return self.files[file], number - int(self.starts[file])
+
+    def where(self, row: int) -> str:
+        """A row, for the middle of a message."""
+        file, number = self.place(row)
+        return f"row {number}" if file is None or len(self.files) == 1 else f"row {number} of {named(file)}"
+
+    def error(self, message: str, *, row: int | None = None, column: str | None = None) -> ManifestError:
+        """An error that says where.
+
+        Args:
+            message: What is wrong and what to do.
+            row: Of the table.
+            column: Its name.
+        """
+        file, number = (None, None) if row is None else self.place(row)
+        if row is None:
+            file = self.files[0] if len(self.files) == 1 else None
+        place = [self.name if file is None else named(file)]
+        if number is not None:
+            place.append(f"row {number}")
+        if column is not None:
+            place.append(f"column {shown(column)}")
+        return ManifestError(f"{', '.join(place)}: {message}", file=file, dataset=column, row=number)

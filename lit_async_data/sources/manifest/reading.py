@@ -1,0 +1,167 @@
+"""Reading a table: from files or from memory, the wanted columns and rows of it."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.manifest.arrow import arrow
+from lit_async_data.sources.manifest.delimited import read_delimited
+from lit_async_data.sources.manifest.filters import Filter, all_met
+from lit_async_data.sources.manifest.header import check_columns
+from lit_async_data.sources.manifest.json_lines import read_json_lines
+from lit_async_data.sources.manifest.origin import Origin, named, shown
+from lit_async_data.sources.manifest.parquet import read_parquet
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz", ".ndjson.gz")
+
+
+class _Read(NamedTuple):
+    """Columns of one file: how many rows it has, and which of them are here; None if all."""
+
+    table: Any
+    rows: int
+    kept: Indices | None
+
+
+def read_table(given: Any, wanted: Sequence[str], filters: Sequence[Filter]) -> tuple[Any, Origin]:
+    """Columns of a table, and where its rows come from.
+
+    Args:
+        given: As for `Table.of`.
+        wanted: Names of columns, all different.
+        filters: That rows must meet.
+
+    Returns:
+        A ``pyarrow.Table`` of at least one row.
+
+    Raises:
+        ConfigError: It is nothing of what can be read; begins with ``table:``.
+        MissingError: There is no such file.
+        ManifestError: See `Table.of`.
+    """
+    arrow()  # says what to install, before anything else is wrong
+    if isinstance(given, str | os.PathLike):
+        files = _files(os.fspath(given))
+        table, origin = _joined(files, [_of_file(file, wanted, filters) for file in files])
+    else:
+        read = _met(_of_memory(given, _all_names(wanted, filters)), wanted, filters, [])
+        table, origin = read.table, Origin([], np.array([0, read.rows]), read.kept)
+    total = int(origin.starts[-1])
+    if not total:
+        raise origin.error("has no rows")
+    if not table.num_rows:
+        raise origin.error(f"the filters leave none of its {total} rows")
+    return table, origin
+
+
+def _all_names(wanted: Sequence[str], filters: Sequence[Filter]) -> list[str]:
+    return list(dict.fromkeys([*wanted, *(each.column for each in filters)]))
+
+
+def _files(given: str) -> list[str]:
+    if os.path.isdir(given):
+        found = [
+            os.path.join(folder, name)
+            for folder, _, names in os.walk(given)
+            for name in names
+            # What writers leave beside the data begins so.
+            if name.endswith(".parquet") and not name.startswith(("_", "."))
+        ]
+        missing = "has no .parquet files in it"
+    elif os.path.exists(given) or not glob.has_magic(given):
+        found, missing = [given] * os.path.exists(given), "no such file"
+    else:
+        found, missing = glob.glob(given, recursive=True), "no file fits this pattern"
+    if not found:
+        raise MissingError(f"{named(given)}: {missing}", file=given)
+    return sorted(found)
+
+
+def _of_file(path: str, wanted: Sequence[str], filters: Sequence[Filter]) -> _Read:
+    suffix = next((each for each in _SUFFIXES if path.lower().endswith(each)), None)
+    if suffix is None:
+        raise ConfigError(f"table: {named(path)} ends in none of {', '.join(_SUFFIXES)}", file=path)
+    try:
+        if suffix == ".parquet":
+            return _Read(*read_parquet(path, wanted, filters))
+        names = _all_names(wanted, filters)
+        delimiter = _DELIMITERS.get(suffix.removesuffix(".gz"))
+        table = read_json_lines(path, names) if delimiter is None else read_delimited(path, delimiter, names)
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise MissingError(f"{named(path)}: cannot be opened: {error.strerror}", file=path) from error
+    return _met(table, wanted, filters, [path])
+
+
+def _met(table: Any, wanted: Sequence[str], filters: Sequence[Filter], files: list[str]) -> _Read:
+    rows = table.num_rows
+    if not filters:
+        return _Read(table.select(list(wanted)), rows, None)
+    met = all_met(filters, table, Origin(files, np.array([0, rows])))
+    return _Read(table.select(list(wanted)).filter(arrow().array(met)), rows, np.flatnonzero(met))
+
+
+def _joined(files: list[str], read: list[_Read]) -> tuple[Any, Origin]:
+    starts = np.cumsum([0, *(each.rows for each in read)], dtype=np.int64)
+    kept = None
+    if any(each.kept is not None for each in read):
+        numbers = [np.arange(each.rows) if each.kept is None else each.kept for each in read]
+        kept = np.concatenate([number + start for number, start in zip(numbers, starts[:-1], strict=True)])
+    origin = Origin(files, starts, kept)
+    if len(read) == 1:
+        return read[0].table, origin
+    _check_types(files, read, origin)
+    return arrow().concat_tables([each.table for each in read], promote_options="default"), origin
+
+
+def _check_types(files: list[str], read: list[_Read], origin: Origin) -> None:
+    """Check that each column has one type in all files, or no values at all."""
+    for name in read[0].table.column_names:
+        first: tuple[str, Any] | None = None
+        for file, each in zip(files, read, strict=True):
+            kind = each.table.schema.field(name).type
+            if arrow("types").is_null(kind):
+                continue
+            if first is not None and kind != first[1]:
+                message = f"is {first[1]} in {named(first[0])}, but {kind} in {named(file)}; write all files alike"
+                raise origin.error(message, column=name)
+            first = first or (file, kind)
+
+
+def _of_memory(given: Any, names: Sequence[str]) -> Any:
+    library = arrow()
+    origin = Origin([], np.zeros(2, np.int64))
+    module = type(given).__module__.partition(".")[0]
+    if isinstance(given, library.Table):
+        check_columns(given.column_names, names, origin)
+        return given.select(list(names))
+    if module in ("pandas", "polars") and hasattr(given, "collect"):
+        raise ConfigError("table: a LazyFrame has no rows yet; give its .collect()")
+    try:
+        if module in ("pandas", "polars") and hasattr(given, "columns"):
+            check_columns(list(given.columns), names, origin)
+            frame = given[list(names)]
+            if module == "pandas":
+                return library.Table.from_pandas(frame, preserve_index=False)
+            return library.table(frame)
+        if hasattr(given, "__arrow_c_stream__"):
+            return _of_stream(library.RecordBatchReader.from_stream(given), names, origin)
+    except (library.ArrowException, TypeError) as error:
+        raise origin.error(f"is nothing that Arrow can hold: {shown(str(error))}") from error
+    raise ConfigError(
+        f"table: {type(given).__name__} is neither a path, a DataFrame of pandas or polars, a pyarrow.Table, nor "
+        "anything with __arrow_c_stream__"
+    )
+
+
+def _of_stream(stream: Any, names: Sequence[str], origin: Origin) -> Any:
+    check_columns(stream.schema.names, names, origin)
+    schema = arrow().schema([stream.schema.field(name) for name in names])
+    return arrow().Table.from_batches([batch.select(list(names)) for batch in stream], schema)

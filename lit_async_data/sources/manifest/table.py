@@ -1,0 +1,203 @@
+"""`Table`: the rows of a manifest, one per sample, read once and held in Arrow's memory."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.manifest.arrow import arrow, as_one, is_coded, is_text, text_fault
+from lit_async_data.sources.manifest.filters import Filter
+from lit_async_data.sources.manifest.labels import Labels, Null, labels_of
+from lit_async_data.sources.manifest.numeric import as_numbers
+from lit_async_data.sources.manifest.origin import Origin, shown
+from lit_async_data.sources.manifest.reading import read_table
+from lit_async_data.sources.manifest.repeats import repeats
+
+# Rows that a message names.
+_NAMED = 5
+
+
+class Table:
+    """Columns of a manifest. Nothing in it changes; it can be read from several threads and be pickled.
+
+    Text takes its bytes and 4 bytes per row (8 where a column has 2 GiB or more), numbers what their type takes; no
+    row has an object of its own.
+
+    Args:
+        columns: Arrays as from `as_one`, all of one length ≥ 1.
+        origin: Where the rows come from.
+
+    Example:
+        >>> import pyarrow
+        >>> given = pyarrow.table({"path": ["a.jpg", "b.jpg", "c.jpg"], "species": ["owl", "auk", "owl"]})
+        >>> table = Table.of(given, ["path", "species"])
+        >>> table.text("path", [2, 0])
+        ['c.jpg', 'a.jpg']
+        >>> labels = table.labels("species")
+        >>> labels.values.tolist(), labels.classes
+        ([1, 0, 1], ('auk', 'owl'))
+    """
+
+    def __init__(self, columns: Mapping[str, Any], origin: Origin) -> None:
+        self._columns = dict(columns)
+        self.origin = origin
+        self._length = len(next(iter(self._columns.values())))
+
+    @classmethod
+    def of(cls, given: Any, columns: Sequence[str], filters: Any = None, numbers: Sequence[str] = ()) -> Table:
+        """Read the wanted columns of a table.
+
+        Args:
+            given: Path of a file (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``, also with ``.gz``; ``.parquet``), a
+                pattern for several, a folder of Parquet files; a DataFrame of pandas or polars, a ``pyarrow.Table`` or
+                anything with ``__arrow_c_stream__``. Several files come in the order of their paths.
+            columns: Names of those that are wanted. In CSV and TSV all are text, and an empty cell is no value.
+            filters: ``[["quality", ">", 0.5]]``: conditions that rows must all meet, with ``==``, ``!=``, ``<``,
+                ``<=``, ``>``, ``>=``, ``in``, ``not in``. A row without a value meets none. Text that is compared with
+                a number is read as one.
+            numbers: Those of the columns whose text is to be read as numbers: int64, or float64 if some are fractions.
+
+        Raises:
+            ConfigError: An option is wrong, or pyarrow is missing.
+            MissingError: There is no such file.
+            ManifestError: The table is empty, a column is missing, or a row is not what it should be; names file and
+                row.
+            CorruptError: A Parquet file does not decode.
+        """
+        names = _names("columns", columns)
+        if not names:
+            raise ConfigError("columns: none are wanted")
+        as_number = _names("numbers", numbers)
+        stray = [name for name in as_number if name not in names]
+        if stray:
+            raise ConfigError(f"numbers: {shown(stray[0])} is not one of the columns {', '.join(map(shown, names))}")
+        read, origin = read_table(given, names, Filter.all_of(filters))
+        held = {}
+        for name in names:
+            column = read.column(name)
+            # Not held twice: this was all that still needed it.
+            read = read.drop_columns(name) if read.num_columns > 1 else None
+            array = as_one(column)
+            del column
+            fault = text_fault(array)
+            if fault:
+                raise origin.error(fault[1], row=fault[0], column=name)
+            if name in as_number and (is_text(array.type) or is_coded(array.type)):
+                array = as_numbers(array.dictionary_decode() if is_coded(array.type) else array, name, origin)
+            held[name] = array
+        return cls(held, origin)
+
+    def __len__(self) -> int:
+        """Number of rows, ≥ 1."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the columns take."""
+        kept = 0 if self.origin.kept is None else self.origin.kept.nbytes
+        return kept + sum(int(array.nbytes) for array in self._columns.values())
+
+    def text(self, name: str, rows: Sequence[int] | Indices) -> list[str]:
+        """The text of some rows; whole numbers as digits.
+
+        Args:
+            name: A column of text or whole numbers.
+            rows: int64, shape (n,), in any order.
+
+        Raises:
+            IndexError: A row is not in ``range(len(self))``.
+            ManifestError: A row has no value, or the column holds something else.
+        """
+        array = self._column(name)
+        wanted = np.asarray(rows, np.int64).reshape(-1)
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            raise IndexError(f"rows: {self.origin.name} has {len(self)}, from 0 on")
+        if not (is_text(array.type) or is_coded(array.type) or arrow("types").is_integer(array.type)):
+            raise self.origin.error(f"holds {array.type}, which is no text", column=name)
+        numbers = arrow().array(wanted)
+        codes = array.indices if is_coded(array.type) else None
+        found = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
+        if found.null_count:
+            place = int(np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False))[0])
+            raise self.origin.error("no value; give one, or leave the row out", row=int(wanted[place]), column=name)
+        values: list[Any] = found.to_pylist()
+        return values if not values or isinstance(values[0], str) else list(map(str, values))
+
+    def labels(
+        self,
+        name: str | Sequence[str],
+        *,
+        vocabulary: Sequence[str] | None = None,
+        null: Null = "error",
+        multi: bool = False,
+    ) -> Labels:
+        """One value per row.
+
+        Whole numbers become int64; floats and bools stay what they are; text becomes the number of its class; a list
+        of numbers becomes a vector, and all must be equally long.
+
+        Args:
+            name: A column; or several of numbers, which become the columns of one array.
+            vocabulary: Names of all classes in their order, such as those of the training set. None: what occurs,
+                sorted.
+            null: Of rows without a value, or with NaN: ``"error"``, ``"ignore"`` (−100, or NaN in floats) or
+                ``"drop"`` (they are listed).
+            multi: The column holds lists of text: 1 for each class that is in the list, else 0.
+
+        Raises:
+            ConfigError: An option does not fit the column.
+            ManifestError: A row has no value, one that is not in the vocabulary, or one that does not fit; the column
+                holds dates, decimals or other things that are no labels.
+        """
+        if null not in ("error", "ignore", "drop"):
+            raise ConfigError(f"null: {shown(null)} is not one of error, ignore, drop")
+        together = not isinstance(name, str)
+        names = _names("columns", name if together else [name])
+        if not names or (together and (vocabulary is not None or multi)):
+            raise ConfigError("columns: several must be one or more, of numbers, without vocabulary and multi")
+        columns = [(each, self._column(each)) for each in names]
+        return labels_of(columns, self.origin, vocabulary=vocabulary, null=null, multi=multi, together=together)
+
+    def check_ids(self, name: str) -> None:
+        """Check that no two rows have the same value.
+
+        Args:
+            name: A column of text or whole numbers.
+
+        Raises:
+            ManifestError: Some have, or a row has no value; names the first five.
+        """
+        array = self._column(name)
+        if not (is_text(array.type) or is_coded(array.type) or arrow("types").is_integer(array.type)):
+            raise self.origin.error(f"holds {array.type}; ids must be text or whole numbers", column=name)
+        if array.null_count:
+            row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+            raise self.origin.error(f"no id, nor in {array.null_count - 1} other rows", row=row, column=name)
+        again, first = repeats(array)
+        if again.size:
+            pairs = zip(again[:_NAMED].tolist(), first[:_NAMED].tolist(), strict=True)
+            named = ", ".join(
+                f"{shown(array[row].as_py())} in {self.origin.where(row)} and {self.origin.where(before)}"
+                for row, before in pairs
+            )
+            more = f", … ({again.size} rows in all)" if again.size > _NAMED else ""
+            message = f"ids stand more than once: {named}{more}; each sample needs one of its own"
+            raise self.origin.error(message, row=int(again[0]), column=name)
+
+    def _column(self, name: str) -> Any:
+        if name not in self._columns:
+            near = difflib.get_close_matches(name, self._columns, 1)
+            hint = f"did you mean {shown(near[0])}?" if near else f"they are {', '.join(map(shown, self._columns))}"
+            raise ConfigError(f"columns: {shown(name)} is not one of those that were read; {hint}")
+        return self._columns[name]
+
+
+def _names(option: str, given: Any) -> list[str]:
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise ConfigError(f"{option}: {shown(given)} is not a list of names")
+    return list(dict.fromkeys(given))

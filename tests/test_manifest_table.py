@@ -1,0 +1,939 @@
+"""The table behind a manifest: every format gives what Python's own readers give, or an error that names the row."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import decimal
+import gzip
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_async_data.errors import ConfigError, CorruptError, ManifestError, MissingError
+from lit_async_data.sources.manifest import repeats as repeats_module
+
+pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+pq = pytest.importorskip("pyarrow.parquet")
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
+
+from lit_async_data.sources.manifest.origin import Origin, named, shown  # noqa: E402
+from lit_async_data.sources.manifest.repeats import hashes, repeats  # noqa: E402
+from lit_async_data.sources.manifest.table import Table  # noqa: E402
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes bytes or text: ``file("m.csv", "a,b\\n1,2\\n")`` returns the path."""
+
+    def written(name, content):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return written
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    def written(name="m.parquet", row_group_size=None, columns=None, **more):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({**(columns or {}), **more}), path, row_group_size, write_page_checksum=True)
+        return str(path)
+
+    return written
+
+
+def everything(table, name):
+    return table._column(name).to_pylist()
+
+
+def held(columns, **options):
+    return Table.of(pa.table(columns), list(columns), **options)
+
+
+# -- formats against Python's own readers ------------------------------------------------------------------------------
+
+words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=6)
+wholes = st.integers(-(2**63), 2**63 - 1)
+fractions = st.floats(allow_nan=False, allow_infinity=False)
+tables = st.lists(
+    st.tuples(
+        st.none() | words, st.none() | wholes, st.none() | fractions, words | st.sampled_from(["NA", "007", "nan"])
+    ),
+    min_size=1,
+    max_size=12,
+)
+NAMES = ["text", "whole", "fraction", "more"]
+
+
+def read_back(name, content, **options):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, name)
+        with open(path, "wb") as target:
+            target.write(content)
+        table = Table.of(path, NAMES, **options)
+        return list(zip(*(everything(table, each) for each in NAMES)))
+
+
+def as_csv(rows, delimiter=",", end="\n"):
+    target = io.StringIO()
+    writer = csv.writer(target, delimiter=delimiter, lineterminator=end)
+    writer.writerows([NAMES, *rows])
+    return target.getvalue().encode()
+
+
+@given(tables, st.sampled_from([("m.csv", ","), ("m.tsv", "\t"), ("m.csv.gz", ",")]), st.sampled_from(["\n", "\r\n"]))
+def test_csv_is_what_pythons_csv_reads(rows, kind, end):
+    name, delimiter = kind
+    content = as_csv(rows, delimiter, end)
+    expected = list(csv.reader(io.StringIO(content.decode(), newline=""), delimiter=delimiter))[1:]
+    found = read_back(name, gzip.compress(content) if name.endswith("gz") else content)
+    assert [[cell or "" for cell in row] for row in found] == expected
+    numbers = read_back(name, gzip.compress(content) if name.endswith("gz") else content, numbers=["whole", "fraction"])
+    assert numbers == rows
+
+
+@given(tables, st.booleans())
+def test_json_lines_are_what_pythons_json_reads(rows, packed):
+    content = "".join(json.dumps(dict(zip(NAMES, row))) + "\n" for row in rows).encode()
+    expected = [tuple(json.loads(line).values()) for line in content.splitlines()]
+    assert read_back("m.ndjson.gz" if packed else "m.jsonl", gzip.compress(content) if packed else content) == expected
+
+
+@given(tables, st.booleans(), st.integers(1, 5))
+def test_parquet_is_what_was_written(rows, dictionary, group):
+    kinds = [pa.string(), pa.int64(), pa.float64(), pa.string()]
+    given_table = pa.table({n: pa.array(v, k) for n, v, k in zip(NAMES, zip(*rows), kinds)})
+    target = io.BytesIO()
+    pq.write_table(given_table, target, group, use_dictionary=dictionary)
+    assert read_back("m.parquet", target.getvalue()) == rows
+
+
+@given(tables)
+def test_frames_are_what_they_were_made_of(rows):
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    kinds = {"text": "str", "whole": "Int64", "fraction": "Float64", "more": "str"}
+    columns = dict(zip(NAMES, zip(*rows)))
+    frame = pandas.DataFrame({n: pandas.Series(v, dtype=kinds[n]) for n, v in columns.items()}, index=range(len(rows)))
+    frame.index = [7] * len(rows)
+    types = [polars.String, polars.Int64, polars.Float64, polars.String]
+    other = polars.DataFrame({n: polars.Series(v, dtype=t) for (n, v), t in zip(columns.items(), types)})
+    for each in (frame, other, other.to_arrow()):
+        table = Table.of(each, NAMES)
+        assert list(zip(*(everything(table, name) for name in NAMES))) == rows
+
+
+# -- CSV ---------------------------------------------------------------------------------------------------------------
+
+
+def test_text_stays_text_and_only_an_empty_cell_is_no_value(file):
+    path = file("m.csv", 'id,x\n007,NA\n1e3,null\n,""\n 5,nan\n')
+    table = Table.of(path, ["id", "x"])
+    assert everything(table, "id") == ["007", "1e3", None, " 5"]
+    assert everything(table, "x") == ["NA", "null", None, "nan"]
+    assert everything(Table.of(path, ["id"], numbers=["id"]), "id") == [7.0, 1000.0, None, 5.0]
+
+
+def test_only_wanted_columns_are_held_in_the_order_asked(file):
+    table = Table.of(file("m.csv", "a,b,c,,\n1,2,3,,\n"), ["c", "a", "c"])
+    assert list(table._columns) == ["c", "a"]
+    assert (table.text("c", [0]), len(table)) == (["3"], 1)
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_marks_line_ends_and_newlines_in_cells(file, mark, end):
+    content = mark + b'"a",b' + end + b'"x ""y""\n,z",1' + end + end + b"w,2" + end
+    assert everything(Table.of(file("m.csv", content), ["a"]), "a") == ['x "y"\n,z', "w"]
+
+
+@pytest.mark.parametrize(
+    ("content", "row", "message"),
+    [
+        (b"", None, "is empty; its first line must name the columns"),
+        (b"a,b\n", None, "has no rows"),
+        (b"a,b\n\n", None, "has no rows"),
+        (b"a,b,a\n1,2,3\n", None, "has more than one column 'a'"),
+        (b"A,b\n1,2\n", None, "has no column 'a'; did you mean|has no column 'a'; it has 'A', 'b'"),
+        (b"aa ,b\n1,2\n", None, "has no column 'a'"),
+        (b'a,b\n1,2\n\n"x\ny",2\n1,2,3\n', 2, r"row 2 \(line 6\): 3 cells instead of 2"),
+        (b"a,b\n1,2\n3\n", 1, r"row 1 \(line 3\): 1 cells instead of 2"),
+        (b"a,b\n1,2\n\xff,2\n", 1, r"row 1 \(line 3\), column 'a': text that is not UTF-8"),
+        (b"a,b\n1,2\n3\0,2\n", 1, "row 1, column 'a': a NUL byte"),
+        (b'a,b\n1,2\n3,"4\n5,6\n', 1, r"row 1 \(line 3\): a quote is opened and never closed"),
+        (b'b,a\n1,2\n3,"4""\n5,6\n', 1, r"row 1 \(line 3\): a quote is opened and never closed"),
+        (b'b,a\n1,2"\n3,"4\n5,6\n', 1, r"row 1 \(line 3\): a quote is opened and never closed"),
+        (b'a,b\n1,2\n"3,4\n5,6\n', 1, r"row 1 \(line 3\): 1 cells instead of 2"),
+        (b'a,b\n1,2\n3,"' + b"x" * 200_000, 1, r"row 1 \(line 3\).*is a quote opened there"),
+        (b"\xff\xfea\x00,\x00b\x00\n\x00", None, "its first line is not UTF-8"),
+    ],
+)
+def test_a_faulty_csv_file_is_an_error_that_names_the_row(file, content, row, message):
+    path = file("m.csv", content)
+    with pytest.raises(ManifestError, match=message) as caught:
+        Table.of(path, ["a"])
+    assert str(caught.value).startswith(path)
+    assert (caught.value.file, caught.value.row) == (path, row)
+
+
+def test_near_names_are_suggested(file):
+    with pytest.raises(ManifestError, match="no column 'spcies'; did you mean 'species'\\?"):
+        Table.of(file("m.csv", "species,path\n1,2\n"), ["spcies"])
+
+
+def test_what_is_wrong_in_a_column_that_is_not_wanted_does_no_harm(file):
+    table = Table.of(file("m.csv", b"a,b\n1,\xff\n3,\0\n"), ["a"])
+    assert everything(table, "a") == ["1", "3"]
+
+
+@pytest.mark.parametrize("cell", ['5" disk', '5"', 'a"b"c"'])
+def test_quotes_within_a_cell_are_nothing_wrong(file, cell):
+    assert everything(Table.of(file("m.csv", f"a,b\n1,{cell}\n2,x\n"), ["b"]), "b") == [cell, "x"]
+
+
+def test_a_last_cell_that_ends_with_a_newline_is_nothing_wrong(file):
+    assert everything(Table.of(file("m.csv", 'a,b\n1,"x\n"\n'), ["b"]), "b") == ["x\n"]
+
+
+def test_rows_longer_than_a_block_are_read(file, monkeypatch):
+    from lit_async_data.sources.manifest import delimited, json_lines
+
+    long = "x" * 5000
+    for module in (delimited, json_lines):
+        monkeypatch.setattr(module, "_BLOCKS", (1000, 100_000))
+    assert everything(Table.of(file("m.csv", f"a,b\n1,{long}\n2,3\n"), ["b"]), "b") == [long, "3"]
+    lines = json.dumps({"b": long}) + "\n" + json.dumps({"b": "3"}) + "\n"
+    assert everything(Table.of(file("m.jsonl", lines), ["b"]), "b") == [long, "3"]
+    more = f"1,{long * 30}\n" * 9
+    with pytest.raises(ManifestError, match=r"quote opened|cannot be read"):
+        Table.of(file("m.csv", f"a,b\n{more}2,3\n"), ["b"])
+
+
+def test_newlines_in_cells_at_the_end_of_a_block(file, monkeypatch):
+    from lit_async_data.sources.manifest import delimited
+
+    monkeypatch.setattr(delimited, "_BLOCKS", (100, 1000))
+    cells = ["x\n" * (1 + row % 7) + "x" for row in range(100)]
+    content = "a,b\n" + "".join(f'{row},"{cell}"\n' for row, cell in enumerate(cells))
+    table = Table.of(file("m.csv", content), ["a", "b"])
+    assert everything(table, "a") == [str(row) for row in range(100)]
+    assert everything(table, "b") == cells
+
+
+def test_a_damaged_archive_is_an_error(file):
+    random = np.random.default_rng(0).integers(0, 10**9, 5000)
+    packed = gzip.compress(("a\n" + "\n".join(map(str, random)) + "\n").encode())
+    for name, content in (("m.csv.gz", packed[:-2000]), ("n.csv.gz", b"no gzip at all")):
+        path = file(name, content)
+        with pytest.raises(ManifestError, match="gz") as caught:
+            Table.of(path, ["a"])
+        assert caught.value.file == path
+
+
+# -- text as numbers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["1", " 2 ", ""], [1, 2, None]),
+        (["9223372036854775807", "-9223372036854775808"], [2**63 - 1, -(2**63)]),
+        (["9007199254740993", "1"], [2**53 + 1, 1]),
+        (["1", "0.5", "nan"], [1.0, 0.5, None]),
+        (["1e300", "9007199254740991"], [1e300, 2.0**53 - 1]),
+    ],
+)
+def test_numbers_are_read_exactly(file, cells, values):
+    table = Table.of(file("m.csv", "k,x\n" + "".join(f"-,{cell}\n" for cell in cells)), ["x"], numbers=["x"])
+    found = [None if str(value) == "nan" else value for value in everything(table, "x")]
+    assert found == values
+    assert [type(value) for value in found] == [type(value) for value in values]
+
+
+@pytest.mark.parametrize("cell", ["x", "NA", "1,5", "0.5.1", "--1"])
+def test_text_that_is_no_number_is_an_error(file, cell):
+    path = file("m.csv", "".join(["x\n", *["1\n"] * 5, f'"{cell}"\n', *["2\n"] * 4]))
+    with pytest.raises(ManifestError, match=f"row 5, column 'x': '{cell}' is not a number"):
+        Table.of(path, ["x"], numbers=["x"])
+
+
+@pytest.mark.parametrize(
+    "cells", [["1", "9223372036854775808"], ["0.5", "-9007199254740993"], ["0.5", "+9007199254740993"]]
+)
+def test_numbers_that_would_be_rounded_are_an_error(file, cells):
+    with pytest.raises(ManifestError, match=r"row 1, column 'x'.*rounded") as caught:
+        Table.of(file("m.csv", "x\n" + "\n".join(cells) + "\n"), ["x"], numbers=["x"])
+    assert caught.value.row == 1
+
+
+def test_numbers_of_a_dictionary_and_of_numbers():
+    table = held({"x": pa.array(["2", "1", "2"]).dictionary_encode(), "y": [1, 2, 3]}, numbers=["x", "y"])
+    assert (everything(table, "x"), everything(table, "y")) == ([2, 1, 2], [1, 2, 3])
+
+
+# -- JSON lines --------------------------------------------------------------------------------------------------------
+
+
+def test_what_looks_like_a_date_is_text(file):
+    lines = '{"a": "2020-01-01", "b": ["2020-01-01 00:00:00"]}\n{"a": "2020-01-02", "b": []}\n'
+    table = Table.of(file("m.jsonl", lines), ["a", "b"])
+    assert (everything(table, "a"), everything(table, "b")) == (
+        ["2020-01-01", "2020-01-02"],
+        [["2020-01-01 00:00:00"], []],
+    )
+
+
+def test_types_of_later_lines_and_keys_that_come_late(file, monkeypatch):
+    from lit_async_data.sources.manifest import json_lines
+
+    monkeypatch.setattr(json_lines, "_BLOCKS", (200, 2000))
+    lines = ['{"a": 1, "d": "2020-01-01"}'] * 40 + ['{"a": 2.5, "b": "x", "d": "2020-01-02"}', '{"a": null, "b": "y"}']
+    table = Table.of(file("m.jsonl", "\n".join(lines)), ["a", "b", "d"])
+    assert everything(table, "a") == [1.0] * 40 + [2.5, None]
+    assert everything(table, "b") == [None] * 40 + ["x", "y"]
+    assert everything(table, "d") == ["2020-01-01"] * 40 + ["2020-01-02", None]
+
+
+def test_keys_that_are_not_wanted_may_hold_anything(file):
+    lines = '{"a": 1, "meta": 1}\n\n{"meta": "x", "a": 2}\n{"meta": {}}\n'
+    assert everything(Table.of(file("m.jsonl", lines), ["a"]), "a") == [1, 2, None]
+
+
+@pytest.mark.parametrize(
+    ("lines", "row", "message"),
+    [
+        (b"", None, "is empty"),
+        (b"\n\n", None, "has no column 'a'|is empty"),
+        (b'{"b": 1}\n', None, "has no column 'a'; it has 'b'"),
+        (b'{"a": 1}\n\n{"a": "x"}\n', 1, r"row 1 \(line 3\), column 'a': 'x' is text, but row 0 has a number"),
+        (b'{"a": 1}\n{"a": true}\n', 1, "True is true or false, but row 0 has a number"),
+        (b'{"a": 1}\n{"a": [1]}\n', 1, "a list, but row 0 has a number"),
+        (b'{"a": 1}\n{"a": {}}\n', 1, "an object, but row 0 has a number"),
+        (b'{"a": 1}\n[1]\n', 1, r"row 1 \(line 2\): \[1\] is not a JSON object"),
+        (b'{"a": 1}\n{"a": 2\n', 1, r"row 1 \(line 2\): no JSON"),
+        (b'{"a": 1, "a": 2}\n', 0, r"row 0 \(line 1\): no JSON in UTF-8: 'a key stands twice'"),
+        (b'{"a": "\xff"}\n', 0, "row 0, column 'a': text that is not UTF-8"),
+        (b'{"a": "x"}\n{"a": "\\u0000"}\n', 1, "row 1, column 'a': a NUL byte"),
+        (b'{"a": "\\ud800"}\n', 0, r"row 0 \(line 1\): no JSON in UTF-8"),
+        (b'{"a": 1}\n{"a": 18446744073709551615}\n', 1, r"row 1 \(line 2\), column 'a': 18446744073709551615 is more"),
+        (b'{"a": 9007199254740993}\n{"a": 0.5}\n', 0, "9007199254740993 is more than .* rounded"),
+        (b'{"a": [0.5]}\n{"a": [9007199254740993]}\n', 1, "9007199254740993 is more than .* rounded"),
+    ],
+)
+def test_faulty_json_lines_are_an_error_that_names_the_row(file, lines, row, message):
+    path = file("m.jsonl", lines)
+    with pytest.raises(ManifestError, match=message) as caught:
+        Table.of(path, ["a"])
+    assert (caught.value.file, caught.value.row) == (path, row)
+
+
+def test_large_numbers_that_are_exact_are_fine(file):
+    lines = '{"a": 1e300}\n{"a": 9007199254740992}\n{"a": 0.5}\n'
+    assert everything(Table.of(file("m.jsonl", lines), ["a"]), "a") == [1e300, 2.0**53, 0.5]
+
+
+# -- Parquet and several files -----------------------------------------------------------------------------------------
+
+
+def test_a_folder_and_a_pattern_are_read_in_the_order_of_paths(parquet, tmp_path):
+    parquet("in/b.parquet", a=["3", "4"], c=[1, 2])
+    parquet("in/a.parquet", a=["0", "1", "2"])
+    parquet("in/deep/x.parquet", a=["5"])
+    parquet("in/_old.parquet", a=["no"])
+    parquet("in/.hidden.parquet", a=["no"])
+    table = Table.of(tmp_path / "in", ["a"])
+    assert everything(table, "a") == list("012345")
+    assert table.origin.place(4) == (str(tmp_path / "in/b.parquet"), 1)
+    assert everything(Table.of(str(tmp_path / "in/[ab].parquet"), ["a"]), "a") == list("01234")
+
+
+def test_a_name_with_magic_characters_is_that_file(file):
+    assert everything(Table.of(file("m[1].csv", "a\nx\n"), ["a"]), "a") == ["x"]
+
+
+def test_files_of_different_types_are_an_error_that_names_both(parquet, tmp_path):
+    one, two = parquet("in/a.parquet", a=["x"]), parquet("in/b.parquet", a=[1])
+    with pytest.raises(ManifestError, match=r"column 'a': is string in .*, but int64 in ") as caught:
+        Table.of(tmp_path / "in", ["a"])
+    assert one in str(caught.value)
+    assert two in str(caught.value)
+    parquet("in/a.parquet", c=["x"])
+    with pytest.raises(ManifestError, match=r"b.parquet: has no column 'c'"):
+        Table.of(tmp_path / "in", ["c"])
+
+
+def test_a_file_without_any_value_fits_every_type(parquet, tmp_path):
+    parquet("in/a.parquet", a=pa.nulls(2))
+    parquet("in/b.parquet", a=[1])
+    parquet("in/c.parquet", a=pa.nulls(1))
+    assert everything(Table.of(tmp_path / "in", ["a"]), "a") == [None, None, 1, None]
+
+
+def test_errors_name_the_file_of_several(parquet, tmp_path):
+    parquet("in/a.parquet", a=["x", "y"])
+    two = parquet("in/b.parquet", a=["z", None])
+    table = Table.of(tmp_path / "in", ["a"])
+    with pytest.raises(ManifestError, match=r"b.parquet, row 1, column 'a': no value") as caught:
+        table.text("a", [0, 3])
+    assert (caught.value.file, caught.value.row) == (two, 1)
+
+
+def test_a_file_that_is_none_or_is_damaged(file, parquet):
+    with pytest.raises(ManifestError, match="is no Parquet file"):
+        Table.of(file("m.parquet", b"PAR1 nothing"), ["a"])
+    path = parquet(a=np.arange(1000))
+    with open(path, "r+b") as target:
+        target.seek(200)
+        target.write(b"\xa5" * 20)
+    with pytest.raises(CorruptError, match=r"m.parquet: does not decode"):
+        Table.of(path, ["a"])
+
+
+def test_a_value_that_was_changed_in_a_file_does_not_fit_the_checksum(tmp_path):
+    path = tmp_path / "m.parquet"
+    column = pa.table({"a": np.arange(1000)})
+    pq.write_table(column, path, use_dictionary=False, compression="none", write_page_checksum=True)
+    assert everything(Table.of(path, ["a"]), "a") == list(range(1000))
+    content = path.read_bytes()
+    at = content.index(np.int64(500).tobytes())
+    path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+    with pytest.raises(CorruptError, match=r"m.parquet: does not decode"):
+        Table.of(path, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("given_path", "message"), [("none.csv", "no such file"), ("n*.csv", "no file fits"), (".", "no .parquet")]
+)
+def test_missing_files(tmp_path, given_path, message):
+    with pytest.raises(MissingError, match=message):
+        Table.of(str(tmp_path / given_path), ["a"])
+
+
+def test_a_folder_named_like_a_table(tmp_path):
+    (tmp_path / "m.csv").mkdir()
+    with pytest.raises(MissingError, match=r"no .parquet"):
+        Table.of(tmp_path / "m.csv", ["a"])
+
+
+def test_a_file_of_another_kind(file):
+    with pytest.raises(ConfigError, match=r"table: .*m.xlsx ends in none of .csv"):
+        Table.of(file("m.xlsx", b""), ["a"])
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """Nothing but the protocol."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+def test_whatever_streams_arrow_is_a_table():
+    chunks = pa.chunked_array([["x"], [], ["y", None]])
+    table = Table.of(Stream(pa.table({"b": [1, 2, 3], "a": chunks})), ["a"])
+    assert everything(table, "a") == ["x", "y", None]
+    with pytest.raises(ManifestError, match="the table given: has no column 'c'"):
+        Table.of(Stream(pa.table({"b": [1]})), ["c"])
+
+
+@pytest.mark.parametrize("thing", [3, ["a.csv"], {"a": [1]}, None])
+def test_what_is_no_table(thing):
+    with pytest.raises(ConfigError, match=f"table: {type(thing).__name__} is neither"):
+        Table.of(thing, ["a"])
+
+
+def test_frames_that_are_no_table():
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    with pytest.raises(ConfigError, match=r"table: a LazyFrame .* \.collect\(\)"):
+        Table.of(polars.DataFrame({"a": [1]}).lazy(), ["a"])
+    with pytest.raises(ManifestError, match="more than one column 'a'"):
+        Table.of(pandas.DataFrame([[1, 2]], columns=["a", "a"]), ["a"])
+    with pytest.raises(ManifestError, match="no column 'a'; it has 0, 1"):
+        Table.of(pandas.DataFrame([[1, 2]]), ["a"])
+    with pytest.raises(ManifestError, match="nothing that Arrow can hold"):
+        Table.of(pandas.DataFrame({"a": [1, "x"]}, dtype=object), ["a"])
+    with pytest.raises(ManifestError, match="has no rows"):
+        Table.of(pandas.DataFrame({"a": []}), ["a"])
+
+
+def test_categories_are_text():
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    for frame in (
+        pandas.DataFrame({"a": pandas.Categorical(["x", None, "y"], ["unused", "y", "x"])}),
+        polars.DataFrame({"a": polars.Series(["x", None, "y"], dtype=polars.Categorical)}),
+    ):
+        labels = Table.of(frame, ["a"]).labels("a", null="drop")
+        assert (labels.values.tolist()[::2], labels.classes, labels.dropped.tolist()) == ([0, 1], ("x", "y"), [1])
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
+def test_text_of_any_type_in_chunks_and_slices(kind):
+    kind = getattr(pa, kind)()
+    column = pa.chunked_array([pa.array(["no", "x", "yy"], kind).slice(1), pa.array([], kind), pa.array(["z"], kind)])
+    table = held({"a": column})
+    assert table.text("a", np.array([2, 0, 0, 1])) == ["z", "x", "x", "yy"]
+
+
+def test_dictionaries_that_differ_between_chunks_or_hold_nothing():
+    one = pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.uint8()), ["b", "a"])
+    two = pa.DictionaryArray.from_arrays(pa.array([1, 0, 0], pa.uint8()), ["c", "b"])
+    table = held({"a": pa.chunked_array([one, two])})
+    assert table.text("a", [3, 0, 1, 4]) == ["b", "b", "a", "c"]
+    nothing = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["x", None]))
+    assert held({"a": nothing}).labels("a", null="drop").dropped.tolist() == [1]
+    assert everything(held({"a": pa.array([5, 7, 5]).dictionary_encode()}), "a") == [5, 7, 5]
+    assert everything(held({"a": pa.array([5, 5]).dictionary_encode(), "b": pa.array(["x", "x"])}), "b") == ["x", "x"]
+    encoded = pa.RunEndEncodedArray.from_arrays([2, 3], ["x", "y"])
+    assert everything(held({"a": encoded}), "a") == ["x", "x", "y"]
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize(("raw", "message"), [(b"\xff", "not UTF-8"), (b"a\0", "a NUL byte")])
+def test_text_from_memory_is_checked_too(raw, message, coded, listed):
+    values = pa.array([b"x"] * 6 + [raw] + [b"x"] * 3)
+    text = pa.Array.from_buffers(pa.string(), 10, values.buffers())
+    if coded:
+        codes = pa.array([0] * 6 + [1] + [0] * 3)
+        text = pa.DictionaryArray.from_arrays(codes, text.slice(5, 2))
+    if listed:
+        text = pa.ListArray.from_arrays(list(range(11)), text)
+    with pytest.raises(ManifestError, match=f"row 6, column 'a': .*{message}"):
+        held({"a": text})
+    # What lies beside a slice or is not in use is none of the table's.
+    held({"a": text.slice(0, 6)})
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def test_text_comes_as_asked():
+    table = held({"a": ["x", "ü", None], "n": [1, 2, 3], "f": [0.5, 1, 2]})
+    assert table.text("a", []) == []
+    assert table.text("n", [2, 0]) == ["3", "1"]
+    with pytest.raises(ManifestError, match="the table given, row 2, column 'a': no value"):
+        table.text("a", [1, 2])
+    with pytest.raises(ManifestError, match="column 'f': holds double"):
+        table.text("f", [0])
+    with pytest.raises(ConfigError, match=r"columns: 'aa' is not one .* did you mean 'a'"):
+        table.text("aa", [0])
+    for row in (-1, 3):
+        with pytest.raises(IndexError, match="the table given has 3"):
+            table.text("a", [0, row])
+
+
+def test_a_table_can_be_pickled_and_read_from_threads(file):
+    path = file("m.csv", "a,b\n" + "".join(f"p{n}.jpg,{n % 3}\n" for n in range(1000)))
+    table = pickle.loads(pickle.dumps(Table.of(path, ["a", "b"], filters=[["b", "!=", 0]])))
+    assert table.origin.place(0) == (path, 1)
+    expected = [f"p{n}.jpg" for n in range(1000) if n % 3]
+    rows = np.random.default_rng(0).permutation(len(table))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda part: table.text("a", part), np.array_split(rows, 40)))
+    assert [text for part in found for text in part] == [expected[row] for row in rows]
+    assert table.nbytes < 1000 * 40
+
+
+# -- filters -----------------------------------------------------------------------------------------------------------
+
+CELLS = [("a", 1), ("b", 2), (None, 3), ("a", None), ("c", 5), ("7", -6)]
+OPERATIONS = {
+    "==": lambda left, right: left == right,
+    "!=": lambda left, right: left != right,
+    "<": lambda left, right: left < right,
+    "<=": lambda left, right: left <= right,
+    ">": lambda left, right: left > right,
+    ">=": lambda left, right: left >= right,
+    "in": lambda left, right: left in right,
+    "not in": lambda left, right: left not in right,
+}
+
+
+@pytest.mark.parametrize("operator", OPERATIONS)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "memory"])
+def test_filters_keep_what_python_keeps(file, parquet, suffix, operator):
+    texts, numbers = zip(*CELLS)
+    many = "in" in operator
+    filters = [["n", operator, [1, 2, 5] if many else 2], ["t", operator, ["b", "7"] if many else "b"]]
+    given_table = {
+        "csv": lambda: file("m.csv", "k,t,n\n" + "".join(f"-,{t or ''},{'' if n is None else n}\n" for t, n in CELLS)),
+        "jsonl": lambda: file("m.jsonl", "".join(json.dumps({"t": t, "n": n}) + "\n" for t, n in CELLS)),
+        "parquet": lambda: parquet(t=list(texts), n=list(numbers), row_group_size=2),
+        "memory": lambda: pa.table({"t": pa.array(texts).dictionary_encode(), "n": list(numbers)}),
+    }[suffix]()
+    for some in (filters, filters[:1], filters[1:]):
+        kept = [
+            row
+            for row, cells in enumerate(CELLS)
+            for values in [dict(zip("tn", cells))]
+            if all(values[c] is not None and OPERATIONS[o](values[c], v) for c, o, v in some)
+        ]
+        if not kept:
+            with pytest.raises(ManifestError, match="the filters leave none of its 6 rows"):
+                Table.of(given_table, ["t"], filters=some)
+            continue
+        table = Table.of(given_table, ["t"], filters=some)
+        assert [table.origin.place(row)[1] for row in range(len(table))] == kept
+        assert everything(table, "t") == [texts[row] for row in kept]
+
+
+def test_filters_over_several_files_keep_the_rows_of_each(parquet, tmp_path):
+    for number, name in enumerate("abc"):
+        parquet(f"in/{name}.parquet", a=[f"{name}{row}" for row in range(10)], n=[number * row for row in range(10)])
+    table = Table.of(tmp_path / "in", ["a"], filters=[["n", ">", 8]])
+    assert everything(table, "a") == ["b9", "c5", "c6", "c7", "c8", "c9"]
+    assert [table.origin.place(row)[1] for row in range(6)] == [9, 5, 6, 7, 8, 9]
+    with pytest.raises(ManifestError, match=r"c.parquet, row 6: here"):
+        raise table.origin.error("here", row=2)
+
+
+def test_filters_compare_whole_numbers_exactly():
+    table = held({"n": [2**53, 2**53 + 1, 5]}, filters=[["n", "==", 2**53 + 1]])
+    assert everything(table, "n") == [2**53 + 1]
+    assert everything(held({"n": [5, 6]}, filters=[["n", ">", 5.5]]), "n") == [6]
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ("n > 5", "filters: 'n > 5' is not a list of"),
+        (["n", ">", 5], "filters: 'n' is not"),
+        ([["n", ">"]], r"is not \[column, operator, value\]"),
+        ([[1, ">", 5]], r"is not \[column, operator, value\]"),
+        ([["n", "=", 5]], "filters: '=' is not one of ==, !=, <"),
+        ([["n", "in", 5]], "'in' needs a list of values, not 5"),
+        ([["n", "in", []]], "'in' needs a list of values"),
+        ([["n", "in", "ab"]], "'in' needs a list of values"),
+        ([["n", "==", None]], "None is nothing to compare with"),
+        ([["n", "==", float("nan")]], "nan is nothing to compare with"),
+        ([["n", "==", [5]]], "is nothing to compare with"),
+        ([["n", "not in", [5, None]]], "is nothing to compare with"),
+        ([["n", "==", "x"]], "column 'n' holds int64, which == 'x' cannot be asked of"),
+        ([["n", "==", True]], "column 'n' holds int64, which == True cannot"),
+        ([["n", "==", 2**70]], "column 'n' holds int64, which == "),
+        ([["b", "==", 1]], "column 'b' holds bool, which == 1 cannot"),
+    ],
+)
+def test_filters_that_are_none(filters, message):
+    with pytest.raises(ConfigError, match=message):
+        Table.of(pa.table({"n": [1, 2], "b": [True, False]}), ["n"], filters=filters)
+
+
+def test_a_filter_on_a_missing_column_or_on_text_that_is_no_number(file):
+    path = file("m.csv", "a,q\nx,1\ny,?\n")
+    with pytest.raises(ManifestError, match="no column 'p'"):
+        Table.of(path, ["a"], filters=[["p", ">", 1]])
+    with pytest.raises(ManifestError, match=r"row 1, column 'q': '\?' is not a number"):
+        Table.of(path, ["a"], filters=[["q", ">", 1]])
+    assert everything(held({"b": [True, False]}, filters=[["b", "==", True]]), "b") == [True]
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
+def test_whole_numbers_become_int64(kind):
+    values, classes, dropped = held({"y": pa.array([3, 0, 100], getattr(pa, kind)())}).labels("y")
+    assert (values.tolist(), values.dtype, classes, dropped.tolist()) == ([3, 0, 100], np.int64, (), [])
+    assert values.flags.writeable
+
+
+def test_whole_numbers_with_nulls_never_go_through_floats():
+    table = held({"y": [2**53 + 1, None, 2**63 - 1]})
+    assert table.labels("y", null="ignore").values.tolist() == [2**53 + 1, -100, 2**63 - 1]
+    dropped = table.labels("y", null="drop")
+    assert (dropped.values[[0, 2]].tolist(), dropped.dropped.tolist()) == ([2**53 + 1, 2**63 - 1], [1])
+    small = held({"y": pa.array([200, None], pa.uint8())}).labels("y", null="ignore")
+    assert small.values.tolist() == [200, -100]
+
+
+def test_a_number_beyond_int64_is_an_error():
+    assert held({"y": pa.array([2**63 - 1], pa.uint64())}).labels("y").values.tolist() == [2**63 - 1]
+    with pytest.raises(ManifestError, match=f"row 2, column 'y': {2**63} is more than an int64 holds"):
+        held({"y": pa.array([1, None, 2**63], pa.uint64())}).labels("y", null="ignore")
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_fractions_stay_as_stored_and_nan_is_no_value(kind):
+    table = held({"y": pa.array([np.float16(0.5), None, np.float16("nan"), np.float16(2)], getattr(pa, kind)())})
+    labels = table.labels("y", null="ignore")
+    assert labels.values.dtype == kind
+    assert np.array_equal(labels.values, [0.5, np.nan, np.nan, 2], equal_nan=True)
+    assert table.labels("y", null="drop").dropped.tolist() == [1, 2]
+    with pytest.raises(ManifestError, match="no value in row 1, row 2; give one"):
+        table.labels("y")
+
+
+def test_rows_without_a_value_are_named():
+    table = held({"y": [None, 1, *[None] * 9], "f": list(range(11))}, filters=[["f", ">", 0]])
+    with pytest.raises(ManifestError, match=r"no value in row 2, row 3, row 4, row 5, row 6, … \(9 in all\)") as caught:
+        table.labels("y")
+    assert caught.value.row == 2
+
+
+def test_true_and_false_stay():
+    table = held({"y": [True, False], "n": [True, None]})
+    assert table.labels("y", null="ignore").values.dtype == np.bool_
+    assert table.labels("y").values.tolist() == [True, False]
+    assert table.labels("n", null="drop").dropped.tolist() == [1]
+    with pytest.raises(ManifestError, match="row 1, column 'n': null: nothing in bool says ignore"):
+        table.labels("n", null="ignore")
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_text_becomes_classes(coded):
+    column = pa.array(["no", "owl", "auk", None, "owl", "Ärger"])
+    column = (column.dictionary_encode() if coded else column).slice(1)
+    table = held({"y": column})
+    labels = table.labels("y", null="ignore")
+    assert (labels.values.tolist(), labels.classes) == ([1, 0, -100, 1, 2], ("auk", "owl", "Ärger"))
+    assert labels.values.dtype == np.int64
+    again = table.labels("y", null="drop", vocabulary=["owl", "emu", "Ärger", "auk"])
+    assert (again.values[[0, 1, 3, 4]].tolist(), again.dropped.tolist()) == ([0, 3, 0, 2], [2])
+    assert again.classes == ("owl", "emu", "Ärger", "auk")
+    with pytest.raises(ManifestError, match="row 1, column 'y': 'auk' is not one of the 2 classes"):
+        table.labels("y", null="ignore", vocabulary=["owl", "Ärger"])
+
+
+def test_text_that_is_all_null_has_no_classes():
+    labels = held({"y": pa.array([None, None], pa.string())}).labels("y", null="drop")
+    assert (labels.classes, labels.dropped.tolist()) == ((), [0, 1])
+
+
+@pytest.mark.parametrize("shape", ["list", "large_list", "fixed", "view"])
+def test_lists_of_one_length_are_vectors(shape):
+    kinds = {
+        "list": pa.list_(pa.float32()),
+        "large_list": pa.large_list(pa.float32()),
+        "fixed": pa.list_(pa.float32(), 2),
+        "view": pa.list_view(pa.float32()),
+    }
+    table = held({"y": pa.array([[9, 9], [1, 2], None, [3, None]], kinds[shape]).slice(1)})
+    labels = table.labels("y", null="ignore")
+    assert labels.values.dtype == np.float32
+    assert np.array_equal(labels.values, [[1, 2], [np.nan, np.nan], [3, np.nan]], equal_nan=True)
+    assert table.labels("y", null="drop").dropped.tolist() == [1, 2]
+    with pytest.raises(ManifestError, match="no value in row 1, row 2"):
+        table.labels("y")
+
+
+def test_vectors_of_whole_numbers_and_bools():
+    table = held({"y": [[1, 2**53 + 1], None, [None, 4]], "b": [[True], [False], [True]]})
+    assert table.labels("y", null="ignore").values.tolist() == [[1, 2**53 + 1], [-100, -100], [-100, 4]]
+    assert table.labels("b").values.tolist() == [[True], [False], [True]]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([None, [1, 2], [1, 2], [1], [2]], "row 3, column 'y': a list of 1, but row 1 has 2"),
+        ([[], []], "row 0, column 'y': an empty list"),
+        (pa.array([None, None], pa.list_(pa.int8())), "no row has a value"),
+        (pa.nulls(2), "no row has a value"),
+        (pa.array([[1], None, [2**63]], pa.list_(pa.uint64())), f"row 2, column 'y': {2**63} is more"),
+        ([[[1]], [[2]]], "column 'y': holds list"),
+        ([dt.date(2020, 1, 1)], "column 'y': holds date32"),
+        ([dt.datetime(2020, 1, 1, tzinfo=dt.UTC)], "column 'y': holds timestamp"),
+        ([decimal.Decimal("1.5")], "column 'y': holds decimal128"),
+        ([{"a": 1}], "column 'y': holds struct"),
+        ([b"x"], "column 'y': holds binary"),
+    ],
+)
+def test_what_is_no_label(column, message):
+    with pytest.raises(ManifestError, match=message):
+        held({"y": column}).labels("y", null="drop")
+
+
+def test_several_classes_a_row():
+    lists = [["no"], ["b", "a", "b"], [], None, ["c"], ["a", None]]
+    for kind in (
+        pa.list_(pa.string()),
+        pa.large_list(pa.large_string()),
+        pa.list_(pa.dictionary(pa.int8(), pa.string())),
+    ):
+        table = held({"y": pa.array(lists, kind).slice(1)})
+        labels = table.labels("y", null="drop", multi=True)
+        assert (labels.values.dtype, labels.classes, labels.dropped.tolist()) == (np.uint8, ("a", "b", "c"), [2, 4])
+        assert labels.values[[0, 1, 3]].tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+        ignored = table.labels("y", null="ignore", multi=True, vocabulary=["c", "a", "b"])
+        assert ignored.values.dtype == np.float32
+        assert ignored.values[[0, 1, 3]].tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0]]
+        assert np.isnan(ignored.values[[2, 4]]).all()
+        with pytest.raises(ManifestError, match="row 3, column 'y': 'c' is not one of the 2 classes"):
+            table.labels("y", null="ignore", multi=True, vocabulary=["a", "b"])
+        with pytest.raises(ManifestError, match="no value in row 2, row 4"):
+            table.labels("y", multi=True)
+    assert held({"y": [["a"], []]}).labels("y", multi=True, null="ignore").values.dtype == np.float32
+    with pytest.raises(ManifestError, match="row 1, column 'y': 'z' is not one of"):
+        held({"y": [["a", "a"], ["z"]]}).labels("y", multi=True, vocabulary=["a"])
+
+
+def test_several_columns_side_by_side():
+    table = held({"a": [1, None, 3], "b": [4, 5, None], "f": [0.5, None, 2], "c": [True, False, True], "t": ["x"] * 3})
+    assert table.labels(["b", "a"], null="ignore").values.tolist() == [[4, 1], [5, -100], [-100, 3]]
+    assert table.labels(["a", "b"], null="drop").dropped.tolist() == [1, 2]
+    assert table.labels(["c", "c"]).values.shape == (3, 1)
+    mixed = table.labels(["a", "f"], null="ignore").values
+    assert mixed.dtype == np.float64
+    assert np.array_equal(mixed, [[1, 0.5], [np.nan, np.nan], [3, 2]], equal_nan=True)
+    with pytest.raises(ManifestError, match="column 'b': no value in row 2"):
+        table.labels(["b", "a"])
+    for names in (["a", "t"], ["a", "c"], []):
+        with pytest.raises(ConfigError, match="columns: "):
+            table.labels(names, null="ignore")
+    with pytest.raises(ConfigError, match="columns: "):
+        table.labels(["a"], multi=True)
+    large = held({"a": [1, -(2**53)], "f": [0.5, 1]})
+    with pytest.raises(ManifestError, match="row 1, column 'a': -9007199254740992 would be rounded"):
+        large.labels(["f", "a"])
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "message"),
+    [
+        ("t", {"null": "keep"}, "null: 'keep' is not one of"),
+        ("t", {"vocabulary": "ab"}, "vocabulary: 'ab' is not a list"),
+        ("t", {"vocabulary": []}, r"vocabulary: \[\] is not a list"),
+        ("t", {"vocabulary": ["a", 1]}, "vocabulary: 1 is not text"),
+        ("t", {"vocabulary": ["a", "a"]}, "vocabulary: .* twice"),
+        ("n", {"vocabulary": ["a"]}, "vocabulary: column 'n' holds int64"),
+        ("t", {"multi": True}, "multi: column 't' holds string"),
+        ("l", {}, "multi: column 'l' holds lists of text; say multi=True"),
+        ("x", {}, "columns: 'x' is not one of those that were read; they are"),
+    ],
+)
+def test_options_that_do_not_fit(column, options, message):
+    with pytest.raises(ConfigError, match=message):
+        held({"t": ["a"], "n": [1], "l": [["a"]]}).labels(column, **options)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ("a", {}, "columns: 'a' is not a list of names"),
+        ([], {}, "columns: none are wanted"),
+        ([1], {}, r"columns: \[1\] is not a list of names"),
+        (["a"], {"numbers": ["b"]}, "numbers: 'b' is not one of the columns 'a'"),
+        (["a"], {"numbers": "a"}, "numbers: 'a' is not a list"),
+    ],
+)
+def test_columns_that_are_none(columns, options, message):
+    with pytest.raises(ConfigError, match=message):
+        Table.of(pa.table({"a": [1]}), columns, **options)
+
+
+# -- ids ---------------------------------------------------------------------------------------------------------------
+
+
+def repeats_by_hand(values):
+    first = {}
+    return [(row, first[value]) for row, value in enumerate(values) if first.setdefault(value, row) != row]
+
+
+@given(st.lists(st.text("ab\xe9", max_size=20) | st.sampled_from(["", "x" * 700 + "1", "x" * 700 + "2"]), min_size=1))
+def test_repeated_text_is_found(values):
+    parts = [pa.array(["no", *values], kind).slice(1) for kind in (pa.string(), pa.large_string())]
+    for array in (pa.array(values), *parts, pa.array(values).dictionary_encode()):
+        assert list(zip(*(each.tolist() for each in repeats(array)))) == repeats_by_hand(values)
+    words = hashes(pa.array(values)).tolist()
+    assert words == [hashes(pa.array([value]))[0] for value in values]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=30))
+def test_repeated_numbers_are_found(values):
+    for kind in (pa.int64(), pa.uint8()):
+        assert list(zip(*(each.tolist() for each in repeats(pa.array(values, kind))))) == repeats_by_hand(values)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_many_ids_in_blocks_and_with_equal_hashes(monkeypatch, same):
+    monkeypatch.setattr(repeats_module, "_AT_ONCE", 7)
+    values = [f"{n:0{n % 23}}" for n in range(100)]
+    if same:
+        monkeypatch.setattr(repeats_module, "hashes", lambda array: np.zeros(len(array), np.uint64))
+    else:
+        assert len(set(hashes(pa.array(values)).tolist())) == 100
+    assert not repeats(pa.array(values))[0].size
+    values[90] = values[3]
+    assert [each.tolist() for each in repeats(pa.array(values))] == [[90], [3]]
+
+
+def test_ids_must_be_different():
+    table = held(
+        {"a": ["x", "y", "z", "w"], "b": [1, 2, 1, 1], "c": list("xyxx"), "n": ["x", None, "y", "z"], "f": [0.5] * 4}
+    )
+    table.check_ids("a")
+    for name, value in (("b", "1"), ("c", "'x'")):
+        message = f"{value} in row 2 and row 0, {value} in row 3 and row 0; each sample"
+        with pytest.raises(ManifestError, match=message) as caught:
+            table.check_ids(name)
+        assert caught.value.row == 2
+    with pytest.raises(ManifestError, match="row 1, column 'n': no id"):
+        table.check_ids("n")
+    with pytest.raises(ManifestError, match="column 'f': holds double; ids must be"):
+        table.check_ids("f")
+    with pytest.raises(ManifestError, match=r"'x' in row 5 and row 0, … \(9 rows in all\)"):
+        held({"a": ["x"] * 10}).check_ids("a")
+
+
+# -- messages and pyarrow ----------------------------------------------------------------------------------------------
+
+
+def test_values_in_messages_stay_on_one_line(file, tmp_path):
+    evil = "x\n\x1b[31mERROR\u202e" + "y" * 300
+    table = held({"y": [evil, "ok"]})
+    with pytest.raises(ManifestError) as caught:
+        table.labels("y", vocabulary=["ok"])
+    assert str(caught.value).isprintable()
+    assert "\\u202e" in str(caught.value)
+    assert len(str(caught.value)) < 350
+    assert shown("a" * 198) == repr("a" * 198)
+    assert len(shown("a" * 500)) == 200
+    path = file("m\n.csv", "a\nx\n")
+    with pytest.raises(ManifestError) as caught:
+        Table.of(path, ["b"])
+    assert "\n" not in str(caught.value)
+    assert named("a b.csv") == "a b.csv"
+
+
+def test_an_origin_of_several_files_names_them():
+    origin = Origin(["a.csv", "b.csv", "c.csv"], np.array([0, 2, 2, 5]))
+    assert [origin.place(row) for row in range(5)] == [
+        ("a.csv", 0),
+        ("a.csv", 1),
+        ("c.csv", 0),
+        ("c.csv", 1),
+        ("c.csv", 2),
+    ]
+    assert origin.name == "a.csv and 2 more"
+    assert origin.where(3) == "row 1 of c.csv"
+
+
+def test_without_pyarrow_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"table: .*pip install 'lit-async-data\[manifest\]'"):
+        Table.of("m.csv", ["a"])
+
+
+def test_importing_the_module_does_not_import_pyarrow():
+    program = "import sys, lit_async_data.sources.manifest.table; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
