@@ -1,0 +1,1 @@
+"""The table behind a dataset of files: one row per sample."""
