@@ -28,6 +28,9 @@ _REDUCING_GAP = 3.0
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 _UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *_SIXTEEN_BITS)
 _WHITE_IS_ZERO = 0
+# Orientations in which what is stored at the right or at the bottom is seen at the left, or at the top.
+_RIGHT_FIRST = (2, 3, 6, 7)
+_LOWER_FIRST = (3, 4, 7, 8)
 
 
 def installed() -> bool:
@@ -68,7 +71,7 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
     stored = bytes(data)  # no copy where it is bytes already
     kind = image_bytes.format_of(stored, where)
     image = _opened(stored, kind, shape, where)
-    turned = _orientation(image, kind)
+    turned = _orientation(image, kind, stored)
     target = out.shape[0], out.shape[1]
     height, width = _upright_size(image, turned)
     if shape.image_size is None and target != (height, width):
@@ -100,7 +103,7 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
     stored = bytes(data)
     kind = image_bytes.format_of(stored, where)
     image = _opened(stored, kind, shape, where)
-    return _upright_size(image, _orientation(image, kind))
+    return _upright_size(image, _orientation(image, kind, stored))
 
 
 def _library() -> Any:
@@ -187,12 +190,12 @@ def _broken(kind: str, error: Exception, where: str) -> CorruptError:
     return CorruptError(f"{where}: the {kind} cannot be decoded ({said}); is the file whole?")
 
 
-def _orientation(image: Any, kind: str) -> int:
+def _orientation(image: Any, kind: str, data: bytes) -> int:
     """How the pixels must be turned; those of a TIFF are turned by Pillow."""
-    exif = image.info.get("exif")
-    if kind == image_bytes.TIFF or not isinstance(exif, bytes):
+    if kind == image_bytes.TIFF:
         return UPRIGHT
-    return orientation_of(exif)
+    exif = image_bytes.exif_of_png(data) if kind == image_bytes.PNG else image.info.get("exif", b"")
+    return orientation_of(exif) if isinstance(exif, bytes) else UPRIGHT
 
 
 def _upright_size(image: Any, turned: int) -> tuple[int, int]:
@@ -223,9 +226,14 @@ def _reduced(image: Any, crop: Crop, shape: ImageShape, turned: int) -> Box:
     if factor == 1:
         return crop.box
     # Stored, not upright: but both sides are divided alike.
+    before = _upright_size(image, turned)
     image.draft(None, (image.size[0] // factor, image.size[1] // factor))
     height, width = _upright_size(image, turned)
-    return left / factor, upper / factor, min(right / factor, width), min(lower / factor, height)
+    # The last column and row may be wider than the image: where it is mirrored, they come first.
+    across = width - before[1] / factor if turned in _RIGHT_FIRST else 0
+    down = height - before[0] / factor if turned in _LOWER_FIRST else 0
+    left, upper = left / factor + across, upper / factor + down
+    return left, upper, min(right / factor + across, width), min(lower / factor + down, height)
 
 
 def _converted(image: Any, shape: ImageShape) -> Any:

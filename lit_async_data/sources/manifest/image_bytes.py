@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 
 from lit_async_data.errors import CorruptError, FormatError
 
@@ -23,6 +24,7 @@ _BEGINNINGS = {
     b"GIF89a": GIF,
 }
 _END_OF_JPEG = b"\xff\xd9"
+_END_OF_PNG = b"IEND"
 
 
 def format_of(data: bytes, where: str) -> str:
@@ -81,17 +83,31 @@ def check_ended(data: bytes, start: int, where: str) -> None:
         raise _cut(JPEG, where)
 
 
+def exif_of_png(data: bytes) -> bytes:
+    """The EXIF block of a whole PNG, which may stand behind the pixels; empty where there is none."""
+    return next((data[start + 4 : end] for name, start, end in _png_parts(data) if name == b"eXIf"), b"")
+
+
 def _check_png(data: bytes, where: str) -> None:
-    place, name, view = len(b"\x89PNG\r\n\x1a\n"), b"", memoryview(data)
-    while name != b"IEND":
-        if place + 12 > len(data):
-            raise _cut(PNG, where)
+    name, view = b"", memoryview(data)
+    for name, start, end in _png_parts(data):
+        if zlib.crc32(view[start:end]) != int.from_bytes(data[end : end + 4], "big"):
+            raise CorruptError(f"{where}: the check sum of a part of the PNG ({name!r}) is wrong; fetch the file again")
+    if name != _END_OF_PNG:
+        raise _cut(PNG, where)
+
+
+def _png_parts(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Name, begin and end of each part that is there as a whole: its check sum is of data[begin:end], and follows."""
+    place = 8
+    while place + 12 <= len(data):
         length, name = struct.unpack_from(">I4s", data, place)
         end = place + 8 + length
         if end + 4 > len(data):
-            raise _cut(PNG, where)
-        if zlib.crc32(view[place + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-            raise CorruptError(f"{where}: the check sum of a part of the PNG ({name!r}) is wrong; fetch the file again")
+            return
+        yield name, place + 4, end
+        if name == _END_OF_PNG:
+            return
         place = end + 4
 
 
