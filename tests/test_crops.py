@@ -29,7 +29,7 @@ KEYS = st.none() | st.integers(0, 2**64 - 1)
     scale=st.tuples(st.floats(1e-6, 1), st.floats(1e-6, 1)).map(sorted),
     ratio=st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)).map(sorted),
 )
-def test_boxes_lie_in_the_image_and_hold_something(height, width, target, resize, key, scale, ratio):
+def test_boxes_lie_in_the_image_and_hold_something(*, height, width, target, resize, key, scale, ratio):
     shape = ImageShape(target, resize=resize, scale=scale, ratio=ratio)
     crop = crop_of(shape, height, width, target, key)
     left, upper, right, lower = crop.box

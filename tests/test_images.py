@@ -76,16 +76,19 @@ def test_every_format_comes_out_as_pillow_decodes_it(photo, kind, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("found", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "JPEG"])
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        *(("PNG", found) for found in ("1", "L", "LA", "P", "RGB", "RGBA")),
+        *(("TIFF", found) for found in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")),
+        *(("JPEG", found) for found in ("L", "RGB", "CMYK", "YCbCr")),
+    ],
+)
 def test_every_kind_of_pixels_becomes_every_mode(photo, kind, found, mode):
     small = photo.resize((60, 41)).convert(found)
     if found in ("LA", "RGBA"):
         small.putalpha(Image.linear_gradient("L").resize((60, 41)))
-    try:
-        data = stored(small, kind)
-    except OSError:
-        pytest.skip(f"{kind} holds no {found}")
+    data = stored(small, kind)
     assert (decoded(data, ImageShape(mode=mode)) == plainly(data, mode)).all()
     resized = decoded(data, ImageShape((20, 30), mode))
     if found == "1" and mode in ("RGB", "L"):
@@ -271,9 +274,17 @@ def test_another_size_is_an_error_unless_one_is_given(photo):
         decoded(data, ImageShape(), (41, 60))
 
 
+def outcome(data, shape, target):
+    """The image, or what is said of it."""
+    try:
+        return decoded(data, shape, target)
+    except (CorruptError, FormatError) as error:
+        return str(error)
+
+
 def pieces(data):
     """Where a file is cut: everywhere near its beginning and its end, and here and there between."""
-    ends = {*range(0, 40), *range(len(data) - 40, len(data)), *np.linspace(40, len(data) - 40, 40).astype(int).tolist()}
+    ends = {*range(40), *range(len(data) - 40, len(data)), *np.linspace(40, len(data) - 40, 40).astype(int).tolist()}
     return [data[:end] for end in sorted(ends)]
 
 
@@ -283,10 +294,9 @@ def test_a_file_that_is_cut_short_never_gives_another_image(photo, kind):
     data = stored(photo.resize((90, 61)), name, **options)
     whole, refused = decoded(data, ImageShape()), 0
     for piece in pieces(data):
-        try:
-            found = decoded(piece, ImageShape(), whole.shape[:2])
-        except (CorruptError, FormatError) as error:
-            assert str(error).startswith("there/x.png: ")
+        found = outcome(piece, ImageShape(), whole.shape[:2])
+        if isinstance(found, str):
+            assert found.startswith("there/x.png: ")
             refused += 1
         else:
             # Nothing but what stands behind the pixels is missing.
@@ -331,10 +341,8 @@ def test_damage_is_an_error_of_ours_or_some_image(photo, kind):
         broken = bytearray(data)
         for place in random.integers(0, min(len(data), 400), 3):
             broken[place] = random.integers(256)
-        try:
-            decoded(broken, ImageShape(max_pixels=10**6), (20, 30))
-        except (CorruptError, FormatError) as error:
-            assert str(error).startswith("there/x.png: ")
+        found = outcome(broken, ImageShape(max_pixels=10**6), (20, 30))
+        assert not isinstance(found, str) or found.startswith("there/x.png: ")
 
 
 def test_nothing_and_other_things_are_refused():
@@ -363,7 +371,7 @@ def test_more_pixels_than_allowed_are_refused(photo, kind):
 
 
 def bombs():
-    # Each claims more than four thousand million pixels, or near that; the decoders of the last two take memory at once.
+    # Each claims four thousand million pixels or more; the decoders of the last two take memory at once.
     yield "png", a_png(2**31 - 1, 2**31 - 1, 8, 2, b"\0" * 100)
     yield "bmp", b"BM" + struct.pack("<IIIIiiHHIIiiII", 100, 0, 54, 40, 2**31 - 1, 2**31 - 1, 1, 24, 0, 0, 1, 1, 0, 0)
     yield "gif", b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0)
@@ -394,7 +402,7 @@ def test_no_setting_of_pillow_is_changed_and_large_images_warn_of_nothing(photo,
     before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.MAXBLOCK
     for name in ("JPEG", "PNG", "BMP"):
         decoded(stored(photo.resize((90, 61)), name), ImageShape())
-    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.MAXBLOCK) == before
+    assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.MAXBLOCK)
 
 
 def test_threads_decode_at_once(photo):

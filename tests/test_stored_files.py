@@ -71,7 +71,7 @@ def test_objects_are_refused_before_they_are_read():
 def test_every_cut_and_every_byte_too_many_is_an_error():
     data, out = saved(np.arange(6, dtype="f4")), np.zeros(6, "f4")
     for end in range(len(data)):
-        with pytest.raises((CorruptError, FormatError), match="^x.npy: "):
+        with pytest.raises((CorruptError, FormatError), match=r"^x.npy: "):
             npy.decode(data[:end], out, "x.npy")
     with pytest.raises(CorruptError, match=r"^x.npy: 25 bytes follow the header, which promises 24"):
         npy.decode(data + b"\0", out, "x.npy")
@@ -116,7 +116,7 @@ def test_other_files_and_other_versions_are_refused():
 
 @given(data=st.binary(max_size=200), head=st.sampled_from([b"", b"\x93NUMPY\1\0", b"\x93NUMPY\2\0\x40\0\0\0"]))
 def test_any_bytes_are_an_error_of_ours(data, head):
-    with pytest.raises((CorruptError, FormatError), match="^x.npy: "):
+    with pytest.raises((CorruptError, FormatError), match=r"^x.npy: "):
         npy.decode(head + data, np.zeros(6), "x.npy")
 
 
@@ -211,14 +211,13 @@ def test_paths_that_leave_by_their_words_are_refused(root, path):
     assert Root(root, outside=True).path_of(path) == os.path.join(root, path)
 
 
-@pytest.mark.parametrize("path", ["out/a.jpg", "in/out.jpg", "in/../out/a.jpg", "out/../root/in/a.jpg"])
+@pytest.mark.parametrize("path", ["out/a.jpg", "in/out.jpg", "in/../out/a.jpg"])
 def test_paths_that_leave_by_links_are_refused(root, path):
     within = Root(root)
     joined = within.path_of(path)
     for _ in range(2):
         with pytest.raises(ManifestError, match=r"leaves root .*/root; "):
-            if within.checked(joined):
-                pytest.fail("allowed")
+            within.checked(joined)
     assert Root(root, outside=True).checked(joined) == joined
 
 

@@ -12,8 +12,20 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError
-from lit_async_data.sources.manifest import image_bytes
 from lit_async_data.sources.manifest.cropping import Box, Crop, crop_of
+from lit_async_data.sources.manifest.image_bytes import (
+    BMP,
+    GIF,
+    JPEG,
+    PNG,
+    TIFF,
+    WEBP,
+    check_ended,
+    check_whole,
+    early_size,
+    exif_of_png,
+    format_of,
+)
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of
 from lit_async_data.spec import Bytes
@@ -69,7 +81,7 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
     if out.dtype != np.uint8 or out.ndim != 3 or out.shape[2] != shape.channels:
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
     stored = bytes(data)  # no copy where it is bytes already
-    kind = image_bytes.format_of(stored, where)
+    kind = format_of(stored, where)
     image = _opened(stored, kind, shape, where)
     turned = _orientation(image, kind, stored)
     target = out.shape[0], out.shape[1]
@@ -101,7 +113,7 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
         FormatError: As in `decode`.
     """
     stored = bytes(data)
-    kind = image_bytes.format_of(stored, where)
+    kind = format_of(stored, where)
     image = _opened(stored, kind, shape, where)
     return _upright_size(image, _orientation(image, kind, stored))
 
@@ -123,12 +135,12 @@ def _library() -> Any:
         ) from None
     # Each format's own class: Image.open would warn of large images, or refuse them, by a limit of its own.
     classes = {
-        image_bytes.JPEG: JpegImagePlugin.JpegImageFile,
-        image_bytes.PNG: PngImagePlugin.PngImageFile,
-        image_bytes.TIFF: TiffImagePlugin.TiffImageFile,
-        image_bytes.WEBP: WebPImagePlugin.WebPImageFile,
-        image_bytes.BMP: BmpImagePlugin.BmpImageFile,
-        image_bytes.GIF: GifImagePlugin.GifImageFile,
+        JPEG: JpegImagePlugin.JpegImageFile,
+        PNG: PngImagePlugin.PngImageFile,
+        TIFF: TiffImagePlugin.TiffImageFile,
+        WEBP: WebPImagePlugin.WebPImageFile,
+        BMP: BmpImagePlugin.BmpImageFile,
+        GIF: GifImagePlugin.GifImageFile,
     }
     return Image, classes
 
@@ -137,8 +149,8 @@ def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Any:
     """The image before its pixels are decoded, once everything is checked that can be checked by then."""
     _, classes = _library()
     try:
-        _check_pixels(image_bytes.early_size(data, kind), shape, where)
-        image_bytes.check_whole(data, kind, where)
+        _check_pixels(early_size(data, kind), shape, where)
+        check_whole(data, kind, where)
         stream = io.BytesIO(data)
         image = classes[kind](stream)
         several = getattr(image, "is_animated", False)
@@ -147,8 +159,8 @@ def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Any:
     except Exception as error:  # Pillow's readers raise whatever damaged data make them
         raise _broken(kind, error, where) from error
     _check_pixels(image.size, shape, where)
-    if kind == image_bytes.JPEG:
-        image_bytes.check_ended(data, stream.tell(), where)
+    if kind == JPEG:
+        check_ended(data, stream.tell(), where)
     if several:
         raise FormatError(
             f"{where}: a {kind} of several images (frames or pages), where one is expected; store each in a file "
@@ -170,7 +182,7 @@ def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:
 
 
 def _check_values(image: Any, data: bytes, kind: str, shape: ImageShape, where: str) -> None:
-    tags = image.tag_v2 if kind == image_bytes.TIFF else {}
+    tags = image.tag_v2 if kind == TIFF else {}
     if image.mode not in _UNDERSTOOD:
         raise FormatError(
             f"{where}: a {kind} of values that do not become 8 bits by themselves (Pillow's mode {image.mode}); "
@@ -180,7 +192,7 @@ def _check_values(image: Any, data: bytes, kind: str, shape: ImageShape, where: 
         raise FormatError(
             f"{where}: a TIFF of 16 bits in which 0 is white, which Pillow does not turn round; convert it"
         )
-    deep = kind == image_bytes.PNG and data[24] == 16
+    deep = kind == PNG and data[24] == 16
     if deep and shape.alpha and "transparency" in image.info:
         raise FormatError(f"{where}: a PNG of 16 bits with one transparent colour; store opacity as a channel")
 
@@ -192,9 +204,9 @@ def _broken(kind: str, error: Exception, where: str) -> CorruptError:
 
 def _orientation(image: Any, kind: str, data: bytes) -> int:
     """How the pixels must be turned; those of a TIFF are turned by Pillow."""
-    if kind == image_bytes.TIFF:
+    if kind == TIFF:
         return UPRIGHT
-    exif = image_bytes.exif_of_png(data) if kind == image_bytes.PNG else image.info.get("exif", b"")
+    exif = exif_of_png(data) if kind == PNG else image.info.get("exif", b"")
     return orientation_of(exif) if isinstance(exif, bytes) else UPRIGHT
 
 
@@ -219,7 +231,7 @@ def _fitted(image: Any, crop: Crop, shape: ImageShape, turned: int) -> Any:
 def _reduced(image: Any, crop: Crop, shape: ImageShape, turned: int) -> Box:
     """Have a JPEG decoded smaller, where more than enough is left; the box in the image that this will give."""
     left, upper, right, lower = crop.box
-    if image.format != "JPEG" or shape.interpolation == "nearest":
+    if image.format != JPEG or shape.interpolation == "nearest":
         return crop.box
     room = min((right - left) / crop.size[1], (lower - upper) / crop.size[0]) / _LEFT_OVER
     factor = next((factor for factor in (8, 4, 2) if factor <= room), 1)
