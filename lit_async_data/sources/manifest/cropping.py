@@ -52,7 +52,7 @@ def _middle_box(height: int, width: int, target: tuple[int, int]) -> Box:
     box_width = min(height * wide / tall, width)
     box_height = min(width * tall / wide, height)
     left, upper = (width - box_width) / 2, (height - box_height) / 2
-    return left, upper, min(left + box_width, width), min(upper + box_height, height)
+    return left, upper, left + box_width, upper + box_height
 
 
 def _padded(height: int, width: int, target: tuple[int, int]) -> Crop:

@@ -21,7 +21,7 @@ from lit_async_data.sources.manifest.image_bytes import (
     TIFF,
     WEBP,
     check_ended,
-    check_whole,
+    check_png,
     early_size,
     exif_of_png,
     format_of,
@@ -150,7 +150,8 @@ def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Any:
     _, classes = _library()
     try:
         _check_pixels(early_size(data, kind), shape, where)
-        check_whole(data, kind, where)
+        if kind == PNG:
+            check_png(data, where)
         stream = io.BytesIO(data)
         image = classes[kind](stream)
         several = getattr(image, "is_animated", False)
@@ -245,7 +246,7 @@ def _reduced(image: Any, crop: Crop, shape: ImageShape, turned: int) -> Box:
     across = width - before[1] / factor if turned in _RIGHT_FIRST else 0
     down = height - before[0] / factor if turned in _LOWER_FIRST else 0
     left, upper = left / factor + across, upper / factor + down
-    return left, upper, min(right / factor + across, width), min(lower / factor + down, height)
+    return left, upper, right / factor + across, lower / factor + down
 
 
 def _converted(image: Any, shape: ImageShape) -> Any:

@@ -1,6 +1,6 @@
 """What the bytes of an image say of themselves before anything is decoded: format, size, and whether they are whole.
 
-What Pillow does not look at: the check sums of PNG's pixels, and the length that WebP promises.
+What Pillow does not look at: the check sums of PNG's pixels, and whether a JPEG has its last marker.
 """
 
 from __future__ import annotations
@@ -51,25 +51,26 @@ def format_of(data: bytes, where: str) -> str:
     )
 
 
-def check_whole(data: bytes, kind: str, where: str) -> None:
-    """Refuse data that end too soon, or whose check sums are wrong, where the format can tell.
+def check_png(data: bytes, where: str) -> None:
+    """Refuse a PNG that ends too soon, or in which a check sum is wrong.
 
     Args:
         data: All of the file.
-        kind: Its format.
         where: Its name, for messages.
 
     Raises:
-        CorruptError: They are not what was written once.
+        CorruptError: It is not what was written once.
     """
-    if kind == PNG:
-        _check_png(data, where)
-    elif kind == WEBP and struct.unpack_from("<I", data, 4)[0] + 8 > len(data):
-        raise _cut(kind, where)
+    name, view = b"", memoryview(data)
+    for name, start, end in _png_parts(data):
+        if zlib.crc32(view[start:end]) != int.from_bytes(data[end : end + 4], "big"):
+            raise CorruptError(f"{where}: the check sum of a part of the PNG ({name!r}) is wrong; fetch the file again")
+    if name != _END_OF_PNG:
+        raise _cut(PNG, where)
 
 
 def check_ended(data: bytes, start: int, where: str) -> None:
-    """Refuse a JPEG without its last marker: nothing else tells a tail of zeros from pixels.
+    """Refuse a JPEG without its last marker: a file whose end was never written may be decoded as far as it goes.
 
     Args:
         data: All of the file.
@@ -86,15 +87,6 @@ def check_ended(data: bytes, start: int, where: str) -> None:
 def exif_of_png(data: bytes) -> bytes:
     """The EXIF block of a whole PNG, which may stand behind the pixels; empty where there is none."""
     return next((data[start + 4 : end] for name, start, end in _png_parts(data) if name == b"eXIf"), b"")
-
-
-def _check_png(data: bytes, where: str) -> None:
-    name, view = b"", memoryview(data)
-    for name, start, end in _png_parts(data):
-        if zlib.crc32(view[start:end]) != int.from_bytes(data[end : end + 4], "big"):
-            raise CorruptError(f"{where}: the check sum of a part of the PNG ({name!r}) is wrong; fetch the file again")
-    if name != _END_OF_PNG:
-        raise _cut(PNG, where)
 
 
 def _png_parts(data: bytes) -> Iterator[tuple[bytes, int, int]]:
