@@ -103,6 +103,7 @@ def test_one_transparent_colour(photo, found, mode):
     transparent = {"P": bytes(range(200)), "L": 90, "RGB": small.getpixel((7, 7))}[found]
     data = stored(small, "PNG", transparency=transparent)
     assert (decoded(data, ImageShape(mode=mode)) == plainly(data, mode)).all()
+    assert (decoded(data, ImageShape((20, 30), mode)) == plainly(data, mode, (30, 20))).all()
     if mode in ("RGBA", "LA"):
         assert (decoded(data, ImageShape(mode=mode))[..., -1] < 255).any()
 

@@ -258,8 +258,6 @@ def _converted(image: Any, shape: ImageShape) -> Any:
         image.info.pop("transparency", None)
     if image.mode in ("La", "RGBa"):
         image = image.convert(image.mode.upper())
-    if image.mode == "1" and "transparency" not in image.info:
-        image = image.convert("L")
     if image.mode == shape.mode or (image.mode == "L" and shape.mode == "RGB"):
         return image
     return image.convert(shape.mode)
