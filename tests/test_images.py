@@ -431,3 +431,18 @@ def test_without_pillow_it_is_said_what_to_install(monkeypatch, photo):
     assert not images.installed()
     with pytest.raises(ConfigError, match=r"lit-async-data\[manifest\]"):
         decoded(data, ImageShape(), (4, 6))
+
+
+def test_whatever_a_decoder_raises_names_the_image_but_for_a_lack_of_memory(monkeypatch, photo):
+    from PIL import PngImagePlugin
+
+    data = stored(photo.resize((6, 4)))
+    for raised, expected in ((KeyError("key"), CorruptError), (MemoryError(), MemoryError)):
+
+        def loaded(self, raised=raised):
+            raise raised
+
+        monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", loaded)
+        with pytest.raises(expected) as found:
+            decoded(data, ImageShape(), (4, 6))
+        assert expected is MemoryError or str(found.value).startswith("there/x.png: the PNG cannot be decoded ('key')")
