@@ -9,7 +9,7 @@ train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 test-long: $(VENV)/installed
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -76,6 +76,13 @@ ORDER = [
     "sources.manifest.repeats",
     "sources.manifest.labels",
     "sources.manifest.table",
+    "sources.manifest.stored_file",
+    "sources.manifest.npy",
+    "sources.manifest.image_shape",
+    "sources.manifest.cropping",
+    "sources.manifest.orientation",
+    "sources.manifest.image_bytes",
+    "sources.manifest.image",
     "memory",
     "ring",
     "job",
@@ -158,7 +165,7 @@ def test_pure_modules_import_no_torch(name):
 def test_importing_the_package_loads_nothing_heavy():
     program = (
         "import sys, lit_async_data; "
-        "heavy = {'torch', 'pytorch_lightning', 'lightning', 'h5py', 'numpy', 'pyarrow'} & set(sys.modules); "
+        "heavy = {'torch', 'pytorch_lightning', 'lightning', 'h5py', 'numpy', 'pyarrow', 'PIL'} & set(sys.modules); "
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

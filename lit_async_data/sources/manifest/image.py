@@ -1,0 +1,298 @@
+"""Decoding images into arrays, by Pillow, which holds no lock of Python's meanwhile.
+
+Pillow comes with the extra ``manifest`` and is imported when the first image is decoded. None of its settings is
+changed: they are one for the whole process.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError
+from lit_async_data.sources.manifest.cropping import Box, Crop, crop_of
+from lit_async_data.sources.manifest.image_bytes import (
+    BMP,
+    GIF,
+    JPEG,
+    PNG,
+    TIFF,
+    WEBP,
+    check_ended,
+    check_png,
+    early_size,
+    exif_of_png,
+    format_of,
+)
+from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of
+from lit_async_data.spec import Bytes
+
+# A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are
+# left in each direction. Measured on photographs: what it changes is then about what the JPEG itself has changed
+# (0.4 to 0.9 of 255 on average); at 1 it would be three times that.
+_LEFT_OVER = 2
+# Pillow's own shortcut for images that become much smaller; from 3 on it changes less than 0.4 of 255 on average.
+_REDUCING_GAP = 3.0
+# What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
+_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
+_UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *_SIXTEEN_BITS)
+_WHITE_IS_ZERO = 0
+# Orientations in which what is stored at the right or at the bottom is seen at the left, or at the top.
+_RIGHT_FIRST = (2, 3, 6, 7)
+_LOWER_FIRST = (3, 4, 7, 8)
+
+
+def installed() -> bool:
+    """Whether Pillow can be imported."""
+    try:
+        _library()
+    except ConfigError:
+        return False
+    return True
+
+
+def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str) -> None:
+    """Decode an image, make it fit, and write it.
+
+    JPEG, PNG, TIFF, WebP, BMP and GIF, by their first bytes. The orientation that a camera noted in EXIF is applied.
+    Values of 16 bits keep their upper 8 (of 12 the upper 8 too), CMYK and palettes become colours, and a grey image has
+    the same value in R, G and B. Files of several images, animations or pages, are refused.
+
+    What comes out is decoded from all of a file that is whole as far as anything tells: a file that ends too soon is an
+    error, and so is a PNG with a wrong check sum. Other formats have no check sums: changed bytes inside of them can
+    come out as changed pixels.
+
+    Args:
+        data: All bytes of the file.
+        shape: How it becomes the array.
+        out: uint8, shape (H, W, ``shape.channels``), overwritten; undefined after an error.
+        key: 64 bits for a random crop; None for the middle.
+        where: What the image is called in messages; they begin with it.
+
+    Raises:
+        CorruptError: It cannot be decoded, or not all of it is there.
+        FormatError: It is no image of these formats, one of too many pixels or of values that do not fit 8 bits; or
+            it has another size than ``out`` and ``shape`` has none.
+        ConfigError: Pillow is missing.
+    """
+    if out.dtype != np.uint8 or out.ndim != 3 or out.shape[2] != shape.channels:
+        raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
+    stored = bytes(data)  # no copy where it is bytes already
+    kind = format_of(stored, where)
+    image = _opened(stored, kind, shape, where)
+    turned = _orientation(image, kind, stored)
+    target = out.shape[0], out.shape[1]
+    height, width = _upright_size(image, turned)
+    if shape.image_size is None and target != (height, width):
+        raise FormatError(
+            f"{where}: {height}×{width} pixels (height × width), where {target[0]}×{target[1]} are expected; give "
+            "image_size, to which images are resized"
+        )
+    try:
+        crop = crop_of(shape, height, width, target, key)
+        _write(_fitted(image, crop, shape, turned), crop, shape, out)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's decoders raise whatever damaged data make them
+        raise _broken(kind, error, where) from error
+
+
+def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
+    """(height, width) of an image as it will be seen, without decoding it.
+
+    Args:
+        data: All bytes of the file.
+        shape: Says how many pixels there may be.
+        where: What the image is called in messages.
+
+    Raises:
+        CorruptError: It cannot be read, or not all of it is there.
+        FormatError: As in `decode`.
+    """
+    stored = bytes(data)
+    kind = format_of(stored, where)
+    image = _opened(stored, kind, shape, where)
+    return _upright_size(image, _orientation(image, kind, stored))
+
+
+def _library() -> Any:
+    try:
+        from PIL import (
+            BmpImagePlugin,
+            GifImagePlugin,
+            Image,
+            JpegImagePlugin,
+            PngImagePlugin,
+            TiffImagePlugin,
+            WebPImagePlugin,
+        )
+    except ImportError:
+        raise ConfigError(
+            "image: Pillow, which decodes images, is missing: pip install 'lit-async-data[manifest]'"
+        ) from None
+    # Each format's own class: Image.open would warn of large images, or refuse them, by a limit of its own.
+    classes = {
+        JPEG: JpegImagePlugin.JpegImageFile,
+        PNG: PngImagePlugin.PngImageFile,
+        TIFF: TiffImagePlugin.TiffImageFile,
+        WEBP: WebPImagePlugin.WebPImageFile,
+        BMP: BmpImagePlugin.BmpImageFile,
+        GIF: GifImagePlugin.GifImageFile,
+    }
+    return Image, classes
+
+
+def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Any:
+    """The image before its pixels are decoded, once everything is checked that can be checked by then."""
+    _, classes = _library()
+    try:
+        _check_pixels(early_size(data, kind), shape, where)
+        if kind == PNG:
+            check_png(data, where)
+        stream = io.BytesIO(data)
+        image = classes[kind](stream)
+        several = getattr(image, "is_animated", False)
+    except (MemoryError, AsyncDataError):
+        raise
+    except Exception as error:  # Pillow's readers raise whatever damaged data make them
+        raise _broken(kind, error, where) from error
+    _check_pixels(image.size, shape, where)
+    if kind == JPEG:
+        check_ended(data, stream.tell(), where)
+    if several:
+        raise FormatError(
+            f"{where}: a {kind} of several images (frames or pages), where one is expected; store each in a file "
+            "of its own"
+        )
+    _check_values(image, data, kind, shape, where)
+    return image
+
+
+def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise CorruptError(f"{where}: an image of {width}×{height} pixels")
+    if width * height > shape.max_pixels:
+        raise FormatError(
+            f"{where}: {width}×{height} pixels are more than max_pixels ({shape.max_pixels}), and decoding may take "
+            "all memory; raise max_pixels if the image is really so large"
+        )
+
+
+def _check_values(image: Any, data: bytes, kind: str, shape: ImageShape, where: str) -> None:
+    tags = image.tag_v2 if kind == TIFF else {}
+    if image.mode not in _UNDERSTOOD:
+        raise FormatError(
+            f"{where}: a {kind} of values that do not become 8 bits by themselves (Pillow's mode {image.mode}); "
+            "convert it, or store it as .npy"
+        )
+    if image.mode in _SIXTEEN_BITS and tags.get(262) == _WHITE_IS_ZERO:
+        raise FormatError(
+            f"{where}: a TIFF of 16 bits in which 0 is white, which Pillow does not turn round; convert it"
+        )
+    deep = kind == PNG and data[24] == 16
+    if deep and shape.alpha and "transparency" in image.info:
+        raise FormatError(f"{where}: a PNG of 16 bits with one transparent colour; store opacity as a channel")
+
+
+def _broken(kind: str, error: Exception, where: str) -> CorruptError:
+    said = str(error) or type(error).__name__
+    return CorruptError(f"{where}: the {kind} cannot be decoded ({said}); is the file whole?")
+
+
+def _orientation(image: Any, kind: str, data: bytes) -> int:
+    """How the pixels must be turned; those of a TIFF are turned by Pillow."""
+    if kind == TIFF:
+        return UPRIGHT
+    exif = exif_of_png(data) if kind == PNG else image.info.get("exif", b"")
+    return orientation_of(exif) if isinstance(exif, bytes) else UPRIGHT
+
+
+def _upright_size(image: Any, turned: int) -> tuple[int, int]:
+    width, height = image.size
+    return (width, height) if turned >= 5 else (height, width)
+
+
+def _fitted(image: Any, crop: Crop, shape: ImageShape, turned: int) -> Any:
+    """The wanted part of an image, in the wanted size and mode."""
+    box = _reduced(image, crop, shape, turned)
+    image.load()
+    image = _converted(image, shape)
+    if turned != UPRIGHT:
+        image = image.transpose(_transposition(turned))
+    size = crop.size[1], crop.size[0]
+    if box != (0, 0, *image.size) or size != image.size:
+        image = image.resize(size, _filter(shape), box=box, reducing_gap=_REDUCING_GAP)
+    return image if image.mode == shape.mode else image.convert(shape.mode)
+
+
+def _reduced(image: Any, crop: Crop, shape: ImageShape, turned: int) -> Box:
+    """Have a JPEG decoded smaller, where more than enough is left; the box in the image that this will give."""
+    left, upper, right, lower = crop.box
+    if image.format != JPEG or shape.interpolation == "nearest":
+        return crop.box
+    room = min((right - left) / crop.size[1], (lower - upper) / crop.size[0]) / _LEFT_OVER
+    factor = next((factor for factor in (8, 4, 2) if factor <= room), 1)
+    if factor == 1:
+        return crop.box
+    # Stored, not upright: but both sides are divided alike.
+    before = _upright_size(image, turned)
+    image.draft(None, (image.size[0] // factor, image.size[1] // factor))
+    height, width = _upright_size(image, turned)
+    # The last column and row may be wider than the image: where it is mirrored, they come first.
+    across = width - before[1] / factor if turned in _RIGHT_FIRST else 0
+    down = height - before[0] / factor if turned in _LOWER_FIRST else 0
+    left, upper = left / factor + across, upper / factor + down
+    return left, upper, right / factor + across, lower / factor + down
+
+
+def _converted(image: Any, shape: ImageShape) -> Any:
+    """The image in a mode that can be resized: the wanted one, or grey where each grey value becomes a colour later."""
+    if image.mode in _SIXTEEN_BITS:
+        image = _eight_bits(image)
+    if not shape.alpha:
+        # Converted, it would be filled in or warned of.
+        image.info.pop("transparency", None)
+    if image.mode in ("La", "RGBa"):
+        image = image.convert(image.mode.upper())
+    if image.mode == shape.mode or (image.mode == "L" and shape.mode == "RGB"):
+        return image
+    return image.convert(shape.mode)
+
+
+def _eight_bits(image: Any) -> Any:
+    """The upper 8 of the bits that were stored."""
+    tags = getattr(image, "tag_v2", {})
+    bits = tags.get(258, (16,))[0]
+    values = np.asarray(image) >> (bits - 8)
+    return _library()[0].fromarray(values.astype(np.uint8))
+
+
+def _transposition(turned: int) -> Any:
+    ways = _library()[0].Transpose
+    return {
+        2: ways.FLIP_LEFT_RIGHT,
+        3: ways.ROTATE_180,
+        4: ways.FLIP_TOP_BOTTOM,
+        5: ways.TRANSPOSE,
+        6: ways.ROTATE_270,
+        7: ways.TRANSVERSE,
+        8: ways.ROTATE_90,
+    }[turned]
+
+
+def _filter(shape: ImageShape) -> Any:
+    return _library()[0].Resampling[shape.interpolation.upper()]
+
+
+def _write(image: Any, crop: Crop, shape: ImageShape, out: Bytes) -> None:
+    pixels = np.frombuffer(image.tobytes(), np.uint8).reshape(*crop.size, shape.channels)
+    if crop.size == out.shape[:2]:
+        out[...] = pixels
+        return
+    (row, column), (height, width) = crop.corner, crop.size
+    out[...] = shape.fill
+    out[row : row + height, column : column + width] = pixels

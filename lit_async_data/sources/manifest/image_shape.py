@@ -1,0 +1,125 @@
+"""`ImageShape`: how images of any size become arrays of one shape, as a frozen dataclass that validates itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+from lit_async_data.errors import ConfigError
+
+# Channels of each mode, of 8 bits each.
+CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
+RESIZES = ("stretch", "crop", "pad", "random_crop")
+INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+# From here on Pillow itself refuses an image as a decompression bomb: 512 MiB as RGB.
+MAX_PIXELS = 178_956_970
+# The longest side of a JPEG; nobody trains on more, and a slip of the keyboard is told at once.
+_MOST_SIDE = 65_535
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageShape:
+    """How images become uint8 arrays of shape (H, W, C). In YAML a mapping of the same names.
+
+    Attributes:
+        image_size: (H, W), or one number for both. None: every image has the size of the array already.
+        mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"`` or ``"LA"``. Without an A transparency is dropped, and what colour
+            is stored below it comes to light.
+        resize: What is done where the shape is another one. ``"stretch"``: both sides are made to fit. ``"crop"``: the
+            shorter side fits and the middle of the longer one is taken. ``"pad"``: the longer side fits, and the rest
+            is ``fill``. ``"random_crop"``: a random part of each image, another one in each epoch, as torchvision's
+            RandomResizedCrop takes it; for evaluation as ``"crop"``.
+        scale: Of a random crop, the share of the image's area that it has: the least and the most, 0 < … ≤ 1.
+        ratio: Of a random crop, width / height before it is resized: the least and the most.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"``, ``"hamming"`` and ``"box"`` weigh all pixels that
+            a smaller one covers; ``"nearest"`` takes one of them, as is right for masks.
+        fill: Value of every channel where an image is padded, 0 to 255.
+        max_pixels: An image of more is an error before it is decoded: a file of a few bytes can claim any size.
+
+    Raises:
+        ConfigError: A value is wrong; the message begins with its name.
+
+    Example:
+        >>> ImageShape(224, resize="random_crop").image_size
+        (224, 224)
+        >>> ImageShape((32, 48), mode="L").channels
+        1
+        >>> ImageShape(resize="crop")
+        Traceback (most recent call last):
+        lit_async_data.errors.ConfigError: image_size: missing; resize='crop' makes images of which size?
+    """
+
+    image_size: int | tuple[int, int] | None = None
+    mode: str = "RGB"
+    resize: str = "stretch"
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str = "bilinear"
+    fill: int = 0
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        self._set("image_size", _size(self.image_size))
+        _one_of("mode", self.mode, tuple(CHANNELS))
+        _one_of("resize", self.resize, RESIZES)
+        _one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        if self.image_size is None and self.resize != "stretch":
+            raise ConfigError(f"image_size: missing; resize={self.resize!r} makes images of which size?")
+        self._set("scale", _range("scale", self.scale, 1.0))
+        self._set("ratio", _range("ratio", self.ratio, math.inf))
+        self._set("fill", _whole("fill", self.fill, 0, 255))
+        self._set("max_pixels", _whole("max_pixels", self.max_pixels, 1, None))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def channels(self) -> int:
+        """Values per pixel."""
+        return CHANNELS[self.mode]
+
+    @property
+    def alpha(self) -> bool:
+        """Whether the last channel is opacity."""
+        return self.mode.endswith("A")
+
+
+def _size(given: Any) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    pair = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given, given)
+    if len(pair) != 2 or not all(_is_whole(side) and 1 <= side <= _MOST_SIDE for side in pair):
+        raise ConfigError(
+            f"image_size: {given!r} is not a number of pixels from 1 to {_MOST_SIDE}, nor (height, width)"
+        )
+    return int(pair[0]), int(pair[1])
+
+
+def _one_of(name: str, given: object, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise ConfigError(f"{name}: {given!r} is not one of {', '.join(known)}")
+
+
+def _range(name: str, given: Any, most: float) -> tuple[float, float]:
+    pair = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    if len(pair) != 2 or not all(isinstance(end, numbers.Real) and not isinstance(end, bool) for end in pair):
+        raise ConfigError(f"{name}: {given!r} is not a pair of numbers, the least and the most")
+    least, last = float(pair[0]), float(pair[1])
+    if not (0 < least <= last <= most and math.isfinite(last)):
+        limit = "" if math.isinf(most) else f" of at most {most:g}"
+        raise ConfigError(f"{name}: {given!r} is not a pair of numbers above 0{limit}, the lower one first")
+    return least, last
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _whole(name: str, given: Any, least: int, most: int | None) -> int:
+    if not _is_whole(given) or given < least or (most is not None and given > most):
+        upto = "on" if most is None else f"to {most}"
+        raise ConfigError(f"{name}: {given!r} is not a whole number from {least} {upto}")
+    return int(given)

@@ -1,0 +1,132 @@
+"""Files that a table names: where they may lie, and all bytes of one."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
+
+_ELSEWHERE = re.compile(r"data:|[A-Za-z][A-Za-z0-9+.\-]*:[/\\]|\\\\")
+# With O_NONBLOCK a pipe or a device is opened at once, and refused, where it would wait for whoever writes to it.
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+# As much as one call of read may be asked for everywhere.
+_PIECE = 2**30
+
+
+class Root:
+    """A folder, and which of the paths in a table lie in it. Can be pickled; may be used from any thread.
+
+    What is promised: a path that `path_of` returns has no ``..`` above the folder and names nothing on another
+    machine; and when `checked` returned it, it led to no place outside, by whatever links. Folders are looked at once,
+    so one that is replaced by a link later is not noticed: this guards against tables, not against those who can write
+    to the folder.
+
+    Args:
+        root: The folder; a path relative to the working directory is made absolute now.
+        outside: Whether paths may leave it.
+
+    Example:
+        >>> Root("/data").path_of("train/a.jpg")
+        '/data/train/a.jpg'
+        >>> Root("/data").path_of("../etc/passwd")
+        Traceback (most recent call last):
+        lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it there or allow paths outside
+    """
+
+    def __init__(self, root: str, *, outside: bool = False) -> None:
+        self.root = os.path.abspath(root)
+        self.outside = outside
+        self._within: set[str] = set()
+
+    def path_of(self, path: str) -> str:
+        """The absolute path of what a table names, by its words alone: nothing is looked up.
+
+        Raises:
+            ManifestError: It is none, is an address on a network, or leaves the root.
+        """
+        if not path or "\0" in path:
+            raise ManifestError(f"{path!r}: not a path")
+        if _ELSEWHERE.match(path):
+            raise ManifestError(f"{path}: an address, not a path; only files are read, so fetch it first")
+        joined = os.path.join(self.root, path)
+        if not self.outside and not _lies_in(os.path.normpath(joined), self.root):
+            raise self._left(path)
+        return joined
+
+    def checked(self, path: str) -> str:
+        """A path from `path_of`, once no link on it leads out of the root. Costs 2 µs in a folder seen before.
+
+        Raises:
+            ManifestError: One does.
+        """
+        if self.outside:
+            return path
+        folder = os.path.dirname(path)
+        if folder not in self._within:
+            self._check(folder, path)
+            self._within.add(folder)
+        if os.path.islink(path):
+            self._check(path, path)
+        return path
+
+    def _check(self, place: str, path: str) -> None:
+        if not _lies_in(os.path.realpath(place), os.path.realpath(self.root)):
+            raise self._left(path)
+
+    def _left(self, path: str) -> ManifestError:
+        return ManifestError(f"{path}: leaves root {self.root}; move it there or allow paths outside")
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def read_file(path: str, most_bytes: int) -> bytes:
+    """All bytes of a file.
+
+    Args:
+        path: Of a file; pipes, devices and folders are refused.
+        most_bytes: More are refused before anything is read.
+
+    Raises:
+        MissingError: There is none.
+        FormatError: It is no file, or too large.
+        ChangedError: It shrank or grew while it was read.
+        SourceError: The system does not let it be read.
+    """
+    try:
+        number = os.open(path, _FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
+        return _all_bytes(number, path, most_bytes)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(number)
+
+
+def _unreadable(path: str, error: OSError) -> SourceError:
+    return SourceError(f"{path}: cannot be read ({error.strerror})", file=path)
+
+
+def _all_bytes(number: int, path: str, most_bytes: int) -> bytes:
+    found = os.fstat(number)
+    if not stat.S_ISREG(found.st_mode):
+        raise FormatError(f"{path}: not a file (a folder, a pipe or a device)", file=path)
+    size = found.st_size
+    if size > most_bytes:
+        raise FormatError(f"{path}: {size} bytes, of which at most {most_bytes} are read", file=path)
+    pieces, left = [], size + 1  # one more, to see that it ends there
+    while left and (piece := os.read(number, min(left, _PIECE))):
+        pieces.append(piece)
+        left -= len(piece)
+    if left != 1:
+        raise ChangedError(
+            f"{path}: has changed its size while it was read; do not write to it during training", file=path
+        )
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,448 @@
+"""Decoding images: against Pillow done plainly, and never a value from what is not whole."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.sources.manifest import image as images
+from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.orientation import orientation_of
+
+PIL = pytest.importorskip("PIL")
+from PIL import Image, ImageOps  # noqa: E402
+
+KINDS = {
+    "jpeg": ("JPEG", {"quality": 90}),
+    "progressive": ("JPEG", {"quality": 90, "progressive": True}),
+    "png": ("PNG", {}),
+    "tiff": ("TIFF", {}),
+    "lzw": ("TIFF", {"compression": "tiff_lzw"}),
+    "deflate": ("TIFF", {"compression": "tiff_adobe_deflate"}),
+    "jpeg in tiff": ("TIFF", {"compression": "jpeg"}),
+    "webp": ("WEBP", {"quality": 90}),
+    "lossless webp": ("WEBP", {"lossless": True}),
+    "bmp": ("BMP", {}),
+    "gif": ("GIF", {}),
+}
+MODES = ("RGB", "L", "RGBA", "LA")
+
+
+@pytest.fixture(scope="module")
+def photo():
+    """427×640 pixels; without scikit-learn, waves of every length."""
+    try:
+        from sklearn.datasets import load_sample_images
+    except ImportError:
+        rows, columns = np.mgrid[:427, :640]
+        waves = [np.sin((rows * a + columns * b) ** 1.3 / 300) for a, b in ((1, 0), (0, 1), (0.5, 0.7))]
+        return Image.fromarray((np.dstack(waves) * 120 + 128).astype("u1"))
+    return Image.fromarray(load_sample_images().images[0])
+
+
+def stored(image, kind="PNG", **options):
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def decoded(data, shape, target=None, key=None, where="there/x.png"):
+    height, width = target or shape.image_size or images.size_of(data, shape, where)
+    out = np.full((height, width, shape.channels), 77, "u1")
+    images.decode(data, shape, out, key, where)
+    return out
+
+
+def plainly(data, mode, size=None, box=None, resample=Image.Resampling.BILINEAR):
+    """By Pillow, in the simplest way there is; size as (width, height)."""
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    image.info.pop("transparency", None) if mode in ("RGB", "L") else None
+    image = image.convert(mode)
+    image = image.resize(size, resample, box=box) if size else image
+    return np.asarray(image).reshape(image.height, image.width, -1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_format_comes_out_as_pillow_decodes_it(photo, kind, mode):
+    name, options = KINDS[kind]
+    data = stored(photo.resize((60, 41)), name, **options)
+    assert (decoded(data, ImageShape(mode=mode)) == plainly(data, mode)).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        *(("PNG", found) for found in ("1", "L", "LA", "P", "RGB", "RGBA")),
+        *(("TIFF", found) for found in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")),
+        *(("JPEG", found) for found in ("L", "RGB", "CMYK", "YCbCr")),
+    ],
+)
+def test_every_kind_of_pixels_becomes_every_mode(photo, kind, found, mode):
+    small = photo.resize((60, 41)).convert(found)
+    if found in ("LA", "RGBA"):
+        small.putalpha(Image.linear_gradient("L").resize((60, 41)))
+    data = stored(small, kind)
+    assert (decoded(data, ImageShape(mode=mode)) == plainly(data, mode)).all()
+    resized = decoded(data, ImageShape((20, 30), mode))
+    if found == "1" and mode in ("RGB", "L"):
+        assert len(np.unique(resized)) > 2  # its greys are weighed, which black and white could not be
+    assert (resized == plainly(data, mode, (30, 20))).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("found", ["P", "L", "RGB"])
+def test_one_transparent_colour(photo, found, mode):
+    small = photo.resize((60, 41)).convert(found)
+    transparent = {"P": bytes(range(200)), "L": 90, "RGB": small.getpixel((7, 7))}[found]
+    data = stored(small, "PNG", transparency=transparent)
+    assert (decoded(data, ImageShape(mode=mode)) == plainly(data, mode)).all()
+    assert (decoded(data, ImageShape((20, 30), mode)) == plainly(data, mode, (30, 20))).all()
+    if mode in ("RGBA", "LA"):
+        assert (decoded(data, ImageShape(mode=mode))[..., -1] < 255).any()
+
+
+def test_sixteen_bits_keep_the_upper_eight():
+    values = np.arange(0, 65536, 97, dtype="u2")[:672].reshape(28, 24)
+    for kind in ("PNG", "TIFF"):
+        data = stored(Image.fromarray(values), kind)
+        assert (decoded(data, ImageShape(mode="L"))[..., 0] == values >> 8).all()
+        assert (decoded(data, ImageShape())[..., 2] == values >> 8).all()
+
+
+def a_png(width, height, depth, colour, rows):
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_colours_of_sixteen_bits_keep_the_upper_eight():
+    values = np.random.default_rng(0).integers(0, 65536, (3, 2, 3)).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    assert (decoded(a_png(2, 3, 16, 2, rows), ImageShape()) == values >> 8).all()
+
+
+def test_a_tiff_of_twelve_bits_keeps_the_upper_eight():
+    # 0x123 and 0xABC in three bytes; uncompressed, little-endian.
+    tags = [(256, 3, 2), (257, 3, 1), (258, 3, 12), (259, 3, 1), (262, 3, 1), (273, 4, 8), (277, 3, 1), (278, 3, 1)]
+    tags.append((279, 4, 3))
+    entries = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
+    data = b"II*\0" + struct.pack("<I", 12) + b"\x12\x3a\xbc\0" + struct.pack("<H", len(tags)) + entries + bytes(4)
+    assert decoded(data, ImageShape(mode="L")).ravel().tolist() == [0x12, 0xAB]
+
+
+def test_what_does_not_fit_eight_bits_is_refused():
+    deep = np.arange(600, dtype="f4").reshape(20, 30)
+    for values in (deep, deep.astype("i4")):
+        with pytest.raises(FormatError, match=r"^there/x.png: a TIFF of values that do not become 8 bits.*mode [IF]\)"):
+            decoded(stored(Image.fromarray(values), "TIFF"), ImageShape())
+    white = stored(Image.fromarray(deep.astype("u2")), "TIFF", tiffinfo={262: 0})
+    with pytest.raises(FormatError, match=r"^there/x.png: .*0 is white"):
+        decoded(white, ImageShape())
+    one = stored(Image.fromarray(deep.astype("u2")), "PNG", transparency=5)
+    with pytest.raises(FormatError, match=r"^there/x.png: .*one transparent colour"):
+        decoded(one, ImageShape(mode="RGBA"))
+    assert (decoded(one, ImageShape(mode="L"))[..., 0] == deep.astype("u2") >> 8).all()
+
+
+@pytest.mark.parametrize("turned", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_what_a_camera_noted_is_applied(photo, kind, turned):
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    data = stored(photo.resize((64, 40)), kind, exif=exif)
+    shape = ImageShape()
+    assert images.size_of(data, shape, "x") == ((64, 40) if turned >= 5 else (40, 64))
+    assert (decoded(data, shape) == plainly(data, "RGB")).all()
+    target = ImageShape((16, 24), resize="crop")
+    wanted = (0, 64 / 2 - 40 / 3, 40, 64 / 2 + 40 / 3) if turned >= 5 else (2, 0, 62, 40)
+    assert np.abs(decoded(data, target).astype(int) - plainly(data, "RGB", (24, 16), wanted)).max() <= 1
+
+
+def test_a_png_may_say_after_its_pixels_how_it_was_held(photo):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    block = exif.tobytes().removeprefix(b"Exif\0\0")
+    data = stored(photo.resize((64, 40)))
+    chunk = struct.pack(">I", len(block)) + b"eXIf" + block + struct.pack(">I", zlib.crc32(b"eXIf" + block))
+    late = data[:-12] + chunk + data[-12:]
+    assert images.size_of(late, ImageShape(), "x") == (64, 40)
+    assert (decoded(late, ImageShape()) == plainly(late, "RGB")).all()
+
+
+def test_orientations_are_read_in_either_byte_order_and_oddities_are_upright():
+    def block(order, kind=3, count=1, value=6, tag=0x0112):
+        start = b"II*\0" if order == "<" else b"MM\0*"
+        packed = struct.pack(order + ("HH" if kind == 3 else "I"), *([value, 0] if kind == 3 else [value]))
+        other = struct.pack(order + "HHII", 0x0100, 4, 1, 3)
+        return (
+            start
+            + struct.pack(order + "IHH", 8, 2, 0x0100)[:-2]
+            + other
+            + struct.pack(order + "HHI", tag, kind, count)
+            + packed
+        )
+
+    assert [orientation_of(block(order, kind)) for order in "<>" for kind in (3, 4)] == [6] * 4
+    assert orientation_of(b"Exif\0\0" + block("<")) == 6
+    odd = [block("<", value=0), block("<", value=9), block("<", count=2), block("<", tag=0x0113), b"", b"II*\0"]
+    odd += [block("<", kind=4)[:end] for end in range(32)]
+    assert {orientation_of(one) for one in odd} == {1}
+
+
+@pytest.mark.parametrize("turned", range(1, 9))
+@pytest.mark.parametrize("factor", [2, 4, 8])
+def test_a_jpeg_that_is_much_larger_is_decoded_smaller_with_little_change(photo, factor, turned, monkeypatch):
+    from PIL import JpegImagePlugin
+
+    drafts = []
+    draft = JpegImagePlugin.JpegImageFile.draft
+    monkeypatch.setattr(
+        JpegImagePlugin.JpegImageFile, "draft", lambda self, *wanted: drafts.append(draft(self, *wanted)[1])
+    )
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    # Neither side is a multiple of the factor: the last column and row stand for less than the others.
+    data = stored(photo.crop((0, 0, 635, 427)), "JPEG", quality=90, exif=exif)
+    # 213 is half of 427, less half a pixel: twice that many are just left over.
+    side = 427 // factor // 2
+    found = decoded(data, ImageShape(side, resize="crop")).astype(int)
+    assert [round(635 / box[2]) for box in drafts] == [factor]
+    wanted = plainly(data, "RGB", (side, side), (104, 0, 531, 427) if turned < 5 else (0, 104, 427, 531))
+    # A shift by a pixel would be ten times that.
+    assert np.abs(found - wanted).mean() < 1.2
+    decoded(data, ImageShape(side + 1, resize="crop"))
+    assert [round(635 / box[2]) for box in drafts[1:]] == [factor // 2] * (factor > 2)
+    drafts.clear()
+    nearest = decoded(data, ImageShape(side, interpolation="nearest"))
+    assert not drafts
+    assert (nearest == plainly(data, "RGB", (side, side), resample=Image.Resampling.NEAREST)).all()
+
+
+@pytest.mark.parametrize("name", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
+def test_every_interpolation_is_pillows(photo, name):
+    data = stored(photo.resize((60, 41)))
+    found = decoded(data, ImageShape((20, 30), interpolation=name))
+    assert (found == plainly(data, "RGB", (30, 20), resample=Image.Resampling[name.upper()])).all()
+
+
+def test_padding_keeps_the_shape_and_fills_the_rest(photo):
+    data = stored(photo.resize((60, 40)))
+    found = decoded(data, ImageShape((30, 30), resize="pad", fill=9))
+    assert (found[5:25] == plainly(data, "RGB", (30, 20))).all()
+    assert (found[:5] == 9).all()
+    assert (found[25:] == 9).all()
+
+
+def test_a_random_crop_is_one_of_its_key_and_the_middle_without_one(photo):
+    data = stored(photo.resize((60, 40)))
+    shape = ImageShape(24, resize="random_crop")
+    first, again, other = (decoded(data, shape, key=key) for key in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).any()
+    assert (decoded(data, shape) == decoded(data, ImageShape(24, resize="crop"))).all()
+    assert (decoded(data, shape) == plainly(data, "RGB", (24, 24), (10, 0, 50, 40))).all()
+
+
+def test_any_bytes_like_and_any_part_of_an_array_will_do(photo):
+    data, shape = stored(photo.resize((60, 40))), ImageShape()
+    batch = np.zeros((3, 40, 60, 3), "u1")
+    images.decode(memoryview(data), shape, batch[1], None, "x")
+    images.decode(bytearray(data), shape, batch[2], None, "x")
+    assert (batch[1] == plainly(data, "RGB")).all()
+    assert (batch[2] == batch[1]).all()
+    assert not batch[0].any()
+
+
+def test_an_array_of_another_kind_is_a_mistake_of_the_caller(photo):
+    data = stored(photo.resize((6, 4)))
+    for out in (np.zeros((4, 6, 3), "f4"), np.zeros((4, 6, 1), "u1"), np.zeros((4, 6), "u1")):
+        with pytest.raises(ValueError, match="channels"):
+            images.decode(data, ImageShape(), out, None, "x")
+
+
+def test_another_size_is_an_error_unless_one_is_given(photo):
+    data = stored(photo.resize((60, 40)))
+    with pytest.raises(FormatError, match=r"^there/x.png: 40×60 pixels .*41×60 are expected; give image_size"):
+        decoded(data, ImageShape(), (41, 60))
+
+
+def outcome(data, shape, target):
+    """The image, or what is said of it."""
+    try:
+        return decoded(data, shape, target)
+    except (CorruptError, FormatError) as error:
+        return str(error)
+
+
+def pieces(data):
+    """Where a file is cut: everywhere near its beginning and its end, and here and there between."""
+    ends = {*range(40), *range(len(data) - 40, len(data)), *np.linspace(40, len(data) - 40, 40).astype(int).tolist()}
+    return [data[:end] for end in sorted(ends)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_cut_short_never_gives_another_image(photo, kind):
+    name, options = KINDS[kind]
+    data = stored(photo.resize((90, 61)), name, **options)
+    whole, refused = decoded(data, ImageShape()), 0
+    for piece in pieces(data):
+        found = outcome(piece, ImageShape(), whole.shape[:2])
+        if isinstance(found, str):
+            assert found.startswith("there/x.png: ")
+            refused += 1
+        else:
+            # Nothing but what stands behind the pixels is missing.
+            assert len(data) - len(piece) <= 12
+            assert (found == whole).all()
+    assert refused >= 100
+
+
+def test_a_jpeg_whose_end_was_never_written_is_refused(photo):
+    # Pillow takes the zeros of most of these for pixels.
+    for options in ({"quality": 95, "subsampling": 0}, {"quality": 75}, {"progressive": True}):
+        for image in (photo, photo.convert("L")):
+            data = stored(image, "JPEG", **options)
+            for missing in (len(data) // 2, 20_000, 1000, 3, 1):
+                for tail in (b"\0", b"\x55"):
+                    with pytest.raises(CorruptError, match=r"^there/x.png: the JPEG"):
+                        decoded(data[:-missing] + tail * missing, ImageShape())
+
+
+def test_the_end_of_a_thumbnail_is_not_the_end_of_a_jpeg(photo):
+    inner = stored(photo.resize((30, 20)), "JPEG")
+    outer = stored(photo, "JPEG", quality=95, subsampling=0)
+    both = outer[:2] + b"\xff\xe1" + struct.pack(">H", len(inner) + 2) + inner + outer[2:]
+    assert (decoded(both, ImageShape()) == decoded(outer, ImageShape())).all()
+    with pytest.raises(CorruptError, match="the JPEG"):
+        decoded(both[:-1000] + bytes(1000), ImageShape())
+
+
+def test_a_png_with_any_bit_turned_is_refused(photo):
+    data = stored(photo.resize((30, 20)))
+    for place in range(0, len(data), 7):
+        broken = bytearray(data)
+        broken[place] ^= 1 << place % 8
+        with pytest.raises((CorruptError, FormatError), match=r"^there/x.png: "):
+            decoded(broken, ImageShape(), (20, 30))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # Pillow's words on tags that it skips
+def test_damage_is_an_error_of_ours_or_some_image(photo, kind):
+    name, options = KINDS[kind]
+    data = stored(photo.resize((30, 20)), name, **options)
+    random = np.random.default_rng(0)
+    for _ in range(150):
+        broken = bytearray(data)
+        for place in random.integers(0, min(len(data), 400), 3):
+            broken[place] = random.integers(256)
+        found = outcome(broken, ImageShape(max_pixels=10**6), (20, 30))
+        assert not isinstance(found, str) or found.startswith("there/x.png: ")
+
+
+def test_nothing_and_other_things_are_refused():
+    with pytest.raises(CorruptError, match=r"^there/x.png: empty"):
+        decoded(b"", ImageShape(), (2, 2))
+    for other in (b"%PDF-1.7", b"8BPS\0\1", b"\0" * 100, b"%!PS-Adobe-3.0 EPSF-3.0"):
+        with pytest.raises(FormatError, match=r"^there/x.png: begins with b'"):
+            decoded(other, ImageShape(), (2, 2))
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP"])
+def test_files_of_several_images_are_refused(photo, kind):
+    small = photo.resize((30, 20))
+    data = stored(small, kind, save_all=True, append_images=[ImageOps.invert(small)])
+    with pytest.raises(FormatError, match=r"^there/x.png: a \w+ of several images"):
+        decoded(data, ImageShape(), (20, 30))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_pixels_than_allowed_are_refused(photo, kind):
+    name, options = KINDS[kind]
+    data = stored(photo.resize((30, 20)), name, **options)
+    decoded(data, ImageShape(max_pixels=600))
+    with pytest.raises(FormatError, match=r"^there/x.png: 30×20 pixels are more than max_pixels \(599\)"):
+        decoded(data, ImageShape(max_pixels=599), (20, 30))
+
+
+def bombs():
+    # Each claims four thousand million pixels or more; the decoders of the last two take memory at once.
+    yield "png", a_png(2**31 - 1, 2**31 - 1, 8, 2, b"\0" * 100)
+    yield "bmp", b"BM" + struct.pack("<IIIIiiHHIIiiII", 100, 0, 54, 40, 2**31 - 1, 2**31 - 1, 1, 24, 0, 0, 1, 1, 0, 0)
+    yield "gif", b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0)
+    canvas = b"VP8X" + struct.pack("<I", 10) + b"\x10\0\0\0" + b"\xff\xff\0" + b"\xfe\xff\0"
+    yield "webp", b"RIFF" + struct.pack("<I", len(canvas) + 4) + b"WEBP" + canvas
+
+
+@pytest.mark.parametrize("data", [pytest.param(data, id=kind) for kind, data in bombs()])
+def test_bombs_are_refused_by_their_first_bytes(data):
+    with pytest.raises(FormatError, match=r"^there/x.png: \d+×\d+ pixels are more than max_pixels"):
+        decoded(data, ImageShape(), (2, 2))
+
+
+def test_sizes_of_webp_are_read_as_pillow_reads_them(photo):
+    from lit_async_data.sources.manifest.image_bytes import early_size
+
+    small = photo.resize((301, 277))
+    with_alpha = small.copy()
+    with_alpha.putalpha(Image.linear_gradient("L").resize(small.size))
+    for data in (stored(small, "WEBP"), stored(small, "WEBP", lossless=True), stored(with_alpha, "WEBP")):
+        assert early_size(data, "WebP") == (301, 277)
+
+
+def test_no_setting_of_pillow_is_changed_and_large_images_warn_of_nothing(photo, monkeypatch):
+    from PIL import ImageFile
+
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # Image.open would refuse more than 200
+    before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.MAXBLOCK
+    for name in ("JPEG", "PNG", "BMP"):
+        decoded(stored(photo.resize((90, 61)), name), ImageShape())
+    assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.MAXBLOCK)
+
+
+def test_threads_decode_at_once(photo):
+    from concurrent.futures import ThreadPoolExecutor
+
+    data = [stored(photo.rotate(angle), "JPEG") for angle in range(8)]
+    shape = ImageShape(64, resize="random_crop")
+    alone = [decoded(one, shape, key=3) for one in data]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda one: decoded(one, shape, key=3), data * 4))
+    assert all((one == two).all() for one, two in zip(alone * 4, together))
+
+
+def test_without_pillow_it_is_said_what_to_install(monkeypatch, photo):
+    import sys
+
+    from lit_async_data.errors import ConfigError
+
+    data = stored(photo.resize((6, 4)))
+    assert images.installed()
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert not images.installed()
+    with pytest.raises(ConfigError, match=r"lit-async-data\[manifest\]"):
+        decoded(data, ImageShape(), (4, 6))
+
+
+def test_whatever_a_decoder_raises_names_the_image_but_for_a_lack_of_memory(monkeypatch, photo):
+    from PIL import PngImagePlugin
+
+    data = stored(photo.resize((6, 4)))
+    for raised, expected in ((KeyError("key"), CorruptError), (MemoryError(), MemoryError)):
+
+        def loaded(self, raised=raised):
+            raise raised
+
+        monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", loaded)
+        with pytest.raises(expected) as found:
+            decoded(data, ImageShape(), (4, 6))
+        assert expected is MemoryError or str(found.value).startswith("there/x.png: the PNG cannot be decoded ('key')")

@@ -1,0 +1,284 @@
+"""Files that a table names, and .npy files: where they may lie, and never a wrong value."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_async_data.errors import ChangedError, CorruptError, FormatError, ManifestError, MissingError, SourceError
+from lit_async_data.sources.manifest import npy
+from lit_async_data.sources.manifest.stored_file import Root, read_file
+
+
+def saved(array, version=None):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.asanyarray(array), version=version)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<i8", ">u2", "?", "<c8", "u1"])
+def test_an_array_comes_out_as_it_was_saved(dtype, order, version):
+    values = np.asarray(np.random.default_rng(0).integers(0, 2, (3, 4, 5)).astype(dtype), order=order)
+    out = np.full((2, 3, 4, 5), 7, np.dtype(dtype).newbyteorder("="))
+    data = saved(values, version)
+    npy.decode(data, out[1], "x.npy")
+    assert (out[1] == values).all()
+    assert (out[0] == out.dtype.type(7)).all()
+    header = npy.header_of(data, "x.npy")
+    assert (header.shape, header.dtype) == ((3, 4, 5), np.dtype(dtype))
+    assert npy.header_of(memoryview(data)[: header.start], "x.npy") == header
+
+
+@pytest.mark.parametrize("values", [np.float32(3), np.zeros((0, 3), "f4"), np.arange(5.0)[::2]])
+def test_arrays_without_axes_or_elements_too(values):
+    out = np.full(values.shape, 9, values.dtype)
+    npy.decode(memoryview(saved(values)), out, "x.npy")
+    assert (out == values).all()
+
+
+def test_another_shape_or_type_is_named():
+    for out in (np.zeros((3, 3), "f4"), np.zeros((2, 3), "f8"), np.zeros((2, 3), "i4"), np.zeros((6,), "f4")):
+        with pytest.raises(FormatError) as found:
+            npy.decode(saved(np.zeros((2, 3), "f4")), out, "x.npy")
+        assert str(found.value).startswith("x.npy: holds float32 of shape (2, 3), where ")
+        assert f"{out.dtype} of shape {out.shape}" in str(found.value)
+    records = np.zeros((2, 3), [("a", "f4")])
+    with pytest.raises(FormatError, match=r"^x.npy: holds \[\('a', '<f4'\)\]"):
+        npy.decode(saved(records), np.zeros((2, 3), "f4"), "x.npy")
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.abort, ()
+
+
+def test_objects_are_refused_before_they_are_read():
+    for values in (np.array([Bomb(), Bomb()]), np.array([(1, Bomb())], [("a", "i4"), ("b", "O")])):
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, values, allow_pickle=True)
+        with pytest.raises(FormatError, match=r"^x.npy: holds Python objects; refused \(pickle can run code\)"):
+            npy.decode(stream.getvalue(), np.zeros(2, "f4"), "x.npy")
+
+
+def test_every_cut_and_every_byte_too_many_is_an_error():
+    data, out = saved(np.arange(6, dtype="f4")), np.zeros(6, "f4")
+    for end in range(len(data)):
+        with pytest.raises((CorruptError, FormatError), match=r"^x.npy: "):
+            npy.decode(data[:end], out, "x.npy")
+    with pytest.raises(CorruptError, match=r"^x.npy: 25 bytes follow the header, which promises 24"):
+        npy.decode(data + b"\0", out, "x.npy")
+
+
+def with_header(text, version=1):
+    padded = text.encode() + b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY" + bytes([version, 0]) + len(padded).to_bytes(2 if version == 1 else 4, "little") + padded
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (-6,)}", "names the shape"),
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (10**12,)}", "cannot be read"),
+        ("{'descr': '<f4', 'fortran_order': False}", "cannot be read"),
+        ("{'descr': 'what', 'fortran_order': False, 'shape': (6,)}", "cannot be read"),
+        ("{'descr': (1, 2), 'fortran_order': False, 'shape': (6,)}", "cannot be read"),
+        ("(" * 900, "cannot be read"),
+        (" " * 10_050, "cannot be read"),
+        ("__import__('os').abort()", "cannot be read"),
+    ],
+)
+def test_odd_headers_are_refused(text, message):
+    with pytest.raises(CorruptError, match=f"^x.npy: .*{message}"):
+        npy.decode(with_header(text) + bytes(24), np.zeros(6, "f4"), "x.npy")
+
+
+def test_sizes_that_no_memory_holds_are_only_compared():
+    data = with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}")
+    with pytest.raises(FormatError, match=r"shape \(1000000000000,\)"):
+        npy.decode(data, np.zeros(6, "f4"), "x.npy")
+
+
+def test_other_files_and_other_versions_are_refused():
+    for data in (b"", b"\x93NUM", b"PK\3\4" + bytes(100)):
+        with pytest.raises(FormatError, match=r"^x.npy: not a .npy file; write it with numpy.save"):
+            npy.decode(data, np.zeros(6), "x.npy")
+    with pytest.raises(FormatError, match=r"version 4\.0"):
+        npy.decode(b"\x93NUMPY\4\0" + bytes(100), np.zeros(6), "x.npy")
+
+
+@given(data=st.binary(max_size=200), head=st.sampled_from([b"", b"\x93NUMPY\1\0", b"\x93NUMPY\2\0\x40\0\0\0"]))
+def test_any_bytes_are_an_error_of_ours(data, head):
+    with pytest.raises((CorruptError, FormatError), match=r"^x.npy: "):
+        npy.decode(head + data, np.zeros(6), "x.npy")
+
+
+def test_a_file_is_read_as_a_whole(tmp_path):
+    path = str(tmp_path / "a.bin")
+    for content in (b"", b"x", os.urandom(100_000)):
+        (tmp_path / "a.bin").write_bytes(content)
+        assert read_file(path, 100_000) == content
+    with pytest.raises(FormatError, match=r"a.bin: 100000 bytes, of which at most 99999 are read"):
+        read_file(path, 99_999)
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), str(tmp_path), "/dev/zero"):
+        with pytest.raises(FormatError, match=f"^{path}: not a file") as found:
+            read_file(path, 10)
+        assert found.value.file == path
+    (tmp_path / "a").write_bytes(b"")
+    for path in (str(tmp_path / "none"), str(tmp_path / "a" / "b")):
+        with pytest.raises(MissingError, match=f"^{path}: no such file"):
+            read_file(path, 10)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(SourceError, match="loop: cannot be read"):
+        read_file(str(tmp_path / "loop"), 10)
+
+
+def test_files_are_not_handed_on_to_programs(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"abc")
+    flags, opened = [], os.open
+    monkeypatch.setattr(os, "open", lambda path, given: flags.append(given) or opened(path, given))
+    read_file(str(tmp_path / "a"), 10)
+    assert flags[0] & os.O_CLOEXEC
+    assert flags[0] & os.O_NONBLOCK
+
+
+def test_short_reads_are_put_together_and_a_changing_file_is_an_error(tmp_path, monkeypatch):
+    path, read = tmp_path / "a", os.read
+    path.write_bytes(bytes(range(100)))
+    monkeypatch.setattr(os, "read", lambda number, most: read(number, min(most, 7)))
+    assert read_file(str(path), 100) == bytes(range(100))
+    for size in (99, 101, 0):
+        changes = [lambda size=size: os.truncate(path, size)]
+        path.write_bytes(bytes(100))
+
+        def reading(number, most, changes=changes):
+            if changes:
+                changes.pop()()
+            return read(number, most)
+
+        monkeypatch.setattr(os, "read", reading)
+        with pytest.raises(ChangedError, match="a: has changed its size while it was read"):
+            read_file(str(path), 1000)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A root with a file in a folder, links to both, and a link to a folder and a file outside."""
+    for name in ("root/in", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.jpg").write_bytes(b"a")
+    folder = tmp_path / "root"
+    (folder / "to_in").symlink_to("in")
+    (folder / "to_a.jpg").symlink_to("in/a.jpg")
+    (folder / "out").symlink_to("../elsewhere")
+    (folder / "in" / "out.jpg").symlink_to(tmp_path / "elsewhere" / "a.jpg")
+    return str(folder)
+
+
+def test_paths_inside_are_joined(root):
+    within = Root(root)
+    for path in (
+        "in/a.jpg",
+        "./in//a.jpg",
+        "in/../in/a.jpg",
+        "to_in/a.jpg",
+        "to_a.jpg",
+        f"{root}/in/a.jpg",
+        "12:30.jpg",
+    ):
+        joined = within.path_of(path)
+        assert joined == os.path.join(root, path)
+        assert within.checked(joined) == joined
+        assert within.checked(joined) == joined
+
+
+@pytest.mark.parametrize("path", ["../elsewhere/a.jpg", "in/../../elsewhere/a.jpg", "/etc/passwd", "..", "../root2/a"])
+def test_paths_that_leave_by_their_words_are_refused(root, path):
+    with pytest.raises(ManifestError) as found:
+        Root(root).path_of(path)
+    assert str(found.value).startswith(f"{path}: leaves root {root}; ")
+    assert Root(root, outside=True).path_of(path) == os.path.join(root, path)
+
+
+@pytest.mark.parametrize("path", ["out/a.jpg", "in/out.jpg", "in/../out/a.jpg"])
+def test_paths_that_leave_by_links_are_refused(root, path):
+    within = Root(root)
+    joined = within.path_of(path)
+    for _ in range(2):
+        with pytest.raises(ManifestError, match=r"leaves root .*/root; "):
+            within.checked(joined)
+    assert Root(root, outside=True).checked(joined) == joined
+
+
+def test_a_way_back_through_a_link_is_judged_by_where_it_leads(root, tmp_path):
+    # By its words this is root/x; but the link leads to another folder first, and .. from there is outside.
+    (tmp_path / "elsewhere" / "deep").mkdir()
+    os.symlink(tmp_path / "elsewhere" / "deep", os.path.join(root, "deep"))
+    within = Root(root)
+    with pytest.raises(ManifestError, match="leaves root"):
+        within.checked(within.path_of("deep/../a.jpg"))
+
+
+def test_a_root_that_is_a_link_itself(root, tmp_path):
+    (tmp_path / "link").symlink_to("root")
+    within = Root(str(tmp_path / "link"))
+    assert within.checked(within.path_of("in/a.jpg")) == str(tmp_path / "link" / "in" / "a.jpg")
+    with pytest.raises(ManifestError, match="leaves root"):
+        within.checked(within.path_of("out/a.jpg"))
+    assert Root("/").path_of("etc/passwd") == "/etc/passwd"
+    assert Root("/").checked("/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["http://a/b.jpg", "HTTPS://a", "s3://bucket/x", "file:///etc/passwd", r"\\host\x", r"C:\x", "data:image/png,"],
+)
+def test_addresses_are_refused_even_where_paths_may_leave(root, path):
+    for outside in (False, True):
+        with pytest.raises(ManifestError) as found:
+            Root(root, outside=outside).path_of(path)
+        assert str(found.value).startswith(f"{path}: an address, not a path")
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_no_path_at_all(root, path):
+    with pytest.raises(ManifestError, match="not a path"):
+        Root(root, outside=True).path_of(path)
+
+
+def test_folders_are_looked_at_once(root, monkeypatch):
+    within, looked, real = Root(root), [], os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda path: looked.append(path) or real(path))
+    for _ in range(5):
+        within.checked(within.path_of("in/a.jpg"))
+    assert looked == [f"{root}/in", root]
+    again = pickle.loads(pickle.dumps(within))
+    assert again.path_of("in/a.jpg") == f"{root}/in/a.jpg"
+
+
+def test_a_root_is_meant_from_where_it_was_named(root, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(root))
+    within = Root("root")
+    monkeypatch.chdir("/")
+    assert read_file(within.checked(within.path_of("in/a.jpg")), 10) == b"a"
+
+
+@given(path=st.text(st.sampled_from("ab./~"), min_size=1, max_size=12))
+def test_no_words_lead_out(path):
+    try:
+        joined = Root("/data/set").path_of(path)
+    except ManifestError:
+        assert not os.path.normpath(os.path.join("/data/set", path)).startswith("/data/set/")
+    else:
+        assert os.path.normpath(joined) == "/data/set" or os.path.normpath(joined).startswith("/data/set/")
