@@ -81,8 +81,8 @@ class PartedArrays(ArraySource):
 
     Example:
         >>> source = PartedArrays({"y": np.arange(5)}, parts={"a.h5": 2, "b.h5:/left": 3})
-        >>> source.parts[1]
-        Part(file='files/b.h5', group='/left', name='b.h5:/left', samples=3)
+        >>> source.parts[1].name, source.parts[1].samples
+        ('b.h5:/left', 3)
         >>> source.locate([3])
         [Location(file='files/b.h5', group='/left', row=1)]
     """
