@@ -20,6 +20,8 @@ from lit_async_data.sources.base import KeepingSource, Turn
 
 # Reads after which it is looked again whether anything must be fetched, where the last time nothing was.
 LOOKS = 8
+# Groups that are remembered: those of the batches that workers are at, and of the one to be read next.
+GROUPS = 4
 
 
 class Preparation:
@@ -40,7 +42,7 @@ class Preparation:
         # Batches that have been read, and for which nothing has been decoded yet.
         self._owed: collections.deque[Key] = collections.deque()
         # Those looked up last; replaced as a whole, since other workers may be reading.
-        self._group: tuple[int, Group] = (-1, Group(0, 0, 0))
+        self._groups: tuple[tuple[int, Group], ...] = ()
         self._lanes: tuple[tuple[int, int], Indices] = ((-1, 0), np.empty(0, np.int64))
 
     def __call__(self, keys: Sequence[Key], cursor: Key | None, oldest: Key | None = None) -> None:
@@ -129,11 +131,12 @@ class Preparation:
 
     def group(self, plan: EpochPlan, position: int) -> Group:
         """The group of chunks that a position of an epoch belongs to."""
-        epoch, group = self._group
-        if epoch != plan.epoch or not group.first <= position < group.end:
-            assert plan.chunk_order is not None
-            group = plan.chunk_order.group_of(position)
-            self._group = plan.epoch, group
+        for epoch, group in self._groups:
+            if epoch == plan.epoch and group.first <= position < group.end:
+                return group
+        assert plan.chunk_order is not None
+        group = plan.chunk_order.group_of(position)
+        self._groups = (plan.epoch, group), *self._groups[: GROUPS - 1]
         return group
 
     def _place(self, key: Key) -> tuple[int, int]:

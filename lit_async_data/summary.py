@@ -94,7 +94,7 @@ def _price(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, times: f
     often = "once per epoch" if decoded == 1 else f"by {decoded:.2g} ranks each"
     again = f", and {chunks.spread - 1:.2f} of them again for what reaches into the next" if chunks.spread > 1 else ""
     if loader.options.drawn:
-        again += f": {times:.1f} samples for each one used"
+        again += f", {times:.1f} samples for each one used"
     return f"{which} is decoded {often}{again}, and takes {readable(held)} meanwhile"
 
 
