@@ -48,6 +48,7 @@ ORDER = [
     "sources.hdf5.ranged",
     "sources.hdf5.conversion",
     "sources.hdf5.anchors",
+    "sources.hdf5.within",
     "sources.hdf5.stored_field",
     "sources.hdf5.selection",
     "sources.hdf5.part",

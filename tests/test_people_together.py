@@ -215,3 +215,30 @@ def test_a_cache_that_comes_later_is_used_in_full(h5, decodings):
                 decodings.clear()
                 assert len(list(second)) == 40
             assert decodings == []
+
+
+@pytest.mark.parametrize("use", ["rows", "column", "indptr", "categories"])
+def test_what_is_read_beside_the_fields_is_no_link_into_another_file_either(tmp_path, use):
+    other, path = str(tmp_path / "other.h5"), str(tmp_path / "x.h5")
+    with h5py.File(other, "w") as file:
+        file["rows"], file["categories"] = np.array([2, 0]), ["no", "yes"]
+        file["indptr"] = np.array([0, 1, 2, 3])
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(3.0)
+        file["rows"] = h5py.ExternalLink("other.h5", "/rows")
+        file.create_group("y").attrs["encoding-type"] = "categorical"
+        file["y/codes"], file["y/categories"] = np.zeros(3, "i1"), h5py.ExternalLink("other.h5", "/categories")
+        sparse = file.create_group("s")
+        sparse.attrs["encoding-type"], sparse.attrs["shape"] = "csr_matrix", (3, 2)
+        sparse["data"], sparse["indices"] = np.ones(3, "f4"), np.zeros(3, "i4")
+        sparse["indptr"] = h5py.ExternalLink("other.h5", "/indptr")
+    build = {
+        "rows": lambda **more: HDF5Source(path, {"x": "x"}, rows="rows", **more),
+        "column": lambda **more: HDF5Source(path, {"x": "x"}, **more).column("rows"),
+        "indptr": lambda **more: HDF5Source(path, {"x": "s"}, **more),
+        "categories": lambda **more: HDF5Source(path, {"x": "y"}, **more),
+    }[use]
+    with pytest.raises(FormatError, match=r"other\.h5"):
+        build()
+    if use != "column":  # of two values for three rows
+        build(external=True).close()

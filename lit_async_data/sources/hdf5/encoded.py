@@ -86,6 +86,7 @@ def look_at_sparse(group: h5py.Group, path: str, name: str, look_at: LookAt) -> 
     if len(shape) != 2 or min(shape) < 1:
         raise FormatError(f"{full} is a sparse matrix of the shape {tuple(shape)}, which holds no samples", **where)
     values, columns = (look_at(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
+    look_at(f"{name.rstrip('/')}/{SPARSE[2]}")  # that it may be read
     offsets = _offsets(group, SPARSE[2], shape[0], values.rows, where)
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
         raise FormatError(
@@ -112,6 +113,7 @@ def look_at_variable(group: h5py.Group, path: str, name: str, look_at: LookAt, *
     where: dict[str, Any] = {"file": path, "dataset": name}
     full = f"{path}:/{name.strip('/')}"
     values = look_at(f"{name.rstrip('/')}/values")
+    look_at(f"{name.rstrip('/')}/offsets")  # that it may be read
     offsets = _offsets(group, "offsets", None, values.rows, where)
     lengths = np.diff(offsets)
     longest = int(lengths.argmax())
@@ -128,22 +130,11 @@ def look_at_variable(group: h5py.Group, path: str, name: str, look_at: LookAt, *
     return StoredRanges(path, name, offsets, values, None, spec)
 
 
-def look_at_categories(group: h5py.Group, path: str, name: str) -> tuple[str, tuple[str, ...]]:
-    """The name of the codes of categories, and the names of the classes.
-
-    Raises:
-        FormatError: One of them is missing.
-    """
-    categories = group.get("categories")
-    if not isinstance(categories, h5py.Dataset) or "codes" not in group:
-        raise FormatError(
-            f"{path}:/{name.strip('/')} is said to be categorical, but has no codes and categories",
-            file=path,
-            dataset=name,
-        )
+def names_of(categories: h5py.Dataset) -> tuple[str, ...]:
+    """The names of classes, from the categories that codes stand for."""
     text = h5py.check_string_dtype(categories.dtype) is not None
     names = categories.asstr()[...] if text else categories[...]
-    return f"{name.rstrip('/')}/codes", tuple(str(each) for each in names.tolist())
+    return tuple(str(each) for each in names.tolist())
 
 
 def _offsets(group: h5py.Group, name: str, rows: int | None, elements: int, where: dict[str, Any]) -> Indices:

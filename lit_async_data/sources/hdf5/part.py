@@ -20,7 +20,8 @@ from lit_async_data.sources.hdf5.encoded import StoredRanges
 from lit_async_data.sources.hdf5.identity import FileIdentity, Others
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.selection import chosen_groups
-from lit_async_data.sources.hdf5.stored_field import StoredField, Tables, Within, look_at_field
+from lit_async_data.sources.hdf5.stored_field import StoredField, look_at_field
+from lit_async_data.sources.hdf5.within import Tables, Within
 
 log = logging.getLogger(__name__)
 
@@ -95,21 +96,22 @@ class StoredPart:
                 return int(among[takes.argmax()])
         return None
 
-    def column(self, name: str) -> npt.NDArray[Any]:
+    def column(self, name: str, *, external: bool) -> npt.NDArray[Any]:
         """The values of a dataset of one axis at the rows of all samples; text as text.
+
+        Args:
+            name: Of the dataset.
+            external: Whether its values may lie in other files.
 
         Raises:
             MissingError: There is no such dataset.
-            FormatError: It has not one value for each row.
+            FormatError: It has not one value for each row, or lies elsewhere.
         """
         with h5py.File(self.path, "r", locking="best-effort") as file:
-            name = Within(file, self.path, self.group, IndexCache(False), external=False).name(name)
-            dataset = file.get(name)
-            if not isinstance(dataset, h5py.Dataset):
-                raise MissingError(f"{self.path} has no dataset {name!r}", file=self.path, dataset=name)
+            dataset = Within(file, self.path, self.group, IndexCache(False), external).whole(name, "")
             if dataset.shape != (self.rows,):
                 raise FormatError(
-                    f"{self.path}:/{name} has the shape {dataset.shape}; it must have one value for each of the "
+                    f"{self.path}:{dataset.name} has the shape {dataset.shape}; it must have one value for each of the "
                     f"{self.rows} rows",
                     file=self.path,
                     dataset=name,
@@ -196,15 +198,9 @@ def _look_at(within: Within, wanted: Wanted) -> StoredPart:
     rows = next(iter(lengths.values()))
     part = StoredPart(path, within.group, fields, Anchors.within(rows, spans, wanted.stride))
     if wanted.rows is not None:
-        return part.at(_stored_rows(within.file, part, within.name(wanted.rows)))
+        dataset = within.whole(wanted.rows, "rows: ")
+        return part.at(row_numbers(dataset[...], part.rows, f"{path}:{dataset.name}"))
     return part
-
-
-def _stored_rows(file: h5py.File, part: StoredPart, name: str) -> Indices:
-    dataset = file.get(name)
-    if not isinstance(dataset, h5py.Dataset):
-        raise MissingError(f"rows: {part.path} has no dataset {name!r}", file=part.path, dataset=name)
-    return row_numbers(dataset[...], part.rows, f"{part.path}:/{name.strip('/')}")
 
 
 def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:

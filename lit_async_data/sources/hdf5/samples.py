@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import numbers
 from collections.abc import Mapping, Sequence
@@ -70,9 +71,10 @@ def chosen_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list
             "rows: they go back to a part that others came after; sort them, or choose samples of the whole source in "
             "any order: SubsetSource(source, samples)"
         )
+    edges = np.searchsorted(which, np.arange(len(parts) + 1)).tolist()
     return [
-        part.at(chosen[which == number] - starts[number]) if (which == number).any() else part.at(chosen[:0])
-        for number, part in enumerate(parts)
+        part.at(chosen[begin:end] - start)
+        for part, start, (begin, end) in zip(parts, starts[:-1], itertools.pairwise(edges), strict=True)
     ]
 
 

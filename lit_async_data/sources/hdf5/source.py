@@ -113,7 +113,7 @@ class HDF5Source:
         self._spec = BatchSpec(specs, as_mapping=as_mapping)
         self._widest = widest(parts[0])
         self._lies = locality(self._stored, self._widest)
-        self._memory_map = memory_map
+        self._memory_map, self._external = memory_map, external
         self._reader = self._made_reader()
 
     def _made_reader(self) -> PartReaders:
@@ -184,7 +184,7 @@ class HDF5Source:
             out = np.empty(len(self), self._spec[name].dtype)
             self.read_into(np.arange(len(self)), {name: out})
             return out
-        return np.concatenate([part.column(name) for part in self._stored])
+        return np.concatenate([part.column(name, external=self._external) for part in self._stored])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read samples into arrays; see `Source.read_into`.

@@ -14,20 +14,18 @@ from lit_async_data.field import Field
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.hdf5.anchors import Span
 from lit_async_data.sources.hdf5.conversion import PACKING, Conversion, Packing
-from lit_async_data.sources.hdf5.dataset import StoredDataset, look_at
+from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.encoded import (
     StoredRanges,
     encoding,
-    look_at_categories,
     look_at_sparse,
     look_at_variable,
+    names_of,
 )
-from lit_async_data.sources.hdf5.index_cache import IndexCache
+from lit_async_data.sources.hdf5.within import Within
 from lit_async_data.spec import FieldSpec
 
-#: Values that are looked up, by name, column and axis.
-Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]
-# A table that a field looks values up in is kept in memory, for each part.
+# A table that a field looks values up in is kept in memory, one for each file.
 TABLE_BYTES = 256 * 2**20
 # What groups of these kinds hold.
 RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples of variable length"}
@@ -80,42 +78,6 @@ class StoredField:
         return first, last
 
 
-@dataclasses.dataclass(frozen=True)
-class Within:
-    """A group of a file that is open, to look at fields in.
-
-    Attributes:
-        file: The file.
-        path: Its path, for messages.
-        group: The group; ``"/"`` for the root.
-        cache: Where indices of chunks are kept.
-        external: Whether values may lie in other files.
-        tables: Values that are looked up, as far as they have been read.
-    """
-
-    file: h5py.File
-    path: str
-    group: str
-    cache: IndexCache
-    external: bool
-    tables: Tables = dataclasses.field(default_factory=dict)
-
-    def name(self, given: str) -> str:
-        """The name of a dataset from the root of the file."""
-        return given if given.startswith("/") or self.group == "/" else f"{self.group.strip('/')}/{given}"
-
-    def node(self, name: str) -> Any:
-        """What has this name, if that can be said; `look_at` says what is wrong with it."""
-        try:
-            return self.file.get(name)
-        except (OSError, RuntimeError):
-            return None
-
-    def look_at(self, name: str, layout: str | None = None) -> StoredDataset:
-        """As `dataset.look_at`."""
-        return look_at(self.file, self.path, name, layout, cache=self.cache, external=self.external)
-
-
 def look_at_field(within: Within, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
     """Look at a field of one part.
 
@@ -139,7 +101,8 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
             raise ConfigError(f"layout: {layout!r} for {key}: {within.path}:/{name.strip('/')} holds {RANGES[kind]}")
         return _look_at_ranges(within, key, field, kind)
     if kind == "categorical":
-        name, found = look_at_categories(node, within.path, name)
+        categories = within.whole(f"/{name.strip('/')}/categories", "")
+        name, found = f"{name.rstrip('/')}/codes", names_of(categories)
         classes = classes or found
     if field.max_length is not None:
         raise ConfigError(f"{where}.max_length: {within.path}:/{name.strip('/')} is no group of values and offsets")

@@ -1,0 +1,71 @@
+"""`Within`: a group of a file that is open, in which fields are looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import h5py
+import numpy.typing as npt
+
+from lit_async_data.errors import MissingError
+from lit_async_data.sources.hdf5.dataset import StoredDataset, look_at
+from lit_async_data.sources.hdf5.identity import other_files
+from lit_async_data.sources.hdf5.index_cache import IndexCache
+
+#: Values that are looked up, by name, column and axis.
+Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """A group of a file that is open, to look at fields in.
+
+    Attributes:
+        file: The file.
+        path: Its path, for messages.
+        group: The group; ``"/"`` for the root.
+        cache: Where indices of chunks are kept.
+        external: Whether values may lie in other files.
+        tables: Values that are looked up, as far as they have been read.
+    """
+
+    file: h5py.File
+    path: str
+    group: str
+    cache: IndexCache
+    external: bool
+    tables: Tables = dataclasses.field(default_factory=dict)
+
+    def name(self, given: str) -> str:
+        """The name of a dataset from the root of the file."""
+        return given if given.startswith("/") or self.group == "/" else f"{self.group.strip('/')}/{given}"
+
+    def node(self, name: str) -> Any:
+        """What has this name, if that can be said; `look_at` says what is wrong with it."""
+        try:
+            return self.file.get(name)
+        except (OSError, RuntimeError):
+            return None
+
+    def whole(self, name: str, what: str) -> h5py.Dataset:
+        """A dataset that is read as a whole, beside the fields; in other files only where they are allowed.
+
+        Args:
+            name: Of the dataset, as given.
+            what: What it is for, for messages.
+
+        Raises:
+            MissingError: There is no such dataset.
+            FormatError: Its values lie in another file, which is not allowed.
+        """
+        name = self.name(name)
+        dataset = self.node(name)
+        if not isinstance(dataset, h5py.Dataset):
+            raise MissingError(f"{what}{self.path} has no dataset {name!r}", file=self.path, dataset=name)
+        other_files(dataset, self.file, name, allowed=self.external)
+        return dataset
+
+    def look_at(self, name: str, layout: str | None = None) -> StoredDataset:
+        """As `dataset.look_at`."""
+        return look_at(self.file, self.path, name, layout, cache=self.cache, external=self.external)
