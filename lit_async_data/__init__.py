@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from lit_async_data.sources.concat import ConcatSource as ConcatSource
     from lit_async_data.sources.dataset import DatasetSource as DatasetSource
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
+    from lit_async_data.sources.manifest.source import ManifestSource as ManifestSource
     from lit_async_data.sources.split import split as split
     from lit_async_data.sources.subset import SubsetSource as SubsetSource
+    from lit_async_data.transforms import Normalize as Normalize
+    from lit_async_data.transforms import ToFloat as ToFloat
 
 __version__ = "0.1.0"
 
@@ -31,7 +34,10 @@ _HOMES = {
     "Field": "field",
     "HDF5Source": "sources.hdf5.source",
     "LoaderOptions": "options",
+    "ManifestSource": "sources.manifest.source",
+    "Normalize": "transforms",
     "SubsetSource": "sources.subset",
+    "ToFloat": "transforms",
     "split": "sources.split",
 }
 

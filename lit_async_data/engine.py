@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,17 +14,19 @@ from lit_async_data import memory
 from lit_async_data.device import DeviceQueue, InlineQueue, Transform, widened
 from lit_async_data.footprint import Footprint
 from lit_async_data.options import LoaderOptions
-from lit_async_data.permutation import Indices
+from lit_async_data.permutation import Indices, derived_key, derived_keys
 from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import Schedule
 from lit_async_data.preparation import Preparation
-from lit_async_data.sources.base import KeepingSource, Source, ids_of
+from lit_async_data.sources.base import DrawingSource, KeepingSource, Source, draws, ids_of
 from lit_async_data.spec import BatchSpec
 from lit_async_data.stats import LoaderStats
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.streams import TorchStreams, has_streams
 
 IDS = "ids"
+# Tells the keys of what is drawn from those of the order.
+DRAWN = 1
 # Batches between what is read and what the kernel is told to fetch from the disk, if that must be.
 AHEAD = 8
 
@@ -54,10 +57,11 @@ class Engine:
         depth: int,
         transform: Transform | None,
     ) -> None:
+        seed = options.seed if options.augment and draws(source) else None
         on_device, keeping = has_streams(device), source if isinstance(source, KeepingSource) else None
         ahead = AHEAD + footprint.layout.batches
         self.pipeline = Pipeline(
-            functools.partial(_read, source) if options.with_ids else source.read_into,
+            _Reader(source, options.with_ids, seed),
             schedule,
             footprint.layout,
             functools.partial(memory.allocated, footprint.layout.nbytes, pinned=on_device),
@@ -95,9 +99,30 @@ class Engine:
                 give_back()
 
 
-def _read(source: Source, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-    out[IDS][...] = ids_of(source, samples)
-    source.read_into(samples, {key: array for key, array in out.items() if key != IDS})
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """Reads samples, and adds what belongs to the loader: their numbers, and what is drawn for each, by its number.
+
+    Attributes:
+        source: Where samples come from.
+        with_ids: Whether numbers are wanted.
+        seed: Of what is drawn; None where nothing is.
+    """
+
+    source: Source
+    with_ids: bool
+    seed: int | None
+
+    def __call__(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        numbers = ids_of(self.source, samples) if self.with_ids or self.seed is not None else samples
+        if self.with_ids:
+            out[IDS][...] = numbers
+            out = {key: array for key, array in out.items() if key != IDS}
+        if self.seed is None:
+            self.source.read_into(samples, out)
+        else:
+            assert isinstance(self.source, DrawingSource)
+            self.source.read_drawn(samples, out, derived_keys(derived_key(self.seed, epoch, DRAWN), numbers))
 
 
 def _nothing() -> None:

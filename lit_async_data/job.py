@@ -19,7 +19,8 @@ from lit_async_data.permutation import Indices
 from lit_async_data.plan import Key, Schedule
 from lit_async_data.spec import BatchLayout, Bytes
 
-Read = Callable[[Indices, Mapping[str, npt.NDArray[Any]]], None]
+# Reads samples of an epoch into arrays.
+Read = Callable[[int, Indices, Mapping[str, npt.NDArray[Any]]], None]
 # Batches are read together up to this many bytes and this many batches. Samples per second against one batch at a time,
 # two cores: batches of 3 MiB 1.2 to 1.4 times at 2, 1.2 to 1.5 at 4; of 128 KiB 1.9 times at 16, 2.1 at 32, 2.2 at 64.
 TOGETHER_BYTES = 12 * 2**20
@@ -105,7 +106,7 @@ class Job:
         self._samples = samples
         if len(batches) > 1:
             try:
-                read(samples, layout.views(memory, len(samples)))
+                read(epoch, samples, layout.views(memory, len(samples)))
             except Exception:  # noqa: BLE001, S110  # said below, by the batch it belongs to: the others are read
                 pass
             else:
@@ -118,7 +119,7 @@ class Job:
     def _alone(self, read: Read, layout: BatchLayout, memory: Bytes, batch: ReadBatch) -> ReadBatch:
         self._samples = batch.samples
         try:
-            read(batch.samples, layout.views(memory, len(batch.samples), batch.first))
+            read(batch.key.epoch, batch.samples, layout.views(memory, len(batch.samples), batch.first))
         except BaseException as caught:
             if self.worker is None and not isinstance(caught, Exception):
                 raise  # Ctrl-C in the caller's own thread

@@ -71,6 +71,8 @@ class LoaderOptions:
         weights: Key of a field of numbers, or an array with one for each sample: samples are drawn, with replacement,
             in proportion to them. Training only.
         epoch_size: Samples of an epoch where they are drawn so; None: as many as there are.
+        augment: Whether what a source can draw is drawn, another one in each epoch: a random part of each image
+            (``resize="random_crop"``). Evaluation takes the middle.
         with_ids: Add the samples' numbers (int64) to each batch, as key ``ids`` or last element.
 
     Raises:
@@ -98,6 +100,7 @@ class LoaderOptions:
     # Not compared: arrays have no single answer.
     weights: str | npt.NDArray[Any] | Sequence[float] | None = dataclasses.field(default=None, compare=False)
     epoch_size: int | None = None
+    augment: bool = True
     with_ids: bool = False
 
     def __new__(cls, **values: object) -> Self:  # noqa: D102
@@ -122,7 +125,7 @@ class LoaderOptions:
         if self.epoch_size is not None:
             self._whole("epoch_size", 1, also="null")
         self._check_drawing()
-        for name in ("drop_last", "with_ids"):
+        for name in ("drop_last", "augment", "with_ids"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
         seconds: Any = self.timeout_s
@@ -204,8 +207,8 @@ class LoaderOptions:
         return dataclasses.replace(self, shuffle="none", balance=None, weights=None, epoch_size=None)
 
     def for_evaluation(self) -> LoaderOptions:
-        """These options as validation, test and prediction use them: as stored, nothing dropped."""
-        return dataclasses.replace(self, shuffle="none", drop_last=False, balance=None, weights=None, epoch_size=None)
+        """These options as validation, test and prediction use them: as stored, nothing dropped, nothing drawn."""
+        return dataclasses.replace(self.as_stored(), drop_last=False, augment=False)
 
 
 def _is_key_or_numbers(given: object) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import LoaderOptions
+from lit_async_data.permutation import Indices
 from lit_async_data.plan import EpochPlan, Order, Schedule
-from lit_async_data.sources.base import Source, values_of
+from lit_async_data.sources.base import Source, draws, layout_of
+from lit_async_data.sources.places import values_of
 from lit_async_data.sources.subset import SubsetSource
 from lit_async_data.weights import Weights, class_weights
 
@@ -26,38 +29,49 @@ def schedule_of(source: Source, options: LoaderOptions, rank: int = 0, world_siz
     Raises:
         ConfigError: Options do not fit the source.
     """
+    shuffle = _shuffle(source, options)
+    # Looked for where the order goes by them only: to find them may take a look at every sample.
+    layout = layout_of(source) if shuffle == "chunk" else source.chunks
     # A partial and not a method of the loader: a loader that is dropped is closed at once, since nothing refers back.
     plan = functools.partial(
         EpochPlan,
         length=options.epoch_size or len(source),
-        weights=_weights(source, options),
+        weights=_weights(source, options, layout.order if shuffle == "chunk" else None),
         batch_size=options.batch_size,
-        shuffle=_shuffle(source, options),
-        runs=source.chunks.runs,
-        shuffle_chunks=source.chunks.width(options.shuffle_chunks),
+        shuffle=shuffle,
+        runs=layout.runs,
+        order=layout.order,
+        shuffle_chunks=layout.width(options.shuffle_chunks),
         seed=options.seed,
         rank=rank,
         world_size=world_size,
         drop_last=options.drop_last,
     )
-    return Schedule(plan, shuffled=options.shuffle != "none")
+    return Schedule(plan, shuffled=shuffle != "none" or (options.augment and draws(source)))
 
 
-def _weights(source: Source, options: LoaderOptions) -> Weights | None:
-    """How likely each sample is drawn, read once; None where each comes once."""
-    if options.balance is not None:
-        return Weights(class_weights(values_of(source, options.balance, "balance")), len(source))
-    if options.weights is None:
+def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> Weights | None:
+    """How likely each sample is drawn, read once, in the order given; None where each comes once."""
+    if not options.drawn:
         return None
-    given = options.weights
+    if options.balance is not None:
+        given: Any = class_weights(values_of(source, options.balance, "balance"))
+    else:
+        given = _given_weights(source, options.weights)
+    weights = Weights(given, len(source))
+    # Checked first in the order of the samples, so that messages name them.
+    return weights if order is None else Weights(np.asarray(given)[order], len(source))
+
+
+def _given_weights(source: Source, given: Any) -> Any:
     if isinstance(given, str):
-        return Weights(values_of(source, given, "weights"), len(source))
+        return values_of(source, given, "weights")
     if isinstance(source, SubsetSource) and np.shape(given) == (len(source.source),) != (len(source),):
         raise ConfigError(
             f"weights: there are {len(source.source)} for the whole of which this source has {len(source)} samples; "
             "give those of the side: sides = split(source, …), then weights[sides['train'].samples]"
         )
-    return Weights(given, len(source))
+    return given
 
 
 def _shuffle(source: Source, options: LoaderOptions) -> Order:

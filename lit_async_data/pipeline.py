@@ -47,7 +47,7 @@ class Pipeline:
     """Batches read ahead, in order. One consumer at a time; it may be another thread each time.
 
     Args:
-        read: Reads samples into arrays, from any thread (`Source.read_into`).
+        read: Reads samples of an epoch into arrays, from any thread (`Source.read_into`).
         prepare: Called by a worker with the batches that it has read, to make ready what will be wanted later.
         schedule: The endless order of batches.
         layout: Where fields lie in a slot, and how many batches it is for.

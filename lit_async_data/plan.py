@@ -61,6 +61,7 @@ class EpochPlan:
         drop_last: Drop the samples that do not fill a step.
         start: Position at which the epoch begins (after a resume).
         runs: How samples lie in chunks, for ``"chunk"``; see `ChunkRun`.
+        order: The samples in the order in which they lie there, int64; None: their own.
         shuffle_chunks: Chunks that samples are mixed from at a time, for ``"chunk"``.
         weights: How likely each sample of the source is drawn, with replacement; None for each of them once.
 
@@ -83,6 +84,7 @@ class EpochPlan:
     drop_last: bool = False
     start: int = 0
     runs: tuple[ChunkRun, ...] = ()
+    order: Indices | None = dataclasses.field(default=None, compare=False, repr=False)
     shuffle_chunks: int = 64
     weights: Weights | None = dataclasses.field(default=None, compare=False)
     # The blocks of samples computed last, with the first of their local indices. Two threads may compute the same block
@@ -193,15 +195,19 @@ class EpochPlan:
         if self.shuffle == "none":
             return positions + self.start
         if self.chunk_order is not None:
-            return self.chunk_order.samples(positions + self.start)
+            return self.numbered(self.chunk_order.samples(positions + self.start))
         key = derived_key(self.seed, self.epoch)
         if self.weights is not None:
             return WeightedOrder(self.weights, self.length, key).samples(positions + self.start)
         return Permutation(self.length, key)(positions + self.start)
 
+    def numbered(self, lying: Indices) -> Indices:
+        """The samples at these places in the order in which samples lie."""
+        return lying if self.order is None else self.order[lying]
+
     @functools.cached_property
     def chunk_order(self) -> ChunkOrder | WeightedChunkOrder | None:
-        """The order of this epoch, if it goes by chunks."""
+        """The order of this epoch, if it goes by chunks, over the places at which samples lie."""
         if self.shuffle != "chunk" or not self.runs:  # where each sample lies alone, that is the global shuffle
             return None
         key = derived_key(self.seed, self.epoch)

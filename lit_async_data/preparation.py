@@ -125,7 +125,7 @@ class Preparation:
         order = plan.chunk_order
         assert order is not None
         own = (plan.rank + plan.start - order.group(number).first) % plan.world_size
-        found = order.first_samples(number, own, plan.world_size)
+        found = plan.numbered(order.first_samples(number, own, plan.world_size))
         self._lanes = (epoch, number), found
         return found
 

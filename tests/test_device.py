@@ -34,7 +34,7 @@ LENGTH = BATCH * STEPS - 1
 SLOW = pytest.mark.parametrize("slow", ["side", "compute"])
 
 
-def write_numbers(samples, out):
+def write_numbers(epoch, samples, out):
     for array in out.values():
         array[...] = samples.reshape(-1, *[1] * (array.ndim - 1)) % 251
 
@@ -318,11 +318,11 @@ def test_an_error_comes_at_its_place_and_the_order_goes_on(depth):
     streams = FakeStreams("side")
     calls = []
 
-    def read(samples, out):
+    def read(epoch, samples, out):
         calls.append(samples)
         if len(calls) == 2:
             raise OSError(5, "Input/output error")
-        write_numbers(samples, out)
+        write_numbers(epoch, samples, out)
 
     with queue_on(streams, depth=depth, read=read) as queue:
         queue.take(Key(0, 0))

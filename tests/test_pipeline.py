@@ -27,7 +27,7 @@ SPEC = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)
 LENGTH, BATCH = 12, 4
 
 
-def copy_numbers(samples, out):
+def copy_numbers(epoch, samples, out):
     out["x"][...] = samples
 
 
@@ -48,12 +48,12 @@ class Gate:
         for first in firsts:
             self.door(first).set()
 
-    def __call__(self, samples, out):
+    def __call__(self, epoch, samples, out):
         first = int(samples[0])
         self.asked.append(first)
         self.arrived.release()
         assert self.door(first).wait(30)
-        copy_numbers(samples, out)
+        copy_numbers(epoch, samples, out)
 
     def wait_for(self, reads):
         for _ in range(reads):
@@ -156,10 +156,10 @@ def test_epochs_start_no_threads():
 
 
 def failing_at(first, error):
-    def read(samples, out):
+    def read(epoch, samples, out):
         if samples[0] == first:
             raise error
-        copy_numbers(samples, out)
+        copy_numbers(epoch, samples, out)
 
     return read
 
@@ -196,10 +196,10 @@ def test_nothing_that_a_read_raises_kills_a_worker(error):
 def test_an_interrupt_in_the_callers_thread_is_an_interrupt():
     interrupts = [KeyboardInterrupt()]
 
-    def read(samples, out):
+    def read(epoch, samples, out):
         if interrupts:
             raise interrupts.pop()
-        copy_numbers(samples, out)
+        copy_numbers(epoch, samples, out)
 
     with running(read, workers=0) as pipeline:
         with pytest.raises(KeyboardInterrupt):
@@ -312,9 +312,9 @@ def read_sizes(length, batches, epochs=2, **options):
     """How many samples each read asked for, and what was taken."""
     sizes, values = [], []
 
-    def read(samples, out):
+    def read(epoch, samples, out):
         sizes.append(len(samples))
-        copy_numbers(samples, out)
+        copy_numbers(epoch, samples, out)
 
     with running(read, length=length, batches=batches, **options) as pipeline:
         queue = InlineQueue(pipeline, 1, None)
@@ -339,10 +339,10 @@ def test_order_is_kept_however_many_are_read_together(workers, batches):
 
 
 def test_of_batches_read_together_only_the_bad_one_fails():
-    def read(samples, out):
+    def read(epoch, samples, out):
         if 9 in samples:
             raise SourceError("nine")
-        copy_numbers(samples, out)
+        copy_numbers(epoch, samples, out)
 
     with running(read, length=24, batches=6) as pipeline:
         queue = InlineQueue(pipeline, 1, None)

@@ -14,6 +14,7 @@ from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.plan import Key
 from lit_async_data.preparation import Preparation
+from lit_async_data.sources import residency
 from lit_async_data.sources.hdf5 import open_file, raw, readahead
 from lit_async_data.sources.hdf5.raw import RawReader, gather_windows
 from lit_async_data.testing import ArraySource
@@ -241,7 +242,7 @@ def test_a_system_that_cannot_say_is_taken_to_have_it_in_memory(tmp_path, monkey
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "preadv", unsupported)
-    assert open_file.is_cold(0, 0) is None
+    assert residency.is_cold(0, 0) is None
 
 
 def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_path):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.chunk_order import ChunkRun
-from lit_async_data.errors import ConfigError
-from lit_async_data.permutation import Indices
+from lit_async_data.permutation import Indices, Words
 from lit_async_data.spec import BatchSpec
 
 Turn = bool | tuple[int, int]
@@ -35,6 +32,8 @@ class ChunkLayout:
         together: Chunks of storage in a run's chunk, of those that ``shuffle_chunks`` counts.
         largest: Whether no other field has compressed chunks of more samples than these: those would be decoded for
             several groups.
+        order: The samples in the order in which they lie, which is then the one that runs cut; int64, shape (samples,).
+            None: their own.
     """
 
     runs: tuple[ChunkRun, ...] = ()
@@ -43,6 +42,7 @@ class ChunkLayout:
     spread: float = 1.0
     together: int = 1
     largest: bool = True
+    order: Indices | None = dataclasses.field(default=None, compare=False)
 
     @property
     def rows(self) -> int:
@@ -58,14 +58,18 @@ class Location(NamedTuple):
     """Where a sample lies.
 
     Attributes:
-        file: Path of the file.
+        file: Path of the file; of a row of a table, that of the table.
         group: Group inside the file, ``"/"`` for its root.
-        row: Row of the datasets there, counted from 0.
+        row: Row of the datasets there, or of the table, counted from 0.
+        id: What the table calls the sample; None where it says nothing, or there is none.
+        path: Of the first file that the table names for the sample; None where there is none.
     """
 
     file: str
     group: str
     row: int
+    id: str | None = None
+    path: str | None = None
 
 
 @runtime_checkable
@@ -169,6 +173,41 @@ class PartedSource(Source, Protocol):
         ...
 
 
+@runtime_checkable
+class DrawingSource(Source, Protocol):
+    """A source that can draw what it takes of a sample at random, such as a part of an image."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it does so."""
+        ...
+
+    def read_drawn(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+        """Read samples as `read_into` does, which takes what is in the middle; here the keys decide.
+
+        Args:
+            samples: int64, shape (n,).
+            out: As for `read_into`.
+            keys: uint64, shape (n,): the same key gives the same part of a sample.
+
+        Raises:
+            SourceError: As `read_into`.
+        """
+        ...
+
+
+def layout_of(source: Source) -> ChunkLayout:
+    """Which samples lie together, also where every sample must be looked at to tell: such a source has a ``layout``."""
+    found = getattr(source, "layout", None)
+    layout: ChunkLayout = source.chunks if found is None else found()
+    return layout
+
+
+def draws(source: Source) -> bool:
+    """Whether a source takes parts of samples at random."""
+    return isinstance(source, DrawingSource) and source.draws
+
+
 def ids_of(source: Source, samples: Indices) -> Indices:
     """The numbers that ``source.locate`` takes: samples of a subset bear those of the whole.
 
@@ -178,36 +217,6 @@ def ids_of(source: Source, samples: Indices) -> Indices:
     """
     numbered = getattr(source, "ids", None)
     return samples if numbered is None else numbered(samples)
-
-
-# Samples that are read in one go where a field of all of them is wanted.
-_AT_ONCE = 2**20
-
-
-def values_of(source: Source, key: str, option: str) -> npt.NDArray[Any]:
-    """The values of a field of one number per sample, over all samples.
-
-    Args:
-        source: Where they come from.
-        key: Of the field.
-        option: Who wants them, for messages.
-
-    Returns:
-        Shape (len(source),).
-
-    Raises:
-        ConfigError: There is no such field, or its samples are more than a number.
-    """
-    field = source.spec.fields.get(key)
-    if field is None:
-        raise ConfigError(f"{option}: {key!r} is not one of the fields {', '.join(source.spec.fields)}")
-    if math.prod(field.shape) != 1:
-        raise ConfigError(f"{option}: {key} has samples of shape {field.shape}; it must be one number per sample")
-    values = np.empty((len(source), *field.stored_shape), field.dtype)
-    for first in range(0, len(source), _AT_ONCE):
-        samples = np.arange(first, min(first + _AT_ONCE, len(source)))
-        source.read_into(samples, {key: values[first : first + len(samples)]})
-    return values.reshape(-1)
 
 
 @runtime_checkable

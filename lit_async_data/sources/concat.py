@@ -13,8 +13,20 @@ import numpy.typing as npt
 
 from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
-from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, Reading, Source, Turn, ids_of
+from lit_async_data.permutation import Indices, Words
+from lit_async_data.sources.base import (
+    ChunkLayout,
+    DrawingSource,
+    KeepingSource,
+    Location,
+    Part,
+    Reading,
+    Source,
+    Turn,
+    draws,
+    ids_of,
+    layout_of,
+)
 from lit_async_data.sources.places import (
     Places,
     check_range,
@@ -25,6 +37,7 @@ from lit_async_data.sources.places import (
     parts_of,
     places_of,
     starts,
+    whole_numbers,
 )
 from lit_async_data.spec import BatchSpec
 
@@ -83,7 +96,13 @@ class ConcatSource:
     @functools.cached_property
     def chunks(self) -> ChunkLayout:
         """The chunks of all, read as the slowest is."""
-        layouts = [source.chunks for source in self.sources]
+        return self._together([source.chunks for source in self.sources])
+
+    def layout(self) -> ChunkLayout:
+        """As `chunks`, also of sources that must look at every sample."""
+        return self._together([layout_of(source) for source in self.sources])
+
+    def _together(self, layouts: Sequence[ChunkLayout]) -> ChunkLayout:
         runs = [
             run
             for source, layout in zip(self.sources, layouts, strict=True)
@@ -96,7 +115,17 @@ class ConcatSource:
             spread=max(layout.spread for layout in layouts),
             together=max(layout.together for layout in layouts),
             largest=all(layout.largest for layout in layouts),
+            order=self._order(layouts),
         )
+
+    def _order(self, layouts: Sequence[ChunkLayout]) -> Indices | None:
+        if all(layout.order is None for layout in layouts):
+            return None
+        own = (
+            np.arange(len(source)) if layout.order is None else layout.order
+            for source, layout in zip(self.sources, layouts, strict=True)
+        )
+        return np.concatenate([order + first for order, first in zip(own, self._starts.tolist(), strict=False)])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read samples into arrays; see `Source.read_into`.
@@ -104,6 +133,18 @@ class ConcatSource:
         Raises:
             IndexError: A sample is not in ``range(len(self))``.
         """
+        self._read(samples, out, None)
+
+    @property
+    def draws(self) -> bool:
+        """Whether any of them takes parts of samples at random; see `DrawingSource`."""
+        return any(map(draws, self.sources))
+
+    def read_drawn(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+        """Read samples as the keys say, where a source draws; see `DrawingSource`."""
+        self._read(samples, out, keys)
+
+    def _read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         for number, where in self._dealt(samples):
             numbers = samples[where] - self._starts[number]
             # A stretch is read where it belongs; what lies scattered is read first and then put there.
@@ -112,15 +153,18 @@ class ConcatSource:
                 key: array[where] if stretch else np.empty((len(numbers), *array.shape[1:]), array.dtype)
                 for key, array in out.items()
             }
-            self._read(number, numbers, pieces)
+            self._read_of(number, numbers, pieces, None if keys is None else keys[where])
             if not stretch:
                 for key, piece in pieces.items():
                     out[key][where] = piece
 
-    def _read(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         source = self.sources[number]
         try:
-            source.read_into(numbers, out)
+            if keys is not None and isinstance(source, DrawingSource) and source.draws:
+                source.read_drawn(numbers, out, keys)
+            else:
+                source.read_into(numbers, out)
         except AsyncDataError as error:
             if error.sample_id is not None:
                 # It is a number as that source bears it; ours is found by looking which of those asked for bears it.
@@ -143,12 +187,7 @@ class ConcatSource:
         Raises:
             IndexError: A number is not in ``range(len(self))``.
         """
-        samples = np.asarray(ids)
-        if samples.size and samples.dtype.kind not in "iu":
-            raise IndexError(
-                f"sample numbers are whole numbers below {len(self)}, not {samples.ravel()[:1].tolist()[0]!r}"
-            )
-        samples = samples.astype(np.int64)
+        samples = whole_numbers(ids, self)
         found: dict[int, Location] = {}
         for number, where in self._dealt(samples):
             source, numbers = self.sources[number], samples[where] - self._starts[number]

@@ -45,6 +45,9 @@ def groups_of(source: Source, given: Any, places: Places) -> Groups:
     """
     if not isinstance(given, str):
         return _of_values(source, given, "the array given")
+    by_path = getattr(source, "grouped_by_path", None)
+    if by_path is not None and (given == "file" or given.startswith("file:")):
+        return _by_path(by_path, given)
     if given in ("file", "group") or given.startswith("file:"):
         if not any(part.name for part in places.parts):
             raise ConfigError(f"groups: {given!r} needs a source that knows its files, and {name_of(source)} does not")
@@ -65,6 +68,16 @@ def hashed(names: Sequence[str]) -> Words:
     texts = (name.encode("utf-8", "surrogateescape") for name in names)
     words = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
     return np.fromiter(words, np.uint64, len(names))
+
+
+def _by_path(grouped: Callable[[Callable[[str], str]], tuple[Indices, list[str]]], given: str) -> Groups:
+    """Samples by the files that they are in, where each has one of its own to be named by."""
+    found = {"file": _itself}.get(given) or _found_in(given)
+    return Groups(*grouped(found), "file")
+
+
+def _itself(path: str) -> str:
+    return path
 
 
 def _of_parts(places: Places, given: str) -> Groups:
@@ -95,16 +108,22 @@ def _name(part: Part) -> str:
 
 
 def _by_regex(given: str) -> Callable[[Part], str]:
+    found = _found_in(given)
+    return lambda part: found(part.file)
+
+
+def _found_in(given: str) -> Callable[[str], str]:
+    """What a regular expression finds in a path."""
     try:
         pattern = re.compile(given.removeprefix("file:"))
     except re.error as error:
         raise ConfigError(f"groups: {given.removeprefix('file:')!r} is no regular expression: {error}") from error
 
-    def naming(part: Part) -> str:
-        found = pattern.search(part.file)
+    def naming(path: str) -> str:
+        found = pattern.search(path)
         name = found and found[1 if pattern.groups else 0]
         if name is None:
-            raise ConfigError(f"groups: {pattern.pattern!r} is not found in {part.file}", file=part.file)
+            raise ConfigError(f"groups: {pattern.pattern!r} is not found in {path}", file=path)
         return name
 
     return naming

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Part, PartedSource, Source
 
-# Samples read in one go where a column is a key of the batch.
+# Samples read in one go where a field of all of them is wanted.
 AT_ONCE = 2**20
 
 
@@ -122,6 +123,32 @@ def column_of(source: Source, name: str) -> npt.NDArray[Any]:
     return values
 
 
+def values_of(source: Source, key: str, option: str) -> npt.NDArray[Any]:
+    """The values of a field of one number per sample, over all samples.
+
+    Args:
+        source: Where they come from.
+        key: Of the field.
+        option: Who wants them, for messages.
+
+    Returns:
+        Shape (len(source),).
+
+    Raises:
+        ConfigError: There is no such field, or its samples are more than a number.
+    """
+    field = source.spec.fields.get(key)
+    if field is None:
+        raise ConfigError(f"{option}: {key!r} is not one of the fields {', '.join(source.spec.fields)}")
+    if math.prod(field.shape) != 1:
+        raise ConfigError(f"{option}: {key} has samples of shape {field.shape}; it must be one number per sample")
+    values = np.empty((len(source), *field.stored_shape), field.dtype)
+    for first in range(0, len(source), AT_ONCE):
+        samples = np.arange(first, min(first + AT_ONCE, len(source)))
+        source.read_into(samples, {key: values[first : first + len(samples)]})
+    return values.reshape(-1)
+
+
 def name_of(source: Source) -> str:
     """A source as messages name it: as it says, or by its class."""
     return type(source).__name__ if type(source).__str__ is object.__str__ else str(source)
@@ -140,6 +167,18 @@ def check_source(name: str, given: object) -> None:
     """
     if not isinstance(given, Source):
         raise ConfigError(f"{name}: {given!r} is not a source; build one, as in HDF5Source('data.h5')")
+
+
+def whole_numbers(given: Any, source: Source) -> Indices:
+    """Sample numbers as they may be given; int64, shape (n,).
+
+    Raises:
+        IndexError: They are no whole numbers.
+    """
+    numbers = np.asarray(given).reshape(-1)
+    if numbers.size and numbers.dtype.kind not in "iu":
+        raise IndexError(f"sample numbers are whole numbers below {len(source)}, not {numbers[:1].tolist()[0]!r}")
+    return numbers.astype(np.int64)
 
 
 def check_range(samples: Indices, source: Source) -> None:

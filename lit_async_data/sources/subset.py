@@ -12,8 +12,19 @@ import numpy.typing as npt
 
 from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import ConfigError
-from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, Source, Turn, ids_of
+from lit_async_data.permutation import Indices, Words
+from lit_async_data.sources.base import (
+    ChunkLayout,
+    DrawingSource,
+    KeepingSource,
+    Location,
+    Part,
+    Source,
+    Turn,
+    draws,
+    ids_of,
+    layout_of,
+)
 from lit_async_data.sources.places import (
     Places,
     check_range,
@@ -85,8 +96,21 @@ class SubsetSource:
     @functools.cached_property
     def chunks(self) -> ChunkLayout:
         """Samples that follow each other here and lie in the same chunk of the whole are a chunk."""
-        whole = self.source.chunks
-        return dataclasses.replace(whole, runs=_runs(whole.runs, self.samples)) if whole.runs else whole
+        return self._cut(self.source.chunks)
+
+    def layout(self) -> ChunkLayout:
+        """As `chunks`, also where the whole must look at every sample."""
+        return self._cut(layout_of(self.source)) if hasattr(self.source, "layout") else self.chunks
+
+    def _cut(self, whole: ChunkLayout) -> ChunkLayout:
+        if not whole.runs:
+            return whole
+        if whole.order is None:
+            return dataclasses.replace(whole, runs=_runs(whole.runs, self.samples))
+        places = np.empty_like(whole.order)
+        places[whole.order] = np.arange(len(places))
+        order = np.argsort(places[self.samples], kind="stable")
+        return dataclasses.replace(whole, runs=_runs(whole.runs, places[self.samples[order]]), order=order)
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read samples into arrays; see `Source.read_into`.
@@ -95,6 +119,16 @@ class SubsetSource:
             IndexError: A sample is not in ``range(len(self))``.
         """
         self.source.read_into(self._of_the_whole(samples), out)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the whole takes parts of samples at random; see `DrawingSource`."""
+        return draws(self.source)
+
+    def read_drawn(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+        """Read samples as the keys say; see `DrawingSource`."""
+        assert isinstance(self.source, DrawingSource)
+        self.source.read_drawn(self._of_the_whole(samples), out, keys)
 
     def ids(self, samples: Indices) -> Indices:
         """The numbers of samples in the whole; in the innermost one, where subsets are made of subsets.

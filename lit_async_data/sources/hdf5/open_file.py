@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import threading
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, CorruptError, MissingError, WorkerError
 from lit_async_data.sources.hdf5.identity import FileIdentity, Others
+from lit_async_data.sources.residency import is_cold
 
 # Seconds that `close` waits for a thread that is opening the file.
 LOCK_S = 1.0
@@ -25,19 +25,6 @@ H5PY_CACHE_BYTES = 2**20
 PREAD_BYTES = 512 * 1024
 # The same for what is decoded then, which takes many times as long as reading it.
 PREAD_CHUNK_BYTES = 32 * 1024
-
-
-def is_cold(descriptor: int, offset: int) -> bool | None:
-    """Whether a byte of a file must come from the disk; None where the system cannot say."""
-    try:
-        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-        return None
-    return False
 
 
 class OpenFile:

@@ -34,21 +34,24 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
         _log.info("indexing up to %d chunks of %s:%s, 1 to 2 µs each", chunks, dataset.file.filename, dataset.name)
     columns = Columns(np.full(chunks, -1, np.int64), np.zeros(chunks, np.uint32), np.zeros(chunks, np.uint32))
     possible = _Possible.of(dataset)
+    entered = 0
 
     def enter(records: npt.NDArray[np.int64]) -> bool:
+        nonlocal entered
         corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
         places, inside = np.divmod(corners, chunk)
         if inside.any() or (places < 0).any() or (places >= np.array(grid)).any():
             return False
         at = np.ravel_multi_index(tuple(places.T), grid)
-        if len(np.unique(at)) < len(at) or (columns.offsets[at] >= 0).any():
-            return False  # a chunk that is there twice
         if not possible.all_of(offsets, sizes, masks):
             return False
         columns.offsets[at], columns.sizes[at], columns.masks[at] = offsets, sizes, masks
+        entered += len(at)
         return True
 
-    return columns if records_of(dataset, enter) and not _overlap(columns) else None
+    if not records_of(dataset, enter) or np.count_nonzero(columns.offsets >= 0) < entered:
+        return None  # damaged, or a chunk is there twice
+    return None if _overlap(columns) else columns
 
 
 def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], bool]) -> bool:
@@ -72,7 +75,8 @@ def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], b
         return not len(rows) or enter(rows)
 
     def take(info: Any) -> bool | None:
-        records.extend((*info.chunk_offset, info.filter_mask, info.byte_offset, info.size))
+        corner, mask, offset, size = info
+        records.extend((*corner, mask, offset, size))
         return True if len(records) >= BLOCK * width and not flushed() else None  # whatever is not None ends it
 
     try:

@@ -50,6 +50,17 @@ def is_list(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, or text that reads as one."""
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return False
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def as_one(column: Any) -> Any:
     """A column as one array: text, text in a dictionary, lists or plain values.
 

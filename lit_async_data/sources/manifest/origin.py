@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,6 +48,11 @@ class Origin:
         self.files = tuple(files)
         self.starts = starts
         self.kept = kept
+
+    @property
+    def untyped(self) -> bool:
+        """Whether the files say nothing of the types of their columns."""
+        return any(re.search(r"\.[ct]sv(\.gz)?$", file.lower()) for file in self.files)
 
     @property
     def name(self) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
+from lit_async_data.sources.residency import is_cold
 
 _ELSEWHERE = re.compile(r"data:|[A-Za-z][A-Za-z0-9+.\-]*:[/\\]|\\\\")
 # With O_NONBLOCK a pipe or a device is opened at once, and refused, where it would wait for whoever writes to it.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+# What takes longer came from elsewhere, where the system cannot say.
+_SLOW_S = 1e-3
 # As much as one call of read may be asked for everywhere.
 _PIECE = 2**30
 
@@ -84,7 +88,12 @@ def _lies_in(path: str, folder: str) -> bool:
 
 
 def read_file(path: str, most_bytes: int) -> bytes:
-    """All bytes of a file.
+    """All bytes of a file; as `fetched`."""
+    return fetched(path, most_bytes)[0]
+
+
+def fetched(path: str, most_bytes: int) -> tuple[bytes, bool]:
+    """All bytes of a file, and whether they had to come from a disk or over a network.
 
     Args:
         path: Of a file; pipes, devices and folders are refused.
@@ -96,6 +105,7 @@ def read_file(path: str, most_bytes: int) -> bytes:
         ChangedError: It shrank or grew while it was read.
         SourceError: The system does not let it be read.
     """
+    started = time.perf_counter()
     try:
         number = os.open(path, _FLAGS)
     except (FileNotFoundError, NotADirectoryError):
@@ -103,24 +113,30 @@ def read_file(path: str, most_bytes: int) -> bytes:
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
-        return _all_bytes(number, path, most_bytes)
+        size = _size(number, path, most_bytes)
+        cold = is_cold(number, 0)
+        data = _all_bytes(number, path, size)
     except OSError as error:
         raise _unreadable(path, error) from error
     finally:
         os.close(number)
+    return data, time.perf_counter() - started > _SLOW_S if cold is None else cold
 
 
 def _unreadable(path: str, error: OSError) -> SourceError:
     return SourceError(f"{path}: cannot be read ({error.strerror})", file=path)
 
 
-def _all_bytes(number: int, path: str, most_bytes: int) -> bytes:
+def _size(number: int, path: str, most_bytes: int) -> int:
     found = os.fstat(number)
     if not stat.S_ISREG(found.st_mode):
         raise FormatError(f"{path}: not a file (a folder, a pipe or a device)", file=path)
-    size = found.st_size
-    if size > most_bytes:
-        raise FormatError(f"{path}: {size} bytes, of which at most {most_bytes} are read", file=path)
+    if found.st_size > most_bytes:
+        raise FormatError(f"{path}: {found.st_size} bytes, of which at most {most_bytes} are read", file=path)
+    return found.st_size
+
+
+def _all_bytes(number: int, path: str, size: int) -> bytes:
     pieces, left = [], size + 1  # one more, to see that it ends there
     while left and (piece := os.read(number, min(left, _PIECE))):
         pieces.append(piece)

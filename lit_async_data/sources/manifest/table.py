@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.manifest.arrow import arrow, as_one, is_coded, is_text, text_fault
+from lit_async_data.sources.manifest.arrow import arrow, as_one, is_coded, is_list, is_text, text_fault
 from lit_async_data.sources.manifest.filters import Filter
 from lit_async_data.sources.manifest.labels import Labels, Null, labels_of
-from lit_async_data.sources.manifest.numeric import as_numbers
+from lit_async_data.sources.manifest.numeric import as_numbers, read_as
 from lit_async_data.sources.manifest.origin import Origin, shown
 from lit_async_data.sources.manifest.reading import read_table
 from lit_async_data.sources.manifest.repeats import repeats
 
 # Rows that a message names.
 _NAMED = 5
+_NONE = np.empty(0, np.int64)
 
 
 class Table:
@@ -113,12 +115,10 @@ class Table:
             IndexError: A row is not in ``range(len(self))``.
             ManifestError: A row has no value, or the column holds something else.
         """
-        array = self._column(name)
+        array = self._worded(name)
         wanted = np.asarray(rows, np.int64).reshape(-1)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"rows: {self.origin.name} has {len(self)}, from 0 on")
-        if not (is_text(array.type) or is_coded(array.type) or arrow("types").is_integer(array.type)):
-            raise self.origin.error(f"holds {array.type}, which is no text", column=name)
         numbers = arrow().array(wanted)
         codes = array.indices if is_coded(array.type) else None
         found = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
@@ -135,6 +135,8 @@ class Table:
         vocabulary: Sequence[str] | None = None,
         null: Null = "error",
         multi: bool = False,
+        numbers: bool = False,
+        separator: str | None = None,
     ) -> Labels:
         """One value per row.
 
@@ -148,6 +150,8 @@ class Table:
             null: Of rows without a value, or with NaN: ``"error"``, ``"ignore"`` (−100, or NaN in floats) or
                 ``"drop"`` (they are listed).
             multi: The column holds lists of text: 1 for each class that is in the list, else 0.
+            numbers: Text is read as numbers: int64, or float64 if some are fractions.
+            separator: What stands between several values of one cell of text, which then count as a list.
 
         Raises:
             ConfigError: An option does not fit the column.
@@ -160,8 +164,87 @@ class Table:
         names = _names("columns", name if together else [name])
         if not names or (together and (vocabulary is not None or multi)):
             raise ConfigError("columns: several must be one or more, of numbers, without vocabulary and multi")
-        columns = [(each, self._column(each)) for each in names]
+        columns = [(each, read_as(self._column(each), each, self.origin, separator, numbers=numbers)) for each in names]
         return labels_of(columns, self.origin, vocabulary=vocabulary, null=null, multi=multi, together=together)
+
+    def first(self, name: str, separator: str | None = None) -> Any:
+        """The first value of a column that is one: text, a number, a list; None if no row has a value.
+
+        Args:
+            name: A column.
+            separator: As for `labels`; then the first of the cell.
+        """
+        array = self._column(name)
+        valid = array.is_valid()
+        row = arrow("compute").index(valid, True).as_py()
+        if row < 0:
+            return None
+        value = array[row].as_py()
+        return value.split(separator)[0] if separator is not None and isinstance(value, str) else value
+
+    def coded(self, name: str, rows: Indices | None = None) -> tuple[Indices, list[str]]:
+        """A number for each value of a column of text or whole numbers, and the values.
+
+        Args:
+            name: The column.
+            rows: int64, shape (n,); None: all.
+
+        Raises:
+            ManifestError: A row has no value, or the column holds something else.
+        """
+        array = self._worded(name)
+        if array.null_count:
+            row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+            raise self.origin.error("no value; give one, or leave the row out", row=row, column=name)
+        encoded = array if is_coded(array.type) else array.dictionary_encode()
+        codes = encoded.indices.to_numpy().astype(np.int64)
+        return codes if rows is None else codes[rows], list(map(str, encoded.dictionary.to_pylist()))
+
+    def plain(self, name: str) -> npt.NDArray[Any]:
+        """The values of a column as numpy has them: numbers, or objects that rows of equal text share."""
+        array = self._column(name)
+        if is_text(array.type):
+            array = array.dictionary_encode()
+        if not is_coded(array.type):
+            found: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+            return found
+        values = np.array([*array.dictionary.to_pylist(), None], object)
+        codes = arrow("compute").fill_null(array.indices, len(values) - 1)
+        shared: npt.NDArray[Any] = values[codes.to_numpy()]
+        return shared
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def beside(self, other: Table) -> Table:
+        """This table with the columns of another one of the same rows.
+
+        Raises:
+            ChangedError: It has not as many: the file has been written to meanwhile.
+        """
+        if len(other) != len(self):
+            raise ChangedError(f"{self.origin.name}: had {len(self)} rows, and now {len(other)}; do not write to it")
+        return Table(self._columns | other._columns, self.origin)
+
+    def missing(self, name: str) -> Indices:
+        """The rows in which a column has no value; int64, ascending."""
+        array = self._column(name)
+        return np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else _NONE
+
+    @property
+    def untyped(self) -> bool:
+        """Whether everything in it was read as text: CSV and TSV say nothing of types."""
+        return self.origin.untyped
+
+    def is_text(self, name: str) -> bool:
+        """Whether a column holds text."""
+        kind = self._column(name).type
+        return is_text(kind) or is_coded(kind)
+
+    def lists_text(self, name: str, separator: str | None) -> bool:
+        """Whether cells hold several texts: lists, or what a separator cuts."""
+        kind = self._column(name).type
+        return (is_list(kind) and is_text(kind.value_type)) or (separator is not None and self.is_text(name))
 
     def check_ids(self, name: str) -> None:
         """Check that no two rows have the same value.
@@ -172,9 +255,7 @@ class Table:
         Raises:
             ManifestError: Some have, or a row has no value; names the first five.
         """
-        array = self._column(name)
-        if not (is_text(array.type) or is_coded(array.type) or arrow("types").is_integer(array.type)):
-            raise self.origin.error(f"holds {array.type}; ids must be text or whole numbers", column=name)
+        array = self._worded(name)
         if array.null_count:
             row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
             raise self.origin.error(f"no id, nor in {array.null_count - 1} other rows", row=row, column=name)
@@ -188,6 +269,13 @@ class Table:
             more = f", … ({again.size} rows in all)" if again.size > _NAMED else ""
             message = f"ids stand more than once: {named}{more}; each sample needs one of its own"
             raise self.origin.error(message, row=int(again[0]), column=name)
+
+    def _worded(self, name: str) -> Any:
+        """A column of text or whole numbers."""
+        array = self._column(name)
+        if not (is_text(array.type) or is_coded(array.type) or arrow("types").is_integer(array.type)):
+            raise self.origin.error(f"holds {array.type}, and not text or whole numbers", column=name)
+        return array
 
     def _column(self, name: str) -> Any:
         if name not in self._columns:

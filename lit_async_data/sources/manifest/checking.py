@@ -1,0 +1,130 @@
+"""Looking at the files of a table before training: at the first of them, or at all."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from lit_async_data.errors import ConfigError, FormatError, ManifestError, SourceError
+from lit_async_data.sources.manifest.entries import Entries
+from lit_async_data.sources.manifest.file_field import FileField
+
+Check = Literal["first", "all", "none"]
+CHECKS: tuple[Check, ...] = ("first", "all", "none")
+# Files that are opened to see whether all have one shape, where nothing makes them so.
+LOOKED_AT = 32
+# Samples that a thread looks at in one go.
+_AT_ONCE = 32
+# Rows that a message names.
+_NAMED = 5
+
+
+def check(how: Check, fields: Mapping[str, FileField], entries: Entries) -> None:
+    """Look at files, as much as is asked for.
+
+    Args:
+        how: ``"first"``: the files of the first sample are decoded, and where nothing makes all of one shape, a few
+            others are opened. ``"all"``: every file is decoded, by as many threads as there are cores, with a progress
+            bar on a terminal. ``"none"``: nothing.
+        fields: By batch key.
+        entries: The samples.
+
+    Raises:
+        ConfigError: It is none of these.
+        SourceError: A file cannot be read or decoded; names row, id and path; of several, the first five.
+        FormatError: Files are of different shapes.
+    """
+    if how not in CHECKS:
+        raise ConfigError(f"check: {how!r} is not one of {', '.join(CHECKS)}")
+    if how == "none":
+        return
+    for key, field in fields.items():
+        if not field.decoder.fits_all:
+            _check_shapes(key, field, entries)
+    wrong = _wrong(fields, len(entries) if how == "all" else 1)
+    if wrong:
+        _raise(wrong, entries)
+
+
+def _check_shapes(key: str, field: FileField, entries: Entries) -> None:
+    """Make sure that files have one shape: of a few, which are spread over the table."""
+    count = len(entries)
+    samples = np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(np.int64)).tolist()
+    shapes = {sample: field.shape_of(sample) for sample in samples}
+    others = [sample for sample in samples if shapes[sample] != shapes[0]]
+    if others:
+        named = "; ".join(f"{_shown(shapes[sample])} in {entries.where(sample)}" for sample in [0, *others[:_NAMED]])
+        more = f"; … ({len(others)} of {len(samples)} looked at)" if len(others) > _NAMED else ""
+        raise FormatError(f"{key}: files are of different shapes: {named}{more}; {field.decoder.advice}")
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "a single value"
+
+
+def _wrong(fields: Mapping[str, FileField], count: int) -> list[SourceError]:
+    """What is wrong with the files of so many samples, in their order."""
+    if count == 1:
+        return _decoded(fields, range(1))
+    stretches = (range(first, min(first + _AT_ONCE, count)) for first in range(0, count, _AT_ONCE))
+    wrong: list[SourceError] = []
+    threads = len(os.sched_getaffinity(0))
+    # Said on a terminal only: elsewhere it would fill a log.
+    console = Console(stderr=True)
+    with (
+        ThreadPoolExecutor(threads, "lit_async_data check") as pool,
+        Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        task = bar.add_task("checking files", total=count)
+        for stretch, found in _in_order(pool, fields, stretches, 2 * threads):
+            wrong += found
+            bar.update(task, advance=len(stretch))
+    return wrong
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, fields: Mapping[str, FileField], stretches: Iterator[range], ahead: int
+) -> Iterator[tuple[range, list[SourceError]]]:
+    """What is wrong with the files of each stretch, so many of which are looked at ahead: not all are queued."""
+    begun: list[tuple[range, Future[list[SourceError]]]] = []
+    for stretch in itertools.chain(stretches, itertools.repeat(None, ahead)):
+        if stretch is not None:
+            begun.append((stretch, pool.submit(_decoded, fields, stretch)))
+        if begun and (stretch is None or len(begun) > ahead):
+            first, found = begun.pop(0)
+            yield first, found.result()
+
+
+def _decoded(fields: Mapping[str, FileField], stretch: range) -> list[SourceError]:
+    """Decode the files of a stretch of samples, and throw them away; what went wrong."""
+    wrong = []
+    for field in fields.values():
+        out = np.empty((1, *field.spec.stored_shape), field.spec.dtype)
+        for sample in stretch:
+            try:
+                field.read(np.array([sample]), out, None)
+            except SourceError as error:
+                wrong.append(error)
+    return sorted(wrong, key=lambda error: error.sample_id or 0)
+
+
+def _raise(wrong: list[SourceError], entries: Entries) -> None:
+    if len(wrong) == 1:
+        raise wrong[0]
+    listed = "\n".join(f"  {error}" for error in wrong[:_NAMED])
+    more = f"\n  … and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+    first = wrong[0]
+    said = f"{len(wrong)} files of {len(entries)} samples cannot be read; mend them, or leave their rows out"
+    raise ManifestError(
+        f"{said}:\n{listed}{more}",
+        file=first.file,
+        row=first.row,
+        sample_id=first.sample_id,
+    )

@@ -1,0 +1,116 @@
+"""`Entries`: the rows of a table that are samples, and what they are called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from lit_async_data.errors import AsyncDataError, ManifestError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.base import Part
+from lit_async_data.sources.manifest.origin import named, shown
+from lit_async_data.sources.manifest.table import Table
+from lit_async_data.sources.places import Places
+
+# What a table given in memory is called where a file would be.
+GIVEN = "the table given"
+
+
+class Entries:
+    """The rows of a table that are samples, in its order. Nothing in it changes; safe to use from any thread.
+
+    Args:
+        table: With the column of ids, if there is one.
+        rows: int64, ascending: those that are samples. None: all.
+        id: Name of the column with what samples are called; None where they have no names.
+
+    Example:
+        >>> import pyarrow
+        >>> table = Table.of(pyarrow.table({"id": ["007", "008", "009"]}), ["id"])
+        >>> entries = Entries(table, np.array([0, 2]), "id")
+        >>> len(entries), entries.ids([1]), entries.where(1)
+        (2, ['009'], "row 2 of the table given, id '009'")
+    """
+
+    def __init__(self, table: Table, rows: Indices | None, id: str | None) -> None:  # noqa: A002  # the user's word
+        self.table = table
+        self.rows = rows
+        self._id = id
+
+    def __len__(self) -> int:
+        return len(self.table) if self.rows is None else len(self.rows)
+
+    def rows_of(self, samples: Indices) -> Indices:
+        """The rows of samples; int64, shape (n,)."""
+        return samples if self.rows is None else self.rows[samples]
+
+    def ids(self, samples: Sequence[int]) -> list[str | None]:
+        """What samples are called; None for each where they have no names."""
+        if self._id is None:
+            return [None] * len(samples)
+        return list(self.table.text(self._id, self.rows_of(np.asarray(samples, np.int64))))
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """File of the table and row there."""
+        file, row = self.table.origin.place(int(self.rows_of(np.array([sample]))[0]))
+        return GIVEN if file is None else file, row
+
+    def where(self, sample: int) -> str:
+        """Row and id of a sample, for messages."""
+        file, row = self.place(sample)
+        (name,) = self.ids([sample])
+        return f"row {row} of {named(file)}" + ("" if name is None else f", id {shown(name)}")
+
+    def blamed(self, error: AsyncDataError, sample: int, path: str | None = None) -> AsyncDataError:
+        """An error of what a row names, as one that says which row that is.
+
+        Args:
+            error: Its message says what is wrong with the file.
+            sample: Which sample it was read for.
+            path: Of the file.
+        """
+        _, row = self.place(sample)
+        kind = type(error)
+        found = kind(
+            f"{self.where(sample)}: {error}", file=path or error.file, dataset=error.dataset, row=row, sample_id=sample
+        )
+        found.__cause__ = error.__cause__
+        return found
+
+    def error(self, sample: int, message: str, *, column: str | None = None) -> ManifestError:
+        """An error that says which row is wrong."""
+        file, row = self.place(sample)
+        return ManifestError(f"{self.where(sample)}: {message}", file=file, dataset=column, row=row, sample_id=sample)
+
+    # -- how samples belong together ---------------------------------------------------------------------------------
+
+    def parts(self) -> tuple[Part, ...]:
+        """The files of the table."""
+        files = self.table.origin.files
+        if not files:
+            return (Part(GIVEN, "/", "", len(self)),)
+        counts = np.bincount(self._files(), minlength=len(files)).tolist()
+        above = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+        return tuple(
+            Part(file, "/", os.path.relpath(file, above), count)
+            for file, count in zip(files, counts, strict=True)
+            if count
+        )
+
+    def places(self) -> Places:
+        """File of the table and row there of each sample: they stay the same under other filters."""
+        origin, which = self.table.origin, self._files()
+        rows = self._numbers() - origin.starts[which]
+        # A file of which nothing is left is no part.
+        return Places(self.parts(), np.unique(which, return_inverse=True)[1], rows)
+
+    def _numbers(self) -> Indices:
+        """The row of each sample, over all files, before any filter."""
+        rows = np.arange(len(self.table)) if self.rows is None else self.rows
+        kept = self.table.origin.kept
+        return rows if kept is None else kept[rows]
+
+    def _files(self) -> Indices:
+        return np.searchsorted(self.table.origin.starts, self._numbers(), side="right") - 1

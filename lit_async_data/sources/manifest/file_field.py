@@ -1,0 +1,69 @@
+"""`FileField`: a field that has a file of its own for each sample."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lit_async_data.errors import SourceError
+from lit_async_data.permutation import Indices, Words
+from lit_async_data.sources.manifest.decoders import Decoder
+from lit_async_data.sources.manifest.fetching import Fetching
+from lit_async_data.sources.manifest.paths import Paths
+from lit_async_data.spec import Array, FieldSpec
+
+# Larger files are refused before they are read: a slip in a table can name a film.
+MOST_BYTES = 2**32
+
+
+class FileField:
+    """One file for each sample, decoded into one shape. Safe to read from several threads.
+
+    Args:
+        paths: The files.
+        decoder: Makes samples of them.
+        fetching: Reads files ahead, where reading takes time.
+    """
+
+    def __init__(self, paths: Paths, decoder: Decoder, fetching: Fetching) -> None:
+        self.paths, self.decoder, self._fetching = paths, decoder, fetching
+
+    @property
+    def spec(self) -> FieldSpec:
+        """What samples look like."""
+        return self.decoder.spec
+
+    def read(self, samples: Indices, out: Array, keys: Words | None) -> None:
+        """Decode the files of samples.
+
+        Args:
+            samples: int64, shape (n,).
+            out: Shape (n, ...), overwritten.
+            keys: For what is drawn; None for the middle.
+
+        Raises:
+            SourceError: A file cannot be read or decoded; names row, id and path.
+        """
+        drawn = [None] * len(samples) if keys is None else keys.tolist()
+        paths = self.paths.of(samples)
+        for place, (path, key) in enumerate(zip(paths, drawn, strict=True)):
+            try:
+                data = self._fetching.read(self.paths.root.checked(path), MOST_BYTES)
+                self.decoder.decode(data, out[place, ...], key, path)
+            except SourceError as error:
+                raise self.paths.entries.blamed(error, int(samples[place]), path) from error.__cause__
+
+    def fetch(self, samples: Indices) -> bool:
+        """Have the files of samples read ahead, if that would help; returns whether it would."""
+        if self._fetching.wanted:
+            self._fetching.fetch(map(self.paths.root.checked, self.paths.of(samples)), MOST_BYTES)
+            return True
+        return False
+
+    def shape_of(self, sample: int) -> tuple[int, ...]:
+        """The stored shape that a sample's file has by itself; raises as `read`."""
+        (path,) = self.paths.of(np.array([sample]))
+        try:
+            data = self._fetching.read(self.paths.root.checked(path), MOST_BYTES)
+            return self.decoder.shape_of(data, path)
+        except SourceError as error:
+            raise self.paths.entries.blamed(error, sample, path) from error.__cause__

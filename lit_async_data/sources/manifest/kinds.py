@@ -1,0 +1,66 @@
+"""What stands in the columns of a table, and which of its rows are samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.manifest.column import FILES, Column, Kind
+from lit_async_data.sources.manifest.paths import kind_of_path
+from lit_async_data.sources.manifest.stored_file import Root
+from lit_async_data.sources.manifest.table import Table
+
+
+def kind_of(key: str, column: Column, table: Table, root: Root) -> Kind | None:
+    """What stands in a column: by what the user says, else by its first value. None for values of any kind."""
+    if column.kind is not None or column.several or column.classes is not None:
+        kind = column.kind
+    else:
+        kind = _kind_of_value(table.first(column.names[0]), root)
+    if kind in FILES and not table.is_text(column.names[0]):
+        raise ConfigError(f"fields.{key}.kind: column {column.names[0]!r} holds no paths")
+    if kind in FILES and column.null == "ignore":
+        raise ConfigError(f"fields.{key}.null: nothing stands for a file that there is not; drop such samples")
+    return kind
+
+
+def _kind_of_value(value: Any, root: Root) -> Kind | None:
+    if not isinstance(value, str) or not value:
+        return None
+    known = kind_of_path(value)
+    if known is not None:
+        return known
+    try:
+        return "image" if os.path.isfile(root.path_of(value)) else None
+    except ManifestError:
+        return None
+
+
+def without_path(key: str, column: Column, table: Table) -> Indices:
+    """Rows that name no file, and are dropped."""
+    name = column.names[0]
+    missing = table.missing(name)
+    if missing.size and column.null == "error":
+        more = f", nor in {missing.size - 1} other rows" if missing.size > 1 else ""
+        raise table.origin.error(
+            f"no path{more}; give one, or say null: drop in fields.{key}", row=int(missing[0]), column=name
+        )
+    return missing
+
+
+def left(table: Table, dropped: Sequence[Indices]) -> Indices | None:
+    """The rows that are samples; None for all."""
+    gone = np.zeros(len(table), np.bool_) if any(rows.size for rows in dropped) else None
+    if gone is None:
+        return None
+    for rows in dropped:
+        gone[rows] = True
+    left = np.flatnonzero(~gone)
+    if not left.size:
+        raise table.origin.error("null: drop leaves none of its rows")
+    return left

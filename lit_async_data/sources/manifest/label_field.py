@@ -1,0 +1,131 @@
+"""`LabelField`: a field whose values stand in the table itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.manifest.arrow import is_number
+from lit_async_data.sources.manifest.column import Column
+from lit_async_data.sources.manifest.labels import Labels
+from lit_async_data.sources.manifest.origin import Origin, shown
+from lit_async_data.sources.manifest.table import Table
+from lit_async_data.spec import Array, FieldSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelField:
+    """Values that stand in a table, as numbers. Nothing in it changes.
+
+    Attributes:
+        column: What was wanted.
+        labels: One value per row of the table.
+        origin: Of these rows.
+    """
+
+    column: Column
+    labels: Labels
+    origin: Origin
+
+    @staticmethod
+    def of(column: Column, table: Table) -> LabelField:
+        """The field of a column.
+
+        Raises:
+            ConfigError: An option does not fit what the column holds.
+            ManifestError: A row has a value that does not fit; names it.
+        """
+        labels = _labels(column, table)
+        values = _cast(labels.values, column.element)
+        if isinstance(values, int):
+            row, origin = values, table.origin
+            if row in labels.dropped:
+                raise ConfigError("dtype: a value that is to be dropped does not fit it; filter such rows instead")
+            message = f"{labels.values[row].tolist()} is nothing that {column.element} holds"
+            raise origin.error(message, row=row, column=", ".join(column.names))
+        return LabelField(column, labels._replace(values=values), table.origin)
+
+    @property
+    def spec(self) -> FieldSpec:
+        """Shape, type and classes."""
+        values = self.labels.values
+        return FieldSpec(values.shape[1:], values.dtype, classes=self.labels.classes)
+
+    def read(self, rows: Indices, out: Array) -> None:
+        """Write the values of some rows."""
+        np.take(self.labels.values, rows, axis=0, out=out, mode="clip")  # which does not copy `out` first
+
+    def with_classes(self, classes: Sequence[str]) -> LabelField:
+        """The same with the numbers of other classes, such as those of the training set.
+
+        Raises:
+            ManifestError: A row has a class that is none of them; names it.
+        """
+        values, own, dropped = self.labels
+        numbers = {name: number for number, name in enumerate(classes)}
+        new = np.array([numbers.get(name, -1) for name in own], np.int64)
+        several = values.ndim > 1
+        for lost in np.flatnonzero(new < 0).tolist():
+            has = values[:, lost] == 1 if several else values == lost
+            has[dropped] = False
+            if has.any():
+                raise self._unknown(int(has.argmax()), own[lost], classes)
+        return dataclasses.replace(self, labels=Labels(_renumbered(values, new, len(classes)), tuple(classes), dropped))
+
+    def _unknown(self, row: int, name: str, classes: Sequence[str]) -> ManifestError:
+        listed = ", ".join(map(shown, classes[:10])) + (", …" if len(classes) > 10 else "")
+        message = f"{shown(name)} is not one of the {len(classes)} classes of training ({listed})"
+        return self.origin.error(f"{message}; leave the row out, or give classes", row=row, column=self.column.names[0])
+
+
+def _labels(column: Column, table: Table) -> Labels:
+    numbers = column.kind == "number" or (
+        column.kind is None and column.classes is None and table.untyped and all(_numeric(column, table))
+    )
+    name: Any = list(column.names) if column.several else column.name
+    multi = column.kind != "number" and not column.several and not numbers and table.lists_text(name, column.separator)
+    if column.kind == "class" and not multi and not table.is_text(name):
+        raise ConfigError(f"kind: column {shown(name)} holds no text, so that it has no classes")
+    return table.labels(
+        name,
+        vocabulary=column.classes,
+        null=column.null,
+        multi=multi,
+        numbers=numbers,
+        separator=column.separator,
+    )
+
+
+def _numeric(column: Column, table: Table) -> list[bool]:
+    return [is_number(table.first(name, column.separator)) for name in column.names]
+
+
+def _renumbered(values: npt.NDArray[Any], new: npt.NDArray[np.int64], classes: int) -> npt.NDArray[Any]:
+    if values.ndim == 1:
+        known = values >= 0  # what is ignored stays so
+        return np.where(known, np.append(new, 0)[values], values)
+    there = new >= 0
+    found = np.zeros((len(values), classes), values.dtype)
+    found[:, new[there]] = values[:, there]
+    found[np.isnan(values).any(axis=1)] = np.nan if values.dtype.kind == "f" else 0
+    return found
+
+
+def _cast(values: npt.NDArray[Any], dtype: np.dtype[Any] | None) -> npt.NDArray[Any] | int:
+    """Values as another type, in which fractions may be rounded; or the first row of which one does not fit."""
+    if dtype is None or values.dtype == dtype:
+        return values
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = values.astype(dtype)
+        if dtype.kind in "fc" and values.dtype.kind in "fc":
+            fits = np.isfinite(cast) == np.isfinite(values)
+        else:
+            fits = cast.astype(values.dtype) == values
+    wrong = np.flatnonzero(~fits.reshape(len(values), -1).all(axis=1))
+    return int(wrong[0]) if wrong.size else cast

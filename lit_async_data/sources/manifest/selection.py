@@ -1,0 +1,50 @@
+"""What a user has chosen: which columns under which keys, and where the files lie."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.sources.manifest.column import Column
+from lit_async_data.sources.manifest.image_shape import ImageShape
+
+
+def chosen_columns(fields: Any, image: ImageShape) -> tuple[dict[str, Column], bool]:
+    """The column of each batch key, and whether batches are dicts."""
+    if isinstance(fields, Mapping):
+        pairs = [(key, Column.of(each, f"fields.{key}.", image)) for key, each in fields.items()]
+    elif isinstance(fields, Sequence) and not isinstance(fields, str):
+        listed = [Column.of(each, f"fields.{number}.", image) for number, each in enumerate(fields)]
+        pairs = [("_".join(column.names), column) for column in listed]
+    else:
+        pairs = []
+    if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):
+        raise ConfigError(f"fields: {fields!r} is not a mapping from batch key to column or a list of columns")
+    chosen = dict(pairs)
+    if len(chosen) < len(pairs):
+        raise ConfigError(
+            f"fields: {list(map(str, fields))} names a column twice; a mapping gives each a key of its own"
+        )
+    return chosen, isinstance(fields, Mapping)
+
+
+def absolute(table: Any) -> Any:
+    """A table's path from the root on: the source may outlive the working folder, and read columns later."""
+    return os.path.abspath(os.path.expanduser(table)) if isinstance(table, str | os.PathLike) else table
+
+
+def root_of(table: Any) -> str:
+    """The folder of a table; that in which a pattern of several begins."""
+    if not isinstance(table, str | os.PathLike):
+        return os.getcwd()
+    path = absolute(table)
+    if os.path.isdir(path):
+        return str(path)
+    while glob.has_magic(path) and not os.path.exists(path):
+        path = os.path.dirname(path)
+        if not glob.has_magic(path):
+            return str(path)
+    return str(os.path.dirname(path))

@@ -1,0 +1,301 @@
+"""`ManifestSource`: the samples that a table names."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from lit_async_data.errors import ConfigError, ManifestError, MissingError
+from lit_async_data.options import check_names
+from lit_async_data.permutation import Indices, Words
+from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn
+from lit_async_data.sources.manifest.checking import Check
+from lit_async_data.sources.manifest.checking import check as looked_at
+from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
+from lit_async_data.sources.manifest.column import Given
+from lit_async_data.sources.manifest.fields import Fields
+from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.selection import absolute, chosen_columns, root_of
+from lit_async_data.sources.manifest.stored_file import Root
+from lit_async_data.sources.manifest.table import Table
+from lit_async_data.sources.places import Places, check_range, whole_numbers
+from lit_async_data.spec import BatchSpec
+
+_IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
+_OPTIONS = ("root", "id", "filters", "check", "outside")
+
+
+class ManifestSource:
+    """Samples that a table names: labels that stand in it, and files whose paths do. Safe to read from several threads.
+
+    A row is a sample. The table is read once, column by column, and held by pyarrow: about 50 bytes per row, and no
+    object for any of them. Files are read and decoded by threads that hold no lock meanwhile.
+
+    Args:
+        table: A CSV, TSV, Parquet or JSON lines file (CSV, TSV and JSON lines also with ``.gz``), a pattern for
+            several, a folder of Parquet files; or a DataFrame of pandas or polars, a ``pyarrow.Table``, or anything
+            with ``__arrow_c_stream__``. Only columns that are used are read.
+        fields: What a batch holds. A mapping from batch key to column gives dicts; a sequence of columns gives tuples,
+            with their names as keys. A column is a name; a list of names, whose numbers become one vector; or a mapping
+            of the names of `Column`: ``{"name": "tags", "separator": ";"}``. What stands in it is found from its first
+            value: paths of images (JPEG, PNG, TIFF, WebP, BMP), of ``.npy`` files, or of HDF5 files, of which the
+            columns ``row`` and ``dataset`` say more; numbers; or text, which becomes the number of its class.
+        root: The folder that paths begin in. None: that of the table; of one that was given in memory, the working
+            folder.
+        id: Column of what samples are called, as text; no two may be the same. Errors and `locate` say it.
+        filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
+        check: Which files are looked at now: ``"first"`` those of the first sample, and a few others where all must
+            have one shape; ``"all"``, with a progress bar; or ``"none"``. What is wrong with others is said when they
+            are read.
+        outside: Whether paths, and links on them, may leave ``root``.
+        **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both),
+            ``mode``, ``resize``, ``scale``, ``ratio``, ``interpolation``, ``fill`` and ``max_pixels``, as in
+            `ImageShape`. A field that is a mapping can have others: ``{"name": "mask", "mode": "L"}``.
+
+    Images are delivered as uint8 of shape (C, H, W), a channels-last view of decoded pixels; ``.npy`` and rows of HDF5
+    files as they are stored; whole numbers as int64, other numbers as they are (float64 from CSV), and classes as int64
+    from 0 on, in the order of their names.
+
+    Raises:
+        ConfigError: An option is wrong, or does not fit the table; or pyarrow or Pillow is missing.
+        MissingError: The table, or a file that was looked at, is not there.
+        ManifestError: A row of the table is wrong; names file and row.
+        SourceError: A file that was looked at cannot be read; names row, id and path.
+
+    Example:
+        >>> import numpy, pyarrow, tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> numpy.save(folder.name + "/a.npy", numpy.zeros((3, 4), "f4"))
+        >>> table = pyarrow.table({"id": ["007", "008"], "path": ["a.npy", "a.npy"], "species": ["owl", "auk"]})
+        >>> source = ManifestSource(table, {"x": "path", "y": "species"}, root=folder.name, id="id")
+        >>> len(source), source.spec["x"].shape, source.spec["y"].classes
+        (2, (3, 4), ('auk', 'owl'))
+        >>> source.locate([0])[0].id
+        '007'
+        >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        table: Any,
+        fields: Mapping[str, Given] | Sequence[Given],
+        *,
+        root: str | os.PathLike[str] | None = None,
+        id: str | None = None,  # noqa: A002  # what people call it
+        filters: Sequence[Sequence[Any]] | None = None,
+        check: Check = "first",
+        outside: bool = False,
+        **image: Any,
+    ) -> None:
+        if not isinstance(outside, bool):
+            raise ConfigError(f"outside: {outside!r} is not true or false")
+        check_names(image, [*_OPTIONS, *_IMAGE])
+        shape = ImageShape(**image)
+        columns, as_mapping = chosen_columns(fields, shape)
+        self._given, self._filters = absolute(table), filters
+        names = dict.fromkeys(name for column in columns.values() for name in column.names)
+        read = self._more([*names, *([] if id is None else [id])])
+        if id is not None:
+            read.check_ids(id)
+        place = Root(root_of(table) if root is None else os.fspath(root), outside=outside)
+        self._fields = Fields(columns, read, self._more, place, id)
+        if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
+            raise ConfigError("image_size: none of the fields holds paths of images")
+        self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
+        looked_at(check, self._fields.files, self._fields.entries)
+
+    @classmethod
+    def from_folder(
+        cls, root: str | os.PathLike[str], fields: Mapping[str, Given] | Sequence[Given] | None = None, **options: Any
+    ) -> Self:
+        """The images, or ``.npy`` files, in a tree of folders, one for each class.
+
+        Args:
+            root: A folder that holds a folder for each class. Hidden files and files of other kinds are left out.
+            fields: As for the class, over the columns ``path`` and ``label``; None: ``{"x": "path", "y": "label"}``.
+            **options: As for the class; with ``outside`` links to folders are followed.
+
+        Raises:
+            ConfigError: It is no folder, or holds none.
+            MissingError: A class has no files.
+
+        Example:
+            >>> import tempfile, os
+            >>> from PIL import Image
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> for name in ("auk", "owl"):
+            ...     os.mkdir(f"{folder.name}/{name}")
+            ...     Image.new("RGB", (40, 30)).save(f"{folder.name}/{name}/1.png")
+            >>> source = ManifestSource.from_folder(folder.name, image_size=32)
+            >>> source.spec["x"].shape, source.spec["y"].classes
+            ((3, 32, 32), ('auk', 'owl'))
+            >>> folder.cleanup()
+        """
+        path = os.path.abspath(os.path.expanduser(root))
+        table = class_folders(path, links=bool(options.get("outside")))
+        return cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
+
+    def _more(self, names: Sequence[str]) -> Table:
+        return Table.of(self._given, list(dict.fromkeys(names)), self._filters)
+
+    def __len__(self) -> int:
+        return len(self._fields.entries)
+
+    def __str__(self) -> str:
+        return self._fields.entries.table.origin.name
+
+    @property
+    def spec(self) -> BatchSpec:
+        """Keys, shapes and dtypes of the fields, and the names of classes."""
+        return self._spec
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Read samples into arrays; random crops take the middle. See `Source.read_into`.
+
+        Raises:
+            IndexError: A sample is not in ``range(len(self))``.
+            SourceError: A file cannot be read or decoded; names row, id and path.
+        """
+        check_range(samples, self)
+        self._fields.read(samples, out, None)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a random part of each image is taken; see `DrawingSource`."""
+        return self._fields.draws
+
+    def read_drawn(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+        """Read samples into arrays, with the parts of images that the keys say; see `DrawingSource`."""
+        check_range(samples, self)
+        self._fields.read(samples, out, keys)
+
+    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
+        """File of the table and row there, id, and path of the first file of samples.
+
+        Raises:
+            IndexError: A number is not in ``range(len(self))``.
+        """
+        samples = whole_numbers(ids, self)
+        check_range(samples, self)
+        entries, paths = self._fields.entries, self._fields.paths
+        files = [None] * len(samples) if paths is None else paths.of(samples)
+        return [
+            Location(*parts)
+            for place, name, path in zip(
+                map(entries.place, samples.tolist()), entries.ids(samples.tolist()), files, strict=True
+            )
+            for parts in [(place[0], "/", place[1], name, path)]
+        ]
+
+    def close(self) -> None:
+        """Close every HDF5 file; others are open only while they are read."""
+        for stored in self._fields.stored:
+            stored.source.close()
+
+    # -- classes and columns -----------------------------------------------------------------------------------------
+
+    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
+        """The same samples with the numbers that other classes have: those of the training set.
+
+        Args:
+            classes: By batch key. Fields whose classes were given, and those that have none, stay as they are.
+
+        Raises:
+            ManifestError: A row has a class that is none of them; names it.
+        """
+        changed, fields = copy.copy(self), self._fields.with_classes(classes)
+        vars(changed).update(_fields=fields, _spec=BatchSpec(fields.specs, as_mapping=self._spec.as_mapping))
+        return changed
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One value for each sample; see `PartedSource.column`.
+
+        Args:
+            name: A batch key of single numbers, or a column of the table, also one that is not used otherwise: it is
+                read then.
+
+        Raises:
+            MissingError: There is none.
+        """
+        field = self._fields.labels.get(name)
+        if field is not None and field.labels.values.ndim == 1:
+            found: npt.NDArray[Any] = field.labels.values
+        else:
+            found = self._table_with(name).plain(name)
+        rows = self._fields.entries.rows
+        return found if rows is None else found[rows]
+
+    def _table_with(self, name: str) -> Table:
+        table = self._fields.entries.table
+        try:
+            return table if name in table else table.beside(self._more([name]))
+        except ManifestError as error:
+            raise MissingError(str(error), file=error.file, dataset=name) from None
+
+    # -- how samples belong together ---------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The files of the table; see `PartedSource`."""
+        return self._fields.entries.parts()
+
+    @property
+    def overlap(self) -> int:
+        """No sample shares values with another one."""
+        return 0
+
+    def places(self) -> Places:
+        """File and row of each sample in the table."""
+        return self._fields.entries.places()
+
+    def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
+        """A number for each sample, by what a function makes of the path of its first file, and what that is.
+
+        Raises:
+            ConfigError: No field has files.
+        """
+        if self._fields.paths is None:
+            raise ConfigError("groups: none of the fields holds paths of files")
+        return self._fields.paths.grouped(naming)
+
+    @functools.cached_property
+    def chunks(self) -> ChunkLayout:
+        """Which rows of HDF5 files lie together, and how all fields are read."""
+        return self._fields.chunks
+
+    def layout(self) -> ChunkLayout:
+        """As `chunks`, also by folders of files; see `layout_of`."""
+        return self._fields.layout()
+
+    # -- what a `KeepingSource` does ---------------------------------------------------------------------------------
+
+    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
+        """Decode the chunks of HDF5 rows, or have files read ahead; see `KeepingSource.prepare`."""
+        check_range(samples, self)
+        return self._fields.prepare(samples, decode=decode)
+
+    def decoded_bytes(self, chunks: int) -> int:
+        """Bytes of decoded chunks and of files read ahead; see `KeepingSource.decoded_bytes`."""
+        return self._fields.held_bytes(chunks)
+
+    @property
+    def band_bytes(self) -> int:
+        """Bytes of the largest chunk, decoded; see `KeepingSource.band_bytes`."""
+        return max((stored.source.band_bytes for stored in self._fields.stored), default=0)
+
+    @property
+    def decodable_bytes(self) -> int:
+        """Bytes of all chunks that must be decoded; see `KeepingSource.decodable_bytes`."""
+        return sum(stored.source.decodable_bytes for stored in self._fields.stored)
+
+    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks, and allow to read files ahead; see `KeepingSource.keep`."""
+        return self._fields.keep(chunks, cache_bytes)
