@@ -38,7 +38,7 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     if cfg.ckpt_path is not None and not Path(cfg.ckpt_path).is_file():
         raise ConfigError(f"ckpt_path: {cfg.ckpt_path} is not a file")
     for stage in ("val", "test", "predict"):
-        if OmegaConf.select(cfg, f"data.{stage}.path", default="") is None:
+        if None in (OmegaConf.select(cfg, f"data.{stage}.{key}", default="") for key in ("path", "table")):
             cfg.data[stage] = None
     datamodule = hydra.utils.instantiate(cfg.data)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,6 +18,28 @@ LABELS_AT_ONCE = 2**20
 def named(source: Source) -> dict[str, tuple[str, ...]]:
     """The names of the values 0, 1, 2, … of each field that has any."""
     return {key: field.classes for key, field in source.spec.fields.items() if field.classes}
+
+
+def adopted(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
+    """A source with the numbers of other classes, where it found its own in a table.
+
+    Args:
+        source: Any; one that can do so has a method ``with_classes``.
+        classes: Names by batch key.
+
+    Raises:
+        ManifestError: A row has a class that is none of them; names it.
+    """
+    own = named(source)
+    others = {key: names for key, names in classes.items() if key in own and own[key] != tuple(names)}
+    change = getattr(source, "with_classes", None)
+    return source if change is None or not others else cast(Source, change(others))
+
+
+def of_training(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, list[Source]]:
+    """The sources of each stage, with the classes of the first: training, where there is any."""
+    classes = next((named(source) for sources in stages.values() for source in sources), {})
+    return {stage: [adopted(source, classes) for source in sources] for stage, sources in stages.items()}
 
 
 def check_alike(stages: Mapping[Any, Sequence[Source]]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from lit_async_data.classes import check_alike, counted, named
+from lit_async_data.classes import adopted, check_alike, counted, named, of_training
 from lit_async_data.device import Transform
-from lit_async_data.errors import ConfigError, ResumeError
+from lit_async_data.errors import ConfigError, ManifestError, ResumeError
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import default_budget, readable
@@ -81,7 +81,7 @@ class AsyncDataModule(pl.LightningDataModule):
         given: dict[str, Any] = {"train": train, "val": val, "test": test, "predict": predict}
         if source is not None or split is not None or groups is not None:
             given, self._split = sides_of(source, split, groups, given)
-        self.sources = {stage: sources_of(stage, given[stage]) for stage in STAGES}
+        self.sources = of_training({stage: sources_of(stage, given[stage]) for stage in STAGES})
         if not any(self.sources.values()):
             raise ConfigError("train: no source was given for any of train, val, test, predict; or source, and a split")
         check_alike(self.sources)
@@ -182,9 +182,18 @@ class AsyncDataModule(pl.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make sure that classes are those of the checkpoint: with others, the model's outputs mean other things.
 
+        Classes that were found in a table get the numbers that they have in the checkpoint.
+
         Raises:
-            ResumeError: They are not; names both.
+            ResumeError: They are not; names both, or the row with an unknown class.
         """
+        try:
+            saved = state_dict.get("classes", {})
+            self.sources = {
+                stage: [adopted(source, saved) for source in sources] for stage, sources in self.sources.items()
+            }
+        except ManifestError as error:
+            raise ResumeError(f"the classes are not those of the checkpoint: {error}", file=error.file) from error
         for key, names in state_dict.get("classes", {}).items():
             now = self.classes.get(key)
             if now is not None and list(now) != names:

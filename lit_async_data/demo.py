@@ -1,7 +1,8 @@
-"""What ``train.py`` trains on its own: scikit-learn's handwritten digits as HDF5 files, and a small network."""
+"""What ``train.py`` trains on its own: scikit-learn's digits, as HDF5 or as PNG files in a table, and a small model."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tempfile
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.lightning import pl
 from lit_async_data.sources.hdf5.source import HDF5Source
+from lit_async_data.sources.manifest.source import ManifestSource
 
 Part = Literal["train", "val", "test"]
 # 1797 digits in all.
@@ -41,7 +43,50 @@ def digits(root: str | os.PathLike[str], part: Part) -> HDF5Source:
     return HDF5Source(path, fields={"x": "data", "y": "labels"})
 
 
-def _write_digits(path: Path, part: Part) -> None:
+def digits_manifest(root: str | os.PathLike[str], **options: Any) -> ManifestSource:
+    """The handwritten digits as PNG files and a table, written to ``root/digits_manifest`` if they are not there yet.
+
+    Args:
+        root: Folder for data sets.
+        **options: Of `ManifestSource`. The table's columns are ``id`` (``"0007"``), ``path``, ``digit`` (0 to 9) and
+            ``even`` (0 or 1).
+
+    Returns:
+        A source of 1797 images, 8 × 8 grey values from 0 to 240, unless ``options`` say otherwise.
+
+    Raises:
+        MissingError: scikit-learn, which has the images, is not installed.
+        ConfigError: pyarrow or Pillow is missing, or an option is wrong.
+    """
+    folder = Path(root) / "digits_manifest"
+    if not folder.exists():
+        _write_manifest(folder)
+    return ManifestSource(folder / "digits.csv", **{"mode": "L", "id": "id", **options})
+
+
+def _write_manifest(folder: Path) -> None:
+    found = _digits()
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError("image: Pillow is missing: pip install 'lit-async-data[manifest]'") from None
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Put into place when it is whole: several processes may do this at once, and the first one's counts.
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        made = Path(temporary) / "made"
+        (made / "images").mkdir(parents=True)
+        lines = ["id,path,digit,even"]
+        for number, (values, digit) in enumerate(zip(found.images, found.target.tolist(), strict=True)):
+            path = f"images/{number:04}.png"
+            Image.fromarray((15 * values).astype(np.uint8)).save(made / path)
+            lines.append(f"{number:04},{path},{digit},{int(digit % 2 == 0)}")
+        (made / "digits.csv").write_text("\n".join(lines) + "\n")
+        if not folder.exists():
+            with contextlib.suppress(OSError):  # another process was faster
+                made.rename(folder)
+
+
+def _digits() -> Any:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -49,7 +94,11 @@ def _write_digits(path: Path, part: Part) -> None:
             "the digits come with scikit-learn: pip install 'lit-async-data[demo]', or train on a file of yours: "
             "python train.py data=hdf5 data.train.path=FILE.h5"
         ) from error
-    found: Any = load_digits()
+    return load_digits()
+
+
+def _write_digits(path: Path, part: Part) -> None:
+    found = _digits()
     order = np.random.default_rng(0).permutation(len(found.target))
     ends = np.cumsum([0, *(round(share * len(order)) for share in SHARES.values())])
     number = list(SHARES).index(part)

@@ -335,6 +335,7 @@ BAD = {
     "cache_bytes": [*NO_NUMBER, -1, "4 GB"],
     "memory_budget": [*NO_NUMBER[1:], 0, -1, "4 GB", 1e9],
     "timeout_s": [None, True, "60", [60], 0, -1, 0.0, -0.5, NAN, INFINITY],
+    "augment": NO_BOOL,
     "with_ids": NO_BOOL,
     "balance": [True, 0, 2.5, "", ["y"]],
     "weights": [True, 0, 2.5, "", [], {"y": 1}, [[1.0], [2.0]]],

@@ -889,7 +889,7 @@ def test_ids_must_be_different():
         assert caught.value.row == 2
     with pytest.raises(ManifestError, match="row 1, column 'n': no id"):
         table.check_ids("n")
-    with pytest.raises(ManifestError, match="column 'f': holds double; ids must be"):
+    with pytest.raises(ManifestError, match="column 'f': holds double; it must be"):
         table.check_ids("f")
     with pytest.raises(ManifestError, match=r"'x' in row 5 and row 0, … \(9 rows in all\)"):
         held({"a": ["x"] * 10}).check_ids("a")

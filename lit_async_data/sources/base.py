@@ -58,18 +58,14 @@ class Location(NamedTuple):
     """Where a sample lies.
 
     Attributes:
-        file: Path of the file; of a row of a table, that of the table.
+        file: Path of the file.
         group: Group inside the file, ``"/"`` for its root.
-        row: Row of the datasets there, or of the table, counted from 0.
-        id: What the table calls the sample; None where it says nothing, or there is none.
-        path: Of the first file that the table names for the sample; None where there is none.
+        row: Row of the datasets there, counted from 0.
     """
 
     file: str
     group: str
     row: int
-    id: str | None = None
-    path: str | None = None
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -153,6 +153,13 @@ class SubsetSource:
     def _of_the_whole(self, samples: Indices) -> Indices:
         check_range(samples, self)
         return self.samples[samples]
+
+    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
+        """The same samples with the numbers of other classes, where the whole found its own in a table."""
+        change = getattr(self.source, "with_classes", None)
+        if change is None:
+            return self
+        return type(self)(change(classes), self.samples, group_codes=self.group_codes)
 
     # -- how samples belong together ---------------------------------------------------------------------------------
 

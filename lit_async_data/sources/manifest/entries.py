@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 
 from lit_async_data.errors import AsyncDataError, ManifestError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import Part
+from lit_async_data.sources.base import Location, Part
 from lit_async_data.sources.manifest.origin import named, shown
 from lit_async_data.sources.manifest.table import Table
 from lit_async_data.sources.places import Places
 
 # What a table given in memory is called where a file would be.
 GIVEN = "the table given"
+
+
+class TableRow(Location):
+    """Where a sample of a table lies: a `Location` whose file is the table, and what the row says.
+
+    Attributes:
+        id: What the sample is called; None where samples have no names.
+        path: Of the first file that the row names; None where it names none.
+
+    Example:
+        >>> TableRow("birds.csv", 7, "007", "/data/owl.jpg").id
+        '007'
+    """
+
+    id: str | None
+    path: str | None
+
+    def __new__(cls, file: str, row: int, id: str | None = None, path: str | None = None) -> Self:  # noqa: A002, D102
+        made = super().__new__(cls, file, "/", row)
+        made.id, made.path = id, path
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.file, self.row, self.id, self.path
+
+    def __repr__(self) -> str:
+        return f"TableRow(file={self.file!r}, row={self.row}, id={self.id!r}, path={self.path!r})"
 
 
 class Entries:
@@ -56,6 +84,14 @@ class Entries:
         """File of the table and row there."""
         file, row = self.table.origin.place(int(self.rows_of(np.array([sample]))[0]))
         return GIVEN if file is None else file, row
+
+    def locations(self, samples: Indices, paths: Sequence[str | None]) -> list[Location]:
+        """Where samples lie, whose first files have these paths."""
+        places = map(self.place, samples.tolist())
+        return [
+            TableRow(file, row, name, path)
+            for (file, row), name, path in zip(places, self.ids(samples.tolist()), paths, strict=True)
+        ]
 
     def where(self, sample: int) -> str:
         """Row and id of a sample, for messages."""

@@ -80,8 +80,10 @@ class LabelField:
 
     def _unknown(self, row: int, name: str, classes: Sequence[str]) -> ManifestError:
         listed = ", ".join(map(shown, classes[:10])) + (", …" if len(classes) > 10 else "")
-        message = f"{shown(name)} is not one of the {len(classes)} classes of training ({listed})"
-        return self.origin.error(f"{message}; leave the row out, or give classes", row=row, column=self.column.names[0])
+        message = f"{shown(name)} is not one of the {len(classes)} classes ({listed})"
+        return self.origin.error(
+            f"{message} of training; leave the row out, or train with it", row=row, column=self.column.names[0]
+        )
 
 
 def _labels(column: Column, table: Table) -> Labels:

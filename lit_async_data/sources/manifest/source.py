@@ -178,22 +178,15 @@ class ManifestSource:
         self._fields.read(samples, out, keys)
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """File of the table and row there, id, and path of the first file of samples.
+        """File of the table and row there, and in attributes ``id``, and ``path`` of the first file.
 
         Raises:
             IndexError: A number is not in ``range(len(self))``.
         """
         samples = whole_numbers(ids, self)
         check_range(samples, self)
-        entries, paths = self._fields.entries, self._fields.paths
-        files = [None] * len(samples) if paths is None else paths.of(samples)
-        return [
-            Location(*parts)
-            for place, name, path in zip(
-                map(entries.place, samples.tolist()), entries.ids(samples.tolist()), files, strict=True
-            )
-            for parts in [(place[0], "/", place[1], name, path)]
-        ]
+        paths = self._fields.paths
+        return self._fields.entries.locations(samples, [None] * len(samples) if paths is None else paths.of(samples))
 
     def close(self) -> None:
         """Close every HDF5 file; others are open only while they are read."""

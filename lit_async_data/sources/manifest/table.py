@@ -274,7 +274,7 @@ class Table:
         """A column of text or whole numbers."""
         array = self._column(name)
         if not (is_text(array.type) or is_coded(array.type) or arrow("types").is_integer(array.type)):
-            raise self.origin.error(f"holds {array.type}, and not text or whole numbers", column=name)
+            raise self.origin.error(f"holds {array.type}; it must be text or whole numbers", column=name)
         return array
 
     def _column(self, name: str) -> Any:
