@@ -67,16 +67,17 @@ class Footprint:
             in_hand = max(workers, 1) * options.batch_size * schedule.plan(0).world_size
             groups = -(-in_hand // (order.width * order.rows))
             chunks = min((groups + 1) * order.width, order.chunks)
-        decoded = cache = 0
+        decoded = cache = fetched = 0
         if isinstance(source, KeepingSource):
             decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.band_bytes
             cache = min(options.cache_bytes, source.decodable_bytes)
+            fetched = getattr(source, "fetched_bytes", 0)
         layout = BatchLayout(spec, schedule.capacity)
         if ahead and source.chunks.reading == "copied" and not streams:
-            left = limit - decoded - cache
+            left = limit - decoded - cache - fetched
             most = min(left // (slots * layout.nbytes), schedule.steps)
             layout = BatchLayout(spec, schedule.capacity, together(layout.nbytes, most))
-        budget = Budget(slots, layout.nbytes, limit, decoded, cache)
+        budget = Budget(slots, layout.nbytes, limit, decoded, cache, fetched)
         return cls(workers, layout, budget, chunks, _amplification(source, schedule.plan(0), cache))
 
 

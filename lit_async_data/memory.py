@@ -54,6 +54,7 @@ class Budget:
         slot_bytes: Bytes of one.
         decoded: Bytes of decoded chunks that are held between batches.
         cache: Bytes of decoded chunks that are kept for good.
+        fetched: Bytes of files that are read ahead where that takes time, at most.
         limit: Bytes that the loader may hold in all.
 
     Example:
@@ -68,22 +69,28 @@ class Budget:
     limit: int
     decoded: int = 0
     cache: int = 0
+    fetched: int = 0
 
     @property
     def total(self) -> int:
         """Bytes that are held from the first batch on."""
-        return self.slots * self.slot_bytes + self.decoded + self.cache
+        return self.slots * self.slot_bytes + self._beside
+
+    @property
+    def _beside(self) -> int:
+        return self.decoded + self.cache + self.fetched
 
     @property
     def most_slots(self) -> int:
         """Slots that there may be if the user keeps batches."""
-        return (self.limit - self.decoded - self.cache) // self.slot_bytes
+        return (self.limit - self._beside) // self.slot_bytes
 
     @property
     def _parts(self) -> str:
         parts = [f"{self.slots} slots of {readable(self.slot_bytes)}"]
         parts += [f"{readable(self.decoded)} decoded"] if self.decoded else []
         parts += [f"{readable(self.cache)} cache"] if self.cache else []
+        parts += [f"{readable(self.fetched)} of files read ahead"] if self.fetched else []
         return " + ".join(parts)
 
     def check(self) -> None:

@@ -89,6 +89,8 @@ ORDER = [
     "sources.manifest.cropping",
     "sources.manifest.orientation",
     "sources.manifest.image_bytes",
+    "sources.manifest.resizing",
+    "sources.manifest.pixels",
     "sources.manifest.image",
     "sources.manifest.decoders",
     "sources.manifest.label_field",

@@ -260,6 +260,11 @@ class ConcatSource:
         """Bytes of everything that must be decoded."""
         return sum(source.decodable_bytes for source in self._keepers)
 
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of files that they read ahead, at most."""
+        return sum(getattr(source, "fetched_bytes", 0) for source in self.sources)
+
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; the cache is shared in proportion to what must be decoded."""
         whole = max(self.decodable_bytes, 1)

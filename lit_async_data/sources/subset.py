@@ -207,6 +207,11 @@ class SubsetSource:
         """Bytes of everything in the whole that must be decoded."""
         return 0 if self._keeping is None else self._keeping.decodable_bytes
 
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of files that the whole reads ahead, at most."""
+        return int(getattr(self.source, "fetched_bytes", 0))
+
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `KeepingSource.keep`."""
         return _nothing if self._keeping is None else self._keeping.keep(chunks, cache_bytes)

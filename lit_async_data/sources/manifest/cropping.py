@@ -11,6 +11,8 @@ from lit_async_data.sources.manifest.image_shape import ImageShape
 Box = tuple[float, float, float, float]
 
 _TRIES = 10
+# Of so many pixels, a part of one more or less is nothing.
+_LARGE = 128
 
 
 class Crop(NamedTuple):
@@ -52,7 +54,15 @@ def _middle_box(height: int, width: int, target: tuple[int, int]) -> Box:
     box_width = min(height * wide / tall, width)
     box_height = min(width * tall / wide, height)
     left, upper = (width - box_width) / 2, (height - box_height) / 2
-    return left, upper, left + box_width, upper + box_height
+    box = left, upper, left + box_width, upper + box_height
+    return whole_pixels(*box) if min(box_width, box_height) >= _LARGE else box
+
+
+def whole_pixels(left: float, upper: float, right: float, lower: float) -> Box:
+    """The nearest box that begins and ends with a pixel, and not beyond."""
+    width, height = max(int(right - left), 1), max(int(lower - upper), 1)
+    first, top = min(round(left), math.ceil(right) - width), min(round(upper), math.ceil(lower) - height)
+    return first, top, first + width, top + height
 
 
 def _padded(height: int, width: int, target: tuple[int, int]) -> Crop:

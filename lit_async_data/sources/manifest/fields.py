@@ -20,7 +20,7 @@ from lit_async_data.sources.concat import READING
 from lit_async_data.sources.manifest.column import FILES, Column, Kind
 from lit_async_data.sources.manifest.decoders import decoder_of
 from lit_async_data.sources.manifest.entries import Entries
-from lit_async_data.sources.manifest.fetching import HELD_BYTES, Fetching
+from lit_async_data.sources.manifest.fetching import Fetching
 from lit_async_data.sources.manifest.file_field import MOST_BYTES, FileField
 from lit_async_data.sources.manifest.hdf5_fields import (
     HDF5Fields,
@@ -180,8 +180,8 @@ class Fields:
         return any(useful)
 
     def held_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks and of files that are read ahead."""
-        return sum(stored.source.decoded_bytes(chunks) for stored in self.stored) + HELD_BYTES * bool(self.files)
+        """Bytes of decoded chunks."""
+        return sum(stored.source.decoded_bytes(chunks) for stored in self.stored)
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for both; what is returned takes it back."""

@@ -1,4 +1,4 @@
-"""Decoding images into arrays, by Pillow, which holds no lock of Python's meanwhile.
+"""Decoding images into arrays, by Pillow and torch, which hold no lock of Python's meanwhile.
 
 Pillow comes with the extra ``manifest`` and is imported when the first image is decoded. None of its settings is
 changed: they are one for the whole process.
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError
-from lit_async_data.sources.manifest.cropping import Box, Crop, crop_of
+from lit_async_data.sources.manifest.cropping import Crop, crop_of
 from lit_async_data.sources.manifest.image_bytes import (
     BMP,
     GIF,
@@ -27,22 +27,14 @@ from lit_async_data.sources.manifest.image_bytes import (
     format_of,
 )
 from lit_async_data.sources.manifest.image_shape import ImageShape
-from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of
+from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of, upright_size
+from lit_async_data.sources.manifest.pixels import SIXTEEN_BITS, pixels_of
+from lit_async_data.sources.manifest.resizing import resized
 from lit_async_data.spec import Bytes
 
-# A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are
-# left in each direction. Measured on photographs: what it changes is then about what the JPEG itself has changed
-# (0.4 to 0.9 of 255 on average); at 1 it would be three times that.
-_LEFT_OVER = 2
-# Pillow's own shortcut for images that become much smaller; from 3 on it changes less than 0.4 of 255 on average.
-_REDUCING_GAP = 3.0
 # What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
-_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
-_UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *_SIXTEEN_BITS)
+_UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *SIXTEEN_BITS)
 _WHITE_IS_ZERO = 0
-# Orientations in which what is stored at the right or at the bottom is seen at the left, or at the top.
-_RIGHT_FIRST = (2, 3, 6, 7)
-_LOWER_FIRST = (3, 4, 7, 8)
 
 
 def installed() -> bool:
@@ -85,7 +77,7 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
     image = _opened(stored, kind, shape, where)
     turned = _orientation(image, kind, stored)
     target = out.shape[0], out.shape[1]
-    height, width = _upright_size(image, turned)
+    height, width = upright_size(image.size, turned)
     if shape.image_size is None and target != (height, width):
         raise FormatError(
             f"{where}: {height}×{width} pixels (height × width), where {target[0]}×{target[1]} are expected; give "
@@ -93,7 +85,8 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
         )
     try:
         crop = crop_of(shape, height, width, target, key)
-        _write(_fitted(image, crop, shape, turned), crop, shape, out)
+        pixels, box = pixels_of(image, stored, crop, shape, turned)
+        _write(resized(pixels, box, crop.size, shape), crop, shape, out)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders raise whatever damaged data make them
@@ -115,7 +108,7 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
     stored = bytes(data)
     kind = format_of(stored, where)
     image = _opened(stored, kind, shape, where)
-    return _upright_size(image, _orientation(image, kind, stored))
+    return upright_size(image.size, _orientation(image, kind, stored))
 
 
 def _library() -> Any:
@@ -189,7 +182,7 @@ def _check_values(image: Any, data: bytes, kind: str, shape: ImageShape, where: 
             f"{where}: a {kind} of values that do not become 8 bits by themselves (Pillow's mode {image.mode}); "
             "convert it, or store it as .npy"
         )
-    if image.mode in _SIXTEEN_BITS and tags.get(262) == _WHITE_IS_ZERO:
+    if image.mode in SIXTEEN_BITS and tags.get(262) == _WHITE_IS_ZERO:
         raise FormatError(
             f"{where}: a TIFF of 16 bits in which 0 is white, which Pillow does not turn round; convert it"
         )
@@ -211,85 +204,7 @@ def _orientation(image: Any, kind: str, data: bytes) -> int:
     return orientation_of(exif) if isinstance(exif, bytes) else UPRIGHT
 
 
-def _upright_size(image: Any, turned: int) -> tuple[int, int]:
-    width, height = image.size
-    return (width, height) if turned >= 5 else (height, width)
-
-
-def _fitted(image: Any, crop: Crop, shape: ImageShape, turned: int) -> Any:
-    """The wanted part of an image, in the wanted size and mode."""
-    box = _reduced(image, crop, shape, turned)
-    image.load()
-    image = _converted(image, shape)
-    if turned != UPRIGHT:
-        image = image.transpose(_transposition(turned))
-    size = crop.size[1], crop.size[0]
-    if box != (0, 0, *image.size) or size != image.size:
-        image = image.resize(size, _filter(shape), box=box, reducing_gap=_REDUCING_GAP)
-    return image if image.mode == shape.mode else image.convert(shape.mode)
-
-
-def _reduced(image: Any, crop: Crop, shape: ImageShape, turned: int) -> Box:
-    """Have a JPEG decoded smaller, where more than enough is left; the box in the image that this will give."""
-    left, upper, right, lower = crop.box
-    if image.format != JPEG or shape.interpolation == "nearest":
-        return crop.box
-    room = min((right - left) / crop.size[1], (lower - upper) / crop.size[0]) / _LEFT_OVER
-    factor = next((factor for factor in (8, 4, 2) if factor <= room), 1)
-    if factor == 1:
-        return crop.box
-    # Stored, not upright: but both sides are divided alike.
-    before = _upright_size(image, turned)
-    image.draft(None, (image.size[0] // factor, image.size[1] // factor))
-    height, width = _upright_size(image, turned)
-    # The last column and row may be wider than the image: where it is mirrored, they come first.
-    across = width - before[1] / factor if turned in _RIGHT_FIRST else 0
-    down = height - before[0] / factor if turned in _LOWER_FIRST else 0
-    left, upper = left / factor + across, upper / factor + down
-    return left, upper, right / factor + across, lower / factor + down
-
-
-def _converted(image: Any, shape: ImageShape) -> Any:
-    """The image in a mode that can be resized: the wanted one, or grey where each grey value becomes a colour later."""
-    if image.mode in _SIXTEEN_BITS:
-        image = _eight_bits(image)
-    if not shape.alpha:
-        # Converted, it would be filled in or warned of.
-        image.info.pop("transparency", None)
-    if image.mode in ("La", "RGBa"):
-        image = image.convert(image.mode.upper())
-    if image.mode == shape.mode or (image.mode == "L" and shape.mode == "RGB"):
-        return image
-    return image.convert(shape.mode)
-
-
-def _eight_bits(image: Any) -> Any:
-    """The upper 8 of the bits that were stored."""
-    tags = getattr(image, "tag_v2", {})
-    bits = tags.get(258, (16,))[0]
-    values = np.asarray(image) >> (bits - 8)
-    return _library()[0].fromarray(values.astype(np.uint8))
-
-
-def _transposition(turned: int) -> Any:
-    ways = _library()[0].Transpose
-    return {
-        2: ways.FLIP_LEFT_RIGHT,
-        3: ways.ROTATE_180,
-        4: ways.FLIP_TOP_BOTTOM,
-        5: ways.TRANSPOSE,
-        6: ways.ROTATE_270,
-        7: ways.TRANSVERSE,
-        8: ways.ROTATE_90,
-    }[turned]
-
-
-def _filter(shape: ImageShape) -> Any:
-    return _library()[0].Resampling[shape.interpolation.upper()]
-
-
-def _write(image: Any, crop: Crop, shape: ImageShape, out: Bytes) -> None:
-    pixels = np.frombuffer(image.tobytes(), np.uint8).reshape(*crop.size, shape.channels)
+def _write(pixels: Bytes, crop: Crop, shape: ImageShape, out: Bytes) -> None:
     if crop.size == out.shape[:2]:
         out[...] = pixels
         return

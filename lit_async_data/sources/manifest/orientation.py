@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import struct
 
+from lit_async_data.spec import Bytes
+
 UPRIGHT = 1
 _TAG = 0x0112
 _SHORT, _LONG = 3, 4
@@ -47,3 +49,27 @@ def _value(order: str, kind: int, count: int, block: bytes, place: int) -> int:
         return UPRIGHT
     (value,) = struct.unpack_from(order + letter, block, place)
     return int(value) if 1 <= value <= 8 else UPRIGHT
+
+
+def upright_size(size: tuple[int, int], turned: int) -> tuple[int, int]:
+    """(height, width) of an image as it is seen, from (width, height) as it is stored."""
+    width, height = size
+    return (width, height) if turned >= 5 else (height, width)
+
+
+def mirrored(turned: int) -> tuple[bool, bool]:
+    """Whether what is stored at the right is seen at the left, and what is stored at the bottom at the top."""
+    return turned in (2, 3, 6, 7), turned in (3, 4, 7, 8)
+
+
+def upright(pixels: Bytes, turned: int) -> Bytes:
+    """Pixels as they are seen: a view of those that are stored.
+
+    Args:
+        pixels: Shape (height, width, channels).
+        turned: How the camera was held, 1 to 8.
+    """
+    if turned >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    right_first, lower_first = mirrored(turned)
+    return pixels[:: -1 if lower_first else 1, :: -1 if right_first else 1]

@@ -19,6 +19,7 @@ from lit_async_data.sources.manifest.checking import Check
 from lit_async_data.sources.manifest.checking import check as looked_at
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Given
+from lit_async_data.sources.manifest.fetching import HELD_BYTES
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.selection import absolute, chosen_columns, root_of
@@ -276,8 +277,13 @@ class ManifestSource:
         return self._fields.prepare(samples, decode=decode)
 
     def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks and of files read ahead; see `KeepingSource.decoded_bytes`."""
+        """Bytes of decoded chunks of HDF5 files; see `KeepingSource.decoded_bytes`."""
         return self._fields.held_bytes(chunks)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of files that are read ahead, at most."""
+        return HELD_BYTES if self._fields.files else 0
 
     @property
     def band_bytes(self) -> int:
