@@ -1,0 +1,231 @@
+"""Files read ahead: only where they are not in memory, each once, and nothing is left when nobody wants them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncLoader, ManifestSource
+from lit_async_data.errors import MissingError
+from lit_async_data.sources.manifest import fetching
+from lit_async_data.sources.manifest.fetching import HELD_BYTES, THREADS, Fetching
+
+MOST = 2**30
+
+
+class Disk:
+    """Stands for a slow disk: what is read waits for its gate, and everything had to come from the disk."""
+
+    def __init__(self, monkeypatch, *, cold=True, gated=False):
+        self.cold, self.asked = cold, []
+        self.gate = threading.Event()
+        self.arrived = threading.Semaphore(0)
+        if not gated:
+            self.gate.set()
+        self._read = fetching.fetched
+        monkeypatch.setattr(fetching, "fetched", self.fetched)
+
+    def fetched(self, path, most_bytes):
+        self.asked.append((path, threading.current_thread().name))
+        self.arrived.release()
+        assert self.gate.wait(30)
+        return self._read(path, most_bytes)[0], self.cold
+
+
+@pytest.fixture
+def files(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}").write_bytes(bytes([number]) * 100)
+    return [str(tmp_path / f"{number}") for number in range(40)]
+
+
+def fetchers():
+    return [thread for thread in threading.enumerate() if "fetcher" in thread.name]
+
+
+def made_cold(reader, files):
+    for path in files[:4]:
+        reader.read(path, MOST)
+
+
+def test_nothing_is_read_ahead_of_what_is_in_memory(files, monkeypatch):
+    disk, reader = Disk(monkeypatch, cold=False), Fetching()
+    give_back = reader.keep()
+    made_cold(reader, files)
+    assert not reader.wanted
+    assert not fetchers()
+    assert len(disk.asked) == 4
+    give_back()
+
+
+def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
+    disk, reader = Disk(monkeypatch), Fetching()
+    made_cold(reader, files)
+    assert not reader.wanted
+    reader.fetch(files, MOST)
+    assert len(disk.asked) == 4
+    assert not fetchers()
+
+
+def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, monkeypatch):
+    disk, reader = Disk(monkeypatch), Fetching()
+    give_back = reader.keep()
+    made_cold(reader, files)
+    assert reader.wanted
+    del disk.asked[:]
+    reader.fetch(files[10:30], MOST)
+    found = [reader.read(path, MOST) for path in files[10:30]]
+    assert found == [bytes([number]) * 100 for number in range(10, 30)]
+    assert sorted(path for path, _ in disk.asked) == sorted(files[10:30])
+    assert all("fetcher" in name for _, name in disk.asked)
+    give_back()
+    assert not fetchers()
+
+
+def test_so_many_files_are_waited_for_at_a_time(files, monkeypatch):
+    disk, reader = Disk(monkeypatch, gated=True), Fetching()
+    give_back = reader.keep()
+    reader.fetch(files, MOST)
+    for _ in range(THREADS):
+        assert disk.arrived.acquire(timeout=30)
+    # All of them wait at the gate, and no further one is asked for.
+    assert len(disk.asked) == THREADS
+    disk.gate.set()
+    assert reader.read(files[39], MOST) == bytes([39]) * 100
+    give_back()
+
+
+def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, monkeypatch):
+    disk, reader, found = Disk(monkeypatch, gated=True), Fetching(), []
+    give_back = reader.keep()
+    reader.fetch(files[:1], MOST)
+    assert disk.arrived.acquire(timeout=30)
+    waiting = threading.Thread(target=lambda: found.append(reader.read(files[0], MOST)))
+    waiting.start()
+    assert not found
+    disk.gate.set()
+    waiting.join(30)
+    assert found == [bytes(100)]
+    assert len(disk.asked) == 1
+    give_back()
+
+
+def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch):
+    # 1. All threads are in the middle of a read, and a file waits for its turn. 2. A worker waits for that file. 3. The
+    # loader is closed, and threads end once they are through: nobody would ever read it.
+    disk, reader, found = Disk(monkeypatch, gated=True), Fetching(), []
+    monkeypatch.setattr(fetching, "_END_S", 0.0)
+    give_back = reader.keep()
+    reader.fetch(files, MOST)
+    for _ in range(THREADS):
+        assert disk.arrived.acquire(timeout=30)
+    begun = threading.Event()
+    monkeypatch.setattr(fetching, "fetched", lambda path, most: begun.set() or (disk.fetched(path, most)))
+    waiting = threading.Thread(target=lambda: found.append(reader.read(files[39], MOST)))
+    waiting.start()
+    threads = fetchers()
+    give_back()
+    assert begun.wait(30)  # it reads the file by itself
+    disk.gate.set()
+    waiting.join(30)
+    assert found == [bytes([39]) * 100]
+    for thread in threads:
+        thread.join(30)
+
+
+def test_what_cannot_be_read_is_said_to_who_asks_for_it(files, monkeypatch):
+    Disk(monkeypatch)
+    reader = Fetching()
+    give_back = reader.keep()
+    reader.fetch([files[0] + ".gone", files[1]], MOST)
+    assert reader.read(files[1], MOST) == bytes([1]) * 100
+    with pytest.raises(MissingError, match="gone: no such file"):
+        reader.read(files[0] + ".gone", MOST)
+    give_back()
+
+
+def test_no_more_is_held_than_is_allowed(files, monkeypatch):
+    disk, reader = Disk(monkeypatch), Fetching()
+    monkeypatch.setattr(fetching, "HELD_BYTES", 250)
+    monkeypatch.setattr(fetching, "THREADS", 1)
+    give_back = reader.keep()
+    reader.fetch(files[:1], MOST)
+    reader._files[files[0]].done.wait(30)
+    for number in range(1, 10):
+        reader.fetch(files[number : number + 1], MOST)
+        if files[number] in reader._files:
+            reader._files[files[number]].done.wait(30)
+    assert len(disk.asked) == 3  # 300 bytes: beyond the limit nothing more is begun
+    assert reader.read(files[0], MOST) == bytes(100)
+    reader.fetch(files[20:21], MOST)
+    reader._files[files[20]].done.wait(30)
+    assert len(disk.asked) == 4
+    give_back()
+    assert reader._held == 0
+
+
+def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
+    Disk(monkeypatch)
+    monkeypatch.setattr(fetching, "_STALE", 3)
+    reader = Fetching()
+    give_back = reader.keep()
+    reader.fetch(files[:1], MOST)
+    reader._files[files[0]].done.wait(30)
+    for number in range(1, 5):
+        reader.fetch(files[number : number + 1], MOST)
+    assert files[0] not in reader._files
+    for number in range(1, 5):
+        reader.read(files[number], MOST)
+    assert reader._held == 0
+    give_back()
+
+
+def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
+    Disk(monkeypatch)
+    reader = Fetching()
+    first, second = reader.keep(), reader.keep()
+    made_cold(reader, files)
+    reader.fetch(files[5:7], MOST)
+    first()
+    first()  # twice is once
+    assert reader.wanted
+    assert reader.read(files[5], MOST) == bytes([5]) * 100
+    second()
+    assert not reader.wanted
+    assert not fetchers()
+    assert reader.read(files[6], MOST) == bytes([6]) * 100
+
+
+def test_a_copy_in_another_process_begins_anew(files, monkeypatch):
+    Disk(monkeypatch)
+    reader = Fetching()
+    give_back = reader.keep()
+    made_cold(reader, files)
+    again = pickle.loads(pickle.dumps(reader))
+    assert (again.wanted, reader.wanted) == (False, True)
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # a fork: threads do not exist there
+    assert not reader.wanted
+    assert reader.read(files[9], MOST) == bytes([9]) * 100
+    monkeypatch.undo()
+    give_back()
+
+
+def test_a_loader_reads_cold_files_ahead_and_delivers_the_same(tmp_path, monkeypatch):
+    for number in range(60):
+        np.save(tmp_path / f"{number}.npy", np.full(3, number, "f4"))
+    (tmp_path / "t.jsonl").write_text("".join(f'{{"path": "{number}.npy", "y": {number}}}\n' for number in range(60)))
+    source = ManifestSource(tmp_path / "t.jsonl", {"x": "path", "y": "y"}, check="none")
+    disk = Disk(monkeypatch)
+    options = {"batch_size": 2, "shuffle": "global", "workers": 1, "queue_depth": 1}
+    with AsyncLoader(source, options) as loader:
+        assert f"{HELD_BYTES >> 20}.0 MiB of files read ahead" in str(loader.footprint.budget)
+        batches = [next(loader) for _ in range(30)]
+    assert all((batch["x"][:, 0] == batch["y"]).all() for batch in batches)
+    assert sorted(int(number) for batch in batches for number in batch["y"]) == list(range(60))
+    ahead = {path for path, name in disk.asked if "fetcher" in name}
+    assert len(ahead) >= 20
+    assert not fetchers()
