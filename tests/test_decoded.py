@@ -16,6 +16,7 @@ from lit_async_data.errors import CorruptError, MemoryBudgetError
 from lit_async_data.plan import EpochPlan, Key, Schedule
 from lit_async_data.preparation import Preparation
 from lit_async_data.sources.hdf5 import holding
+from lit_async_data.sources.hdf5.band_memory import LEAST_BYTES, BandMemory
 from lit_async_data.sources.hdf5.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
 
@@ -395,3 +396,72 @@ def test_auto_goes_by_chunks_where_several_compressed_samples_share_one(file, tm
     raw = HDF5Source(tmp_path / "raw.h5", ["data"])
     assert AsyncLoader(raw, {"batch_size": 4}).order.shuffle == "global"
     assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.chunk_order.chunks == 6
+
+
+# -- memory of bands ---------------------------------------------------------------------------------------------------
+
+
+def large(value):
+    return np.full((4, LEAST_BYTES), value, np.uint8)
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_a_band_is_copied_into_memory_that_is_used_again_when_nobody_sees_it():
+    memory = BandMemory()
+    first = memory.copied(large(1))
+    seen = first[2, 5:9]  # a view of a view keeps it
+    place = address(first)
+    del first
+    second = memory.copied(large(2))
+    assert address(second) != place
+    assert (seen == 1).all()
+    del seen
+    third = memory.copied(large(3))
+    assert address(third) == place
+    assert (second == 2).all()
+    assert (third == 3).all()
+
+
+def test_memory_of_another_size_is_given_back_before_more_is_taken():
+    memory = BandMemory()
+    for rows in (4, 5, 6):
+        memory.copied(np.zeros((rows, LEAST_BYTES), np.uint8))  # nobody keeps it
+        assert sum(vacant.qsize() for vacant in memory._vacant.values()) == 1
+    memory.clear()
+    assert not memory._vacant
+
+
+def test_a_small_band_stays_where_it_is():
+    band = np.zeros(LEAST_BYTES - 1, np.uint8)
+    assert BandMemory().copied(band) is band
+
+
+def test_what_is_being_copied_while_all_is_let_go_of_counts_afterwards(monkeypatch):
+    # 1. A worker has decoded a band, made room for it, and is copying it. 2. Another closes the source: all bands go.
+    # 3. The band is filed. Were its bytes forgotten in step 2, one more band than there is room for would be kept.
+    bands = RecentBands()
+    bands.add_room(2 * large(0).nbytes)
+    copied = bands._memory.copied
+    monkeypatch.setattr(bands._memory, "copied", lambda band: bands.clear() or copied(band))
+    bands.fetch("a", lambda: large(1), wait=True)
+    monkeypatch.undo()
+    for key in "bcd":
+        bands.fetch(key, lambda: large(2), wait=True)
+    assert len(bands._turn_of) == 2
+    assert bands._taken == 2 * large(0).nbytes
+
+
+def test_a_copy_that_fails_takes_no_room(monkeypatch):
+    bands = RecentBands()
+    bands.add_room(2 * large(0).nbytes)
+
+    def fails(band):
+        raise MemoryError
+
+    monkeypatch.setattr(bands._memory, "copied", fails)
+    with pytest.raises(MemoryError):
+        bands.fetch("a", lambda: large(1), wait=True)
+    assert (bands._taken, bands._decoding) == (0, set())

@@ -35,6 +35,7 @@ ORDER = [
     "sources.hdf5.index",
     "sources.hdf5.identity",
     "sources.hdf5.dataset",
+    "sources.hdf5.band_memory",
     "sources.hdf5.decoded",
     "sources.residency",
     "sources.hdf5.open_file",

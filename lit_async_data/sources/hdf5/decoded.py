@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Turn
+from lit_async_data.sources.hdf5.band_memory import BandMemory
 
 Array = npt.NDArray[Any]
 # Seconds between two looks of a thread that waits for another to decode what it wants too.
@@ -43,6 +44,7 @@ class RecentBands:
         self._decoding: set[Hashable] = set()
         self._room = 0
         self._taken = 0
+        self._memory = BandMemory()
 
     def add_room(self, nbytes: int) -> None:
         """Room for this many bytes more, or less."""
@@ -62,7 +64,7 @@ class RecentBands:
         Returns:
             The band, or None if another thread is decoding it and ``wait`` is false.
         """
-        band, mine = None, False
+        band, mine, kept = None, False, False
         try:  # around everything: Ctrl-C must leave no key behind for which others would wait
             with self._changed:
                 while key not in self._turn_of and key in self._decoding:
@@ -74,19 +76,30 @@ class RecentBands:
                 mine = True
                 self._decoding.add(key)
             band = decode()
+            band, kept = self._copied(band)
         finally:
             if mine:
-                self._done(key, band, turn)
+                with self._changed:
+                    self._decoding.discard(key)
+                    if kept:
+                        assert band is not None
+                        self._put(key, band, turn)
+                    self._changed.notify_all()
         return band
 
-    def _done(self, key: Hashable, band: Array | None, turn: Turn) -> None:
+    def _copied(self, band: Array) -> tuple[Array, bool]:
+        """A band as it can be kept, once there is room for it; and whether there can be."""
         with self._changed:
-            self._decoding.discard(key)
-            if band is not None and band.nbytes <= self._room:
-                self._make_room(band.nbytes)
-                self._put(key, band, turn)
-                self._taken += band.nbytes
-            self._changed.notify_all()
+            if band.nbytes > self._room:
+                return band, False
+            self._make_room(band.nbytes)
+            self._taken += band.nbytes
+        try:
+            return self._memory.copied(band), True
+        except BaseException:
+            with self._changed:
+                self._taken -= band.nbytes
+            raise
 
     def missing(self, name: object, numbers: Indices, turn: Turn) -> Indices:
         """Those of these bands of one dataset that are neither here nor being decoded.
@@ -106,9 +119,11 @@ class RecentBands:
     def clear(self) -> None:
         """Let go of all of them."""
         with self._changed:
+            # Not what is being copied now, whose bytes are taken already.
+            self._taken -= sum(band.nbytes for bands in self._bands.values() for band in bands.values())
             self._bands.clear()
             self._turn_of.clear()
-            self._taken = 0
+            self._memory.clear()
 
     def _put(self, key: Hashable, band: Array, turn: Turn) -> None:
         number = self._number(turn)
