@@ -28,6 +28,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -62,11 +63,7 @@ class Long(Run):
 
     @property
     def seconds(self) -> float:
-        return 0.3 if self.quick else 2.0
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        return (0, 2) if self.quick else (0, 1, 2)
+        return 0.3 if self.quick else 1.5
 
 
 def cores() -> int:
@@ -96,15 +93,18 @@ def costed(way: Way, run: Run) -> tuple[float, float]:
         return images / seconds, images / (spent() - before)
 
 
-def limit(reading: Reading, files: list[bytes], seconds: float) -> float:
-    """Images per second that one thread decodes from memory, into one array."""
-    out, done, started = reading.empty(), 0, time.perf_counter()
-    while True:
-        for data in files:
-            reading.decode(data, out, done if reading.random else None)
+def limit(reading: Reading, files: list[bytes], seconds: float, threads: int = 1) -> float:
+    """Images per second that threads decode from memory, each into one array."""
+
+    def decoded(_: int) -> float:
+        out, done, started = reading.empty(), 0, time.perf_counter()
+        while (passed := time.perf_counter() - started) < seconds:
+            reading.decode(files[done % len(files)], out, done if reading.random else None)
             done += 1
-            if (passed := time.perf_counter() - started) >= seconds:
-                return done / passed
+        return done / passed
+
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(decoded, range(threads)))
 
 
 def compared(run: Run, reading: Reading) -> Figures:
@@ -114,22 +114,28 @@ def compared(run: Run, reading: Reading) -> Figures:
     found, left_out = ways.others(reading, run.workers)
     found = [ways.ours(source, workers) for workers in (1, 2, "auto")] + found
     in_memory = [read_file(path, ways.MOST_BYTES) for path in reading.files.paths]
-    limits: list[float] = []
+    limits: list[tuple[float, float]] = []
     turns: dict[str, list[tuple[float, float]]] = {way.name: [] for way in found}
     for _ in range(run.rounds):
-        limits.append(limit(reading, in_memory, run.seconds))
+        limits.append((limit(reading, in_memory, run.seconds), limit(reading, in_memory, run.seconds, cores())))
         for way in found:
             turns[way.name].append(costed(way, run))
     source.close()
-    most, size = statistics.median(limits), sum(map(len, in_memory)) / len(in_memory)
+    (most, all_cores), size = map(statistics.median, zip(*limits)), sum(map(len, in_memory)) / len(in_memory)
     print(f"\n{reading.name}, {len(in_memory):,} files of {size / 1024:.0f} KiB, batch {BATCH}; ", end="")
-    print(f"decode limit on one thread {most:,.0f} images/s")
+    print(f"decode limit on one thread {most:,.0f} images/s, on {cores()} {all_cores:,.0f}")
     print(f"{'':<40}  images/s  × limit  CPU ms/image  images/CPU s")
     rows = []
     for way in found:
         rate, per_cpu = (statistics.median(figure) for figure in zip(*turns[way.name], strict=True))
         row = {"reading": reading.name, "way": way.name, "family": way.family, "workers": way.workers}
-        row |= {"ours": way.ours, "limit": most, "images_per_s": rate, "images_per_cpu_s": per_cpu}
+        row |= {
+            "ours": way.ours,
+            "limit": most,
+            "limit_all_cores": all_cores,
+            "images_per_s": rate,
+            "images_per_cpu_s": per_cpu,
+        }
         rows.append(row)
         print(f"{way.name:<40} {rate:>9,.0f} {rate / most:>8.2f} {1000 / per_cpu:>13.3f} {per_cpu:>13,.0f}")
     for reason in left_out:
@@ -138,6 +144,7 @@ def compared(run: Run, reading: Reading) -> Figures:
 
 
 def photographs(run: Run) -> Figures:
+    run = Long(run.quick, run.folder)
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
         files = manifest_files.photographs(folder, 256 if run.quick else 3_000)
         readings = [
@@ -160,7 +167,7 @@ def small(run: Run) -> Figures:
 def first(run: Run) -> Figures:
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
         files = manifest_files.photographs(folder, 256 if run.quick else 1_000)
-        turns = [held.apart(ways.first_batches, files, SIDE) for _ in range(1 if run.quick else 5)]
+        turns = [held.apart(ways.first_batches, files, SIDE) for _ in range(run.rounds)]
     rows = [{"way": name, "ms": statistics.median(turn[name] for turn in turns)} for name in turns[0]]
     print(f"\nThe first batch of {BATCH} photographs, randomly cropped, milliseconds")
     for row in rows:
@@ -203,7 +210,7 @@ def ahead(run: Run) -> Figures:
     rates: dict[tuple[str, str], list[float]] = {}
     dropped = True
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-        files = manifest_files.photographs(folder, 256 if run.quick else 2_000)
+        files = manifest_files.photographs(folder, 256 if run.quick else 1_000)
         reading = Reading(CROPPED, files, ImageShape(SIDE, resize="random_crop"))
         source = reading.source()
         for _ in range(run.rounds):
@@ -250,13 +257,8 @@ def goals(figures: dict[str, Figures]) -> Iterator[Goal]:
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
-PARTS: dict[str, Callable[[Run], Figures]] = {
-    "photographs": photographs,
-    "small": small,
-    "first": first,
-    "rows": rows,
-    "ahead": ahead,
-}
+PARTS: dict[str, Callable[[Run], Figures]]
+PARTS = {"photographs": photographs, "small": small, "first": first, "rows": rows, "ahead": ahead}
 
 
 def arguments() -> argparse.Namespace:
@@ -277,10 +279,10 @@ def main() -> None:
     logging.disable(logging.ERROR)
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, Pillow {PIL.__version__}"
     machine = f"{cores()} cores, {platform.machine()}, {versions}"
-    print(machine)
+    print(f"{machine}; load average before {os.getloadavg()[0]:.1f}")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        run = Long(given.quick, folder)
+        run = Run(given.quick, folder)
         figures = {name: part(run) for name, part in PARTS.items() if name in (given.parts or PARTS)}
     reached = list(goals(figures))
     print(f"\nGoals{', of which --quick says nothing' if given.quick else ''}")
