@@ -1,0 +1,299 @@
+"""Reading files that a table names, measured against what decoders allow and against other ways to read them.
+
+    python benchmarks/manifest.py [--quick] [--json FILE] [--folder DIR] [photographs | small | first | rows ...]
+
+* photographs: JPEGs of 256×256 to 500×500 pixels, stretched and randomly cropped to 224×224.
+* small: PNGs of 64×64 pixels, and ``.npy`` files of float32 3×64×64.
+* first: how long the first batch takes, in a process that has read none.
+* rows: tables of 50 million rows: seconds until they can be used, and memory, each in a process of its own.
+* ahead: photographs that are not in the page cache, with and without reading ahead; also where each takes 5 ms to come.
+
+Turns, medians and machine as in hdf5.py. Files are in the page cache except for `ahead`; batches are only counted, by
+their number and by the processor's time that all processes take for them. Before that, labels and pixels are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import held
+import manifest_files
+import manifest_peers as ways
+import pagecache
+import PIL
+import torch
+from goals import Goal
+from hdf5 import Run, count, from_cold
+from manifest_files import BATCH, Reading
+from peers import OURS, Way
+
+from lit_async_data.sources.manifest import fetching
+from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.stored_file import fetched, read_file
+
+SIDE = 224
+STRETCHED, CROPPED = "JPEG stretched to 224²", "JPEG random crop to 224²"
+# What two cores reach of one that only decodes: all of the second, and what the training loop leaves of the first.
+SHARE = 0.7
+CHEAPER = 1.2
+FIRST_MS = 200
+Figures = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Long(Run):
+    """Turns of many batches: one of photographs takes tenths of a second."""
+
+    @property
+    def seconds(self) -> float:
+        return 0.3 if self.quick else 1.5
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+# -- batches that are counted ------------------------------------------------------------------------------------------
+
+
+def spent() -> float:
+    """Seconds of the processor that this process and all that it started have taken, also those that still run."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    for child in multiprocessing.active_children():
+        # RUSAGE_CHILDREN knows only of those that have ended.
+        words = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+        seconds += (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def costed(way: Way, run: Run) -> tuple[float, float]:
+    """Images per second, and images per second of the processor."""
+    with way.opened() as batches:
+        count(batches, way.ready + 1, run.settle, 1, run.patience)
+        before = spent()
+        images, seconds = count(batches, 1, run.seconds, way.period, run.patience)
+        return images / seconds, images / (spent() - before)
+
+
+def limit(reading: Reading, files: list[bytes], seconds: float, threads: int = 1) -> float:
+    """Images per second that threads decode from memory, each into one array."""
+
+    def decoded(_: int) -> float:
+        out, done, started = reading.empty(), 0, time.perf_counter()
+        while (passed := time.perf_counter() - started) < seconds:
+            reading.decode(files[done % len(files)], out, done if reading.random else None)
+            done += 1
+        return done / passed
+
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(decoded, range(threads)))
+
+
+def compared(run: Run, reading: Reading) -> Figures:
+    """Check a reading's values, measure ways in turns, and show them."""
+    source = reading.source()
+    ways.check(reading, source, 1 if run.quick else 3)
+    found, left_out = ways.others(reading, run.workers)
+    found = [ways.ours(source, workers) for workers in (1, 2, "auto")] + found
+    in_memory = [read_file(path, ways.MOST_BYTES) for path in reading.files.paths]
+    limits: list[tuple[float, float]] = []
+    turns: dict[str, list[tuple[float, float]]] = {way.name: [] for way in found}
+    for _ in range(run.rounds):
+        limits.append((limit(reading, in_memory, run.seconds), limit(reading, in_memory, run.seconds, cores())))
+        for way in found:
+            turns[way.name].append(costed(way, run))
+    source.close()
+    (most, all_cores), size = map(statistics.median, zip(*limits)), sum(map(len, in_memory)) / len(in_memory)
+    print(f"\n{reading.name}, {len(in_memory):,} files of {size / 1024:.0f} KiB, batch {BATCH}; ", end="")
+    print(f"decode limit on one thread {most:,.0f} images/s, on {cores()} {all_cores:,.0f}")
+    print(f"{'':<40}  images/s  × limit  CPU ms/image  images/CPU s")
+    rows = []
+    for way in found:
+        rate, per_cpu = (statistics.median(figure) for figure in zip(*turns[way.name], strict=True))
+        row = {"reading": reading.name, "way": way.name, "family": way.family, "workers": way.workers}
+        row |= {
+            "ours": way.ours,
+            "limit": most,
+            "limit_all_cores": all_cores,
+            "images_per_s": rate,
+            "images_per_cpu_s": per_cpu,
+        }
+        rows.append(row)
+        print(f"{way.name:<40} {rate:>9,.0f} {rate / most:>8.2f} {1000 / per_cpu:>13.3f} {per_cpu:>13,.0f}")
+    for reason in left_out:
+        print(f"left out: {reason}")
+    return rows
+
+
+def photographs(run: Run) -> Figures:
+    run = Long(run.quick, run.folder)
+    with tempfile.TemporaryDirectory(dir=run.folder) as folder:
+        files = manifest_files.photographs(folder, 256 if run.quick else 3_000)
+        readings = [
+            Reading(STRETCHED, files, ImageShape(SIDE)),
+            Reading(CROPPED, files, ImageShape(SIDE, resize="random_crop")),
+        ]
+        return [row for reading in readings for row in compared(run, reading)]
+
+
+def small(run: Run) -> Figures:
+    number = 512 if run.quick else 3_000
+    with tempfile.TemporaryDirectory(dir=run.folder) as folder:
+        rows = compared(run, Reading("PNG 64×64", manifest_files.small(folder, number), ImageShape()))
+        return rows + compared(run, Reading(".npy float32 3×64×64", manifest_files.arrays(folder, number), None))
+
+
+# -- the first batch ---------------------------------------------------------------------------------------------------
+
+
+def first(run: Run) -> Figures:
+    with tempfile.TemporaryDirectory(dir=run.folder) as folder:
+        files = manifest_files.photographs(folder, 256 if run.quick else 1_000)
+        turns = [held.apart(ways.first_batches, files, SIDE) for _ in range(run.rounds)]
+    rows = [{"way": name, "ms": statistics.median(turn[name] for turn in turns)} for name in turns[0]]
+    print(f"\nThe first batch of {BATCH} photographs, randomly cropped, milliseconds")
+    for row in rows:
+        print(f"{row['way']:<50} {row['ms']:>8,.0f}")
+    print(f"{multiprocessing.get_start_method()} is what a DataLoader does here unless told otherwise")
+    return rows
+
+
+# -- tables of many rows -----------------------------------------------------------------------------------------------
+
+
+def rows(run: Run) -> Figures:
+    number, found = 1_000_000 if run.quick else 50_000_000, []
+    print(f"\nTables of {number:,} rows, columns id, path and label")
+    print(f"{'':<20} seconds  order ms  bytes/row  at most bytes/row")
+    for kind in ("parquet", "csv"):
+        with tempfile.TemporaryDirectory(dir=run.folder) as folder:
+            path = manifest_files.large_table(folder, kind, number)
+            for with_id in (False, True):
+                row = {
+                    "table": kind,
+                    "rows": number,
+                    "id": with_id,
+                    **held.apart(manifest_files.usable, path, number, with_id),
+                }
+                found.append(row)
+                name = f"{kind}, {'ids' if with_id else 'no ids'}"
+                print(
+                    f"{name:<20} {row['seconds']:>7.2f} {row['order_ms']:>9.1f} {row['bytes_per_row']:>10.1f} "
+                    f"{row['peak_bytes_per_row']:>18.1f}"
+                )
+    return found
+
+
+# -- reading ahead -----------------------------------------------------------------------------------------------------
+
+
+def ahead(run: Run) -> Figures:
+    """Photographs that are not in memory, from the first batch on."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    dropped = True
+    with tempfile.TemporaryDirectory(dir=run.folder) as folder:
+        files = manifest_files.photographs(folder, 256 if run.quick else 1_000)
+        reading = Reading(CROPPED, files, ImageShape(SIDE, resize="random_crop"))
+        source = reading.source()
+        for _ in range(run.rounds):
+            for place in ("page cache", "disk", "network"):
+                for how in ("read ahead", "not ahead"):
+                    if place == "disk":
+                        gc.collect()
+                        dropped &= all(list(map(pagecache.dropped, files.paths)))  # each of them
+                    far = mock.patch.object(
+                        fetching, "fetched", manifest_files.delayed if place == "network" else fetched
+                    )
+                    keep = fetching.Fetching.keep if how == "read ahead" else manifest_files.nothing_kept
+                    with far, mock.patch.object(fetching.Fetching, "keep", keep):
+                        rate = from_cold(ways.ours(source, 2), len(files.paths))
+                    rates.setdefault((place, how), []).append(rate)
+        source.close()
+    print(f"\n{CROPPED}, {len(files.paths):,} files, AsyncLoader with 2 workers, from the first batch on, images/s")
+    if not dropped:
+        print("the page cache could not be dropped here: these are not the figures of a cold one")
+    found = []
+    for (place, how), measured in rates.items():
+        found.append({"place": place, "how": how, "images_per_s": statistics.median(measured), "dropped": dropped})
+        print(f"{place + ', ' + how:<30} {found[-1]['images_per_s']:>8,.0f}")
+    return found
+
+
+# -- goals -------------------------------------------------------------------------------------------------------------
+
+
+def goals(figures: dict[str, Figures]) -> Iterator[Goal]:
+    counted = figures.get("photographs", []) + figures.get("small", [])
+    for name in dict.fromkeys(row["reading"] for row in counted):
+        of = [row for row in counted if row["reading"] == name]
+        mine, theirs = ([row for row in of if row["ours"] == ours] for ours in (True, False))
+        rate = max(row["images_per_s"] for row in mine) / mine[0]["limit"]
+        wanted = cores() - 1 + SHARE
+        yield Goal(f"{name}, times the decode limit on one thread", rate, wanted, wanted)
+        most, best = (max(row["images_per_cpu_s"] for row in side) for side in (mine, theirs))
+        yield Goal(f"{name}, images per CPU second, times the best other way", most / best, CHEAPER, CHEAPER)
+    for row in figures.get("first", []):
+        if row["way"].startswith(OURS):
+            yield Goal(f"First batch, {row['way']}, milliseconds", row["ms"], FIRST_MS, FIRST_MS, at_most=True)
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[Run], Figures]]
+PARTS = {"photographs": photographs, "small": small, "first": first, "rows": rows, "ahead": ahead}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; all of them unless named")
+    parser.add_argument("--quick", action="store_true", help="under a minute, to see that it runs")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--folder", metavar="DIR", help="where the files are made: on the disk that is to be measured")
+    given = parser.parse_args()
+    if unknown := [part for part in given.parts if part not in PARTS]:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(PARTS)}")
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.ERROR)
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, Pillow {PIL.__version__}"
+    machine = f"{cores()} cores, {platform.machine()}, {versions}"
+    print(f"{machine}; load average before {os.getloadavg()[0]:.1f}")
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        run = Run(given.quick, folder)
+        figures = {name: part(run) for name, part in PARTS.items() if name in (given.parts or PARTS)}
+    reached = list(goals(figures))
+    print(f"\nGoals{', of which --quick says nothing' if given.quick else ''}")
+    for goal in reached:
+        print(goal)
+    print(f"\n{time.perf_counter() - started:.0f} s in all")
+    if given.json:
+        verdicts = [dataclasses.asdict(goal) | {"verdict": goal.verdict} for goal in reached]
+        said = {"machine": machine, "quick": given.quick, **figures, "goals": verdicts}
+        Path(given.json).write_text(json.dumps(said, indent=1))
+
+
+if __name__ == "__main__":
+    main()

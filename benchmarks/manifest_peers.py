@@ -1,0 +1,289 @@
+"""Ways to read the files that a table names: this project's, DataLoaders, and other libraries.
+
+All hand out the same: uint8 of shape (N, 3, H, W) (``.npy`` as they are stored) and int64 labels. Labels and paths are
+in memory, and samplers never end, so that no way pays for an epoch's beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import math
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from manifest_files import BATCH, Files, Reading
+from peers import ENDLESS, OURS, Batch, Batches, Way, forever, installed, loading
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
+
+from lit_async_data import AsyncLoader, ManifestSource
+from lit_async_data.permutation import derived_keys
+from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.stored_file import read_file
+
+Array = npt.NDArray[Any]
+Sample = tuple[Any, int]
+SAME, PLAIN, FOLDERS = "DataLoader, same decoder", "DataLoader, Pillow and numpy", "DataLoader, torchvision"
+SHARED, NATIVE = "SPDL, same decoder", "SPDL, its own decoder"
+MOST_BYTES = 2**32
+
+
+class SameDecoder(Dataset[Sample]):
+    """The package's own reading and decoding, image by image."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading, self.paths, self.labels = reading, reading.files.paths, reading.files.labels
+        self.kind = reading.empty()
+        self.random = reading.random
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> Sample:
+        out = np.empty_like(self.kind)
+        # Drawn by the generator that a DataLoader seeds in each worker.
+        key = random.getrandbits(64) if self.random else None
+        self.reading.decode(read_file(self.paths[number], MOST_BYTES), out, key)
+        return torch.from_numpy(out), int(self.labels[number])
+
+    def batch(self, numbers: Array) -> Batch:
+        """A whole batch."""
+        return channels_first([self[number] for number in numbers.tolist()])
+
+
+def channels_first(samples: list[Sample]) -> Batch:
+    """A batch of images that lie with their channels last, without moving them again: the best for this decoder."""
+    images, labels = default_collate(samples)
+    return images.permute(0, 3, 1, 2) if images.dtype == torch.uint8 else images, labels
+
+
+class Plain(SameDecoder):
+    """As people write it, with Pillow and numpy."""
+
+    def __getitem__(self, number: int) -> Sample:
+        label = int(self.labels[number])
+        if self.reading.shape is None:
+            return torch.from_numpy(np.load(self.paths[number])), label
+        opened = Image.open(self.paths[number]).convert("RGB")
+        if self.reading.size is not None:
+            box = drawn_box(*opened.size) if self.random else None
+            opened = opened.resize(self.reading.size, Image.Resampling.BILINEAR, box)
+        return torch.from_numpy(np.ascontiguousarray(np.asarray(opened).transpose(2, 0, 1))), label
+
+
+def drawn_box(width: int, height: int) -> tuple[float, float, float, float]:
+    """A random part of an image: 0.08 to 1 of its area, 3/4 to 4/3 as wide as high; else all of it."""
+    for _ in range(10):
+        area, ratio = (
+            width * height * random.uniform(0.08, 1),
+            math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3))),
+        )
+        wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < tall <= height:
+            left, upper = random.randint(0, width - wide), random.randint(0, height - tall)
+            return left, upper, left + wide, upper + tall
+    return 0, 0, width, height
+
+
+# -- ways --------------------------------------------------------------------------------------------------------------
+
+
+def ours(source: ManifestSource, workers: int | str) -> Way:
+    """This project's loader."""
+    options = {"batch_size": BATCH, "workers": workers}
+    with AsyncLoader(source, options) as loader:
+        footprint = loader.footprint
+    together = footprint.layout.batches
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        with AsyncLoader(source, options) as loader:
+            yield forever(loader)
+
+    said = f"{OURS}, auto" if workers == "auto" else OURS
+    return Way(said, footprint.workers, opened, footprint.budget.slots * together, together * max(footprint.workers, 1))
+
+
+def by_dataloader(family: str, dataset: Any, workers: int, collate: Callable[[Any], Any] | None = None) -> Way:
+    """A DataLoader that shuffles."""
+    sampler = RandomSampler(dataset, num_samples=ENDLESS)
+    options = {"batch_size": BATCH, "sampler": sampler, "num_workers": workers, "collate_fn": collate}
+    opened = functools.partial(loading, dataset, **options)
+    return Way(family, workers, opened, 2 * workers, max(workers, 1))
+
+
+def by_spdl(family: str, length: int, batch: Callable[[Array], Batch]) -> Way:
+    """SPDL: batches decoded in two threads."""
+    pipeline = importlib.import_module("spdl.pipeline")
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        builder = pipeline.PipelineBuilder().add_source(Batches(length, BATCH))
+        built = builder.pipe(batch, concurrency=2).add_sink(2).build(num_threads=2)
+        with built.auto_stop():
+            yield iter(built)
+
+    return Way(family, 2, opened, 6, 2)
+
+
+def spdl_batch(reading: Reading, numbers: Array) -> Batch:
+    """A batch as SPDL's own decoder reads and resizes it."""
+    library = importlib.import_module("spdl.io")
+    tall, wide = reading.size or (None, None)
+    paths = [reading.files.paths[number] for number in numbers.tolist()]
+    images = library.to_torch(library.load_image_batch(paths, width=wide, height=tall))
+    return images.permute(0, 3, 1, 2), torch.from_numpy(reading.files.labels[numbers])
+
+
+def folders(reading: Reading) -> Any:
+    """torchvision's ImageFolder, which decodes by Pillow too."""
+    datasets, changes = (importlib.import_module(f"torchvision.{name}") for name in ("datasets", "transforms"))
+    steps = [changes.PILToTensor()]
+    if reading.size is not None:
+        resize = changes.RandomResizedCrop if reading.random else changes.Resize
+        steps = [resize(reading.size), *steps]
+    return datasets.ImageFolder(reading.files.root, changes.Compose(steps))
+
+
+def others(reading: Reading, workers: tuple[int, ...]) -> tuple[list[Way], list[str]]:
+    """Ways that are not ours, and what is left out here, with the reason."""
+    same, plain, left_out = SameDecoder(reading), Plain(reading), []
+    found = [by_dataloader(SAME, same, each, channels_first) for each in workers]
+    found += [by_dataloader(PLAIN, plain, each) for each in workers]
+    if not installed("torchvision"):
+        left_out.append(f"{FOLDERS}: not installed")
+    elif reading.shape is not None:
+        found += [by_dataloader(FOLDERS, folders(reading), each) for each in workers]
+    if not installed("spdl", "spdl.pipeline", "spdl.io"):
+        left_out.append("SPDL: not installed")
+        return found, left_out
+    found.append(by_spdl(SHARED, len(same), same.batch))
+    if reading.shape is not None and not reading.random:
+        batch = functools.partial(spdl_batch, reading)
+        try:
+            # Alone first: of a batch it says only that some failed.
+            importlib.import_module("spdl.io").demux_image(reading.files.paths[0])
+            batch(np.arange(2))
+        except Exception as error:  # whatever a library says that finds no FFmpeg  # noqa: BLE001
+            left_out.append(f"{NATIVE}: does not work here ({str(error).split('. ')[0]})")
+        else:
+            found.append(by_spdl(NATIVE, len(same), batch))
+    return found, left_out
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def check(reading: Reading, source: ManifestSource, count: int) -> None:
+    """Compare a few batches with those of the DataLoaders' datasets, and random crops with the decoder's.
+
+    Raises:
+        ValueError: A label is not what it should be; or a pixel, where the decoder is the same.
+    """
+    still = reading if not reading.random else dataclasses.replace(reading, shape=cropped(reading.shape))
+    same, plain, labels = SameDecoder(still), Plain(reading), torch.from_numpy(reading.files.labels)
+    options = {"batch_size": BATCH, "workers": 2, "augment": False, "with_ids": True}
+    with AsyncLoader(source, options) as loader:
+        for _ in range(count):
+            images, found, ids = loader.next()
+            by_same = same.batch(ids.numpy())
+            if not (torch.equal(found, labels[ids]) and torch.equal(found, by_same[1])):
+                raise ValueError(f"{reading.name}: labels of {ids.tolist()} are not those of the table")
+            if images.dtype != by_same[0].dtype or not torch.equal(images, by_same[0]):
+                raise ValueError(f"{reading.name}: images of {ids.tolist()} are not what the decoder makes")
+            for number, mine in zip(ids[:8].tolist(), images[:8], strict=True):
+                value, label = plain[number]
+                if label != labels[number] or value.shape != mine.shape or value.dtype != mine.dtype:
+                    raise ValueError(f"{reading.name}: {PLAIN} makes something else of {number}")
+                # Decoded at full size and resized in one go: not the same pixels, but the same picture.
+                if not reading.random and (value.float() - mine.float()).abs().mean() > 2:
+                    raise ValueError(f"{reading.name}: {PLAIN} sees another picture in {number}")
+    if reading.random:
+        check_drawn(reading, source)
+    if installed("torchvision") and reading.shape is not None:
+        dataset = folders(reading)
+        if [label for _, label in dataset.samples] != labels.tolist():
+            raise ValueError(f"{reading.name}: {FOLDERS} has other labels")
+
+
+def cropped(shape: Any) -> ImageShape:
+    """What random crops are in evaluation."""
+    found: ImageShape = dataclasses.replace(shape, resize="crop")
+    return found
+
+
+def check_drawn(reading: Reading, source: ManifestSource) -> None:
+    """Random crops: the source's, and the decoder's by the same keys."""
+    samples = np.arange(8)
+    keys = derived_keys(7, samples)
+    mine = np.empty((8, *reading.empty().shape), np.uint8)
+    source.read_drawn(samples, {"path": mine}, keys)
+    for number, key in enumerate(keys.tolist()):
+        out = reading.empty()
+        reading.decode(read_file(reading.files.paths[number], MOST_BYTES), out, key)
+        if not np.array_equal(out, mine[number]):
+            raise ValueError(f"{reading.name}: the crop of {number} is not what its key says")
+
+
+# -- the first batch ---------------------------------------------------------------------------------------------------
+
+
+FROM_SCRATCH = """
+import sys, time
+from lit_async_data import AsyncLoader, ManifestSource
+started = time.perf_counter()
+source = ManifestSource(sys.argv[1], ("path", "label"), image_size=int(sys.argv[2]), resize="random_crop")
+with AsyncLoader(source, {"batch_size": 64}) as loader:
+    loader.next()
+print(1000 * (time.perf_counter() - started))
+"""
+
+
+def until(first: Callable[[], Any]) -> float:
+    """Milliseconds until something is there."""
+    started = time.perf_counter()
+    first()
+    return 1000 * (time.perf_counter() - started)
+
+
+def first_batches(files: Files, side: int) -> dict[str, float]:
+    """Milliseconds until the first batch of photographs, in a process that has read none.
+
+    From scratch: with pyarrow and Pillow, which are imported when they are needed. From the loader: the table has been
+    read. Workers that are spawned import torch and what else the dataset needs.
+    """
+    reading = Reading("", files, ImageShape(side, resize="random_crop"))
+    sources: list[ManifestSource] = []
+
+    def ours(workers: int | str) -> None:
+        with AsyncLoader(sources[-1], {"batch_size": BATCH, "workers": workers}) as loader:
+            loader.next()
+
+    def from_table() -> None:
+        sources.append(reading.source())
+        ours("auto")
+
+    def theirs(start: str) -> None:
+        options = {"batch_size": BATCH, "shuffle": True, "collate_fn": channels_first, "num_workers": 2}
+        batches: Any = iter(DataLoader(SameDecoder(reading), **options, multiprocessing_context=start))  # type: ignore[arg-type]
+        next(batches)
+        batches._shutdown_workers()
+
+    command = [sys.executable, "-c", FROM_SCRATCH, files.table, str(side)]
+    found = {f"{OURS}, from scratch": float(subprocess.run(command, capture_output=True, check=True).stdout)}
+    found[f"{OURS}, from the table"] = until(from_table)
+    for workers in ("auto", 1):
+        found[f"{OURS}, from the loader, workers={workers}"] = until(functools.partial(ours, workers))
+    for start in ("fork", "spawn"):
+        found[f"DataLoader, same decoder, 2 workers by {start}"] = until(functools.partial(theirs, start))
+    return found
