@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from typing import Any, NamedTuple
@@ -60,10 +61,8 @@ def header_of(data: Any, where: str) -> NpyHeader:
     version = tuple(data[len(npy_format.MAGIC_PREFIX) : npy_format.MAGIC_LEN])
     if len(version) == 2 and version not in _READERS:
         raise FormatError(f"{where}: a .npy file of version {version[0]}.{version[1]}; write it with numpy.save")
-    stream = io.BytesIO(bytes(data[: _MOST_HEADER + 12]))
     try:
-        npy_format.read_magic(stream)
-        shape, fortran, dtype = _READERS[version](stream, max_header_size=_MOST_HEADER)
+        shape, fortran, dtype, start = _parsed(_head(data, version))
     except Exception as error:  # numpy raises what Python's parser and its own types make of damaged text
         raise CorruptError(
             f"{where}: the header of the .npy file cannot be read ({error}); is the file whole?"
@@ -72,7 +71,23 @@ def header_of(data: Any, where: str) -> NpyHeader:
         raise FormatError(f"{where}: holds Python objects; refused (pickle can run code). Store numbers")
     if any(length < 0 for length in shape):
         raise CorruptError(f"{where}: the header of the .npy file names the shape {shape}; is the file whole?")
-    return NpyHeader(shape, dtype, fortran, stream.tell())
+    return NpyHeader(shape, dtype, fortran, start)
+
+
+def _head(data: Any, version: tuple[int, ...]) -> bytes:
+    """The bytes up to the values, as far as they are there; they begin with their own length."""
+    width = 2 if version == (1, 0) else 4
+    length = int.from_bytes(data[npy_format.MAGIC_LEN : npy_format.MAGIC_LEN + width], "little")
+    return bytes(data[: npy_format.MAGIC_LEN + width + min(length, _MOST_HEADER + 1)])
+
+
+# Files of one field have the same header, and numpy parses it as Python: 25 of the 30 µs that decoding took.
+@functools.lru_cache(maxsize=64)
+def _parsed(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    stream = io.BytesIO(head)
+    version = npy_format.read_magic(stream)
+    shape, fortran, dtype = _READERS[version](stream, max_header_size=_MOST_HEADER)
+    return shape, fortran, dtype, stream.tell()
 
 
 def decode(data: Any, out: Array, where: str) -> None:

@@ -119,7 +119,8 @@ class Table:
         wanted = np.asarray(rows, np.int64).reshape(-1)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"rows: {self.origin.name} has {len(self)}, from 0 on")
-        numbers = arrow().array(wanted)
+        # Not `array`, which imports pandas, to see whether it was given some of it.
+        numbers = arrow().Array.from_buffers(arrow().int64(), len(wanted), [None, arrow().py_buffer(wanted)])
         codes = array.indices if is_coded(array.type) else None
         found = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
         if found.null_count:
