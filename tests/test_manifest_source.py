@@ -191,12 +191,12 @@ def test_columns_that_are_not_used_do_not_matter(folder):
         content += f"{IDS[row]},a/{row}.npy,{SPECIES[row]},{QUALITY[row]},".encode() + b"caf\xe9\n"
     (folder / "t.csv").write_bytes(content)
     assert_is_the_table(ManifestSource(folder / "t.csv", FIELDS, id="id"))
-    with pytest.raises(ManifestError, match="(?s)notes.*row 0|row 0.*notes"):
+    with pytest.raises(ManifestError, match=r"(?s)notes.*row 0|row 0.*notes"):
         ManifestSource(folder / "t.csv", {"y": "notes"})
 
 
 def test_a_column_that_is_not_there_is_named_with_what_was_meant(folder):
-    with pytest.raises((ManifestError, MissingError), match="speces.*species"):
+    with pytest.raises((ManifestError, MissingError), match=r"speces.*species"):
         ManifestSource(given(), {"x": "path", "y": "speces"}, root=folder)
     with pytest.raises((ManifestError, MissingError), match="idd"):
         ManifestSource(given(), FIELDS, id="idd", root=folder)
@@ -239,7 +239,7 @@ def test_filters_that_are_wrong():
             ManifestSource(given(), {"q": "quality"}, filters=filters)
     with pytest.raises((ManifestError, ConfigError, MissingError), match="qualty"):
         ManifestSource(given(), {"q": "quality"}, filters=[["qualty", ">", 0.5]])
-    with pytest.raises((ManifestError, ConfigError), match="(?i)filter"):
+    with pytest.raises((ManifestError, ConfigError), match=r"(?i)filter"):
         ManifestSource(given(), {"q": "quality"}, filters=[["quality", ">", 5]])
 
 
@@ -354,7 +354,7 @@ def test_classes_that_are_given_keep_their_order():
 
 
 def test_a_class_that_is_unknown_is_named_with_its_row():
-    with pytest.raises(ManifestError, match="c.*row 2|row 2.*'c'") as caught:
+    with pytest.raises(ManifestError, match=r"c.*row 2|row 2.*'c'") as caught:
         labels(["b", "a", "c"], classes=["b", "a"])
     assert caught.value.row == 2
 
@@ -483,7 +483,7 @@ def test_null_drop_of_two_fields():
 
 
 def test_null_drop_of_every_row_is_an_error():
-    with pytest.raises((ManifestError, ConfigError), match="(?i)row|sample"):
+    with pytest.raises((ManifestError, ConfigError), match=r"(?i)row|sample"):
         labels(pa.array([None, None], pa.float64()), null="drop", kind="number")
 
 
@@ -500,7 +500,7 @@ def test_a_path_that_is_missing_can_be_dropped(folder):
 
 def batches(source, epochs=1, **options):
     with AsyncLoader(source, LoaderOptions(**{"batch_size": 5, "shuffle": False, **options})) as loader:
-        return [[batch for batch in loader] for _ in range(epochs)]
+        return [list(loader) for _ in range(epochs)]
 
 
 def test_a_mapping_gives_dicts_and_a_sequence_tuples(folder):
@@ -721,7 +721,7 @@ def test_validation_has_the_classes_of_training():
 
 @WITH_CLASSES
 def test_a_class_that_only_validation_has_is_named_with_its_row():
-    with pytest.raises(AsyncDataError, match="(?s)d.*row 1|row 1.*d"):
+    with pytest.raises(AsyncDataError, match=r"(?s)d.*row 1|row 1.*d"):
         module(["c", "a", "b"], ["c", "d"])
 
 
@@ -729,7 +729,7 @@ def test_a_checkpoint_keeps_the_classes():
     state = module(["a", "b"], ["a", "b"]).state_dict()
     again = module(["b", "a"], ["b", "a"])
     again.load_state_dict(pickle.loads(pickle.dumps(state)))
-    with pytest.raises(ResumeError, match="(?s)a.*c|c.*a"):
+    with pytest.raises(ResumeError, match=r"(?s)a.*c|c.*a"):
         module(["a", "c"], ["c", "a"]).load_state_dict(state)
 
 
@@ -785,5 +785,5 @@ def test_a_field_that_is_wrong_begins_the_message(column, message, folder):
 
 @pytest.mark.parametrize("fields", [{}, [], None, 7, {7: "even"}])
 def test_fields_that_are_none(fields):
-    with pytest.raises(ConfigError, match="^fields"):
+    with pytest.raises(ConfigError, match=r"^fields"):
         ManifestSource(given(), fields)
