@@ -431,7 +431,7 @@ def test_booleans_are_kept():
 
 @pytest.mark.parametrize("values", [[1, None, 3], [0.5, None, 1.5], [0.5, float("nan"), 1.5], ["a", None, "b"]])
 def test_null_error_names_the_row_and_what_can_be_done(values):
-    with pytest.raises(ManifestError, match="row 1.*null") as caught:
+    with pytest.raises(ManifestError, match=r"row 1.*null") as caught:
         labels(values)
     assert caught.value.row == 1
 
