@@ -1,0 +1,533 @@
+"""What the paths of a manifest name: images as Pillow has them, arrays, rows of HDF5 files, and trees of folders."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import itertools
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from oracle import read
+
+from lit_async_data import (
+    AsyncDataModule,
+    AsyncLoader,
+    ConcatSource,
+    LoaderOptions,
+    ManifestSource,
+    SubsetSource,
+    split,
+)
+from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
+
+pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
+
+
+def smooth(height, width, seed=0):
+    """An image in which every place and channel is another one, and that survives JPEG and resizing."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    red, green = rows * (255 / max(height - 1, 1)), columns * (255 / max(width - 1, 1))
+    blue = 128 + 100 * np.sin((rows + columns) / 9 + seed)
+    return np.stack([red, green, blue], axis=-1).round().astype(np.uint8)
+
+
+def of_paths(folder, paths, key="x", **options):
+    return ManifestSource(pa.table({"path": [str(path) for path in paths]}), {key: "path"}, root=folder, **options)
+
+
+def first(source, key="x"):
+    return read(source, [0])[key][0].transpose(1, 2, 0)
+
+
+def assert_close(got, wanted, most=2.0):
+    """A point or two of rounding."""
+    wanted = np.asarray(wanted)
+    assert got.shape == (*wanted.shape[:2], wanted.shape[2] if wanted.ndim == 3 else 1)
+    assert np.abs(got.reshape(wanted.shape).astype(int) - wanted.astype(int)).max() <= most
+
+
+# -- formats and modes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format_", ["jpg", "jpeg", "png", "tif", "tiff", "webp", "bmp", "JPG", "PNG"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_formats_are_as_pillow_decodes_them(format_, mode, tmp_path):
+    Image.fromarray(smooth(30, 20)).save(tmp_path / f"a.{format_}")
+    source = of_paths(tmp_path, [f"a.{format_}"], mode=mode)
+    with Image.open(tmp_path / f"a.{format_}") as image:
+        assert_close(first(source), np.array(image.convert(mode)))
+    assert source.spec["x"].shape == (3 if mode == "RGB" else 1, 30, 20)
+    assert source.spec["x"].dtype == np.uint8
+
+
+@pytest.mark.parametrize("stored", ["1", "L", "LA", "P", "RGB", "RGBA"])
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
+def test_modes_are_as_pillow_converts_them(stored, mode, tmp_path):
+    image = Image.fromarray(smooth(12, 10)).convert("RGBA")
+    image.putalpha(Image.fromarray(smooth(12, 10)[..., 1]))
+    image = image.convert("RGB").convert(stored) if stored in "1LRGB" else image.convert(stored)
+    image.save(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as again:
+        # By way of RGBA, where Pillow has no direct one.
+        wanted = again.convert("RGBA").convert(mode) if stored == "P" else again.convert(mode)
+        assert_close(first(of_paths(tmp_path, ["a.png"], mode=mode)), np.array(wanted))
+
+
+def test_grey_of_16_bits_is_not_cut_off_silently(tmp_path):
+    values = np.linspace(0, 65535, 120).round().astype(np.uint16).reshape(12, 10)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    # Clipped at 255, as Pillow converts them, nearly all would be white.
+    assert_close(first(of_paths(tmp_path, ["a.png"], mode="L")), values // 256)
+
+
+def test_the_contents_and_not_the_name_say_what_a_file_is(tmp_path):
+    Image.fromarray(smooth(8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "a.png").rename(tmp_path / "a.jpg")
+    np.testing.assert_array_equal(first(of_paths(tmp_path, ["a.jpg"])), smooth(8, 8))
+
+
+def test_a_name_without_an_ending_is_an_image_where_kind_says_so(tmp_path):
+    Image.fromarray(smooth(8, 8)).save(tmp_path / "a", format="PNG")
+    table = pa.table({"path": ["a"]})
+    source = ManifestSource(table, {"x": {"name": "path", "kind": "image"}}, root=tmp_path)
+    np.testing.assert_array_equal(first(source), smooth(8, 8))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format_", ["jpg", "png"])
+def test_images_stand_as_the_camera_was_held(orientation, format_, tmp_path):
+    ops = pytest.importorskip("PIL.ImageOps")
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(smooth(24, 16)).save(tmp_path / f"a.{format_}", exif=exif)
+    with Image.open(tmp_path / f"a.{format_}") as image:
+        turned = ops.exif_transpose(image).convert("RGB")
+    assert_close(first(of_paths(tmp_path, [f"a.{format_}"])), np.array(turned))
+    resized = first(of_paths(tmp_path, [f"a.{format_}"], image_size=(12, 8), resize="stretch"))
+    assert_close(resized, np.array(turned.resize((8, 12), Image.Resampling.BILINEAR)), 4)
+
+
+def test_batches_are_channels_last_in_memory(tmp_path):
+    for number in range(4):
+        Image.fromarray(smooth(6, 5, number)).save(tmp_path / f"{number}.png")
+    source = of_paths(tmp_path, [f"{number}.png" for number in range(4)])
+    with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False)) as loader:
+        batch = next(iter(loader))["x"]
+    assert batch.shape == (4, 3, 6, 5)
+    assert batch.dtype == torch.uint8
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    for number in range(4):
+        np.testing.assert_array_equal(batch[number].permute(1, 2, 0).numpy(), smooth(6, 5, number))
+
+
+# -- resizing ----------------------------------------------------------------------------------------------------------
+
+INTERPOLATIONS = ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize("size", [(10, 14), (45, 31), (30, 20)])
+def test_stretch_is_the_resize_of_pillow(interpolation, size, tmp_path):
+    Image.fromarray(smooth(30, 20)).save(tmp_path / "a.png")
+    got = first(of_paths(tmp_path, ["a.png"], image_size=size, interpolation=interpolation))
+    method = getattr(Image.Resampling, interpolation.upper())
+    assert_close(got, np.array(Image.fromarray(smooth(30, 20)).resize(size[::-1], method)), 1)
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 20), (20, 40), (30, 30)])
+@pytest.mark.parametrize("size", [10, (10, 20), (20, 10)])
+def test_crop_takes_the_middle_of_the_longer_side(height, width, size, tmp_path):
+    Image.fromarray(smooth(height, width)).save(tmp_path / "a.png")
+    got = first(of_paths(tmp_path, ["a.png"], image_size=size, resize="crop"))
+    ops = pytest.importorskip("PIL.ImageOps")
+    pair = (size, size) if isinstance(size, int) else size[::-1]
+    wanted = ops.fit(Image.fromarray(smooth(height, width)), pair, Image.Resampling.BILINEAR)
+    assert_close(got, np.array(wanted), 8)
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 20), (20, 40), (30, 30)])
+@pytest.mark.parametrize("fill", [0, 7])
+def test_pad_keeps_all_and_fills_the_rest(height, width, fill, tmp_path):
+    Image.fromarray(np.full((height, width, 3), 200, np.uint8)).save(tmp_path / "a.png")
+    got = first(of_paths(tmp_path, ["a.png"], image_size=20, resize="pad", fill=fill))
+    wanted = np.full((20, 20, 3), fill, np.uint8)
+    tall, wide = round(20 * height / max(height, width)), round(20 * width / max(height, width))
+    top, left = (20 - tall) // 2, (20 - wide) // 2
+    wanted[top : top + tall, left : left + wide] = 200
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_large_jpeg_is_as_from_all_of_its_pixels(tmp_path):
+    whole = smooth(900, 1200)
+    Image.fromarray(whole).save(tmp_path / "a.jpg", quality=95)
+    for resize in ("stretch", "crop"):
+        got = first(of_paths(tmp_path, ["a.jpg"], image_size=(60, 80), resize=resize))
+        assert_close(got, np.array(Image.fromarray(whole).resize((80, 60), Image.Resampling.BILINEAR)), 8)
+
+
+# -- random crops ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Six images in which a pixel says where it is, and masks that say the same in grey."""
+    rows, columns = np.mgrid[0:64, 0:64]
+    image = np.stack([rows * 4, columns * 4, np.zeros((64, 64))], axis=-1).astype(np.uint8)
+    for number in range(6):
+        image[..., 2] = number
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        Image.fromarray(image[..., 0]).save(tmp_path / f"{number}-rows.png")
+        Image.fromarray(image[..., 1]).save(tmp_path / f"{number}-columns.png")
+    return tmp_path
+
+
+CROP = {"image_size": 16, "resize": "random_crop", "scale": (0.2, 0.5)}
+
+
+def crops(source, epochs=2, **options):
+    """By epoch and sample the crop of each."""
+    found = []
+    with AsyncLoader(source, LoaderOptions(**{"batch_size": 2, "shuffle": False, "with_ids": True, **options})) as all_:
+        for _ in range(epochs):
+            seen = {}
+            for batch in all_:
+                seen.update(zip(batch["ids"].tolist(), batch["x"].numpy().copy()))
+            found.append(np.stack([seen[sample] for sample in sorted(seen)]))
+    return found
+
+
+def test_a_random_crop_is_another_one_in_each_epoch_and_the_same_for_a_seed(places):
+    source = of_paths(places, [f"{number}.png" for number in range(6)], **CROP)
+    assert source.spec["x"].shape == (3, 16, 16)
+    one, two = crops(source, seed=3)
+    for sample in range(6):
+        assert not np.array_equal(one[sample], two[sample])
+        assert (one[sample][2] == sample).all()
+    assert len({one[sample][0].tobytes() for sample in range(6)}) == 6
+    for workers in (0, 1, 3):
+        for options in ({}, {"shuffle": "global"}, {"batch_size": 5}, {"queue_depth": 1}):
+            again = crops(source, seed=3, workers=workers, **options)
+            np.testing.assert_array_equal(again, [one, two])
+    assert not np.array_equal(crops(source, seed=4)[0], one)
+    again = crops(pickle.loads(pickle.dumps(source)), seed=3)
+    np.testing.assert_array_equal(again, [one, two])
+
+
+def test_a_random_crop_has_the_share_and_the_ratio_that_were_asked_for(places):
+    for scale, ratio in (((0.25, 0.25), (1, 1)), ((0.1, 0.1), (2, 2)), ((0.3, 0.3), (0.5, 0.5))):
+        paths = [f"{number % 6}.png" for number in range(60)]
+        source = of_paths(places, paths, **{**CROP, "scale": scale, "ratio": ratio})
+        lefts = set()
+        for crop in crops(source, 1)[0]:
+            tall = (int(crop[0].max()) - int(crop[0].min())) / 4 * 16 / 15
+            wide = (int(crop[1].max()) - int(crop[1].min())) / 4 * 16 / 15
+            assert abs(tall * wide / 64**2 - scale[0]) < 0.06
+            assert abs(wide / tall - ratio[0]) < 0.25
+            lefts.add(int(crop[1].min()))
+        assert len(lefts) > 10
+
+
+def test_the_scale_of_random_crops_is_spread_over_its_range(places):
+    source = of_paths(places, [f"{number % 6}.png" for number in range(200)], **{**CROP, "scale": (0.1, 0.9)})
+    shares = [np.ptp(crop[0].astype(int)) * np.ptp(crop[1].astype(int)) / 240**2 for crop in crops(source, 1)[0]]
+    assert min(shares) < 0.25
+    assert max(shares) > 0.7
+    assert 0.35 < np.mean(shares) < 0.65
+
+
+def test_evaluation_takes_the_middle(places):
+    paths = [f"{number}.png" for number in range(6)]
+    source = of_paths(places, paths, **CROP)
+    middle = read(of_paths(places, paths, image_size=16, resize="crop"), np.arange(6))["x"]
+    np.testing.assert_array_equal(read(source, np.arange(6))["x"], middle)
+    for epoch in crops(source, augment=False):
+        np.testing.assert_array_equal(epoch, middle)
+    data = AsyncDataModule(train=source, val=source, test=source, predict=source, loader={"batch_size": 6})
+    with contextlib.closing(data):
+        for loaders in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
+            np.testing.assert_array_equal(next(iter(loaders[0]))["x"], middle)
+        assert not np.array_equal(np.sort(next(iter(data.train_dataloader()))["x"], axis=0), middle)
+
+
+def test_a_mask_takes_the_crop_of_its_image(places):
+    table = pa.table(
+        {
+            "path": [f"{number}.png" for number in range(6)],
+            "rows": [f"{number}-rows.png" for number in range(6)],
+            "columns": [f"{number}-columns.png" for number in range(6)],
+        }
+    )
+    near = {"mode": "L", "interpolation": "nearest"}
+    fields = {"x": "path", "r": {"name": "rows", **near}, "c": {"name": "columns", **near}}
+    source = ManifestSource(table, fields, root=places, interpolation="nearest", **CROP)
+    assert source.spec["r"].shape == (1, 16, 16)
+    with AsyncLoader(source, LoaderOptions(batch_size=3, shuffle=False, workers=2)) as loader:
+        for _ in range(2):
+            for batch in loader:
+                assert batch["x"][:, 0].equal(batch["r"][:, 0])
+                assert batch["x"][:, 1].equal(batch["c"][:, 0])
+    blurred = ManifestSource(table, {**fields, "x": "path"}, root=places, **CROP)
+    with AsyncLoader(blurred, LoaderOptions(batch_size=6, shuffle=False)) as loader:
+        for batch in loader:
+            # The same part by another interpolation: within the size of one pixel of the crop.
+            assert (batch["x"][:, 0].int() - batch["r"][:, 0].int()).abs().max() <= 16
+            assert (batch["r"].unique() % 4 == 0).all()
+
+
+def test_crops_of_subsets_and_of_sources_in_a_row(places):
+    paths = [f"{number}.png" for number in range(6)]
+    whole = of_paths(places, paths, **CROP)
+    for drawing in (SubsetSource(whole, [5, 1, 3]), ConcatSource([whole, whole])):
+        one, two = crops(drawing)
+        assert not np.array_equal(one, two)
+        np.testing.assert_array_equal(crops(drawing, workers=3), [one, two])
+        still = crops(drawing, augment=False)
+        np.testing.assert_array_equal(still[0], still[1])
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i8", "f4", "f8", ">f4", ">i2", "?"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_are_as_they_are_stored(dtype, order, tmp_path):
+    arrays = np.random.default_rng(0).integers(0, 100, (5, 2, 3, 4)).astype(dtype)
+    for number, array in enumerate(arrays):
+        np.save(tmp_path / f"{number}.npy", np.asarray(array, order=order))
+    source = of_paths(tmp_path, [f"{number}.npy" for number in range(5)], check="all")
+    got = read(source, [3, 3, 0, 4])["x"]
+    np.testing.assert_array_equal(got, arrays[[3, 3, 0, 4]])
+    assert got.dtype == np.dtype(dtype).newbyteorder("=")
+
+
+def test_an_array_of_one_number(tmp_path):
+    np.save(tmp_path / "a.npy", np.array(1.5))
+    source = of_paths(tmp_path, ["a.npy"])
+    assert (source.spec["x"].shape, read(source, [0])["x"].tolist()) == ((), [1.5])
+
+
+def test_arrays_and_images_of_one_sample(tmp_path):
+    Image.fromarray(smooth(5, 6)).save(tmp_path / "a.png")
+    np.save(tmp_path / "a.npy", np.arange(4.0))
+    table = pa.table({"image": ["a.png"], "array": ["a.npy"], "y": [3]})
+    got = read(ManifestSource(table, ["image", "array", "y"], root=tmp_path, image_size=3), [0])
+    assert got["image"].shape == (1, 3, 3, 3)
+    assert got["array"].tolist() == [[0, 1, 2, 3]]
+    assert got["y"].tolist() == [3]
+
+
+def test_image_size_without_images_is_refused(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(4.0))
+    with pytest.raises(ConfigError, match=r"^image_size"):
+        of_paths(tmp_path, ["a.npy"], image_size=3)
+
+
+# -- trees of folders --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path):
+    root = tmp_path / "tree"
+    for name, numbers in {"owl": range(3), "auk": range(3, 10), "emu/deep": range(10, 12)}.items():
+        (root / name).mkdir(parents=True)
+        for number in numbers:
+            Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(root / name / f"{number:02d}.png")
+    (root / "owl/.hidden.png").write_bytes(b"nothing")
+    (root / "owl/notes.txt").write_text("nothing")
+    (root / ".git").mkdir()
+    (root / "README.md").write_text("nothing")
+    return root
+
+
+def test_a_folder_for_each_class(tree):
+    source = ManifestSource.from_folder(tree)
+    assert source.spec["y"].classes == ("auk", "emu", "owl")
+    got = read(source, np.arange(len(source)))
+    assert got["x"][:, 0, 0, 0].tolist() == [*range(3, 10), 10, 11, 0, 1, 2]
+    assert got["y"].tolist() == [0] * 7 + [1] * 2 + [2] * 3
+    assert source.locate([8])[0].path == str(tree / "emu/deep/11.png")
+    assert source.column("label").tolist() == ["auk"] * 7 + ["emu"] * 2 + ["owl"] * 3
+    assert ManifestSource.from_folder(str(tree), image_size=2).spec["x"].shape == (3, 2, 2)
+
+
+def test_fields_of_a_tree(tree):
+    source = ManifestSource.from_folder(tree, ["path", "label"], filters=[["label", "!=", "emu"]], id="path")
+    assert len(source) == 10
+    assert source.locate([0])[0].id == "auk/03.png"
+    assert not source.spec.as_mapping
+    with pytest.raises(ConfigError, match=r"^resise.*resize"):
+        ManifestSource.from_folder(tree, resise="crop")
+    given = {"x": "path", "y": {"name": "label", "classes": ["owl", "emu", "auk"]}}
+    assert read(ManifestSource.from_folder(tree, given), [0])["y"].tolist() == [2]
+
+
+def test_a_tree_that_is_none(tree, tmp_path):
+    (tree / "dodo").mkdir()
+    with pytest.raises(MissingError, match="dodo"):
+        ManifestSource.from_folder(tree)
+    with pytest.raises(ConfigError, match="nope"):
+        ManifestSource.from_folder(tmp_path / "nope")
+    with pytest.raises(ConfigError, match="deep"):
+        ManifestSource.from_folder(tree / "emu/deep")
+
+
+def test_links_in_a_tree(tree, tmp_path):
+    (tmp_path / "kiwi").mkdir()
+    Image.fromarray(np.full((4, 4, 3), 99, np.uint8)).save(tmp_path / "kiwi/1.png")
+    (tree / "kiwi").symlink_to(tmp_path / "kiwi")
+    source = ManifestSource.from_folder(tree, outside=True)
+    assert source.spec["y"].classes == ("auk", "emu", "kiwi", "owl")
+    assert 99 in read(source, np.arange(len(source)))["x"]
+
+
+def test_the_chunk_order_keeps_files_of_a_folder_together(tmp_path):
+    paths = []
+    for number in range(400):
+        folder = f"f{number % 4}"
+        (tmp_path / folder).mkdir(exist_ok=True)
+        paths.append(f"{folder}/{number}.npy")
+        np.save(tmp_path / paths[-1], np.array(number))
+    source = of_paths(tmp_path, paths, check="none")
+    options = LoaderOptions(batch_size=100, shuffle="chunk", shuffle_chunks=1, seed=1, with_ids=True)
+    with AsyncLoader(source, options) as loader:
+        epochs = [[batch["ids"].tolist() for batch in loader] for _ in range(2)]
+        assert [sorted(itertools.chain(*batches)) for batches in epochs] == [list(range(400))] * 2
+        assert epochs[0] != epochs[1]
+        for ids in epochs[0]:
+            assert len({sample % 4 for sample in ids}) == 1
+
+
+# -- rows of HDF5 files ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Three compressed files of 40 rows in chunks of 10, and a table that goes through them at random."""
+    values = np.random.default_rng(0).integers(0, 255, (3, 40, 4, 4, 2), dtype=np.uint8)
+    for number in range(3):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file.create_dataset("data", data=values[number], chunks=(10, 4, 4, 2), compression="gzip")
+            file["flat"] = values[number].reshape(40, -1)[:, :5].astype(">f4")
+            file["more/data"] = values[number] // 2
+    order = np.random.default_rng(1).permutation(120)
+    table = {
+        "id": [f"{row:03d}" for row in order],
+        "path": [f"{row // 40}.h5" for row in order],
+        "row": order % 40,
+        "y": order.astype("f4"),
+    }
+    return tmp_path, values.reshape(120, 4, 4, 2), order, table
+
+
+@pytest.mark.parametrize("named", [None, "more/data", "column"])
+def test_rows_of_hdf5_files(named, stored):
+    folder, values, order, table = stored
+    table = dict(table)
+    if named == "column":
+        table["dataset"] = ["data" if row % 2 else "more/data" for row in order]
+    field = {"name": "path", "dataset": named} if named == "more/data" else "path"
+    source = ManifestSource(pa.table(table), {"x": field, "y": "y"}, id="id", root=folder, check="all")
+    wanted = values[order]
+    if named == "more/data":
+        wanted = wanted // 2
+    elif named == "column":
+        wanted = np.where((order % 2).astype(bool)[:, None, None, None], wanted, wanted // 2)
+    samples = np.random.default_rng(2).permutation(120)
+    got = read(source, samples)
+    np.testing.assert_array_equal(got["x"], wanted[samples])
+    np.testing.assert_array_equal(got["y"], order[samples])
+    where = source.locate([5])[0]
+    assert where[1:] == ("/", 5, f"{order[5]:03d}", f"{folder}/{order[5] // 40}.h5")
+    copied = pickle.loads(pickle.dumps(source))
+    np.testing.assert_array_equal(read(copied, [7])["x"][0], wanted[7])
+    copied.close()
+    np.testing.assert_array_equal(read(copied, [7])["x"][0], wanted[7])
+    copied.close()
+    source.close()
+
+
+def test_layout_and_type_of_rows(stored):
+    folder, values, order, table = stored
+    fields = {"x": {"name": "path", "layout": "NHWC", "dtype": "float32"}, "y": {"name": "path", "dataset": "flat"}}
+    with contextlib.closing(ManifestSource(pa.table(table), fields, root=folder)) as source:
+        assert (source.spec["x"].shape, source.spec["x"].dtype) == ((2, 4, 4), np.float32)
+        assert (source.spec["y"].shape, source.spec["y"].dtype) == ((5,), np.float32)
+        got = read(source, np.arange(120))
+        np.testing.assert_array_equal(got["x"], values[order].transpose(0, 3, 1, 2))
+        np.testing.assert_array_equal(got["y"], values[order].reshape(120, -1)[:, :5])
+
+
+def test_several_rows_of_one_sample(stored):
+    folder, values, order, table = stored
+    table = pa.table({**table, "other": table["path"][::-1], "other_row": (order % 40)[::-1]})
+    fields = {"x": "path", "z": {"name": "other", "row": "other_row"}}
+    with contextlib.closing(ManifestSource(table, fields, root=folder)) as source:
+        got = read(source, [3, 80])
+        np.testing.assert_array_equal(got["x"], values[order[[3, 80]]])
+        np.testing.assert_array_equal(got["z"], values[order[::-1][[3, 80]]])
+
+
+def test_rows_may_stand_as_text(stored):
+    folder, values, order, table = stored
+    lines = [f"{path},{row}" for path, row in zip(table["path"], table["row"])]
+    (folder / "t.csv").write_text("\n".join(["path,row", *lines]))
+    with contextlib.closing(ManifestSource(folder / "t.csv", {"x": "path"})) as source:
+        np.testing.assert_array_equal(read(source, [9])["x"][0], values[order[9]])
+
+
+def test_a_table_without_the_column_row_says_so(stored):
+    folder, _, _, table = stored
+    with pytest.raises(AsyncDataError, match="row") as caught:
+        ManifestSource(pa.table({"path": table["path"]}), {"x": "path"}, root=folder)
+    assert "column" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_chunk_order_decodes_every_chunk_once(workers, stored):
+    folder, values, order, table = stored
+    with contextlib.closing(ManifestSource(pa.table(table), {"x": "path", "y": "y"}, root=folder)) as source:
+        options = LoaderOptions(batch_size=16, shuffle="chunk", shuffle_chunks=3, workers=workers, with_ids=True)
+        with AsyncLoader(source, options) as loader:
+            orders = []
+            for epoch in range(2):
+                ids = []
+                for batch in loader:
+                    rows = order[batch["ids"].numpy()]
+                    np.testing.assert_array_equal(batch["x"].numpy(), values[rows])
+                    np.testing.assert_array_equal(batch["y"].numpy(), rows)
+                    ids += batch["ids"].tolist()
+                assert sorted(ids) == list(range(120)), epoch
+                orders.append(ids)
+            assert orders[0] != orders[1]
+        # Each group of three chunks is dealt before the next one: 30 samples are of three chunks.
+        for ids in orders:
+            for begin in range(0, 120, 30):
+                chunks = collections.Counter(int(order[sample]) // 10 for sample in ids[begin : begin + 30])
+                assert set(chunks.values()) == {10}
+
+
+def test_split_of_rows_by_file(stored):
+    folder, _, order, table = stored
+    with contextlib.closing(ManifestSource(pa.table(table), {"x": "path"}, root=folder)) as source:
+        sides = split(source, {"train": 0.5, "val": 0.5}, groups=r"file:([0-9])\.h5", seed=2)
+        found = [set((order[side.ids(np.arange(len(side)))] // 40).tolist()) for side in sides.values()]
+        assert not found[0] & found[1]
+        assert found[0] | found[1] == {0, 1, 2}
+
+
+def test_a_file_of_the_table_that_is_gone_later_is_named(tmp_path):
+    for number in range(4):
+        np.save(tmp_path / f"{number}.npy", np.array(number))
+    source = of_paths(tmp_path, [f"{number}.npy" for number in range(4)], check="all")
+    (tmp_path / "2.npy").unlink()
+    with pytest.raises(MissingError, match=r"row 2.*2\.npy"):
+        read(source, [2])
+    assert read(source, [1, 3])["x"].tolist() == [1, 3]
