@@ -12,6 +12,8 @@ from lit_async_data.chunk_order import ChunkRun, Layout
 from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices, derived_keys
 
+# The label that torch's losses leave out unless they are told otherwise.
+IGNORED = -100
 # Every so many edges one is kept by itself: the processor's cache holds those.
 _COARSE = 64
 
@@ -25,11 +27,11 @@ def class_weights(labels: npt.ArrayLike) -> Floats:
         labels: Whole numbers, booleans or text, shape (n,).
 
     Returns:
-        float64, shape (n,): one over how many samples have the same label.
+        float64, shape (n,): one over how many samples have the same label; 0 for −100, which losses ignore.
 
     Raises:
-        ConfigError: There are no labels, they have more than one axis, or are of a type that cannot be counted by
-            value.
+        ConfigError: There are no labels, all are ignored, they have more than one axis, or are of a type that cannot be
+            counted by value.
 
     Example:
         >>> class_weights(["cat", "dog", "cat", "cat", "dog"]).round(2).tolist()
@@ -47,7 +49,12 @@ def class_weights(labels: npt.ArrayLike) -> Floats:
             "field, or give a weight for each sample with weights"
         )
     _, which, counts = np.unique(given, return_inverse=True, return_counts=True)
-    return np.asarray((1 / counts)[which], np.float64)
+    weights = np.asarray((1 / counts)[which], np.float64)
+    if given.dtype.kind == "i":
+        weights[given == IGNORED] = 0
+        if not weights.any():
+            raise ConfigError(f"balance: every label is {IGNORED}, which losses ignore")
+    return weights
 
 
 class WeighedChunks(NamedTuple):

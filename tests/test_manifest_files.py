@@ -445,7 +445,7 @@ def test_rows_of_hdf5_files(named, stored):
     np.testing.assert_array_equal(got["x"], wanted[samples])
     np.testing.assert_array_equal(got["y"], order[samples])
     where = source.locate([5])[0]
-    assert where[1:] == ("/", 5, f"{order[5]:03d}", f"{folder}/{order[5] // 40}.h5")
+    assert (where.row, where.id, where.path) == (5, f"{order[5]:03d}", f"{folder}/{order[5] // 40}.h5")
     copied = pickle.loads(pickle.dumps(source))
     np.testing.assert_array_equal(read(copied, [7])["x"][0], wanted[7])
     copied.close()

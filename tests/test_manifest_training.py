@@ -68,7 +68,7 @@ def network(seen):
 
         def training_step(self, batch, index):
             loss = torch.nn.functional.cross_entropy(self.layers(batch["x"]), batch["y"])
-            seen["losses"].append(float(loss))
+            seen["losses"].append(float(loss.detach()))
             seen["shapes"].add(tuple(batch["x"].shape[1:]))
             return loss
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
@@ -12,9 +13,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from lit_async_data.errors import ConfigError, FormatError, ManifestError, SourceError
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, ManifestError, SourceError
+from lit_async_data.permutation import Indices
 from lit_async_data.sources.manifest.entries import Entries
 from lit_async_data.sources.manifest.file_field import FileField
+from lit_async_data.sources.manifest.hdf5_fields import HDF5Fields
+from lit_async_data.spec import Array
 
 Check = Literal["first", "all", "none"]
 CHECKS: tuple[Check, ...] = ("first", "all", "none")
@@ -22,18 +26,21 @@ CHECKS: tuple[Check, ...] = ("first", "all", "none")
 LOOKED_AT = 32
 # Samples that a thread looks at in one go.
 _AT_ONCE = 32
+# Rows of HDF5 files that are read in one go.
+_ROWS = 256
 # Rows that a message names.
 _NAMED = 5
 
 
-def check(how: Check, fields: Mapping[str, FileField], entries: Entries) -> None:
+def check(how: Check, fields: Mapping[str, FileField], stored: Sequence[HDF5Fields], entries: Entries) -> None:
     """Look at files, as much as is asked for.
 
     Args:
         how: ``"first"``: the files of the first sample are decoded, and where nothing makes all of one shape, a few
             others are opened. ``"all"``: every file is decoded, by as many threads as there are cores, with a progress
             bar on a terminal. ``"none"``: nothing.
-        fields: By batch key.
+        fields: Those of one file for each sample, by batch key.
+        stored: Those in rows of HDF5 files, of which ``"all"`` reads every one.
         entries: The samples.
 
     Raises:
@@ -47,22 +54,38 @@ def check(how: Check, fields: Mapping[str, FileField], entries: Entries) -> None
         return
     for key, field in fields.items():
         if not field.decoder.fits_all:
-            _check_shapes(key, field, entries)
+            _check_shapes(key, field, entries, all_=how == "all")
     wrong = _wrong(fields, len(entries) if how == "all" else 1)
+    if how == "all":
+        wrong += [error for each in stored for error in _wrong_rows(each)]
     if wrong:
         _raise(wrong, entries)
 
 
-def _check_shapes(key: str, field: FileField, entries: Entries) -> None:
+def _check_shapes(key: str, field: FileField, entries: Entries, *, all_: bool) -> None:
     """Make sure that files have one shape: of a few, which are spread over the table."""
     count = len(entries)
     samples = np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(np.int64)).tolist()
-    shapes = {sample: field.shape_of(sample) for sample in samples}
-    others = [sample for sample in samples if shapes[sample] != shapes[0]]
+    shapes = {}
+    for sample in samples:
+        # What cannot be read is listed with all of its kind, where all are looked at.
+        with contextlib.suppress(SourceError) if all_ else contextlib.nullcontext():
+            shapes[sample] = field.shape_of(sample)
+    first = next(iter(shapes), 0)
+    others = [sample for sample in shapes if shapes[sample] != shapes[first]]
     if others:
-        named = "; ".join(f"{_shown(shapes[sample])} in {entries.where(sample)}" for sample in [0, *others[:_NAMED]])
+        paths = field.paths.of(np.array([first, *others[:_NAMED]]))
+        named = "; ".join(
+            f"{_shown(shapes[sample])} in {entries.where(sample)} ({path})"
+            for sample, path in zip([first, *others], paths, strict=False)
+        )
         more = f"; … ({len(others)} of {len(samples)} looked at)" if len(others) > _NAMED else ""
-        raise FormatError(f"{key}: files are of different shapes: {named}{more}; {field.decoder.advice}")
+        raise FormatError(
+            f"{key}: files are of different shapes: {named}{more}; {field.decoder.advice}",
+            file=paths[1],
+            row=entries.place(others[0])[1],
+            sample_id=others[0],
+        )
 
 
 def _shown(shape: tuple[int, ...]) -> str:
@@ -113,6 +136,30 @@ def _decoded(fields: Mapping[str, FileField], stretch: range) -> list[SourceErro
             except SourceError as error:
                 wrong.append(error)
     return sorted(wrong, key=lambda error: error.sample_id or 0)
+
+
+def _wrong_rows(stored: HDF5Fields) -> list[SourceError]:
+    """What is wrong with rows of HDF5 files, read in the order in which they lie: each chunk is decoded about once."""
+    wrong: list[SourceError] = []
+    order = np.argsort(stored.source.samples, kind="stable")
+    for first in range(0, len(order), _ROWS):
+        samples = order[first : first + _ROWS]
+        out = {key: np.empty((len(samples), *field.stored_shape), field.dtype) for key, field in stored.specs.items()}
+        try:
+            stored.source.read_into(samples, out)
+        except AsyncDataError:
+            wrong += _each_wrong(stored, samples, out)
+    return sorted(wrong, key=lambda error: error.sample_id or 0)
+
+
+def _each_wrong(stored: HDF5Fields, samples: Indices, out: Mapping[str, Array]) -> list[SourceError]:
+    wrong = []
+    for place, sample in enumerate(samples.tolist()):
+        try:
+            stored.read(np.array([sample]), {key: array[place : place + 1] for key, array in out.items()})
+        except SourceError as error:
+            wrong.append(error)
+    return wrong
 
 
 def _raise(wrong: list[SourceError], entries: Entries) -> None:

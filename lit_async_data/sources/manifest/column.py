@@ -44,6 +44,7 @@ class Column:
             dataset itself. None: the column ``dataset``, or else the dataset ``data``.
         layout: Of HDF5 files, the letters of the stored axes, as for `HDF5Source`.
         image: How images become arrays of one shape.
+        given: Names of the options that were given for this column.
 
     Raises:
         ConfigError: A name is unknown or a value is wrong; the message begins with the name.
@@ -68,6 +69,7 @@ class Column:
     dataset: str | None = None
     layout: str | None = None
     image: ImageShape = dataclasses.field(default_factory=ImageShape)
+    given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", _names(self.name))
@@ -111,13 +113,13 @@ class Column:
             given = _shared(given)
         if not isinstance(given, Mapping):
             return cls(given, image=image)
-        own = [field.name for field in dataclasses.fields(cls) if field.name != "image"]
+        own = [field.name for field in dataclasses.fields(cls) if field.name not in ("image", "given")]
         check_names(given, [*own, *_IMAGE])
         if "name" not in given:
             raise ConfigError("name: missing; which column is it?")
         of_image = {name: value for name, value in given.items() if name in _IMAGE}
         rest = {name: value for name, value in given.items() if name in own}
-        return cls(**rest, image=dataclasses.replace(image, **of_image))
+        return cls(**rest, image=dataclasses.replace(image, **of_image), given=tuple(given))
 
     @property
     def several(self) -> bool:
@@ -151,4 +153,4 @@ def _shared(given: Field) -> dict[str, Any]:
     for field in dataclasses.fields(Field):
         if field.name not in _SHARED and values[field.name] != field.default:
             raise ConfigError(f"{field.name}: of HDF5 files only; of a field of a table: {', '.join(_SHARED)}")
-    return {name: values[name] for name in _SHARED}
+    return {name: values[name] for name in _SHARED if values[name] is not None}

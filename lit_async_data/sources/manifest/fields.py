@@ -29,6 +29,7 @@ from lit_async_data.sources.manifest.hdf5_fields import (
     dataset_column,
     row_numbers,
     with_places,
+    without_row,
 )
 from lit_async_data.sources.manifest.kinds import kind_of, left, without_path
 from lit_async_data.sources.manifest.label_field import LabelField
@@ -74,11 +75,10 @@ class Fields:
         self._order = tuple(columns)
         kinds = {key: kind_of(key, column, table, root) for key, column in columns.items()}
         table = with_places({key: columns[key] for key, kind in kinds.items() if kind == "hdf5"}, table, more)
-        self.labels = {
-            key: _built(key, LabelField.of, column, table) for key, column in columns.items() if kinds[key] not in FILES
-        }
+        self.labels = {key: _built(key, column, table) for key, column in columns.items() if kinds[key] not in FILES}
         dropped = [field.labels.dropped for field in self.labels.values()]
         dropped += [without_path(key, columns[key], table) for key, kind in kinds.items() if kind in FILES]
+        dropped += [without_row(columns[key], table) for key, kind in kinds.items() if kind == "hdf5"]
         self.entries = Entries(table, left(table, dropped), id)
         self.fetching = Fetching()
         self.files = {
@@ -93,8 +93,6 @@ class Fields:
 
     def _file_field(self, column: Column, kind: Kind, root: Root) -> FileField:
         paths = Paths(self.entries, column.names[0], root)
-        if column.dtype is not None:
-            raise ConfigError(f"dtype: {kind} files come as they are stored; cast on the device")
         if kind == "image" and column.image.image_size is not None:
             return FileField(paths, decoder_of(kind, column.image, b"", ""), self.fetching)
         (path,) = paths.of(np.zeros(1, np.int64))
@@ -214,8 +212,13 @@ class Fields:
         return dataclasses.replace(found, runs=runs, order=None if (np.diff(order) == 1).all() else order)
 
 
-def _built(key: str, build: Callable[..., LabelField], *args: Any) -> LabelField:
+# What the user calls what a table calls otherwise.
+_CALLED = {"vocabulary": "classes", "columns": "name", "multi": "separator"}
+
+
+def _built(key: str, column: Column, table: Table) -> LabelField:
     try:
-        return build(*args)
+        return LabelField.of(column, table)
     except ConfigError as error:
-        raise ConfigError(f"fields.{key}.{error}") from None
+        option, _, said = str(error).partition(": ")
+        raise ConfigError(f"fields.{key}.{_CALLED.get(option, option)}: {said}") from None

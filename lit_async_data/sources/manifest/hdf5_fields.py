@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError, SourceError
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, ManifestError, SourceError
 from lit_async_data.field import Field
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout
@@ -58,11 +58,13 @@ class HDF5Fields:
         self._columns, self.paths = dict(columns), paths
         self._codes, self._files = _merged(*paths.distinct())
         which, names = datasets or (np.zeros_like(rows), [""])
-        sources, numbers, total = [], np.empty_like(rows), 0
+        sources: list[HDF5Source] = []
+        numbers, total = np.empty_like(rows), 0
         for dataset, name in enumerate(names):
             samples = np.flatnonzero(which == dataset)
             if samples.size:
                 source, found = self._of_dataset(name, samples, rows[samples])
+                self._check_same(source, sources, int(samples[0]))
                 numbers[samples] = total + found
                 total += len(source)
                 sources.append(source)
@@ -91,6 +93,17 @@ class HDF5Fields:
             message = f"{files[place[first]]} has rows 0 to {lengths[place[first]] - 1}, and no row {rows[first]}"
             raise self.paths.entries.error(int(samples[first]), message, column=next(iter(self._columns.values())).row)
         return source, starts(lengths)[place] + rows
+
+    def _check_same(self, source: HDF5Source, others: Sequence[HDF5Source], sample: int) -> None:
+        for key, field in source.spec.fields.items():
+            first = others[0].spec[key] if others else field
+            if (first.shape, first.dtype) != (field.shape, field.dtype):
+                (path,) = self.paths.of(np.array([sample]))
+                error = FormatError(
+                    f"{path}: {key!r} is {field.dtype} of shape {field.shape} there, and {first.dtype} of shape "
+                    f"{first.shape} in rows before; all of a field must be alike"
+                )
+                raise self.paths.entries.blamed(error, sample, path)
 
     @property
     def specs(self) -> Mapping[str, FieldSpec]:
@@ -168,9 +181,14 @@ def alike(columns: Mapping[str, Column], table: Table) -> list[dict[str, Column]
     return list(groups.values())
 
 
+def without_row(column: Column, table: Table) -> Indices:
+    """The rows that name no row of their file, and are dropped."""
+    return table.missing(column.row) if column.null == "drop" else np.empty(0, np.int64)
+
+
 def row_numbers(column: Column, table: Table) -> Indices:
-    """The row of its file that each row of the table names; int64."""
-    found = table.labels(column.row, null="error", numbers=True).values
+    """The row of its file that each row of the table names; int64. It means nothing in rows that are dropped."""
+    found = table.labels(column.row, null=column.null, numbers=True).values
     if found.dtype.kind != "i" or found.ndim > 1:
         raise ConfigError(f"row: column {column.row!r} holds no whole numbers, which rows of HDF5 files must be")
     return found

@@ -170,8 +170,8 @@ def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:
         raise CorruptError(f"{where}: an image of {width}×{height} pixels")
     if width * height > shape.max_pixels:
         raise FormatError(
-            f"{where}: {width}×{height} pixels are more than max_pixels ({shape.max_pixels}), and decoding may take "
-            "all memory; raise max_pixels if the image is really so large"
+            f"{where}: {height}×{width} pixels (height × width) are more than max_pixels "
+            f"({shape.max_pixels}), and decoding may take all memory; raise max_pixels if the image is really so large"
         )
 
 

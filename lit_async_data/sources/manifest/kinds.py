@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +12,13 @@ import numpy as np
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.manifest.column import FILES, Column, Kind
+from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.paths import kind_of_path
 from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table import Table
+
+# Options of images.
+_IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 
 
 def kind_of(key: str, column: Column, table: Table, root: Root) -> Kind | None:
@@ -24,9 +29,21 @@ def kind_of(key: str, column: Column, table: Table, root: Root) -> Kind | None:
         kind = _kind_of_value(table.first(column.names[0]), root)
     if kind in FILES and not table.is_text(column.names[0]):
         raise ConfigError(f"fields.{key}.kind: column {column.names[0]!r} holds no paths")
+    _check_options(key, column, kind)
     if kind in FILES and column.null == "ignore":
         raise ConfigError(f"fields.{key}.null: nothing stands for a file that there is not; drop such samples")
     return kind
+
+
+def _check_options(key: str, column: Column, kind: Kind | None) -> None:
+    """Refuse what says nothing of such a column."""
+    own = {"image": _IMAGE, "npy": (), "hdf5": ("dtype", "row", "dataset", "layout")}
+    fitting = own.get(kind or "", ("dtype", "classes", "separator"))
+    for name in column.given:
+        if name not in ("name", "kind", "null", *fitting):
+            what = f"{kind} files" if kind in FILES else "labels"
+            hint = "; cast on the device" if name == "dtype" else ""
+            raise ConfigError(f"fields.{key}.{name}: says nothing of {what}{hint}")
 
 
 def _kind_of_value(value: Any, root: Root) -> Kind | None:

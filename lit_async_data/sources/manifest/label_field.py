@@ -110,8 +110,8 @@ def _numeric(column: Column, table: Table) -> list[bool]:
 
 def _renumbered(values: npt.NDArray[Any], new: npt.NDArray[np.int64], classes: int) -> npt.NDArray[Any]:
     if values.ndim == 1:
-        known = values >= 0  # what is ignored stays so
-        return np.where(known, np.append(new, 0)[values], values)
+        # What is ignored stays so.
+        return np.where(values < 0, values, new[np.maximum(values, 0)])
     there = new >= 0
     found = np.zeros((len(values), classes), values.dtype)
     found[:, new[there]] = values[:, there]

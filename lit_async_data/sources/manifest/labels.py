@@ -14,10 +14,9 @@ from lit_async_data.sources.manifest.arrow import arrow, is_coded, is_list, is_t
 from lit_async_data.sources.manifest.numeric import INEXACT
 from lit_async_data.sources.manifest.origin import Origin, shown
 from lit_async_data.spec import Array
+from lit_async_data.weights import IGNORED
 
 Null = Literal["error", "ignore", "drop"]
-# What torch's losses leave out unless they are told otherwise.
-IGNORED = -100
 # Rows that a message names.
 _NAMED = 5
 # What is asked about a row, and the error that says so.

@@ -68,10 +68,21 @@ def read_as(array: Any, column: str, origin: Origin, separator: str | None, *, n
     if separator is not None:
         if not is_text(array.type):
             raise ConfigError(f"separator: column {shown(column)} holds {array.type}, and not text")
-        array = as_one(arrow().chunked_array([arrow("compute").split_pattern(array, separator)]))
+        array = _trimmed(as_one(arrow().chunked_array([arrow("compute").split_pattern(array, separator)])))
     if not numbers or not is_text(array.type.value_type if is_list(array.type) else array.type):
         return array
     return _numbers_of_lists(array, column, origin) if is_list(array.type) else as_numbers(array, column, origin)
+
+
+def _trimmed(array: Any) -> Any:
+    """Lists of text without the space around each, and without those of which nothing is left."""
+    compute = arrow("compute")
+    lengths = compute.fill_null(compute.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    texts = compute.utf8_trim_whitespace(array.flatten())
+    there = compute.not_equal(texts, "")
+    owners = np.repeat(np.arange(len(array)), lengths)[there.to_numpy(zero_copy_only=False)]
+    ends = np.cumsum(np.bincount(owners, minlength=len(array)))
+    return arrow().LargeListArray.from_arrays(np.append(0, ends), texts.filter(there), mask=array.is_null())
 
 
 def _numbers_of_lists(array: Any, column: str, origin: Origin) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class Origin:
         files: Paths; none if the table was given in memory.
         starts: The first row of each file, counted over all of them, and at the end how many there are; int64.
         kept: Which of those rows the table has; int64, ascending. None: all.
+        ids: What the rows of the table are called, an array of Arrow; None where they have no names.
 
     Example:
         >>> origin = Origin(["a.csv", "b.csv"], np.array([0, 3, 6]), kept=np.array([1, 4]))
@@ -44,10 +46,15 @@ class Origin:
         ('b.csv', 1)
     """
 
-    def __init__(self, files: Sequence[str], starts: Indices, kept: Indices | None = None) -> None:
+    def __init__(self, files: Sequence[str], starts: Indices, kept: Indices | None = None, ids: Any = None) -> None:
         self.files = tuple(files)
         self.starts = starts
         self.kept = kept
+        self._ids = ids
+
+    def called(self, ids: Any) -> Origin:
+        """The same, with what rows are called."""
+        return Origin(self.files, self.starts, self.kept, ids)
 
     @property
     def untyped(self) -> bool:
@@ -89,6 +96,8 @@ class Origin:
         place = [self.name if file is None else named(file)]
         if number is not None:
             place.append(f"row {number}")
+        if row is not None and self._ids is not None:
+            place.append(f"id {shown(str(self._ids[row].as_py()))}")
         if column is not None:
             place.append(f"column {shown(column)}")
         return ManifestError(f"{', '.join(place)}: {message}", file=file, dataset=column, row=number)

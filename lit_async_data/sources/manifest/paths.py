@@ -84,11 +84,13 @@ class Paths:
         """A number for each sample, by what a function makes of its path, and what that is.
 
         Args:
-            naming: Gets a path; called once for each sample, block by block, so that no more paths are held.
+            naming: Gets a path as the table has it, so that the folder may be moved; called once for each sample, block
+                by block, so that no more paths are held.
         """
         numbers: dict[str, int] = {}
         codes = np.empty(len(self.entries), np.int64)
         for first in range(0, len(codes), _BLOCK):
             samples = np.arange(first, min(first + _BLOCK, len(codes)))
-            codes[samples] = [numbers.setdefault(naming(path), len(numbers)) for path in self.of(samples)]
+            texts = self.entries.table.text(self.column, self.entries.rows_of(samples))
+            codes[samples] = [numbers.setdefault(naming(text), len(numbers)) for text in texts]
         return codes, list(numbers)

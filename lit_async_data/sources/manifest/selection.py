@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.options import check_names
 from lit_async_data.sources.manifest.column import Column
 from lit_async_data.sources.manifest.image_shape import ImageShape
+
+# Of a manifest, and of images in it.
+OPTIONS = ["root", "id", "filters", "check", "outside", *(field.name for field in dataclasses.fields(ImageShape))]
 
 
 def chosen_columns(fields: Any, image: ImageShape) -> tuple[dict[str, Column], bool]:
@@ -48,3 +53,18 @@ def root_of(table: Any) -> str:
         if not glob.has_magic(path):
             return str(path)
     return str(os.path.dirname(path))
+
+
+def check_options(root: Any, id: Any, *, outside: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
+    """Make sure that options are what they must be.
+
+    Raises:
+        ConfigError: One is not, or there is none of its name; begins with it.
+    """
+    if not (root is None or (isinstance(root, str | os.PathLike) and os.fspath(root))):
+        raise ConfigError(f"root: {root!r} is not a folder")
+    if not (id is None or (isinstance(id, str) and id)):
+        raise ConfigError(f"id: {id!r} is not the name of a column")
+    if not isinstance(outside, bool):
+        raise ConfigError(f"outside: {outside!r} is not true or false")
+    check_names(image, OPTIONS)

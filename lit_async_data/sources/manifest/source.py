@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +21,11 @@ from lit_async_data.sources.manifest.column import Given
 from lit_async_data.sources.manifest.fetching import HELD_BYTES
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.image_shape import ImageShape
-from lit_async_data.sources.manifest.selection import absolute, chosen_columns, root_of
+from lit_async_data.sources.manifest.selection import OPTIONS, absolute, check_options, chosen_columns, root_of
 from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table import Table
 from lit_async_data.sources.places import Places, check_range, whole_numbers
 from lit_async_data.spec import BatchSpec
-
-_IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
-_OPTIONS = ("root", "id", "filters", "check", "outside")
 
 
 class ManifestSource:
@@ -94,9 +90,7 @@ class ManifestSource:
         outside: bool = False,
         **image: Any,
     ) -> None:
-        if not isinstance(outside, bool):
-            raise ConfigError(f"outside: {outside!r} is not true or false")
-        check_names(image, [*_OPTIONS, *_IMAGE])
+        check_options(root, id, outside=outside, image=image)
         shape = ImageShape(**image)
         columns, as_mapping = chosen_columns(fields, shape)
         self._given, self._filters = absolute(table), filters
@@ -104,12 +98,13 @@ class ManifestSource:
         read = self._more([*names, *([] if id is None else [id])])
         if id is not None:
             read.check_ids(id)
+            read = read.called(id)
         place = Root(root_of(table) if root is None else os.fspath(root), outside=outside)
         self._fields = Fields(columns, read, self._more, place, id)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
             raise ConfigError("image_size: none of the fields holds paths of images")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
-        looked_at(check, self._fields.files, self._fields.entries)
+        looked_at(check, self._fields.files, self._fields.stored, self._fields.entries)
 
     @classmethod
     def from_folder(
@@ -138,6 +133,7 @@ class ManifestSource:
             ((3, 32, 32), ('auk', 'owl'))
             >>> folder.cleanup()
         """
+        check_names(options, OPTIONS)
         path = os.path.abspath(os.path.expanduser(root))
         table = class_folders(path, links=bool(options.get("outside")))
         return cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)

@@ -193,13 +193,14 @@ class Table:
         Raises:
             ManifestError: A row has no value, or the column holds something else.
         """
-        array = self._worded(name)
-        if array.null_count:
-            row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        array, wanted = self._worded(name), slice(None) if rows is None else rows
+        missing = array.is_null().to_numpy(zero_copy_only=False)[wanted]
+        if missing.any():
+            row = int(missing.argmax()) if rows is None else int(rows[missing.argmax()])
             raise self.origin.error("no value; give one, or leave the row out", row=row, column=name)
         encoded = array if is_coded(array.type) else array.dictionary_encode()
-        codes = encoded.indices.to_numpy().astype(np.int64)
-        return codes if rows is None else codes[rows], list(map(str, encoded.dictionary.to_pylist()))
+        codes = arrow("compute").fill_null(encoded.indices, 0).to_numpy().astype(np.int64)
+        return codes[wanted], list(map(str, encoded.dictionary.to_pylist()))
 
     def plain(self, name: str) -> npt.NDArray[Any]:
         """The values of a column as numpy has them: numbers, or objects that rows of equal text share."""
@@ -226,6 +227,10 @@ class Table:
         if len(other) != len(self):
             raise ChangedError(f"{self.origin.name}: had {len(self)} rows, and now {len(other)}; do not write to it")
         return Table(self._columns | other._columns, self.origin)
+
+    def called(self, name: str) -> Table:
+        """This table, whose messages name rows by a column too."""
+        return Table(self._columns, self.origin.called(self._worded(name)))
 
     def missing(self, name: str) -> Indices:
         """The rows in which a column has no value; int64, ascending."""
