@@ -393,7 +393,7 @@ def test_more_pixels_than_allowed_are_refused(photo, kind):
     name, options = KINDS[kind]
     data = stored(photo.resize((30, 20)), name, **options)
     decoded(data, ImageShape(max_pixels=600))
-    with pytest.raises(FormatError, match=r"^there/x.png: 30×20 pixels are more than max_pixels \(599\)"):
+    with pytest.raises(FormatError, match=r"^there/x.png: 20×30 pixels .* are more than max_pixels \(599\)"):
         decoded(data, ImageShape(max_pixels=599), (20, 30))
 
 
@@ -408,7 +408,7 @@ def bombs():
 
 @pytest.mark.parametrize("data", [pytest.param(data, id=kind) for kind, data in bombs()])
 def test_bombs_are_refused_by_their_first_bytes(data):
-    with pytest.raises(FormatError, match=r"^there/x.png: \d+×\d+ pixels are more than max_pixels"):
+    with pytest.raises(FormatError, match=r"^there/x.png: \d+×\d+ pixels .* are more than max_pixels"):
         decoded(data, ImageShape(), (2, 2))
 
 
