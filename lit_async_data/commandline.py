@@ -87,8 +87,9 @@ def _near(key: str, typed: list[str], config_dir: str) -> str:
     parent, _, last = key.rpartition(".")
     if parent.endswith("loader") and last in TORCH_NAMES:
         return TORCH_NAMES[last]
-    if key.startswith("data.") and last == "path" and not any(argument.startswith("data=") for argument in typed):
-        return "for files of your own, add data=hdf5"
+    added = {"path": "for files of your own, add data=hdf5", "table": "for a table of your own, add data=manifest"}
+    if key.startswith("data.") and last in added and not any(argument.startswith("data=") for argument in typed):
+        return added[last]
     GlobalHydra.instance().clear()
     groups = {path.name for path in Path(config_dir).iterdir() if path.is_dir()}
     choices = [argument for argument in typed if argument.partition("=")[0] in groups]

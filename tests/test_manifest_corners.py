@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from oracle import read
 
-from lit_async_data import AsyncLoader, LoaderOptions, ManifestSource
-from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data import AsyncDataModule, AsyncLoader, LoaderOptions, ManifestSource
+from lit_async_data.errors import ConfigError, ManifestError, ResumeError
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
@@ -133,3 +133,18 @@ def test_an_option_that_does_not_fit_the_column_begins_the_message(column, optio
 def test_an_option_of_another_type_begins_the_message(option):
     with pytest.raises(ConfigError, match=next(iter(option))):
         ManifestSource(pa.table({"y": [1]}), ["y"], **option)
+
+
+def test_rows_that_go_into_several_stages_keep_the_classes_of_training_through_a_checkpoint():
+    table = pa.table({"y": ["owl", "auk", "owl", "jay"]})
+    dm = AsyncDataModule(train=ManifestSource(table, {"y": "y"}), loader={"batch_size": 2})
+    again = AsyncDataModule(test=ManifestSource(table.slice(0, 1), {"y": "y"}), loader={"batch_size": 2})
+    assert again.classes == {"y": ("owl",)}
+    again.load_state_dict(dm.state_dict())
+    assert again.classes == {"y": ("auk", "jay", "owl")}
+    (batch,) = list(again.test_dataloader()[0])
+    assert batch["y"].tolist() == [2]
+    again.close()
+    other = AsyncDataModule(test=ManifestSource(pa.table({"y": ["emu"]}), {"y": "y"}), loader={"batch_size": 2})
+    with pytest.raises(ResumeError, match=r"row 0.*'emu' is not one of the 3 classes"):
+        other.load_state_dict(dm.state_dict())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import runpy
@@ -10,12 +12,20 @@ import sys
 from pathlib import Path
 
 import h5py
+import hydra
 import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
+
+with contextlib.suppress(ImportError):
+    from pyarrow import csv
+
+    # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+    csv.read_csv(io.BytesIO(b"a\n1\n"))
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -136,6 +146,9 @@ def test_every_experiment_runs(typed, choice):
         (["loader.pin_memory=true"], "loader.pin_memory: no such key; leave it out"),
         (["loader.xyzzy=2"], "loader.xyzzy: no such key; there are loader.batch_size, loader.shuffle"),
         (["data.train.path=x.h5"], "data.train.path: no such key; for files of your own, add data=hdf5"),
+        (["data.source.table=x.csv"], "data.source.table: no such key; for a table of your own, add data=manifest"),
+        (["data=manifest"], "data.source.table: missing; give it, as in data.source.table=VALUE"),
+        (["data=manifest", "data.source.table=no.csv"], "no.csv: no such file"),
         (["data=hdf5", "data.train.pth=x.h5"], "data.train.pth: no such key; did you mean data.train.path?"),
         (["ckpt_path=nope.ckpt"], "ckpt_path: nope.ckpt is not a file"),
         (["data=hdf5"], "data.train.path: missing; give it, as in data.train.path=VALUE"),
@@ -200,6 +213,76 @@ def test_a_foreign_file_says_what_is_left_out(composed, tmp_path, monkeypatch):
     assert "callback early_stopping is left out" in text
     assert "no test set (data.test): testing is skipped" in text
     assert said[-1].startswith("training waited ")
+
+
+# -- tables of files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def birds(tmp_path):
+    """A table for each stage, of PNG files of two sizes."""
+    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+    random = np.random.default_rng(0)
+    lines = {"train": ["path,species,site"], "val": ["path,species,site"]}
+    for number in range(30):
+        pixels = random.integers(0, 255, (12 + number % 2, 10, 3), dtype=np.uint8)
+        image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        stage = "train" if number < 24 else "val"
+        species = ("owl", "auk", "jay")[number % (3 if stage == "train" else 2)]
+        lines[stage].append(f"{number}.png,{species},{number % 8}")
+    for stage, rows in lines.items():
+        (tmp_path / f"{stage}.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path
+
+
+def built(composed, *overrides):
+    return hydra.utils.instantiate(composed(*overrides, *QUIET).data)
+
+
+@pytest.mark.parametrize(("label", "classes"), [("digit", 10), ("even", 2)])
+def test_the_same_files_are_trained_on_for_either_label(composed, label, classes, monkeypatch):
+    pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+    monkeypatch.syspath_prepend(str(ROOT))
+    import train
+
+    cfg = composed("data=digits_manifest", f"data.source.fields.y={label}", "trainer.max_epochs=2", *QUIET)
+    metrics, objects = train.train(cfg)
+    dm = objects["datamodule"]
+    assert objects["model"].hparams["classes"] == dm.num_classes["y"] == classes
+    assert dm.spec["x"].shape == (1, 8, 8)
+    assert metrics["test/acc"] > (0.5 if label == "digit" else 0.7)  # by guessing: 0.1 and 0.5
+    where = dm.sources["train"][0].locate([7])[0]
+    assert (where.id, Path(where.path).name) == ("0007", "0007.png")
+
+
+def test_a_table_is_cut_into_stages_by_a_column(composed, birds):
+    typed = [f"data.source.table={birds}/train.csv", "data.source.fields.y=species", "data.source.image_size=[8,6]"]
+    dm = built(composed, "data=manifest", *typed, "data.groups=site", "data.split={train: 0.5, val: 0.5}")
+    assert dm.classes == {"y": ("auk", "jay", "owl")}
+    sides = [set(dm.sources[stage][0].column("site").tolist()) for stage in ("train", "val")]
+    assert not sides[0] & sides[1]
+    (batch,) = list(dm.train_dataloader())
+    assert batch["x"].shape[1:] == (3, 8, 6)
+    assert -1 <= batch["x"].min() < -0.5 < 0.5 < batch["x"].max() <= 1
+    dm.close()
+    bare = built(composed, "data=manifest", *typed, "data.device_transform=null")
+    assert next(iter(bare.train_dataloader()))["x"].dtype == torch.uint8
+    bare.close()
+
+
+def test_a_table_for_each_stage_has_the_classes_of_training(composed, birds):
+    typed = [f"data.train.table={birds}/train.csv", f"data.val.table={birds}/val.csv", "data.train.fields.y=species"]
+    cfg = composed("data=manifest_stages", *typed, "data.train.image_size=8", "data.train.resize=random_crop", *QUIET)
+    cfg.data.test = cfg.data.predict = None
+    dm = hydra.utils.instantiate(cfg.data)
+    assert dm.sources["val"][0].spec["y"].classes == ("auk", "jay", "owl")
+    (val,) = dm.val_dataloader()
+    assert val.next()["y"].tolist() == [2, 0] * 3
+    first, again = val.next()["x"], val.next()["x"]
+    assert (first == again).all()  # the middle of each image, in every epoch
+    train = dm.train_dataloader()
+    assert train.next()["x"].mean() != train.next()["x"].mean()
+    dm.close()
 
 
 def test_batch_keys_can_be_chosen_on_the_command_line(composed):
