@@ -88,7 +88,7 @@ def _price(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, times: f
     """What decoding by chunks costs."""
     chunks, held = loader.source.chunks, loader.footprint.budget.decoded
     if not held:
-        return "nothing is decoded"
+        return "what lies in one folder is read together" if chunks.reading == "decoded" else "nothing is decoded"
     which = "every chunk" if chunks.largest else "every chunk of the largest field"
     decoded = ranks_per_chunk(order, loader.world_size)
     often = "once per epoch" if decoded == 1 else f"by {decoded:.2g} ranks each"

@@ -93,7 +93,7 @@ class ManifestSource:
         check_options(root, id, outside=outside, image=image)
         shape = ImageShape(**image)
         columns, as_mapping = chosen_columns(fields, shape)
-        self._given, self._filters = absolute(table), filters
+        self._given, self._filters, self._name = absolute(table), filters, ""
         names = dict.fromkeys(name for column in columns.values() for name in column.names)
         read = self._more([*names, *([] if id is None else [id])])
         if id is not None:
@@ -136,7 +136,9 @@ class ManifestSource:
         check_names(options, OPTIONS)
         path = os.path.abspath(os.path.expanduser(root))
         table = class_folders(path, links=bool(options.get("outside")))
-        return cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
+        made = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
+        made._name = path
+        return made
 
     def _more(self, names: Sequence[str]) -> Table:
         return Table.of(self._given, list(dict.fromkeys(names)), self._filters)
@@ -145,7 +147,7 @@ class ManifestSource:
         return len(self._fields.entries)
 
     def __str__(self) -> str:
-        return self._fields.entries.table.origin.name
+        return self._name or self._fields.entries.table.origin.name
 
     @property
     def spec(self) -> BatchSpec:
