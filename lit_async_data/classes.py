@@ -31,15 +31,40 @@ def adopted(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
         ManifestError: A row has a class that is none of them; names it.
     """
     own = named(source)
-    others = {key: names for key, names in classes.items() if key in own and own[key] != tuple(names)}
+    others = {
+        key: names for key, names in classes.items() if key in source.spec.fields and own.get(key) != tuple(names)
+    }
     change = getattr(source, "with_classes", None)
     return source if change is None or not others else cast(Source, change(others))
 
 
 def of_training(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, list[Source]]:
     """The sources of each stage, with the classes of the first: training, where there is any."""
-    classes = next((named(source) for sources in stages.values() for source in sources), {})
-    return {stage: [adopted(source, classes) for source in sources] for stage, sources in stages.items()}
+    first = next((source for sources in stages.values() for source in sources), None)
+    if first is None:
+        return {stage: list(sources) for stage, sources in stages.items()}
+    found = {stage: [adopted(source, named(first)) for source in sources] for stage, sources in stages.items()}
+    for stage, sources in found.items():
+        for source in sources:
+            _check_kinds(source, first, stage)
+    return found
+
+
+def _check_kinds(source: Source, first: Source, stage: Any) -> None:
+    """Make sure that what are classes in a table are not numbers in another one.
+
+    Raises:
+        ConfigError: They are.
+    """
+    if not hasattr(source, "with_classes"):
+        return
+    own, others = named(source), named(first)
+    for key in source.spec.fields.keys() & first.spec.fields.keys():
+        if (key in own) != (key in others):
+            here, there = ("classes", "numbers") if key in own else ("numbers", "classes")
+            raise ConfigError(
+                f"{stage}: {key} holds {here}, but {there} in the first stage; say kind: class or kind: number of both"
+            )
 
 
 def check_alike(stages: Mapping[Any, Sequence[Source]]) -> None:

@@ -192,6 +192,7 @@ class AsyncDataModule(pl.LightningDataModule):
             self.sources = {
                 stage: [adopted(source, saved) for source in sources] for stage, sources in self.sources.items()
             }
+            vars(self).pop("num_classes", None)
         except ManifestError as error:
             raise ResumeError(f"the classes are not those of the checkpoint: {error}", file=error.file) from error
         for key, names in state_dict.get("classes", {}).items():

@@ -57,7 +57,7 @@ class Engine:
         depth: int,
         transform: Transform | None,
     ) -> None:
-        seed = options.seed if options.augment and draws(source) else None
+        seed = options.seed if options.augments and draws(source) else None
         on_device, keeping = has_streams(device), source if isinstance(source, KeepingSource) else None
         ahead = AHEAD + footprint.layout.batches
         self.pipeline = Pipeline(

@@ -72,7 +72,8 @@ class LoaderOptions:
             in proportion to them. Training only.
         epoch_size: Samples of an epoch where they are drawn so; None: as many as there are.
         augment: Whether what a source can draw is drawn, another one in each epoch: a random part of each image
-            (``resize="random_crop"``). Evaluation takes the middle.
+            (``resize="random_crop"``), or else the middle. ``"auto"``: where the order is random, too. Never in
+            evaluation.
         with_ids: Add the samples' numbers (int64) to each batch, as key ``ids`` or last element.
 
     Raises:
@@ -100,7 +101,7 @@ class LoaderOptions:
     # Not compared: arrays have no single answer.
     weights: str | npt.NDArray[Any] | Sequence[float] | None = dataclasses.field(default=None, compare=False)
     epoch_size: int | None = None
-    augment: bool = True
+    augment: bool | Literal["auto"] = "auto"
     with_ids: bool = False
 
     def __new__(cls, **values: object) -> Self:  # noqa: D102
@@ -125,7 +126,9 @@ class LoaderOptions:
         if self.epoch_size is not None:
             self._whole("epoch_size", 1, also="null")
         self._check_drawing()
-        for name in ("drop_last", "augment", "with_ids"):
+        if self.augment != "auto" and not isinstance(self.augment, bool):
+            raise ConfigError(f"augment: {self.augment!r} is not true, false or 'auto'")
+        for name in ("drop_last", "with_ids"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
         seconds: Any = self.timeout_s
@@ -154,6 +157,11 @@ class LoaderOptions:
     def drawn(self) -> bool:
         """Whether samples are drawn with replacement."""
         return self.balance is not None or self.weights is not None
+
+    @property
+    def augments(self) -> bool:
+        """Whether what can be drawn is."""
+        return self.shuffle != "none" if self.augment == "auto" else self.augment
 
     def _whole(self, name: str, least: int, most: int | None = None, *, also: str = "", unit: str = "") -> None:
         value = getattr(self, name)

@@ -47,7 +47,7 @@ def schedule_of(source: Source, options: LoaderOptions, rank: int = 0, world_siz
         world_size=world_size,
         drop_last=options.drop_last,
     )
-    return Schedule(plan, shuffled=shuffle != "none" or (options.augment and draws(source)))
+    return Schedule(plan, shuffled=shuffle != "none" or (options.augments and draws(source)))
 
 
 def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> Weights | None:

@@ -52,7 +52,7 @@ class ToFloat:
         return _replaced(batch, self.fields, self._changed)
 
     def _changed(self, values: Tensor) -> Tensor:
-        return values.to(self.dtype) / largest(values)
+        return (values.to(_wide(self.dtype, values)) / largest(values)).to(self.dtype)
 
 
 class Normalize:
@@ -116,7 +116,8 @@ class Normalize:
         scale, shift = self._constants(values.device)
         if channels > 1:
             scale, shift = (each.reshape(-1, *[1] * (values.ndim - 2)) for each in (scale, shift))
-        return values.to(self._float.dtype) * (scale / largest(values)) - shift
+        found: Tensor = values.to(_wide(self._float.dtype, values)) * (scale / largest(values)) - shift
+        return found.to(self._float.dtype)
 
     def _constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """1 / std and mean / std of each channel, on a device."""
@@ -124,10 +125,20 @@ class Normalize:
             mean, std = torch.broadcast_tensors(  # type: ignore[no-untyped-call]  # torch has no types for it
                 *(torch.tensor(each, dtype=torch.float64) for each in (self.mean, self.std))
             )
-            made = [each.to(self._float.dtype).to(device) for each in (1 / std, mean / std)]
+            made = [
+                each.to(torch.float32 if self._float.dtype != torch.float64 else torch.float64).to(device)
+                for each in (1 / std, mean / std)
+            ]
             # Copied before this returns, so that other streams may use them too.
             self._made[device] = made[0], made[1]
         return self._made[device]
+
+
+def _wide(dtype: torch.dtype, values: Tensor) -> torch.dtype:
+    """The type to compute in: half precision holds no number above 65504, and few whole ones above 2048."""
+    return (
+        dtype if dtype.itemsize > 2 else torch.promote_types(torch.float32, dtype) if largest(values) > 255 else dtype
+    )
 
 
 def largest(values: Tensor) -> int:

@@ -159,13 +159,44 @@ def test_no_more_is_held_than_is_allowed(files, monkeypatch):
         reader.fetch(files[number : number + 1], MOST)
         if files[number] in reader._files:
             reader._files[files[number]].done.wait(30)
-    assert len(disk.asked) == 3  # 300 bytes: beyond the limit nothing more is begun
+    assert len(disk.asked) == 2  # with a third one it would be 300 bytes
     assert reader.read(files[0], MOST) == bytes(100)
     reader.fetch(files[20:21], MOST)
     reader._files[files[20]].done.wait(30)
-    assert len(disk.asked) == 4
+    assert len(disk.asked) == 3
     give_back()
     assert reader._held == 0
+
+
+def test_what_is_queued_while_nothing_has_been_read_yet_counts_too(files, monkeypatch):
+    # 1. Files are queued while none is there yet. 2. Each is read when its turn comes, whatever came meanwhile. Were
+    # only those counted that are there, all of them would be held.
+    disk, reader = Disk(monkeypatch, gated=True), Fetching()
+    monkeypatch.setattr(fetching, "HELD_BYTES", 450)
+    give_back = reader.keep()
+    reader.fetch(files, MOST)
+    queued = list(reader._files.values())
+    disk.gate.set()
+    for file in queued:
+        assert file.done.wait(30)
+    assert reader._held == 400
+    assert len(disk.asked) == 4
+    assert reader.read(files[39], MOST) == bytes([39]) * 100
+    give_back()
+
+
+def test_where_no_thread_can_be_started_nothing_waits_for_one(files, monkeypatch):
+    Disk(monkeypatch)
+    reader = Fetching()
+    give_back = reader.keep()
+
+    def refuses(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    reader.fetch(files, MOST)
+    assert reader.read(files[0], MOST) == bytes(100)
+    give_back()
 
 
 def test_what_nobody_asks_for_is_let_go(files, monkeypatch):

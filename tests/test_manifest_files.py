@@ -195,7 +195,9 @@ CROP = {"image_size": 16, "resize": "random_crop", "scale": (0.2, 0.5)}
 def crops(source, epochs=2, **options):
     """By epoch and sample the crop of each."""
     found = []
-    with AsyncLoader(source, LoaderOptions(**{"batch_size": 2, "shuffle": False, "with_ids": True, **options})) as all_:
+    with AsyncLoader(
+        source, LoaderOptions(**{"batch_size": 2, "shuffle": False, "augment": True, "with_ids": True, **options})
+    ) as all_:
         for _ in range(epochs):
             seen = {}
             for batch in all_:

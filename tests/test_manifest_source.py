@@ -579,7 +579,12 @@ def test_a_pickled_source_is_the_same(format_, folder):
     copied = pickle.loads(pickle.dumps(source))
     assert_is_the_table(copied)
     assert (copied.spec, copied.parts, copied.locate([3])) == (source.spec, source.parts, source.locate([3]))
-    assert copied.column("even").astype(int).tolist() == COLUMNS["even"]
+    if format_ == "memory":
+        # A frame may be large, and what is used of it is held anyway.
+        with pytest.raises(MissingError, match="'even' has not been read, and the table is in another process"):
+            copied.column("even")
+    else:
+        assert copied.column("even").astype(int).tolist() == COLUMNS["even"]
 
 
 # -- columns, parts, splits --------------------------------------------------------------------------------------------

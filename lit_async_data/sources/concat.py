@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from lit_async_data.sources.base import (
 from lit_async_data.sources.places import (
     Places,
     check_range,
+    check_same,
     check_source,
     column_of,
     name_of,
@@ -74,7 +75,7 @@ class ConcatSource:
         for source in self.sources:
             check_source("sources", source)
         for number in range(1, len(self.sources)):
-            _check_same(self.sources, number)
+            check_same(self.sources, number)
         self._keeping = [source if isinstance(source, KeepingSource) else None for source in self.sources]
         self._starts = starts([len(source) for source in self.sources])
 
@@ -181,6 +182,16 @@ class ConcatSource:
             first, end = int(where[0]), int(where[-1]) + 1
             yield number, slice(first, end) if end - first == where.size else where
 
+    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
+        """The same with the numbers of other classes, in sources that found their own in a table."""
+        changes = (getattr(source, "with_classes", None) for source in self.sources)
+        return type(self)(
+            [
+                source if change is None else change(classes)
+                for source, change in zip(self.sources, changes, strict=True)
+            ]
+        )
+
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """Where samples lie.
 
@@ -277,21 +288,3 @@ class ConcatSource:
 def _named(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
     """Parts of the source of this number, of which none is without a name."""
     return tuple(part if part.name else part._replace(name=f"sources[{number}]") for part in parts)
-
-
-def _check_same(sources: Sequence[Source], number: int) -> None:
-    """Make sure that the samples of a source are like those of the first."""
-    first, other = sources[0].spec, sources[number].spec
-    if first == other:
-        return
-    here, there = (f"sources[{n}] ({name_of(sources[n])})" for n in (number, 0))
-    if first.as_mapping != other.as_mapping or list(first.fields) != list(other.fields):
-        said = [f"{'dicts' if spec.as_mapping else 'tuples'} of {', '.join(spec.fields)}" for spec in (other, first)]
-        raise FormatError(f"{here} has {said[0]}, but {there} has {said[1]}; sources of one must agree")
-    key = next(key for key, field in first.fields.items() if other[key] != field)
-    mine, theirs = (vars(spec[key]) for spec in (other, first))
-    what = next(name for name, value in theirs.items() if mine[name] != value)
-    raise FormatError(
-        f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}; sources of one must agree",
-        dataset=key,
-    )

@@ -14,7 +14,9 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.permutation import Indices, Words
 from lit_async_data.sources.base import Part, Source, ids_of
+from lit_async_data.sources.concat import ConcatSource
 from lit_async_data.sources.places import Places, column_of, name_of
+from lit_async_data.sources.subset import SubsetSource
 
 
 class Groups(NamedTuple):
@@ -45,9 +47,11 @@ def groups_of(source: Source, given: Any, places: Places) -> Groups:
     """
     if not isinstance(given, str):
         return _of_values(source, given, "the array given")
-    by_path = getattr(source, "grouped_by_path", None)
-    if by_path is not None and (given == "file" or given.startswith("file:")):
-        return _by_path(by_path, given)
+    if given == "file" or given.startswith("file:"):
+        found = _by_path(source, {"file": _itself}.get(given) or _found_in(given))
+        if found is not None:
+            present, dense = np.unique(found[0], return_inverse=True)
+            return Groups(dense, [found[1][code] for code in present.tolist()], "file")
     if given in ("file", "group") or given.startswith("file:"):
         if not any(part.name for part in places.parts):
             raise ConfigError(f"groups: {given!r} needs a source that knows its files, and {name_of(source)} does not")
@@ -70,10 +74,26 @@ def hashed(names: Sequence[str]) -> Words:
     return np.fromiter(words, np.uint64, len(names))
 
 
-def _by_path(grouped: Callable[[Callable[[str], str]], tuple[Indices, list[str]]], given: str) -> Groups:
-    """Samples by the files that they are in, where each has one of its own to be named by."""
-    found = {"file": _itself}.get(given) or _found_in(given)
-    return Groups(*grouped(found), "file")
+def _by_path(source: Source, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
+    """A number for each sample, by what a function makes of the path of its file, and what that is.
+
+    None where samples have no files of their own: those of an HDF5 file are in one of its parts.
+    """
+    if isinstance(source, SubsetSource):
+        whole = _by_path(source.source, naming)
+        return None if whole is None else (whole[0][source.samples], whole[1])
+    if isinstance(source, ConcatSource):
+        several = [_by_path(each, naming) for each in source.sources]
+        numbers: dict[str, int] = {}
+        codes = []
+        for found in several:
+            if found is None:
+                return None
+            of_each = [numbers.setdefault(name, len(numbers)) for name in found[1]]
+            codes.append(np.array(of_each, np.int64)[found[0]])
+        return np.concatenate(codes), list(numbers)
+    grouped: Any = getattr(source, "grouped_by_path", None)
+    return None if grouped is None else grouped(naming)
 
 
 def _itself(path: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Part, PartedSource, Source
 
@@ -190,3 +190,25 @@ def check_range(samples: Indices, source: Source) -> None:
     wrong = (samples < 0) | (samples >= len(source))
     if wrong.any():
         raise IndexError(f"sample {samples[wrong][0]} of {len(source)} in {name_of(source)}")
+
+
+def check_same(sources: Sequence[Source], number: int) -> None:
+    """Make sure that the samples of a source are like those of the first.
+
+    Raises:
+        FormatError: They are not; names both sources and the field.
+    """
+    first, other = sources[0].spec, sources[number].spec
+    if first == other:
+        return
+    here, there = (f"sources[{n}] ({name_of(sources[n])})" for n in (number, 0))
+    if first.as_mapping != other.as_mapping or list(first.fields) != list(other.fields):
+        said = [f"{'dicts' if spec.as_mapping else 'tuples'} of {', '.join(spec.fields)}" for spec in (other, first)]
+        raise FormatError(f"{here} has {said[0]}, but {there} has {said[1]}; sources of one must agree")
+    key = next(key for key, field in first.fields.items() if other[key] != field)
+    mine, theirs = (vars(spec[key]) for spec in (other, first))
+    what = next(name for name, value in theirs.items() if mine[name] != value)
+    raise FormatError(
+        f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}; sources of one must agree",
+        dataset=key,
+    )

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.permutation import Indices
 
 # Bytes of text whose places int32 can hold.
 _SMALL_TEXT = 2**31 - 1
@@ -125,6 +127,30 @@ def _joined(column: Any) -> Any:
     if column.num_chunks == 1:
         return column.chunk(0)
     return arrow().concat_arrays(column.chunks)
+
+
+def folders_of(array: Any) -> tuple[Indices, list[str]]:
+    """A number for the folder of each path, and the folders, by the text alone.
+
+    Args:
+        array: Of text.
+    """
+    texts = array.dictionary_decode() if is_coded(array.type) else array
+    encoded = arrow("compute").replace_substring_regex(texts, r"/*[^/]*$", "").dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), list(encoded.dictionary.to_pylist())
+
+
+def plain_of(array: Any) -> npt.NDArray[Any]:
+    """The values of a column as numpy has them: numbers, or objects that rows of equal text share."""
+    if is_text(array.type):
+        array = array.dictionary_encode()
+    if not is_coded(array.type):
+        numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return numbers
+    values = np.array([*array.dictionary.to_pylist(), None], object)
+    codes = arrow("compute").fill_null(array.indices, len(values) - 1)
+    shared: npt.NDArray[Any] = values[codes.to_numpy()]
+    return shared
 
 
 def first_row(array: Any, is_bad: Callable[[Any], bool]) -> int:

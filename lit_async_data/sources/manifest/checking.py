@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, ManifestError, SourceError
+from lit_async_data.errors import AsyncDataError, FormatError, ManifestError, SourceError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.manifest.entries import Entries
 from lit_async_data.sources.manifest.file_field import FileField
@@ -21,7 +21,6 @@ from lit_async_data.sources.manifest.hdf5_fields import HDF5Fields
 from lit_async_data.spec import Array
 
 Check = Literal["first", "all", "none"]
-CHECKS: tuple[Check, ...] = ("first", "all", "none")
 # Files that are opened to see whether all have one shape, where nothing makes them so.
 LOOKED_AT = 32
 # Samples that a thread looks at in one go.
@@ -44,12 +43,9 @@ def check(how: Check, fields: Mapping[str, FileField], stored: Sequence[HDF5Fiel
         entries: The samples.
 
     Raises:
-        ConfigError: It is none of these.
         SourceError: A file cannot be read or decoded; names row, id and path; of several, the first five.
         FormatError: Files are of different shapes.
     """
-    if how not in CHECKS:
-        raise ConfigError(f"check: {how!r} is not one of {', '.join(CHECKS)}")
     if how == "none":
         return
     for key, field in fields.items():

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.errors import ConfigError, ManifestError, MissingError
 from lit_async_data.sources.manifest.arrow import arrow
+from lit_async_data.sources.manifest.origin import shown
 from lit_async_data.sources.manifest.paths import IMAGES, NPY
 
 # Columns of the table.
@@ -34,7 +35,7 @@ def class_folders(root: str, *, links: bool = False) -> Any:
     if not os.path.isdir(root):
         raise ConfigError(f"from_folder: {root} is no folder")
     classes = sorted(
-        entry.name
+        _text(entry.name)
         for entry in os.scandir(root)
         if entry.is_dir(follow_symlinks=links) and not entry.name.startswith(".")
     )
@@ -61,9 +62,23 @@ def class_folders(root: str, *, links: bool = False) -> Any:
 
 def _files(root: str, name: str, *, links: bool) -> Iterator[str]:
     """Paths below a class's folder, relative to the root."""
+    seen: set[tuple[int, int]] = set()  # folders: links may lead back to where they are
     for folder, below, files in os.walk(os.path.join(root, name), followlinks=links):
+        state = os.stat(folder)
+        if (state.st_dev, state.st_ino) in seen:
+            below.clear()
+            continue
+        seen.add((state.st_dev, state.st_ino))
         below[:] = sorted(each for each in below if not each.startswith("."))
         inside = os.path.relpath(folder, root)
         for file in sorted(files):
             if not file.startswith(".") and os.path.splitext(file)[1].lower() in (*IMAGES, *NPY):
-                yield os.path.join(inside, file)
+                yield _text(os.path.join(inside, file))
+
+
+def _text(path: str) -> str:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ManifestError(f"{shown(path)}: a name that is not UTF-8; rename the file", file=path) from None
+    return path

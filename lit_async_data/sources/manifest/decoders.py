@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from lit_async_data.errors import FormatError
+from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.sources.manifest.image import decode as decode_image
 from lit_async_data.sources.manifest.image import size_of
 from lit_async_data.sources.manifest.image_shape import ImageShape
@@ -128,6 +128,11 @@ class NpyDecoder:
         dtype = header.dtype.newbyteorder("=")
         if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
             raise FormatError(f"{where}: holds {header.dtype}, which no tensor holds; store it as another type")
+        if math.prod(header.shape) * dtype.itemsize != len(data) - header.start:
+            raise CorruptError(
+                f"{where}: {len(data) - header.start} bytes follow the header, which promises {header.dtype} of shape "
+                f"{header.shape}; was the file cut short?"
+            )
         if not math.prod(header.shape):
             raise FormatError(f"{where}: an array of shape {header.shape}, which holds nothing")
         # As everywhere: single whole numbers are what losses take.

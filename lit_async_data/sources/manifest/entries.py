@@ -1,4 +1,4 @@
-"""`Entries`: the rows of a table that are samples, and what they are called."""
+"""`Entries`: the rows of a table as samples, and what they are called."""
 
 from __future__ import annotations
 
@@ -47,42 +47,36 @@ class TableRow(Location):
 
 
 class Entries:
-    """The rows of a table that are samples, in its order. Nothing in it changes; safe to use from any thread.
+    """The rows of a table as samples. Nothing in it changes; safe to use from any thread.
 
     Args:
         table: With the column of ids, if there is one.
-        rows: int64, ascending: those that are samples. None: all.
         id: Name of the column with what samples are called; None where they have no names.
 
     Example:
         >>> import pyarrow
-        >>> table = Table.of(pyarrow.table({"id": ["007", "008", "009"]}), ["id"])
-        >>> entries = Entries(table, np.array([0, 2]), "id")
+        >>> table = Table.of(pyarrow.table({"id": ["007", "008", "009"]}), ["id"]).taken(np.array([0, 2]))
+        >>> entries = Entries(table, "id")
         >>> len(entries), entries.ids([1]), entries.where(1)
         (2, ['009'], "row 2 of the table given, id '009'")
     """
 
-    def __init__(self, table: Table, rows: Indices | None, id: str | None) -> None:  # noqa: A002  # the user's word
+    def __init__(self, table: Table, id: str | None) -> None:  # noqa: A002  # the user's word
         self.table = table
-        self.rows = rows
         self._id = id
 
     def __len__(self) -> int:
-        return len(self.table) if self.rows is None else len(self.rows)
-
-    def rows_of(self, samples: Indices) -> Indices:
-        """The rows of samples; int64, shape (n,)."""
-        return samples if self.rows is None else self.rows[samples]
+        return len(self.table)
 
     def ids(self, samples: Sequence[int]) -> list[str | None]:
         """What samples are called; None for each where they have no names."""
         if self._id is None:
             return [None] * len(samples)
-        return list(self.table.text(self._id, self.rows_of(np.asarray(samples, np.int64))))
+        return list(self.table.text(self._id, samples))
 
     def place(self, sample: int) -> tuple[str, int]:
         """File of the table and row there."""
-        file, row = self.table.origin.place(int(self.rows_of(np.array([sample]))[0]))
+        file, row = self.table.origin.place(sample)
         return GIVEN if file is None else file, row
 
     def locations(self, samples: Indices, paths: Sequence[str | None]) -> list[Location]:
@@ -144,9 +138,8 @@ class Entries:
 
     def _numbers(self) -> Indices:
         """The row of each sample, over all files, before any filter."""
-        rows = np.arange(len(self.table)) if self.rows is None else self.rows
         kept = self.table.origin.kept
-        return rows if kept is None else kept[rows]
+        return np.arange(len(self.table)) if kept is None else kept
 
     def _files(self) -> Indices:
         return np.searchsorted(self.table.origin.starts, self._numbers(), side="right") - 1

@@ -29,6 +29,7 @@ class _File:
     def __init__(self, path: str, most_bytes: int, turn: int) -> None:
         self.path, self.most_bytes, self.turn = path, most_bytes, turn
         self.data: bytes | None = None
+        self.size = 0  # bytes that count as held
         self.done = threading.Event()
 
 
@@ -83,20 +84,23 @@ class Fetching:
             paths: As `read` will be asked for them.
             most_bytes: As for `read`.
         """
+        # Not inside the lock: to check a path may take as long as to open it, and others want what has been read.
+        listed = list(paths)
         with self._lock:
             self._turn += 1
             for file in [file for file in self._files.values() if file.turn < self._turn - _STALE]:
                 self._let_go(file)
-            for path in paths:
-                if self._held >= HELD_BYTES or not self._users:
+            for path in listed:
+                if self._held >= HELD_BYTES or not self._users or not self._started():
                     return
                 if path not in self._files:
                     file = self._files[path] = _File(path, most_bytes, self._turn)
-                    self._start()
                     self._queue.put(file)
 
     def keep(self) -> Callable[[], None]:
         """Allow to read ahead. What is returned takes that back; with the last, threads end and files are let go."""
+        if not self._mine:
+            self.__init__()  # type: ignore[misc]  # a fork: it begins anew
         with self._lock:
             self._users += 1
         kept = [True]
@@ -113,12 +117,15 @@ class Fetching:
         # In a fork the threads do not exist, and nobody would let go of a lock that one of them holds.
         return self._pid == os.getpid()
 
-    def _start(self) -> None:
+    def _started(self) -> bool:
+        """Whether there is a thread; one more is started, up to so many."""
         if len(self._threads) < THREADS:
             name = f"lit_async_data fetcher {len(self._threads)}"
             thread = threading.Thread(target=self._work, args=(self._queue,), name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            with contextlib.suppress(RuntimeError):  # the system gives no more: fewer will do, and none too
+                thread.start()
+                self._threads.append(thread)
+        return bool(self._threads)
 
     def _end(self) -> None:
         with self._lock:
@@ -146,18 +153,26 @@ class Fetching:
                 file.done.set()
 
     def _fetch(self, file: _File) -> None:
-        if self._files.get(file.path) is not file:
-            return  # let go before its turn came
-        data = self._read(file.path, file.most_bytes)
+        # Its bytes count before they are there: else all that are queued would be read, whatever there is room for.
+        size = os.stat(file.path).st_size
+        with self._lock:
+            if self._files.get(file.path) is not file:
+                return  # let go before its turn came
+            if self._held + size > HELD_BYTES:
+                del self._files[file.path]
+                return
+            file.size = size
+            self._held += size
+        data = self._read(file.path, min(file.most_bytes, size))
         with self._lock:
             if self._files.get(file.path) is file:
                 file.data = data
-                self._held += len(data)
 
     def _let_go(self, file: _File) -> None:
         if self._files.get(file.path) is file:
             del self._files[file.path]
-            self._held -= len(file.data or b"")
+            self._held -= file.size
+            file.size = 0
 
     def _read(self, path: str, most_bytes: int) -> bytes:
         data, cold = fetched(path, most_bytes)

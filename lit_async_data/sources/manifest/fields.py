@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import os
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -22,17 +22,18 @@ from lit_async_data.sources.manifest.decoders import decoder_of
 from lit_async_data.sources.manifest.entries import Entries
 from lit_async_data.sources.manifest.fetching import Fetching
 from lit_async_data.sources.manifest.file_field import MOST_BYTES, FileField
+from lit_async_data.sources.manifest.given import GivenTable
 from lit_async_data.sources.manifest.hdf5_fields import (
     HDF5Fields,
-    More,
     alike,
     dataset_column,
+    missing_rows,
     row_numbers,
     with_places,
-    without_row,
 )
-from lit_async_data.sources.manifest.kinds import kind_of, left, without_path
-from lit_async_data.sources.manifest.label_field import LabelField
+from lit_async_data.sources.manifest.kinds import check_paths, kind_of, missing_of
+from lit_async_data.sources.manifest.label_field import LabelField, labels_of_column
+from lit_async_data.sources.manifest.labels import Labels
 from lit_async_data.sources.manifest.paths import Paths
 from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table import Table
@@ -47,8 +48,7 @@ class Fields:
 
     Args:
         columns: By batch key.
-        table: With the columns of ``columns`` and of ids.
-        more: Reads further columns.
+        given: The table.
         root: Where files lie.
         id: Column of ids, or None.
 
@@ -67,49 +67,57 @@ class Fields:
     def __init__(
         self,
         columns: Mapping[str, Column],
-        table: Table,
-        more: More,
+        given: GivenTable,
         root: Root,
         id: str | None,  # noqa: A002  # the user's word
     ) -> None:
         self._order = tuple(columns)
+        names = [name for column in columns.values() for name in column.names]
+        table = given.columns([*names, *([] if id is None else [id])])
         kinds = {key: kind_of(key, column, table, root) for key, column in columns.items()}
-        table = with_places({key: columns[key] for key, kind in kinds.items() if kind == "hdf5"}, table, more)
-        self.labels = {key: _built(key, column, table) for key, column in columns.items() if kinds[key] not in FILES}
-        dropped = [field.labels.dropped for field in self.labels.values()]
-        dropped += [without_path(key, columns[key], table) for key, kind in kinds.items() if kind in FILES]
-        dropped += [without_row(columns[key], table) for key, kind in kinds.items() if kind == "hdf5"]
-        self.entries = Entries(table, left(table, dropped), id)
+        files = {key: columns[key] for key, kind in kinds.items() if kind in FILES}
+        stored = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
+        inline = {key: column for key, column in columns.items() if key not in files}
+        table = _without(table, given, missing_of(columns.values(), table))
+        table = with_places(stored, table, given.columns)
+        table = _without(table, given, missing_rows(stored.values(), table))
+        if id is not None:
+            table.check_ids(id)
+            table = table.called(id)
+        for key, column in files.items():
+            check_paths(key, column, table)
+        table, labels = _labels(inline, table, given)
+        self.labels = {key: _cast(key, inline[key], found, table) for key, found in labels.items()}
+        self.entries = Entries(table, id)
         self.fetching = Fetching()
         self.files = {
-            key: self._file_field(columns[key], kind, root)
-            for key, kind in kinds.items()
-            if kind is not None and kind in ("image", "npy")
+            key: self._file_field(key, column, kinds[key], root) for key, column in files.items() if key not in stored
         }
-        self.stored = [
-            self._hdf5_fields(group, root)
-            for group in alike({key: columns[key] for key, kind in kinds.items() if kind == "hdf5"}, table)
-        ]
+        self.stored = [self._hdf5_fields(group, root) for group in alike(stored, table)]
 
-    def _file_field(self, column: Column, kind: Kind, root: Root) -> FileField:
+    def _file_field(self, key: str, column: Column, kind: Kind | None, root: Root) -> FileField:
         paths = Paths(self.entries, column.names[0], root)
         if kind == "image" and column.image.image_size is not None:
             return FileField(paths, decoder_of(kind, column.image, b"", ""), self.fetching)
         (path,) = paths.of(np.zeros(1, np.int64))
         try:
             data = self.fetching.read(root.checked(path), MOST_BYTES)
-            decoder = decoder_of(kind, column.image, data, path)
+            decoder = decoder_of(str(kind), column.image, data, path)
         except SourceError as error:
             raise self.entries.blamed(error, 0, path) from error.__cause__
+        except ConfigError as error:
+            raise ConfigError(f"fields.{key}.{error}") from None
         return FileField(paths, decoder, self.fetching)
 
     def _hdf5_fields(self, columns: Mapping[str, Column], root: Root) -> HDF5Fields:
-        first, table, rows = next(iter(columns.values())), self.entries.table, self.entries.rows
+        (key, first), table = next(iter(columns.items())), self.entries.table
         paths = Paths(self.entries, first.names[0], root)
-        places = row_numbers(first, table)
         named = dataset_column(first, table)
-        datasets = None if named is None else table.coded(named, rows)
-        return HDF5Fields(columns, paths, places if rows is None else places[rows], datasets)
+        datasets = None if named is None else table.coded(named)
+        try:
+            return HDF5Fields(columns, paths, row_numbers(first, table), datasets)
+        except ConfigError as error:
+            raise ConfigError(f"fields.{key}.{error}") from None
 
     # -- what samples look like ------------------------------------------------------------------------------------
 
@@ -138,9 +146,7 @@ class Fields:
         """The same with the numbers of other classes, in fields whose classes were found in the table."""
         changed = copy.copy(self)
         changed.labels = {
-            key: field.with_classes(classes[key])
-            if key in classes and field.spec.classes and field.column.classes is None
-            else field
+            key: field.with_classes(classes[key], self.entries.table) if key in classes else field
             for key, field in self.labels.items()
         }
         return changed
@@ -156,10 +162,9 @@ class Fields:
         Raises:
             SourceError: A file cannot be read; names row, id and path.
         """
-        rows = self.entries.rows_of(samples)
         for key, label in self.labels.items():
             if key in out:
-                label.read(rows, out[key])
+                label.read(samples, out[key])
         for stored in self.stored:
             wanted = {key: out[key] for key in stored.specs if key in out}
             if wanted:
@@ -205,12 +210,13 @@ class Fields:
         readings += [layout.reading for layout in layouts]
         return dataclasses.replace(found, reading=max(readings, key=READING.index))
 
+    @functools.cached_property
     def layout(self) -> ChunkLayout:
         """As `chunks`; where nothing else lies together, files of one folder do."""
         found, paths = self.chunks, self.paths
         if found.runs or paths is None or self.stored:
             return found
-        folders, _ = paths.grouped(os.path.dirname)
+        folders = paths.folders()
         order = np.argsort(folders, kind="stable")
         runs = tuple(ChunkRun(count, FOLDER_ROWS) for count in np.bincount(folders).tolist())
         return dataclasses.replace(found, runs=runs, order=None if (np.diff(order) == 1).all() else order)
@@ -220,9 +226,41 @@ class Fields:
 _CALLED = {"vocabulary": "classes", "columns": "name", "multi": "separator"}
 
 
-def _built(key: str, column: Column, table: Table) -> LabelField:
+def _labels(columns: Mapping[str, Column], table: Table, given: GivenTable) -> tuple[Table, dict[str, Labels]]:
+    """The values that stand in the table, and the rows of it that all of them leave."""
+    while True:
+        found = {key: _built(key, column, table) for key, column in columns.items()}
+        dropped = [labels.dropped for labels in found.values()]
+        if not any(rows.size for rows in dropped):
+            return table, found
+        # Lists in which a value is missing, and NaN: known only now. What they bring with them is gone too.
+        table = _without(table, given, dropped)
+
+
+def _built(key: str, column: Column, table: Table) -> Labels:
     try:
-        return LabelField.of(column, table)
+        return labels_of_column(column, table)
     except ConfigError as error:
         option, _, said = str(error).partition(": ")
         raise ConfigError(f"fields.{key}.{_CALLED.get(option, option)}: {said}") from None
+
+
+def _cast(key: str, column: Column, labels: Labels, table: Table) -> LabelField:
+    try:
+        return LabelField.of(column, labels, table)
+    except ConfigError as error:
+        raise ConfigError(f"fields.{key}.{error}") from None
+
+
+def _without(table: Table, given: GivenTable, dropped: Sequence[Indices]) -> Table:
+    """The table without some of its rows."""
+    gone = np.zeros(len(table), np.bool_)
+    for rows in dropped:
+        gone[rows] = True
+    if not gone.any():
+        return table
+    if gone.all():
+        raise table.origin.error("null: drop leaves none of its rows")
+    rows = np.flatnonzero(~gone)
+    given.keep(rows)
+    return table.taken(rows)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, ManifestError, SourceError
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, SourceError
 from lit_async_data.field import Field
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout
 from lit_async_data.sources.concat import ConcatSource
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.column import Column
+from lit_async_data.sources.manifest.header import NoColumnError
 from lit_async_data.sources.manifest.paths import Paths
 from lit_async_data.sources.manifest.table import Table
 from lit_async_data.sources.places import starts
@@ -161,8 +162,8 @@ def with_places(columns: Mapping[str, Column], table: Table, more: More) -> Tabl
         if name not in table:
             try:
                 table = table.beside(more([name]))
-            except ManifestError:
-                continue  # there is no such column: it is the name of a dataset
+            except NoColumnError:
+                continue  # it is the name of a dataset
     return table
 
 
@@ -181,14 +182,14 @@ def alike(columns: Mapping[str, Column], table: Table) -> list[dict[str, Column]
     return list(groups.values())
 
 
-def without_row(column: Column, table: Table) -> Indices:
-    """The rows that name no row of their file, and are dropped."""
-    return table.missing(column.row) if column.null == "drop" else np.empty(0, np.int64)
+def missing_rows(columns: Iterable[Column], table: Table) -> list[Indices]:
+    """The rows of the table that name no row of their file, where such rows are dropped."""
+    return [table.missing(column.row) for column in columns if column.null == "drop"]
 
 
 def row_numbers(column: Column, table: Table) -> Indices:
-    """The row of its file that each row of the table names; int64. It means nothing in rows that are dropped."""
-    found = table.labels(column.row, null=column.null, numbers=True).values
+    """The row of its file that each row of the table names; int64."""
+    found = table.labels(column.row, numbers=True).values
     if found.dtype.kind != "i" or found.ndim > 1:
         raise ConfigError(f"row: column {column.row!r} holds no whole numbers, which rows of HDF5 files must be")
     return found

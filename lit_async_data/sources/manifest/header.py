@@ -6,10 +6,15 @@ import difflib
 from collections import Counter
 from collections.abc import Sequence
 
+from lit_async_data.errors import ManifestError
 from lit_async_data.sources.manifest.origin import Origin, shown
 
 # Names of columns that a message lists.
 _LISTED = 20
+
+
+class NoColumnError(ManifestError):
+    """A table has no column of a name."""
 
 
 def check_columns(present: Sequence[object], wanted: Sequence[str], origin: Origin) -> None:
@@ -31,7 +36,8 @@ def check_columns(present: Sequence[object], wanted: Sequence[str], origin: Orig
             texts = [each for each in present if isinstance(each, str)]
             near = difflib.get_close_matches(name.strip(), texts, 3, 0.6)
             hint = f"did you mean {' or '.join(map(shown, near))}?" if near else f"it has {_listed(present)}"
-            raise origin.error(f"has no column {shown(name)}; {hint}")
+            said = origin.error(f"has no column {shown(name)}; {hint}")
+            raise NoColumnError(str(said), file=said.file, dataset=name)
 
 
 def _listed(names: Sequence[object]) -> str:

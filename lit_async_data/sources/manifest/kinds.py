@@ -1,13 +1,11 @@
-"""What stands in the columns of a table, and which of its rows are samples."""
+"""What stands in the columns of a table, and in which rows nothing does."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.permutation import Indices
@@ -58,26 +56,21 @@ def _kind_of_value(value: Any, root: Root) -> Kind | None:
         return None
 
 
-def without_path(key: str, column: Column, table: Table) -> Indices:
-    """Rows that name no file, and are dropped."""
+def missing_of(columns: Iterable[Column], table: Table) -> list[Indices]:
+    """The rows without a value in columns of which such rows are dropped."""
+    return [table.missing(name) for column in columns if column.null == "drop" for name in column.names]
+
+
+def check_paths(key: str, column: Column, table: Table) -> None:
+    """Make sure that each row names a file.
+
+    Raises:
+        ManifestError: One does not.
+    """
     name = column.names[0]
     missing = table.missing(name)
-    if missing.size and column.null == "error":
+    if missing.size:
         more = f", nor in {missing.size - 1} other rows" if missing.size > 1 else ""
         raise table.origin.error(
             f"no path{more}; give one, or say null: drop in fields.{key}", row=int(missing[0]), column=name
         )
-    return missing
-
-
-def left(table: Table, dropped: Sequence[Indices]) -> Indices | None:
-    """The rows that are samples; None for all."""
-    gone = np.zeros(len(table), np.bool_) if any(rows.size for rows in dropped) else None
-    if gone is None:
-        return None
-    for rows in dropped:
-        gone[rows] = True
-    left = np.flatnonzero(~gone)
-    if not left.size:
-        raise table.origin.error("null: drop leaves none of its rows")
-    return left

@@ -34,21 +34,17 @@ class LabelField:
     origin: Origin
 
     @staticmethod
-    def of(column: Column, table: Table) -> LabelField:
-        """The field of a column.
+    def of(column: Column, labels: Labels, table: Table) -> LabelField:
+        """The field of a column whose values have been read.
 
         Raises:
-            ConfigError: An option does not fit what the column holds.
-            ManifestError: A row has a value that does not fit; names it.
+            ConfigError: There is a ``dtype``, and values are numbers of classes that it does not hold.
+            ManifestError: A row has a value that ``dtype`` does not hold; names it.
         """
-        labels = _labels(column, table)
-        values = _cast(labels.values, column.element)
+        values = cast(labels.values, column.element)
         if isinstance(values, int):
-            row, origin = values, table.origin
-            if row in labels.dropped:
-                raise ConfigError("dtype: a value that is to be dropped does not fit it; filter such rows instead")
-            message = f"{labels.values[row].tolist()} is nothing that {column.element} holds"
-            raise origin.error(message, row=row, column=", ".join(column.names))
+            message = f"{labels.values[values].tolist()} is nothing that {column.element} holds"
+            raise table.origin.error(message, row=values, column=", ".join(column.names))
         return LabelField(column, labels._replace(values=values), table.origin)
 
     @property
@@ -61,22 +57,33 @@ class LabelField:
         """Write the values of some rows."""
         np.take(self.labels.values, rows, axis=0, out=out, mode="clip")  # which does not copy `out` first
 
-    def with_classes(self, classes: Sequence[str]) -> LabelField:
+    def with_classes(self, classes: Sequence[str], table: Table) -> LabelField:
         """The same with the numbers of other classes, such as those of the training set.
+
+        Args:
+            classes: Their names. Where the user gave some, or has said that these are numbers, nothing changes.
+            table: With the column: text that was taken for numbers is read as classes.
 
         Raises:
             ManifestError: A row has a class that is none of them; names it.
         """
+        column = self.column
+        if column.classes is not None or column.kind == "number" or column.several:
+            return self
         values, own, dropped = self.labels
+        if not own:
+            if not (table.untyped and table.is_text(column.names[0])):
+                return self
+            given = dataclasses.replace(column, classes=tuple(classes))
+            return dataclasses.replace(LabelField.of(given, labels_of_column(given, table), table), column=column)
         numbers = {name: number for number, name in enumerate(classes)}
         new = np.array([numbers.get(name, -1) for name in own], np.int64)
-        several = values.ndim > 1
         for lost in np.flatnonzero(new < 0).tolist():
-            has = values[:, lost] == 1 if several else values == lost
-            has[dropped] = False
+            has = values[:, lost] == 1 if values.ndim > 1 else values == lost
             if has.any():
                 raise self._unknown(int(has.argmax()), own[lost], classes)
-        return dataclasses.replace(self, labels=Labels(_renumbered(values, new, len(classes)), tuple(classes), dropped))
+        labels = Labels(_renumbered(values, new, len(classes)), tuple(classes), dropped)
+        return LabelField.of(column, labels, table)
 
     def _unknown(self, row: int, name: str, classes: Sequence[str]) -> ManifestError:
         listed = ", ".join(map(shown, classes[:10])) + (", …" if len(classes) > 10 else "")
@@ -86,7 +93,8 @@ class LabelField:
         )
 
 
-def _labels(column: Column, table: Table) -> Labels:
+def labels_of_column(column: Column, table: Table) -> Labels:
+    """The values of a column; see `Table.labels`."""
     numbers = column.kind == "number" or (
         column.kind is None and column.classes is None and table.untyped and all(_numeric(column, table))
     )
@@ -110,16 +118,18 @@ def _numeric(column: Column, table: Table) -> list[bool]:
 
 def _renumbered(values: npt.NDArray[Any], new: npt.NDArray[np.int64], classes: int) -> npt.NDArray[Any]:
     if values.ndim == 1:
-        # What is ignored stays so.
-        return np.where(values < 0, values, new[np.maximum(values, 0)])
+        known = values >= 0  # what is ignored stays so
+        found = values.astype(np.int64)
+        found[known] = new[found[known]]
+        return found
     there = new >= 0
-    found = np.zeros((len(values), classes), values.dtype)
-    found[:, new[there]] = values[:, there]
-    found[np.isnan(values).any(axis=1)] = np.nan if values.dtype.kind == "f" else 0
-    return found
+    several = np.zeros((len(values), classes), values.dtype)
+    several[:, new[there]] = values[:, there]
+    several[np.isnan(values).any(axis=1)] = np.nan if values.dtype.kind == "f" else 0
+    return several
 
 
-def _cast(values: npt.NDArray[Any], dtype: np.dtype[Any] | None) -> npt.NDArray[Any] | int:
+def cast(values: npt.NDArray[Any], dtype: np.dtype[Any] | None) -> npt.NDArray[Any] | int:
     """Values as another type, in which fractions may be rounded; or the first row of which one does not fit."""
     if dtype is None or values.dtype == dtype:
         return values

@@ -17,6 +17,8 @@ from lit_async_data.spec import Array
 from lit_async_data.weights import IGNORED
 
 Null = Literal["error", "ignore", "drop"]
+# More different texts than this are no classes.
+MOST_CLASSES = 2**16
 # Rows that a message names.
 _NAMED = 5
 # What is asked about a row, and the error that says so.
@@ -176,6 +178,11 @@ def _classed(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail) -> _Col
     encoded = array if is_coded(array.type) else array.dictionary_encode()
     missing = encoded.is_null().to_numpy(zero_copy_only=False)
     codes = arrow("compute").fill_null(encoded.indices, 0).to_numpy().astype(np.int64)
+    if vocabulary is None and len(encoded.dictionary) > MOST_CLASSES:
+        raise ConfigError(
+            f"classes: there are {len(encoded.dictionary)} different texts; are they ids, or paths? Paths of files "
+            "that do not end as such need kind: image, npy or hdf5"
+        )
     entries = encoded.dictionary.to_pylist()
     used = np.zeros(len(entries), np.bool_)
     used[codes[~missing]] = True

@@ -13,6 +13,8 @@ from lit_async_data.sources.manifest.origin import Origin, shown
 
 # From here on a float64 does not tell whole numbers apart.
 INEXACT = 2**53
+# What spreadsheets and pandas write where there is no number.
+_NOTHING = ["", "nan", "NaN", "NAN", "NA", "N/A"]
 
 
 def as_numbers(array: Any, column: str, origin: Origin, owners: Indices | None = None) -> Any:
@@ -34,13 +36,17 @@ def as_numbers(array: Any, column: str, origin: Origin, owners: Indices | None =
         return origin.error(f"{shown(array[place].as_py())} {message}", row=row, column=column)
 
     trimmed = compute.utf8_trim_whitespace(array)
+    trimmed = compute.if_else(compute.is_in(trimmed, arrow().array(_NOTHING, trimmed.type)), None, trimmed)
+    odd = compute.index(compute.match_substring_regex(trimmed, r"(?i)^[+-]?(0x|inf)"), True).as_py()
+    if odd >= 0:
+        raise fail(odd, "is not a number that a label can be; leave the cell empty where there is none")
     whole = _cast(trimmed, library.int64())
     if whole is not None:
         return whole
     numbers = _cast(trimmed, library.float64())
     if numbers is None:
         place = first_row(trimmed, lambda part: _cast(part, library.float64()) is None)
-        raise fail(place, "is not a number; leave the cell empty where there is none")
+        raise fail(place, "is not a number; leave the cell empty where there is none, or say kind: class")
     long = compute.match_substring_regex(trimmed, r"^[+-]?[0-9]{16,}$")
     rounded = compute.and_kleene(long, compute.greater_equal(compute.abs(numbers), float(INEXACT)))
     place = compute.index(rounded, True).as_py()

@@ -56,6 +56,14 @@ class Origin:
         """The same, with what rows are called."""
         return Origin(self.files, self.starts, self.kept, ids)
 
+    def taken(self, rows: Indices) -> Origin:
+        """That of some of the rows.
+
+        Args:
+            rows: int64, ascending.
+        """
+        return Origin(self.files, self.starts, rows if self.kept is None else self.kept[rows])
+
     @property
     def untyped(self) -> bool:
         """Whether the files say nothing of the types of their columns."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from lit_async_data.errors import MissingError, SourceError
 from lit_async_data.permutation import Indices
+from lit_async_data.sources.manifest.arrow import folders_of
 from lit_async_data.sources.manifest.column import Kind
 from lit_async_data.sources.manifest.entries import Entries
 from lit_async_data.sources.manifest.stored_file import Root
@@ -49,7 +50,7 @@ class Paths:
         Raises:
             ManifestError: A row names no file, or one that leaves the root; names it.
         """
-        texts = self.entries.table.text(self.column, self.entries.rows_of(samples))
+        texts = self.entries.table.text(self.column, samples)
         return [self._path_of(text, sample) for sample, text in zip(samples.tolist(), texts, strict=True)]
 
     def _path_of(self, text: str, sample: int) -> str:
@@ -65,7 +66,7 @@ class Paths:
             ManifestError: As `of`.
             MissingError: A link leads out of the root.
         """
-        codes, texts = self.entries.table.coded(self.column, self.entries.rows)
+        codes, texts = self.entries.table.coded(self.column)
         present, codes = np.unique(codes, return_inverse=True)
         firsts = np.unique(codes, return_index=True)[1].tolist()
         paths = []
@@ -84,13 +85,21 @@ class Paths:
         """A number for each sample, by what a function makes of its path, and what that is.
 
         Args:
-            naming: Gets a path as the table has it, so that the folder may be moved; called once for each sample, block
+            naming: Gets a path from the root on, so that the folder may be moved; called once for each sample, block
                 by block, so that no more paths are held.
         """
         numbers: dict[str, int] = {}
         codes = np.empty(len(self.entries), np.int64)
         for first in range(0, len(codes), _BLOCK):
             samples = np.arange(first, min(first + _BLOCK, len(codes)))
-            texts = self.entries.table.text(self.column, self.entries.rows_of(samples))
-            codes[samples] = [numbers.setdefault(naming(text), len(numbers)) for text in texts]
+            found = (naming(self.root.within(path)) for path in self.of(samples))
+            codes[samples] = [numbers.setdefault(name, len(numbers)) for name in found]
         return codes, list(numbers)
+
+    def folders(self) -> Indices:
+        """A number for each sample, by the folder that its file is in."""
+        codes, texts = folders_of(self.entries.table.array(self.column))
+        # One folder can be named in several ways.
+        numbers: dict[str, int] = {}
+        of_each = [numbers.setdefault(os.path.normpath(text), len(numbers)) for text in texts]
+        return np.array(of_each, np.int64)[codes]

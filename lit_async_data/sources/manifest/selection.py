@@ -16,6 +16,9 @@ from lit_async_data.sources.manifest.image_shape import ImageShape
 # Of a manifest, and of images in it.
 OPTIONS = ["root", "id", "filters", "check", "outside", *(field.name for field in dataclasses.fields(ImageShape))]
 
+# Which files are looked at before training.
+CHECKS = ("first", "all", "none")
+
 
 def chosen_columns(fields: Any, image: ImageShape) -> tuple[dict[str, Column], bool]:
     """The column of each batch key, and whether batches are dicts."""
@@ -36,16 +39,11 @@ def chosen_columns(fields: Any, image: ImageShape) -> tuple[dict[str, Column], b
     return chosen, isinstance(fields, Mapping)
 
 
-def absolute(table: Any) -> Any:
-    """A table's path from the root on: the source may outlive the working folder, and read columns later."""
-    return os.path.abspath(os.path.expanduser(table)) if isinstance(table, str | os.PathLike) else table
-
-
 def root_of(table: Any) -> str:
     """The folder of a table; that in which a pattern of several begins."""
     if not isinstance(table, str | os.PathLike):
         return os.getcwd()
-    path = absolute(table)
+    path = os.path.abspath(os.path.expanduser(table))
     if os.path.isdir(path):
         return str(path)
     while glob.has_magic(path) and not os.path.exists(path):
@@ -55,7 +53,7 @@ def root_of(table: Any) -> str:
     return str(os.path.dirname(path))
 
 
-def check_options(root: Any, id: Any, *, outside: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
+def check_options(root: Any, id: Any, check: Any, *, outside: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
     """Make sure that options are what they must be.
 
     Raises:
@@ -67,4 +65,6 @@ def check_options(root: Any, id: Any, *, outside: Any, image: Mapping[str, Any])
         raise ConfigError(f"id: {id!r} is not the name of a column")
     if not isinstance(outside, bool):
         raise ConfigError(f"outside: {outside!r} is not true or false")
+    if check not in CHECKS:
+        raise ConfigError(f"check: {check!r} is not one of {', '.join(CHECKS)}")
     check_names(image, OPTIONS)

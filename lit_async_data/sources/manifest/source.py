@@ -10,18 +10,21 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, ManifestError, MissingError
+from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.permutation import Indices, Words
 from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn
+from lit_async_data.sources.manifest.arrow import plain_of
 from lit_async_data.sources.manifest.checking import Check
 from lit_async_data.sources.manifest.checking import check as looked_at
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Given
 from lit_async_data.sources.manifest.fetching import HELD_BYTES
 from lit_async_data.sources.manifest.fields import Fields
+from lit_async_data.sources.manifest.given import GivenTable
+from lit_async_data.sources.manifest.header import NoColumnError
 from lit_async_data.sources.manifest.image_shape import ImageShape
-from lit_async_data.sources.manifest.selection import OPTIONS, absolute, check_options, chosen_columns, root_of
+from lit_async_data.sources.manifest.selection import OPTIONS, check_options, chosen_columns, root_of
 from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table import Table
 from lit_async_data.sources.places import Places, check_range, whole_numbers
@@ -90,17 +93,12 @@ class ManifestSource:
         outside: bool = False,
         **image: Any,
     ) -> None:
-        check_options(root, id, outside=outside, image=image)
+        check_options(root, id, check, outside=outside, image=image)
         shape = ImageShape(**image)
         columns, as_mapping = chosen_columns(fields, shape)
-        self._given, self._filters, self._name = absolute(table), filters, ""
-        names = dict.fromkeys(name for column in columns.values() for name in column.names)
-        read = self._more([*names, *([] if id is None else [id])])
-        if id is not None:
-            read.check_ids(id)
-            read = read.called(id)
+        self._given, self._name = GivenTable(table, filters), ""
         place = Root(root_of(table) if root is None else os.fspath(root), outside=outside)
-        self._fields = Fields(columns, read, self._more, place, id)
+        self._fields = Fields(columns, self._given, place, id)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
             raise ConfigError("image_size: none of the fields holds paths of images")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
@@ -139,9 +137,6 @@ class ManifestSource:
         made = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
         made._name = path
         return made
-
-    def _more(self, names: Sequence[str]) -> Table:
-        return Table.of(self._given, list(dict.fromkeys(names)), self._filters)
 
     def __len__(self) -> int:
         return len(self._fields.entries)
@@ -221,15 +216,14 @@ class ManifestSource:
         if field is not None and field.labels.values.ndim == 1:
             found: npt.NDArray[Any] = field.labels.values
         else:
-            found = self._table_with(name).plain(name)
-        rows = self._fields.entries.rows
-        return found if rows is None else found[rows]
+            found = plain_of(self._table_with(name).array(name))
+        return found
 
     def _table_with(self, name: str) -> Table:
         table = self._fields.entries.table
         try:
-            return table if name in table else table.beside(self._more([name]))
-        except ManifestError as error:
+            return table if name in table else table.beside(self._given.columns([name]))
+        except NoColumnError as error:
             raise MissingError(str(error), file=error.file, dataset=name) from None
 
     # -- how samples belong together ---------------------------------------------------------------------------------
@@ -265,7 +259,7 @@ class ManifestSource:
 
     def layout(self) -> ChunkLayout:
         """As `chunks`, also by folders of files; see `layout_of`."""
-        return self._fields.layout()
+        return self._fields.layout
 
     # -- what a `KeepingSource` does ---------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Root:
     """
 
     def __init__(self, root: str, *, outside: bool = False) -> None:
-        self.root = os.path.abspath(root)
+        self.root = os.path.abspath(os.path.expanduser(root))
         self.outside = outside
         self._within: set[str] = set()
 
@@ -58,6 +58,11 @@ class Root:
         if not self.outside and not _lies_in(os.path.normpath(joined), self.root):
             raise self._left(path)
         return joined
+
+    def within(self, path: str) -> str:
+        """A path from `path_of` as it is called from the root on, in one way only; absolute if it lies outside."""
+        path = os.path.normpath(path)
+        return path[len(self.root.rstrip("/")) + 1 :] if _lies_in(path, self.root) else path
 
     def checked(self, path: str) -> str:
         """A path from `path_of`, once no link on it leads out of the root. Costs 2 µs in a folder seen before.

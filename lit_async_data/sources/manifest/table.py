@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.permutation import Indices
@@ -119,8 +118,7 @@ class Table:
         wanted = np.asarray(rows, np.int64).reshape(-1)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"rows: {self.origin.name} has {len(self)}, from 0 on")
-        # Not `array`, which imports pandas, to see whether it was given some of it.
-        numbers = arrow().Array.from_buffers(arrow().int64(), len(wanted), [None, arrow().py_buffer(wanted)])
+        numbers = _numbers(wanted)
         codes = array.indices if is_coded(array.type) else None
         found = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
         if found.null_count:
@@ -183,37 +181,21 @@ class Table:
         value = array[row].as_py()
         return value.split(separator)[0] if separator is not None and isinstance(value, str) else value
 
-    def coded(self, name: str, rows: Indices | None = None) -> tuple[Indices, list[str]]:
+    def coded(self, name: str) -> tuple[Indices, list[str]]:
         """A number for each value of a column of text or whole numbers, and the values.
-
-        Args:
-            name: The column.
-            rows: int64, shape (n,); None: all.
 
         Raises:
             ManifestError: A row has no value, or the column holds something else.
         """
-        array, wanted = self._worded(name), slice(None) if rows is None else rows
-        missing = array.is_null().to_numpy(zero_copy_only=False)[wanted]
-        if missing.any():
-            row = int(missing.argmax()) if rows is None else int(rows[missing.argmax()])
-            raise self.origin.error("no value; give one, or leave the row out", row=row, column=name)
+        array, missing = self._worded(name), self.missing(name)
+        if missing.size:
+            raise self.origin.error("no value; give one, or leave the row out", row=int(missing[0]), column=name)
         encoded = array if is_coded(array.type) else array.dictionary_encode()
-        codes = arrow("compute").fill_null(encoded.indices, 0).to_numpy().astype(np.int64)
-        return codes[wanted], list(map(str, encoded.dictionary.to_pylist()))
+        return encoded.indices.to_numpy().astype(np.int64), list(map(str, encoded.dictionary.to_pylist()))
 
-    def plain(self, name: str) -> npt.NDArray[Any]:
-        """The values of a column as numpy has them: numbers, or objects that rows of equal text share."""
-        array = self._column(name)
-        if is_text(array.type):
-            array = array.dictionary_encode()
-        if not is_coded(array.type):
-            found: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-            return found
-        values = np.array([*array.dictionary.to_pylist(), None], object)
-        codes = arrow("compute").fill_null(array.indices, len(values) - 1)
-        shared: npt.NDArray[Any] = values[codes.to_numpy()]
-        return shared
+    def array(self, name: str) -> Any:
+        """A column as it is held: an array of Arrow, as from `as_one`."""
+        return self._column(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
@@ -227,6 +209,15 @@ class Table:
         if len(other) != len(self):
             raise ChangedError(f"{self.origin.name}: had {len(self)} rows, and now {len(other)}; do not write to it")
         return Table(self._columns | other._columns, self.origin)
+
+    def taken(self, rows: Indices) -> Table:
+        """Some of its rows.
+
+        Args:
+            rows: int64, shape (n,), ascending.
+        """
+        numbers = _numbers(rows)
+        return Table({name: array.take(numbers) for name, array in self._columns.items()}, self.origin.taken(rows))
 
     def called(self, name: str) -> Table:
         """This table, whose messages name rows by a column too."""
@@ -289,6 +280,11 @@ class Table:
             hint = f"did you mean {shown(near[0])}?" if near else f"they are {', '.join(map(shown, self._columns))}"
             raise ConfigError(f"columns: {shown(name)} is not one of those that were read; {hint}")
         return self._columns[name]
+
+
+def _numbers(rows: Indices) -> Any:
+    # Not `array`, which imports pandas, to see whether it was given some of it.
+    return arrow().Array.from_buffers(arrow().int64(), len(rows), [None, arrow().py_buffer(np.ascontiguousarray(rows))])
 
 
 def _names(option: str, given: Any) -> list[str]:

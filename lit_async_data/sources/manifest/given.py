@@ -1,0 +1,79 @@
+"""`GivenTable`: a table as the user gave it, of which further columns can be read later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lit_async_data.errors import ChangedError, MissingError
+from lit_async_data.permutation import Indices
+from lit_async_data.sources.manifest.arrow import arrow
+from lit_async_data.sources.manifest.origin import named
+from lit_async_data.sources.manifest.table import Table
+
+# What tells the state of a file from others: (inode, bytes, nanoseconds of its last change).
+Identity = tuple[int, int, int]
+
+
+class GivenTable:
+    """A table, and which of its rows are wanted. What is read of it at another time is of the same rows.
+
+    Args:
+        given: As `Table.of` takes it. What can be read once only is held as a whole.
+        filters: As there.
+    """
+
+    def __init__(self, given: Any, filters: Any) -> None:
+        if isinstance(given, str | os.PathLike):
+            # The source may outlive the working folder.
+            given = os.path.abspath(os.path.expanduser(given))
+        elif hasattr(given, "read_all"):
+            given = arrow().table(given)
+        self._given, self._filters = given, filters
+        self._elsewhere = False
+        self._kept: Indices | None = None
+        self._files: Mapping[str, Identity] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Nor the user's own frame, of which the columns that are used are held anyway.
+        return vars(self) if isinstance(self._given, str) else {**vars(self), "_given": None, "_elsewhere": True}
+
+    def columns(self, names: Sequence[str]) -> Table:
+        """Some columns, of the rows that are wanted.
+
+        Raises:
+            ChangedError: The files are not those of the first time.
+            MissingError: The table was in the memory of another process.
+            ManifestError: As `Table.of`.
+        """
+        if self._elsewhere:
+            raise MissingError(
+                f"column {names[0]!r} has not been read, and the table is in another process; make it a field, or give "
+                "a file"
+            )
+        table = Table.of(self._given, list(dict.fromkeys(names)), self._filters)
+        files = {file: _identity(file) for file in table.origin.files}
+        changed = [
+            file for file in {**files, **self._files} if files.get(file) != self._files.get(file, files.get(file))
+        ]
+        if self._files and (changed or files.keys() != self._files.keys()):
+            file = changed[0] if changed else table.origin.files[0]
+            raise ChangedError(
+                f"{named(file)}: has been written to since the source was built; build it again", file=file
+            )
+        self._files = files
+        return table if self._kept is None else table.taken(self._kept)
+
+    def keep(self, rows: Indices) -> None:
+        """Want only these of the rows that were wanted until now.
+
+        Args:
+            rows: int64, ascending.
+        """
+        self._kept = rows if self._kept is None else self._kept[rows]
+
+
+def _identity(file: str) -> Identity:
+    found = os.stat(file)
+    return found.st_ino, found.st_size, found.st_mtime_ns
