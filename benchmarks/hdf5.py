@@ -11,20 +11,12 @@ are installed (benchmarks/requirements-peers.txt). Goals are for two cores; on a
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import gc
-import json
-import logging
-import os
-import platform
 import statistics
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -37,6 +29,7 @@ from chart import plotted
 from goals import goals
 from layouts import Layout
 from peers import Way
+from program import arguments, ran
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.sources.hdf5.index_cache import YOUNG_NS
@@ -408,38 +401,11 @@ PARTS: dict[str, Callable[[Run], Figures]] = {
 }
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; all of them unless named")
-    parser.add_argument("--quick", action="store_true", help="under a minute, to see that it runs")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
-    parser.add_argument("--plot", metavar="FILE", help="draw the warm ones there (needs matplotlib)")
-    parser.add_argument("--folder", metavar="DIR", help="where the files are made: on the disk that is to be measured")
-    given = parser.parse_args()
-    if unknown := [part for part in given.parts if part not in PARTS]:
-        parser.error(f"{unknown[0]!r} is none of {', '.join(PARTS)}")
-    return given
-
-
 def main() -> None:
-    given = arguments()
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.ERROR)
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, h5py {h5py.__version__}"
-    machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {versions}"
-    print(machine)
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        run = Run(given.quick, folder)
-        figures = {name: part(run) for name, part in PARTS.items() if name in (given.parts or PARTS)}
-    reached = goals(figures)
-    print(f"\nGoals{', of which --quick says nothing' if given.quick else ''}")
-    for goal in reached:
-        print(goal)
-    print(f"\n{time.perf_counter() - started:.0f} s in all")
-    if given.json:
-        said = {"machine": machine, "quick": given.quick, **figures, "goals": [dataclasses.asdict(g) for g in reached]}
-        Path(given.json).write_text(json.dumps(said, indent=1))
+    parser = arguments(__doc__, PARTS)
+    parser.add_argument("--plot", metavar="FILE", help="draw the warm ones there (needs matplotlib)")
+    libraries = {"torch": torch.__version__, "h5py": h5py.__version__}
+    given, machine, figures = ran(parser, PARTS, goals, Run, libraries)
     if given.plot and "warm" in figures:
         try:
             plotted(figures["warm"], machine, given.plot)

@@ -14,20 +14,15 @@ their number and by the processor's time that all processes take for them. Befor
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
-import json
-import logging
 import multiprocessing
 import os
-import platform
 import resource
 import statistics
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,6 +38,7 @@ from goals import Goal
 from hdf5 import Run, count, from_cold
 from manifest_files import BATCH, Reading
 from peers import OURS, Way
+from program import arguments, ran
 
 from lit_async_data.sources.manifest import fetching
 from lit_async_data.sources.manifest.image_shape import ImageShape
@@ -240,7 +236,7 @@ def ahead(run: Run) -> Figures:
 # -- goals -------------------------------------------------------------------------------------------------------------
 
 
-def goals(figures: dict[str, Figures]) -> Iterator[Goal]:
+def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
     counted = figures.get("photographs", []) + figures.get("small", [])
     for name in dict.fromkeys(row["reading"] for row in counted):
         of = [row for row in counted if row["reading"] == name]
@@ -261,38 +257,8 @@ PARTS: dict[str, Callable[[Run], Figures]]
 PARTS = {"photographs": photographs, "small": small, "first": first, "rows": rows, "ahead": ahead}
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; all of them unless named")
-    parser.add_argument("--quick", action="store_true", help="under a minute, to see that it runs")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
-    parser.add_argument("--folder", metavar="DIR", help="where the files are made: on the disk that is to be measured")
-    given = parser.parse_args()
-    if unknown := [part for part in given.parts if part not in PARTS]:
-        parser.error(f"{unknown[0]!r} is none of {', '.join(PARTS)}")
-    return given
-
-
 def main() -> None:
-    given = arguments()
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.ERROR)
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, Pillow {PIL.__version__}"
-    machine = f"{cores()} cores, {platform.machine()}, {versions}"
-    print(f"{machine}; load average before {os.getloadavg()[0]:.1f}")
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        run = Run(given.quick, folder)
-        figures = {name: part(run) for name, part in PARTS.items() if name in (given.parts or PARTS)}
-    reached = list(goals(figures))
-    print(f"\nGoals{', of which --quick says nothing' if given.quick else ''}")
-    for goal in reached:
-        print(goal)
-    print(f"\n{time.perf_counter() - started:.0f} s in all")
-    if given.json:
-        verdicts = [dataclasses.asdict(goal) | {"verdict": goal.verdict} for goal in reached]
-        said = {"machine": machine, "quick": given.quick, **figures, "goals": verdicts}
-        Path(given.json).write_text(json.dumps(said, indent=1))
+    ran(arguments(__doc__, PARTS), PARTS, goals, Run, {"torch": torch.__version__, "Pillow": PIL.__version__})
 
 
 if __name__ == "__main__":

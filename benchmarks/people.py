@@ -13,21 +13,13 @@ the values of a few batches are compared with what h5py reads. The files take up
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
-import json
-import logging
-import os
-import platform
 import resource
 import statistics
 import tempfile
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -39,6 +31,7 @@ from hdf5 import MIB, Run, turn
 from peers import OURS, Way
 from people_files import CONTIGUOUS, GZIP, RECORDING
 from people_peers import BY_HAND, Reading
+from program import arguments, ran
 
 from lit_async_data import HDF5Source
 
@@ -204,7 +197,7 @@ def with_cost(rows: Figures) -> Figures:
 # -- goals -------------------------------------------------------------------------------------------------------------
 
 
-def goals(figures: dict[str, Figures]) -> Iterator[Goal]:
+def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
     """Where files are read: with nothing chosen on either side, and by the best of either side."""
     said = f"times the best {BY_HAND}"
     for row_of in ("windows", "files"):
@@ -223,38 +216,8 @@ def goals(figures: dict[str, Figures]) -> Iterator[Goal]:
 PARTS: dict[str, Callable[[Run], Figures]] = {"windows": windows, "files": files, "cells": cells, "balance": balance}
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; all of them unless named")
-    parser.add_argument("--quick", action="store_true", help="under a minute, to see that it runs")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
-    parser.add_argument("--folder", metavar="DIR", help="where the files are made")
-    given = parser.parse_args()
-    if unknown := [part for part in given.parts if part not in PARTS]:
-        parser.error(f"{unknown[0]!r} is none of {', '.join(PARTS)}")
-    return given
-
-
 def main() -> None:
-    given = arguments()
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.ERROR)
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, h5py {h5py.__version__}"
-    machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {versions}"
-    print(machine)
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        run = Run(given.quick, folder)
-        figures = {name: part(run) for name, part in PARTS.items() if name in (given.parts or PARTS)}
-    reached = list(goals(figures))
-    print(f"\nGoals{', of which --quick says nothing' if given.quick else ''}")
-    for goal in reached:
-        print(goal)
-    print(f"\n{time.perf_counter() - started:.0f} s in all")
-    if given.json:
-        verdicts = [dataclasses.asdict(goal) | {"verdict": goal.verdict} for goal in reached]
-        said = {"machine": machine, "quick": given.quick, **figures, "goals": verdicts}
-        Path(given.json).write_text(json.dumps(said, indent=1))
+    ran(arguments(__doc__, PARTS), PARTS, goals, Run, {"torch": torch.__version__, "h5py": h5py.__version__})
 
 
 if __name__ == "__main__":
