@@ -109,6 +109,8 @@ class Column:
 
     @classmethod
     def _of(cls, given: Any, image: ImageShape) -> Column:
+        if isinstance(given, Column):
+            return given
         if isinstance(given, Field):
             given = _shared(given)
         if not isinstance(given, Mapping):
