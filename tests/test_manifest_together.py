@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 
@@ -218,3 +219,29 @@ def test_sixteen_bits_become_half_precision_without_overflow(dtype):
     values = torch.tensor([[0, 65535]], dtype=torch.uint16)
     assert ToFloat(dtype=dtype)((values,))[0].tolist() == [[0, 1]]
     assert Normalize(0.5, 0.5, dtype=dtype)((values,))[0].tolist() == [[-1, 1]]
+
+
+def test_rows_that_go_one_after_the_other_stay_gone(tmp_path):
+    lines = ['{"y": 1, "v": [1.0], "site": "a"}', '{"v": [2.0], "site": "b"}', '{"y": 3, "v": [null], "site": "c"}']
+    (tmp_path / "t.jsonl").write_text("\n".join([*lines, '{"y": 4, "v": [4.0], "site": "d"}']) + "\n")
+    drop = {"null": "drop"}
+    source = ManifestSource(tmp_path / "t.jsonl", {"y": {"name": "y", **drop}, "v": {"name": "v", **drop}})
+    assert labels(source) == [1, 4]
+    assert source.column("site").tolist() == ["a", "d"]
+    assert [place.row for place in source.locate([0, 1])] == [0, 3]
+
+
+def test_an_hdf5_file_may_be_named_in_several_ways(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"] = np.arange(5.0)
+    (tmp_path / "b.h5").symlink_to(tmp_path / "a.h5")
+    table = pa.table({"path": ["a.h5", "./a.h5", "b.h5"], "row": [4, 2, 3]})
+    source = ManifestSource(table, {"x": "path"}, root=tmp_path)
+    assert labels(source, "x") == [4, 2, 3]
+    rowless = pa.table({"path": ["a.h5", "a.h5"], "row": [None, 3]})
+    with pytest.raises(ManifestError, match=r"row 0, column 'row': no value"):
+        ManifestSource(rowless, {"x": "path"}, root=tmp_path)
+    with contextlib.closing(ManifestSource(rowless, {"x": {"name": "path", "null": "drop"}}, root=tmp_path)) as left:
+        assert labels(left, "x") == [3]
+    assert len(source._fields.stored[0].source.source) == 5  # one file, opened once
+    source.close()
