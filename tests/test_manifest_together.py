@@ -245,3 +245,16 @@ def test_an_hdf5_file_may_be_named_in_several_ways(tmp_path):
         assert labels(left, "x") == [3]
     assert len(source._fields.stored[0].source.source) == 5  # one file, opened once
     source.close()
+
+
+def test_a_file_of_the_table_of_which_nothing_is_left_is_no_part(tmp_path):
+    csv(tmp_path, "a.csv", "y", "0", "0")
+    csv(tmp_path, "b.csv", "y", *map(str, range(1, 11)))
+    source = ManifestSource(f"{tmp_path}/*.csv", {"y": "y"}, filters=[["y", ">", 0]])
+    (part,) = source.parts
+    assert (os.path.basename(part.file), part.samples) == ("b.csv", 10)
+    places = source.places()
+    assert places.which.tolist() == [0] * 10
+    assert places.rows.tolist() == list(range(10))
+    sides = split(source, {"train": 0.8, "val": 0.2}, groups="time")
+    assert labels(sides["val"]) == [9, 10]
