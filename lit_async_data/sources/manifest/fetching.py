@@ -40,6 +40,9 @@ class Fetching:
     """
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self._cold = 0.0
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -100,7 +103,7 @@ class Fetching:
     def keep(self) -> Callable[[], None]:
         """Allow to read ahead. What is returned takes that back; with the last, threads end and files are let go."""
         if not self._mine:
-            self.__init__()  # type: ignore[misc]  # a fork: it begins anew
+            self._begin()  # a fork: the threads, and whoever held the lock, are in another process
         with self._lock:
             self._users += 1
         kept = [True]
