@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ def as_one(column: Any) -> Any:
 
 def _listed(views: Any) -> Any:
     """Lists in order from views, which pyarrow 26 casts wrongly where there are nulls in a slice."""
-    lengths = arrow("compute").fill_null(arrow("compute").list_value_length(views), 0).to_numpy(zero_copy_only=False)
+    lengths = values_of(arrow("compute").list_value_length(views))
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return arrow().LargeListArray.from_arrays(offsets, views.flatten(), mask=views.is_null())
 
@@ -129,6 +129,54 @@ def _joined(column: Any) -> Any:
     return arrow().concat_arrays(column.chunks)
 
 
+def values_of(array: Any, nothing: float = 0) -> npt.NDArray[Any]:
+    """Numbers as numpy has them; never through floats, as nulls would go.
+
+    Not `to_numpy`, nor a scalar of Arrow: each imports pandas, where that is installed, which takes a quarter of a
+    second at the first batch.
+
+    Args:
+        array: Of whole numbers or floats.
+        nothing: Stands where there is no value.
+
+    Returns:
+        Shape (len(array),); where nothing is missing, the memory of the array, not to be written to.
+    """
+    if not array.null_count:
+        values: npt.NDArray[Any] = np.from_dlpack(array)
+        return values
+    missing = truth_of(array.is_null())
+    there = arrow().Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], 0, array.offset)
+    values = np.from_dlpack(there).copy()
+    values[missing] = nothing
+    return values
+
+
+def truth_of(array: Any) -> npt.NDArray[np.bool_]:
+    """Truths as numpy has them, nulls as False; as `values_of`."""
+    return values_of(array.cast(arrow().uint8())).view(np.bool_)
+
+
+def first_true(array: Any) -> int:
+    """The first row that is true; -1 if there is none."""
+    found = truth_of(array)
+    row = int(found.argmax()) if found.size else 0
+    return row if found.size and found[row] else -1
+
+
+def numbered(rows: Indices) -> Any:
+    """Whole numbers as an array of Arrow, which shares their memory."""
+    library = arrow()
+    return library.Array.from_buffers(library.int64(), len(rows), [None, library.py_buffer(np.ascontiguousarray(rows))])
+
+
+def texts_of(texts: Sequence[str]) -> Any:
+    """A few texts as an array of Arrow; as `values_of`."""
+    library, stored = arrow(), [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, stored)], dtype=np.int32)
+    return library.StringArray.from_buffers(len(stored), library.py_buffer(ends), library.py_buffer(b"".join(stored)))
+
+
 def folders_of(array: Any) -> tuple[Indices, list[str]]:
     """A number for the folder of each path, and the folders, by the text alone.
 
@@ -137,7 +185,7 @@ def folders_of(array: Any) -> tuple[Indices, list[str]]:
     """
     texts = array.dictionary_decode() if is_coded(array.type) else array
     encoded = arrow("compute").replace_substring_regex(texts, r"/*[^/]*$", "").dictionary_encode()
-    return encoded.indices.to_numpy().astype(np.int64), list(encoded.dictionary.to_pylist())
+    return values_of(encoded.indices).astype(np.int64), list(encoded.dictionary.to_pylist())
 
 
 def plain_of(array: Any) -> npt.NDArray[Any]:

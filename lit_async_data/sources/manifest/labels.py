@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.manifest.arrow import arrow, is_coded, is_list, is_text
+from lit_async_data.sources.manifest.arrow import arrow, is_coded, is_list, is_text, truth_of, values_of
 from lit_async_data.sources.manifest.numeric import INEXACT
 from lit_async_data.sources.manifest.origin import Origin, shown
 from lit_async_data.spec import Array
@@ -154,20 +154,19 @@ def _settled(column: _Column, null: Null, origin: Origin, name: str | None, *, s
 
 
 def _plain(array: Any, origin: Origin, name: str, fail: Fail) -> _Column:
-    library, types, compute = arrow(), arrow("types"), arrow("compute")
+    library, types = arrow(), arrow("types")
     kind = array.type
-    missing = array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+    missing = truth_of(array.is_null(nan_is_null=True))
     if types.is_boolean(kind):
-        values = compute.fill_null(array, False).to_numpy(zero_copy_only=False)
+        values = truth_of(array)
     elif types.is_integer(kind):
         if types.is_uint64(kind):
-            large = compute.index(compute.greater(array, library.scalar(2**63 - 1, library.uint64())), True).as_py()
-            if large >= 0:
-                raise fail(large, f"{array[large].as_py()} is more than an int64 holds")
-        # Never through floats, which is how numpy would show a column with nulls.
-        values = compute.fill_null(array.cast(library.int64()), IGNORED).to_numpy()
+            large = np.flatnonzero(values_of(array) > np.iinfo(np.int64).max)
+            if large.size:
+                raise fail(int(large[0]), f"{array[int(large[0])].as_py()} is more than an int64 holds")
+        values = values_of(array.cast(library.int64()), IGNORED)
     elif types.is_floating(kind):
-        values = np.array(array.fill_null(library.scalar(float("nan")).cast(kind)).to_numpy())
+        values = np.array(values_of(array))
         values[missing] = np.nan
     else:
         raise origin.error(f"holds {kind}, which is no label; give numbers, text or lists of them", column=name)
@@ -176,8 +175,8 @@ def _plain(array: Any, origin: Origin, name: str, fail: Fail) -> _Column:
 
 def _classed(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail) -> _Column:
     encoded = array if is_coded(array.type) else array.dictionary_encode()
-    missing = encoded.is_null().to_numpy(zero_copy_only=False)
-    codes = arrow("compute").fill_null(encoded.indices, 0).to_numpy().astype(np.int64)
+    missing = truth_of(encoded.is_null())
+    codes = values_of(encoded.indices).astype(np.int64)
     if vocabulary is None and len(encoded.dictionary) > MOST_CLASSES:
         raise ConfigError(
             f"classes: there are {len(encoded.dictionary)} different texts; are they ids, or paths? Paths of files "
@@ -201,9 +200,9 @@ def _classed(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail) -> _Col
 
 def _lengths(array: Any) -> tuple[Indices, Indices, Any]:
     """Rows that have a list, how long those are, and their values one after the other."""
-    rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+    rows = np.flatnonzero(truth_of(array.is_valid()))
     lists = array.drop_null()
-    lengths = arrow("compute").list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = values_of(arrow("compute").list_value_length(lists)).astype(np.int64)
     return rows, lengths, lists.flatten()
 
 

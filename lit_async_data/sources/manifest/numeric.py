@@ -8,7 +8,18 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.manifest.arrow import arrow, as_one, first_row, is_coded, is_list, is_text
+from lit_async_data.sources.manifest.arrow import (
+    arrow,
+    as_one,
+    first_row,
+    first_true,
+    is_coded,
+    is_list,
+    is_text,
+    texts_of,
+    truth_of,
+    values_of,
+)
 from lit_async_data.sources.manifest.origin import Origin, shown
 
 # From here on a float64 does not tell whole numbers apart.
@@ -36,8 +47,9 @@ def as_numbers(array: Any, column: str, origin: Origin, owners: Indices | None =
         return origin.error(f"{shown(array[place].as_py())} {message}", row=row, column=column)
 
     trimmed = compute.utf8_trim_whitespace(array)
-    trimmed = compute.if_else(compute.is_in(trimmed, arrow().array(_NOTHING, trimmed.type)), None, trimmed)
-    odd = compute.index(compute.match_substring_regex(trimmed, r"(?i)^[+-]?(0x|inf)"), True).as_py()
+    nothing = compute.is_in(trimmed, texts_of(_NOTHING).cast(trimmed.type))
+    trimmed = compute.if_else(nothing, library.nulls(len(trimmed), trimmed.type), trimmed)
+    odd = first_true(compute.match_substring_regex(trimmed, r"(?i)^[+-]?(0x|inf)"))
     if odd >= 0:
         raise fail(odd, "is not a number that a label can be; leave the cell empty where there is none")
     whole = _cast(trimmed, library.int64())
@@ -49,7 +61,7 @@ def as_numbers(array: Any, column: str, origin: Origin, owners: Indices | None =
         raise fail(place, "is not a number; leave the cell empty where there is none, or say kind: class")
     long = compute.match_substring_regex(trimmed, r"^[+-]?[0-9]{16,}$")
     rounded = compute.and_kleene(long, compute.greater_equal(compute.abs(numbers), float(INEXACT)))
-    place = compute.index(rounded, True).as_py()
+    place = first_true(rounded)
     if place >= 0:
         raise fail(place, "is more than an int64 holds, or would be rounded beside fractions; keep it as text")
     return numbers
@@ -83,10 +95,10 @@ def read_as(array: Any, column: str, origin: Origin, separator: str | None, *, n
 def _trimmed(array: Any) -> Any:
     """Lists of text without the space around each, and without those of which nothing is left."""
     compute = arrow("compute")
-    lengths = compute.fill_null(compute.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = values_of(compute.list_value_length(array)).astype(np.int64)
     texts = compute.utf8_trim_whitespace(array.flatten())
     there = compute.not_equal(texts, "")
-    owners = np.repeat(np.arange(len(array)), lengths)[there.to_numpy(zero_copy_only=False)]
+    owners = np.repeat(np.arange(len(array)), lengths)[truth_of(there)]
     ends = np.cumsum(np.bincount(owners, minlength=len(array)))
     return arrow().LargeListArray.from_arrays(np.append(0, ends), texts.filter(there), mask=array.is_null())
 
@@ -94,7 +106,7 @@ def _trimmed(array: Any) -> Any:
 def _numbers_of_lists(array: Any, column: str, origin: Origin) -> Any:
     """Lists of text as lists of numbers."""
     compute = arrow("compute")
-    lengths = compute.fill_null(compute.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = values_of(compute.list_value_length(array)).astype(np.int64)
     values = as_numbers(array.flatten(), column, origin, np.repeat(np.arange(len(array)), lengths))
     return arrow().LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), values, mask=array.is_null())
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.permutation import Indices, Words
-from lit_async_data.sources.manifest.arrow import arrow, is_coded
+from lit_async_data.sources.manifest.arrow import arrow, is_coded, numbered, values_of
 
 # Rows that are hashed together, so that what is needed beside the hashes stays in the cache.
 _AT_ONCE = 2**16
@@ -28,7 +28,7 @@ def repeats(array: Any) -> tuple[Indices, Indices]:
     kind = array.type
     if is_coded(kind):
         array = array.dictionary_decode()
-    words = array.to_numpy().view() if arrow("types").is_integer(kind) else hashes(array)
+    words = values_of(array) if arrow("types").is_integer(kind) else hashes(array)
     ordered = np.sort(words)
     equal = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     del ordered
@@ -36,7 +36,7 @@ def repeats(array: Any) -> tuple[Indices, Indices]:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     places = np.minimum(np.searchsorted(equal, words), equal.size - 1)
     rows = np.flatnonzero(equal[places] == words)
-    codes = array.take(arrow().array(rows)).dictionary_encode().indices.to_numpy()
+    codes = values_of(array.take(numbered(rows)).dictionary_encode().indices)
     _, first = np.unique(codes, return_index=True)
     again = np.ones(len(rows), np.bool_)
     again[first] = False

@@ -10,7 +10,18 @@ import numpy as np
 
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.manifest.arrow import arrow, as_one, is_coded, is_list, is_text, text_fault
+from lit_async_data.sources.manifest.arrow import (
+    arrow,
+    as_one,
+    first_true,
+    is_coded,
+    is_list,
+    is_text,
+    numbered,
+    text_fault,
+    truth_of,
+    values_of,
+)
 from lit_async_data.sources.manifest.filters import Filter
 from lit_async_data.sources.manifest.labels import Labels, Null, labels_of
 from lit_async_data.sources.manifest.numeric import as_numbers, read_as
@@ -118,11 +129,11 @@ class Table:
         wanted = np.asarray(rows, np.int64).reshape(-1)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"rows: {self.origin.name} has {len(self)}, from 0 on")
-        numbers = _numbers(wanted)
+        numbers = numbered(wanted)
         codes = array.indices if is_coded(array.type) else None
         found = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
         if found.null_count:
-            place = int(np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False))[0])
+            place = first_true(found.is_null())
             raise self.origin.error("no value; give one, or leave the row out", row=int(wanted[place]), column=name)
         values: list[Any] = found.to_pylist()
         return values if not values or isinstance(values[0], str) else list(map(str, values))
@@ -175,7 +186,7 @@ class Table:
         """
         array = self._column(name)
         valid = array.is_valid()
-        row = arrow("compute").index(valid, True).as_py()
+        row = first_true(valid)
         if row < 0:
             return None
         value = array[row].as_py()
@@ -191,7 +202,7 @@ class Table:
         if missing.size:
             raise self.origin.error("no value; give one, or leave the row out", row=int(missing[0]), column=name)
         encoded = array if is_coded(array.type) else array.dictionary_encode()
-        return encoded.indices.to_numpy().astype(np.int64), list(map(str, encoded.dictionary.to_pylist()))
+        return values_of(encoded.indices).astype(np.int64), list(map(str, encoded.dictionary.to_pylist()))
 
     def array(self, name: str) -> Any:
         """A column as it is held: an array of Arrow, as from `as_one`."""
@@ -216,7 +227,7 @@ class Table:
         Args:
             rows: int64, shape (n,), ascending.
         """
-        numbers = _numbers(rows)
+        numbers = numbered(rows)
         return Table({name: array.take(numbers) for name, array in self._columns.items()}, self.origin.taken(rows))
 
     def called(self, name: str) -> Table:
@@ -226,7 +237,7 @@ class Table:
     def missing(self, name: str) -> Indices:
         """The rows in which a column has no value; int64, ascending."""
         array = self._column(name)
-        return np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else _NONE
+        return np.flatnonzero(truth_of(array.is_null())) if array.null_count else _NONE
 
     @property
     def untyped(self) -> bool:
@@ -254,7 +265,7 @@ class Table:
         """
         array = self._worded(name)
         if array.null_count:
-            row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+            row = first_true(array.is_null())
             raise self.origin.error(f"no id, nor in {array.null_count - 1} other rows", row=row, column=name)
         again, first = repeats(array)
         if again.size:
@@ -280,11 +291,6 @@ class Table:
             hint = f"did you mean {shown(near[0])}?" if near else f"they are {', '.join(map(shown, self._columns))}"
             raise ConfigError(f"columns: {shown(name)} is not one of those that were read; {hint}")
         return self._columns[name]
-
-
-def _numbers(rows: Indices) -> Any:
-    # Not `array`, which imports pandas, to see whether it was given some of it.
-    return arrow().Array.from_buffers(arrow().int64(), len(rows), [None, arrow().py_buffer(np.ascontiguousarray(rows))])
 
 
 def _names(option: str, given: Any) -> list[str]:
