@@ -25,7 +25,7 @@ from pyarrow import csv as arrow_csv
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.sources.manifest import image, npy
 from lit_async_data.sources.manifest.image_shape import ImageShape
-from lit_async_data.sources.manifest.stored_file import fetched
+from lit_async_data.sources.manifest.stored_file import Root, fetched
 
 Array = npt.NDArray[Any]
 CLASSES, BATCH = 10, 64
@@ -231,10 +231,10 @@ def usable(path: str, rows: int, with_id: bool) -> dict[str, float]:
 # -- reading ahead -----------------------------------------------------------------------------------------------------
 
 
-def delayed(path: str, most_bytes: int) -> tuple[bytes, bool]:
+def delayed(path: str, most_bytes: int, root: Root) -> tuple[bytes, bool]:
     """A file that comes from far away."""
     time.sleep(DELAY_S)
-    return fetched(path, most_bytes)[0], True
+    return fetched(path, most_bytes, root)[0], True
 
 
 def nothing_kept(_: Any) -> Callable[[], None]:

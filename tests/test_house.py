@@ -92,6 +92,7 @@ ORDER = [
     "sources.manifest.orientation",
     "sources.manifest.image_bytes",
     "sources.manifest.resizing",
+    "sources.manifest.picture",
     "sources.manifest.pixels",
     "sources.manifest.image",
     "sources.manifest.decoders",

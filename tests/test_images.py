@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.sources.manifest import image as images
-from lit_async_data.sources.manifest import pixels
+from lit_async_data.sources.manifest import picture, pixels
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.orientation import mirrored, orientation_of
 
@@ -32,6 +34,14 @@ KINDS = {
     "gif": ("GIF", {}),
 }
 MODES = ("RGB", "L", "RGBA", "LA")
+
+
+@pytest.fixture(autouse=True, params=["faster", "Pillow"])
+def decoders(request, monkeypatch):
+    if request.param == "Pillow":
+        monkeypatch.setattr(picture, "simplejpeg", lambda: None)
+        monkeypatch.setattr(picture, "imagecodecs", lambda: None)
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -201,18 +211,9 @@ def test_orientations_are_read_in_either_byte_order_and_oddities_are_upright():
     assert {orientation_of(one) for one in odd} == {1}
 
 
-@pytest.fixture(params=["simplejpeg", "Pillow"])
-def jpeg_decoder(request, monkeypatch):
-    if request.param == "Pillow":
-        monkeypatch.setattr(pixels, "simplejpeg", lambda: None)
-    return request.param
-
-
 @pytest.mark.parametrize("turned", range(1, 9))
 @pytest.mark.parametrize("factor", [2, 4, 8])
-def test_a_jpeg_that_is_much_larger_is_decoded_smaller_with_little_change(
-    photo, factor, turned, jpeg_decoder, monkeypatch
-):
+def test_a_jpeg_that_is_much_larger_is_decoded_smaller_with_little_change(photo, factor, turned, monkeypatch):
     seen, parts = [], []
     upright, resized = pixels.upright, images.resized
     monkeypatch.setattr(pixels, "upright", lambda found, way: seen.append(found.shape[1]) or upright(found, way))
@@ -448,7 +449,7 @@ def test_without_pillow_it_is_said_what_to_install(monkeypatch, photo):
 
     from lit_async_data.errors import ConfigError
 
-    data = stored(photo.resize((6, 4)))
+    data = stored(photo.resize((6, 4)), "BMP")
     assert images.installed()
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert not images.installed()
@@ -459,7 +460,7 @@ def test_without_pillow_it_is_said_what_to_install(monkeypatch, photo):
 def test_whatever_a_decoder_raises_names_the_image_but_for_a_lack_of_memory(monkeypatch, photo):
     from PIL import PngImagePlugin
 
-    data = stored(photo.resize((6, 4)))
+    data = stored(photo.resize((6, 4)).convert("P"))  # not plain: by Pillow whatever is installed
     for raised, expected in ((KeyError("key"), CorruptError), (MemoryError(), MemoryError)):
 
         def loaded(self, raised=raised):
@@ -469,3 +470,72 @@ def test_whatever_a_decoder_raises_names_the_image_but_for_a_lack_of_memory(monk
         with pytest.raises(expected) as found:
             decoded(data, ImageShape(), (4, 6))
         assert expected is MemoryError or str(found.value).startswith("there/x.png: the PNG cannot be decoded ('key')")
+
+
+def blocks(data):
+    """Where the blocks before the pixels of a JPEG begin."""
+    place, found = 2, []
+    while data[place + 1] != 0xDA:
+        found.append(place)
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return [*found, place]
+
+
+def test_the_head_of_a_jpeg_is_what_pillow_says_or_left_to_it(photo):
+    if picture.simplejpeg() is None:
+        pytest.skip("every head is left to Pillow")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    rng, plain = np.random.default_rng(0), 0
+    for mode, options in itertools.product(("L", "RGB", "CMYK"), ({}, {"progressive": True}, {"exif": exif})):
+        whole = stored(photo.resize((40, 30)).convert(mode), "JPEG", **options)
+        end = blocks(whole)[-1]
+        damaged = [whole]
+        for _ in range(300):
+            data = bytearray(whole)
+            data[int(rng.integers(2, end))] = int(rng.integers(256))
+            damaged.append(bytes(data))
+        for data in damaged:
+            found = picture.head_of("JPEG", data)
+            if found is None:
+                continue
+            plain += 1
+            try:
+                with warnings.catch_warnings(action="ignore"):  # of a tag that damage has made too large
+                    opened = Image.open(io.BytesIO(data), formats=["JPEG"])
+            except (OSError, SyntaxError):
+                continue  # and its pixels decode to the same, or not at all
+            assert (opened.size, opened.mode, opened.info.get("exif", b"")) == (found.size, found.mode, found.exif)
+    assert plain > 1500
+
+
+def test_what_a_faster_decoder_refuses_is_left_to_pillow(photo, monkeypatch):
+    class Refusing:
+        def decode_jpeg(self, *_, **__):
+            raise ValueError
+
+        def spng_decode(self, *_, **__):
+            raise RuntimeError
+
+    wanted = {kind: decoded(stored(photo.resize((40, 30)), kind), ImageShape()) for kind in ("JPEG", "PNG")}
+    monkeypatch.setattr(pixels, "simplejpeg", Refusing)
+    monkeypatch.setattr(pixels, "imagecodecs", Refusing)
+    for kind, values in wanted.items():
+        assert np.array_equal(decoded(stored(photo.resize((40, 30)), kind), ImageShape()), values)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_plain_png_is_decoded_by_the_faster_library_and_others_are_not(photo, mode, monkeypatch, decoders):
+    asked = []
+    if decoders == "faster":
+        library = pytest.importorskip("imagecodecs")
+        monkeypatch.setattr(library, "spng_decode", lambda data, of=library.spng_decode: asked.append(1) or of(data))
+    plain = stored(photo.resize((40, 30)).convert(mode), "PNG")
+    decoded(plain, ImageShape(mode=mode))
+    assert len(asked) == (decoders == "faster")
+    for data in (
+        stored(photo.resize((40, 30)).convert("P"), "PNG"),
+        stored(photo.resize((40, 30)).convert("I;16"), "PNG") if mode == "L" else plain,
+    )[: 1 + (mode == "L")]:
+        decoded(data, ImageShape(mode=mode))
+    assert len(asked) == (decoders == "faster")

@@ -28,8 +28,9 @@ class Disk:
             self.gate.set()
         self._read = fetching.fetched
         monkeypatch.setattr(fetching, "fetched", self.fetched)
+        monkeypatch.setattr(fetching, "filled", lambda *_: not cold)
 
-    def fetched(self, path, most_bytes):
+    def fetched(self, path, most_bytes, root=None):
         self.asked.append((path, threading.current_thread().name))
         self.arrived.release()
         assert self.gate.wait(30)
@@ -124,7 +125,7 @@ def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch
     for _ in range(THREADS):
         assert disk.arrived.acquire(timeout=30)
     begun = threading.Event()
-    monkeypatch.setattr(fetching, "fetched", lambda path, most: begun.set() or (disk.fetched(path, most)))
+    monkeypatch.setattr(fetching, "fetched", lambda path, most, root: begun.set() or (disk.fetched(path, most)))
     waiting = threading.Thread(target=lambda: found.append(reader.read(files[39], MOST)))
     waiting.start()
     threads = fetchers()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import contextlib
 import io
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -23,7 +27,15 @@ from lit_async_data import (
     SubsetSource,
     split,
 )
-from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
+from lit_async_data.errors import (
+    AsyncDataError,
+    ConfigError,
+    CorruptError,
+    FormatError,
+    ManifestError,
+    MissingError,
+)
+from lit_async_data.sources.manifest import fetching
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
@@ -533,3 +545,101 @@ def test_a_file_of_the_table_that_is_gone_later_is_named(tmp_path):
     with pytest.raises(MissingError, match=r"row 2.*2\.npy"):
         read(source, [2])
     assert read(source, [1, 3])["x"].tolist() == [1, 3]
+
+
+# -- arrays that are read straight to their place ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def straight(monkeypatch):
+    """Whether each file was read straight to its place."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        pytest.skip("this system does not say what is in memory")
+    found, of = [], fetching.filled
+    monkeypatch.setattr(fetching, "filled", lambda *given: found.append(of(*given)) or found[-1])
+    return found
+
+
+def test_arrays_that_are_alike_are_read_straight_to_their_place(tmp_path, straight):
+    arrays = [np.random.default_rng(number).normal(size=(3, 5)).astype("f4") for number in range(4)]
+    for number, array in enumerate(arrays):
+        np.save(tmp_path / f"{number}.npy", array)
+    source = of_paths(tmp_path, [f"{number}.npy" for number in range(4)], check="none")
+    assert np.array_equal(read(source, [2, 0, 3, 1])["x"], np.stack(arrays)[[2, 0, 3, 1]])
+    assert straight == [True] * 4  # the first file was looked at before
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (np.arange(6.0).reshape(2, 3).astype(">f8"), True),
+        (np.asfortranarray(np.arange(6.0).reshape(2, 3)), True),
+        (np.arange(6).reshape(2, 3), False),  # as many bytes, of another type
+        (np.arange(6.0).reshape(3, 2), False),
+        (np.arange(8.0).reshape(2, 4), False),
+    ],
+)
+def test_an_array_that_lies_otherwise_is_decoded_or_refused(tmp_path, straight, other, same):
+    np.save(tmp_path / "a.npy", np.zeros((2, 3)))
+    np.save(tmp_path / "b.npy", other)
+    source = of_paths(tmp_path, ["a.npy", "b.npy"], check="none")
+    if same:
+        assert np.array_equal(read(source, [0, 1])["x"][1], other)
+    else:
+        with pytest.raises(FormatError, match=r"row 1.*b\.npy"):
+            read(source, [1])
+
+
+@pytest.mark.parametrize("change", [-1, 1, 4096])
+def test_an_array_whose_file_is_cut_or_longer_is_refused(tmp_path, straight, change):
+    np.save(tmp_path / "a.npy", np.zeros(1024 - 32, "f4"))  # a page, with its head
+    whole = (tmp_path / "a.npy").read_bytes()
+    assert len(whole) == 4096
+    (tmp_path / "b.npy").write_bytes(whole[:change] if change < 0 else whole + bytes(change))
+    source = of_paths(tmp_path, ["a.npy", "b.npy"], check="none")
+    with pytest.raises(CorruptError, match=r"row 1.*b\.npy"):
+        read(source, [1])
+    assert straight == [False]
+
+
+def test_a_link_out_of_the_root_is_refused_on_every_way(tmp_path, straight):
+    (tmp_path / "root").mkdir()
+    np.save(tmp_path / "secret.npy", np.zeros(3))
+    np.save(tmp_path / "root/a.npy", np.ones(3))
+    (tmp_path / "root/out.npy").symlink_to(tmp_path / "secret.npy")
+    (tmp_path / "root/in.npy").symlink_to(tmp_path / "root/a.npy")
+    source = of_paths(tmp_path / "root", ["a.npy", "in.npy", "out.npy"], check="none")
+    assert np.array_equal(read(source, [0, 1])["x"], np.ones((2, 3)))
+    with pytest.raises(ManifestError, match=r"row 2.*leaves root"):
+        read(source, [2])
+    free = of_paths(tmp_path / "root", ["a.npy", "out.npy"], check="none", outside=True)
+    assert np.array_equal(read(free, [1])["x"], np.zeros((1, 3)))
+
+
+def test_single_numbers_are_decoded_since_they_become_wider(tmp_path, straight):
+    for number in range(3):
+        np.save(tmp_path / f"{number}.npy", np.array(number, "i2"))
+    source = of_paths(tmp_path, [f"{number}.npy" for number in range(3)])
+    assert read(source, [2, 1])["x"].tolist() == [2, 1]
+    assert not straight
+
+
+def test_the_first_batch_waits_for_no_pandas(tmp_path):
+    pytest.importorskip("pandas")
+    for number in range(4):
+        np.save(tmp_path / f"{number}.npy", np.full(3, number, "f4"))
+    rows = "".join(f"{number}.npy,{'ab'[number % 2]},{number % 2 or ''}\n" for number in range(4))
+    (tmp_path / "t.csv").write_text("path,kind,even\n" + rows)
+    script = (
+        "import sys; from lit_async_data import AsyncLoader, ManifestSource\n"
+        "source = ManifestSource(sys.argv[1], ('path', 'kind', {'name': 'even', 'null': 'ignore'}), id='path')\n"
+        "with AsyncLoader(source, {'batch_size': 4}) as loader: print(next(loader)[2].tolist())\n"
+        "print('pandas' in sys.modules)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "t.csv"], capture_output=True, check=False, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    found, imported = told.stdout.splitlines()
+    assert sorted(ast.literal_eval(found)) == [-100, -100, 1, 1]
+    assert imported == "False"

@@ -28,8 +28,8 @@ class Disk:
         self.cold, self._fetched = 1.0, fetched
         self.read, self.ahead = collections.Counter(), collections.Counter()
 
-    def __call__(self, path, most_bytes):
-        data, _ = self._fetched(path, most_bytes)
+    def __call__(self, path, most_bytes, root):
+        data, _ = self._fetched(path, most_bytes, root)
         name = path.rpartition("/")[2]
         self.read[name] += 1
         if "fetcher" in threading.current_thread().name:
@@ -41,6 +41,7 @@ class Disk:
 def disk(monkeypatch):
     disk = Disk(fetching.fetched)
     monkeypatch.setattr(fetching, "fetched", disk)
+    monkeypatch.setattr(fetching, "filled", lambda *_: False)  # what is not in memory is not read straight to its place
     return disk
 
 

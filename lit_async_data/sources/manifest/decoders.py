@@ -31,6 +31,11 @@ class Decoder(Protocol):
         ...
 
     @property
+    def head(self) -> bytes | None:
+        """What a file begins with, if the rest of it is a sample as it lies; None where samples must be decoded."""
+        ...
+
+    @property
     def images(self) -> bool:
         """Whether files are images."""
         ...
@@ -72,6 +77,7 @@ class ImageDecoder:
     shape: ImageShape
     size: tuple[int, int]
     images: ClassVar[bool] = True
+    head: ClassVar[bytes | None] = None
 
     @staticmethod
     def of(shape: ImageShape, data: bytes, where: str) -> ImageDecoder:
@@ -115,6 +121,7 @@ class NpyDecoder:
 
     field: FieldSpec
     stored: np.dtype[Any]
+    head: bytes | None = None
     images: ClassVar[bool] = False
 
     @staticmethod
@@ -137,7 +144,9 @@ class NpyDecoder:
             raise FormatError(f"{where}: an array of shape {header.shape}, which holds nothing")
         # As everywhere: single whole numbers are what losses take.
         delivered = np.dtype(np.int64) if not header.shape and dtype.kind in "iu" else dtype
-        return NpyDecoder(FieldSpec(header.shape, delivered), dtype)
+        as_it_lies = header.dtype == delivered and header.dtype.isnative and not header.fortran
+        head = bytes(data[: header.start]) if as_it_lies else None
+        return NpyDecoder(FieldSpec(header.shape, delivered), dtype, head)
 
     @property
     def spec(self) -> FieldSpec:

@@ -7,9 +7,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from lit_async_data.sources.manifest.stored_file import fetched
+from lit_async_data.sources.manifest.stored_file import ANYWHERE, Root, fetched, filled
 
 # Files that are waited for at a time: what a network answers in 5 ms each, comes at 3200 per second.
 THREADS = 16
@@ -37,9 +38,13 @@ class Fetching:
     """Reads files; before it is asked for them, where they are not in memory. Safe to use from several threads.
 
     Threads are started with the first file that is read ahead, and only while somebody keeps it.
+
+    Args:
+        root: Where files may lie.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: Root = ANYWHERE) -> None:
+        self._root = root
         self._begin()
 
     def _begin(self) -> None:
@@ -54,8 +59,8 @@ class Fetching:
         self._queue: queue.SimpleQueue[_File | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def __reduce__(self) -> tuple[type[Fetching], tuple[()]]:
-        return Fetching, ()
+    def __reduce__(self) -> tuple[type[Fetching], tuple[Root]]:
+        return Fetching, (self._root,)
 
     def read(self, path: str, most_bytes: int) -> bytes:
         """All bytes of a file; waits for it if it is being read already.
@@ -75,6 +80,13 @@ class Fetching:
                     return file.data
         return self._read(path, most_bytes)
 
+    def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
+        """Read a file straight to where it goes, if it is in memory and fits; see `filled`."""
+        if self._files or not filled(path, parts, nbytes, self._root):
+            return False
+        self._seen(cold=False)
+        return True
+
     @property
     def wanted(self) -> bool:
         """Whether reading ahead would help: somebody keeps it, and of the files read last some were not in memory."""
@@ -87,7 +99,7 @@ class Fetching:
             paths: As `read` will be asked for them.
             most_bytes: As for `read`.
         """
-        # Not inside the lock: to check a path may take as long as to open it, and others want what has been read.
+        # Not inside the lock: others want what has been read.
         listed = list(paths)
         with self._lock:
             self._turn += 1
@@ -178,7 +190,10 @@ class Fetching:
             file.size = 0
 
     def _read(self, path: str, most_bytes: int) -> bytes:
-        data, cold = fetched(path, most_bytes)
+        data, cold = fetched(path, most_bytes, self._root)
+        self._seen(cold=cold)
+        return data
+
+    def _seen(self, *, cold: bool) -> None:
         # Several threads may do so at once: one of the files is then forgotten.
         self._cold += (cold - self._cold) / _REMEMBERED
-        return data

@@ -89,7 +89,7 @@ class Fields:
         table, labels = _labels(inline, table, given)
         self.labels = {key: _cast(key, inline[key], found, table) for key, found in labels.items()}
         self.entries = Entries(table, id)
-        self.fetching = Fetching()
+        self.fetching = Fetching(root)
         self.files = {
             key: self._file_field(key, column, kinds[key], root) for key, column in files.items() if key not in stored
         }
@@ -101,7 +101,7 @@ class Fields:
             return FileField(paths, decoder_of(kind, column.image, b"", ""), self.fetching)
         (path,) = paths.of(np.zeros(1, np.int64))
         try:
-            data = self.fetching.read(root.checked(path), MOST_BYTES)
+            data = self.fetching.read(path, MOST_BYTES)
             decoder = decoder_of(str(kind), column.image, data, path)
         except SourceError as error:
             raise self.entries.blamed(error, 0, path) from error.__cause__

@@ -6,12 +6,14 @@ changed: they are one for the whole process.
 
 from __future__ import annotations
 
+import functools
 import io
+import struct
 from typing import Any
 
 import numpy as np
 
-from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError
+from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.manifest.cropping import Crop, crop_of
 from lit_async_data.sources.manifest.image_bytes import (
     BMP,
@@ -28,6 +30,7 @@ from lit_async_data.sources.manifest.image_bytes import (
 )
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of, upright_size
+from lit_async_data.sources.manifest.picture import Picture, head_of
 from lit_async_data.sources.manifest.pixels import SIXTEEN_BITS, pixels_of
 from lit_async_data.sources.manifest.resizing import resized
 from lit_async_data.spec import Bytes
@@ -74,10 +77,10 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
     stored = bytes(data)  # no copy where it is bytes already
     kind = format_of(stored, where)
-    image = _opened(stored, kind, shape, where)
-    turned = _orientation(image, kind, stored)
+    picture = _opened(stored, kind, shape, where)
+    turned = _orientation(picture)
     target = out.shape[0], out.shape[1]
-    height, width = upright_size(image.size, turned)
+    height, width = upright_size(picture.size, turned)
     if shape.image_size is None and target != (height, width):
         raise FormatError(
             f"{where}: {height}×{width} pixels (height × width), where {target[0]}×{target[1]} are expected; give "
@@ -85,7 +88,7 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
         )
     try:
         crop = crop_of(shape, height, width, target, key)
-        pixels, box = pixels_of(image, stored, crop, shape, turned)
+        pixels, box = pixels_of(picture, crop, shape, turned)
         _write(resized(pixels, box, crop.size, shape), crop, shape, out)
     except MemoryError:
         raise
@@ -107,8 +110,8 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
     """
     stored = bytes(data)
     kind = format_of(stored, where)
-    image = _opened(stored, kind, shape, where)
-    return upright_size(image.size, _orientation(image, kind, stored))
+    picture = _opened(stored, kind, shape, where)
+    return upright_size(picture.size, _orientation(picture))
 
 
 def _library() -> Any:
@@ -138,17 +141,35 @@ def _library() -> Any:
     return Image, classes
 
 
-def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Any:
+def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
     """The image before its pixels are decoded, once everything is checked that can be checked by then."""
-    _, classes = _library()
     try:
         _check_pixels(early_size(data, kind), shape, where)
         if kind == PNG:
             check_png(data, where)
+        head = head_of(kind, data)
+    except struct.error as error:
+        raise _broken(kind, error, where) from error
+    if head is None:
+        return _opened_by_pillow(data, kind, shape, where)
+    _check_pixels(head.size, shape, where)
+    if kind == JPEG:
+        check_ended(data, head.pixels, where)
+    opening = functools.partial(_pillow, data, kind)
+    return Picture(kind, data, head.size, head.mode, head.exif, opening, plain=True)
+
+
+def _pillow(data: bytes, kind: str) -> Any:
+    return _library()[1][kind](io.BytesIO(data))
+
+
+def _opened_by_pillow(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
+    _, classes = _library()
+    try:
         stream = io.BytesIO(data)
         image = classes[kind](stream)
         several = getattr(image, "is_animated", False)
-    except (MemoryError, AsyncDataError):
+    except MemoryError:
         raise
     except Exception as error:  # Pillow's readers raise whatever damaged data make them
         raise _broken(kind, error, where) from error
@@ -161,7 +182,8 @@ def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Any:
             "of its own"
         )
     _check_values(image, data, kind, shape, where)
-    return image
+    exif = exif_of_png(data) if kind == PNG else image.info.get("exif", b"")
+    return Picture(kind, data, image.size, image.mode, exif, lambda: image, plain=False)
 
 
 def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:
@@ -196,12 +218,10 @@ def _broken(kind: str, error: Exception, where: str) -> CorruptError:
     return CorruptError(f"{where}: the {kind} cannot be decoded ({said}); is the file whole?")
 
 
-def _orientation(image: Any, kind: str, data: bytes) -> int:
+def _orientation(picture: Picture) -> int:
     """How the pixels must be turned; those of a TIFF are turned by Pillow."""
-    if kind == TIFF:
-        return UPRIGHT
-    exif = exif_of_png(data) if kind == PNG else image.info.get("exif", b"")
-    return orientation_of(exif) if isinstance(exif, bytes) else UPRIGHT
+    turned = picture.kind != TIFF and isinstance(picture.exif, bytes)
+    return orientation_of(picture.exif) if turned else UPRIGHT
 
 
 def _write(pixels: Bytes, crop: Crop, shape: ImageShape, out: Bytes) -> None:
