@@ -39,6 +39,7 @@ class Preparation:
         self._steps = steps
         self._rows = source.chunks.rows
         self._idle = 0
+        self._fetching = False
         # Batches that have been read, and for which nothing has been decoded yet.
         self._owed: collections.deque[Key] = collections.deque()
         # Those looked up last; replaced as a whole, since other workers may be reading.
@@ -155,8 +156,18 @@ class Preparation:
         if self._idle > 0:
             self._idle -= 1
             return
-        steps = min(self._schedule.limit or self._schedule.steps, self._schedule.steps)
-        later = [divmod(key.step + self._steps, steps) for key in keys]
-        samples = [self._schedule.plan(keys[0].epoch + more).batch(step).samples for more, step in later]
-        if not self._source.prepare(np.concatenate(samples), decode=False):
+        later = range(keys[0].step + self._steps, keys[-1].step + self._steps + 1)
+        found = self._source.prepare(self._of_steps(keys[0].epoch, later), decode=False)
+        between = range(keys[-1].step + 1, later.start)
+        if found and not self._fetching and between:
+            # These were not fetched while nothing seemed to need it.
+            self._source.prepare(self._of_steps(keys[0].epoch, between), decode=False)
+        self._fetching = found
+        if not found:
             self._idle = LOOKS
+
+    def _of_steps(self, epoch: int, steps: range) -> Indices:
+        """The samples of steps, which may go on into the next epochs."""
+        length = min(self._schedule.limit or self._schedule.steps, self._schedule.steps)
+        places = [divmod(step, length) for step in steps]
+        return np.concatenate([self._schedule.plan(epoch + more).batch(step).samples for more, step in places])

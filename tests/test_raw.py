@@ -264,9 +264,12 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
     source = Asked({"x": np.arange(40)})
     with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
         schedule = loader._schedule
-        Preparation(source, schedule, 3)([Key(0, 8), Key(0, 9)], None)
-    wanted = [schedule.plan(1).batch(step).samples.tolist() for step in (1, 2)]
-    assert asked == [(wanted[0] + wanted[1], False)]
+        preparation = Preparation(source, schedule, 3)
+        preparation([Key(0, 8), Key(0, 9)], None)
+        preparation([Key(1, 0)], None)
+    wanted = [schedule.plan(1).batch(step).samples.tolist() for step in range(4)]
+    # What lies between is made up for, once.
+    assert asked == [(wanted[1] + wanted[2], False), (wanted[0], False), (wanted[3], False)]
 
 
 def test_what_is_not_there_yet_is_cold(tmp_path):
