@@ -19,6 +19,9 @@ from lit_async_data.sources.hdf5.ranges import pieces, touched
 from lit_async_data.sources.hdf5.readers import Reader, labels
 
 Array = npt.NDArray[Any]
+# Bytes of a row from which rows are copied one by one: taken together, each is copied twice. Of 64 chunks at a time, rows
+# of 12 KiB then take 0.6 of the time.
+ONE_BY_ONE = 4096
 
 
 class ChunkedReader(Reader):
@@ -40,6 +43,7 @@ class ChunkedReader(Reader):
         self._kept = KeptBands(stored.rows, rows, stored.spec.stored_shape, native, room)
         # Nobody else wants anything of a band of one row: it goes straight into the batch.
         self._alone = bands.rows == 1
+        self._large = stored.nbytes // stored.rows >= ONE_BY_ONE
         self.rows = bands.rows
         self.reading = bands.reading
         band_bytes = rows * stored.nbytes // stored.rows
@@ -139,6 +143,9 @@ class ChunkedReader(Reader):
             at = int(where[0])
             inside = int(rows[at]) - number * self.rows
             out[at] = labels(band[inside : inside + 1], self._stored, out.dtype, rows[at : at + 1])[0]
+        elif self._large and band.dtype == out.dtype:
+            for at, inside in zip(where.tolist(), (rows[where] - number * self.rows).tolist(), strict=True):
+                out[at] = band[inside]
         else:
             out[where] = labels(band[rows[where] - number * self.rows], self._stored, out.dtype, rows[where])
 
