@@ -129,13 +129,15 @@ class IndexedBands:
         index, file = self._index, self._file
         target = out.view(np.uint8).reshape(len(out), -1)
         chosen = numbers[where]
-        found = zip(where.tolist(), index.offsets[chosen].tolist(), index.sizes[chosen].tolist(), strict=True)
-        for at, (place, offset, size) in enumerate(found):
-            if offset < 0:
-                target[place] = self.chunk(int(chosen[at])).view(np.uint8).ravel()
-                continue
+        there = index.offsets[chosen] >= 0
+        for place, number in zip(where[~there].tolist(), chosen[~there].tolist(), strict=True):
+            target[place] = self.chunk(number).view(np.uint8).ravel()
+        chosen = chosen[there]
+        stored = file.pieces(index.offsets[chosen].tolist(), index.sizes[chosen].tolist())
+        found = zip(where[there].tolist(), stored, index.masks[chosen].tolist(), strict=True)
+        for at, (place, data, mask) in enumerate(found):
             try:
-                target[place] = index.filters.decoded(file.bytes_at(offset, size), int(index.masks[chosen[at]]))
+                target[place] = index.filters.decoded(data, mask)
             except CorruptError as error:
                 raise self._corrupt(int(chosen[at]), error) from error
         if not self._stored.dtype.isnative:

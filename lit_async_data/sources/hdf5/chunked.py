@@ -19,8 +19,8 @@ from lit_async_data.sources.hdf5.ranges import pieces, touched
 from lit_async_data.sources.hdf5.readers import Reader, labels
 
 Array = npt.NDArray[Any]
-# Bytes of a row from which rows are copied one by one: taken together, each is copied twice. Of 64 chunks at a time, rows
-# of 12 KiB then take 0.6 of the time.
+# Bytes of a row from which rows are copied one by one: taken together, each is copied twice. Of 64 chunks at a time,
+# rows of 12 KiB then take 0.6 of the time.
 ONE_BY_ONE = 4096
 
 

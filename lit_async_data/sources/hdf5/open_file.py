@@ -6,6 +6,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import h5py
@@ -147,6 +148,15 @@ class OpenFile:
         found = np.empty(size, np.uint8)
         self.read_at(offset, found)
         return found
+
+    def pieces(self, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes at each of several places, one after the other; as `bytes_at`."""
+        mapped = self.map() if self.mapped else None
+        for offset, size in zip(offsets, sizes, strict=True):
+            if mapped is not None and size < PREAD_CHUNK_BYTES:
+                yield mapped[offset : offset + size]
+            else:
+                yield self.bytes_at(offset, size)
 
     def __enter__(self) -> Self:
         """Read inside: the file is checked before and after, and stays open until the last reader has left."""
