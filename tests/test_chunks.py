@@ -390,3 +390,23 @@ def test_a_file_that_a_link_leads_to_is_not_taken_twice(h5, tmp_path):
     (tmp_path / "latest.h5").symlink_to(path)
     with pytest.raises(ConfigError, match="same file; its samples would count double"):
         HDF5Source([path, tmp_path / "latest.h5"], ["data"])
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<f4", ">i2", "u1"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_small_chunks_that_were_never_written_or_are_stored_otherwise(tmp_path, dtype, shuffle):
+    path, values = tmp_path / "x.h5", np.arange(60).reshape(12, 5).astype(dtype)
+    with h5py.File(path, "w", libver=("earliest", "v110")) as file:
+        options = {"chunks": (1, 5), "compression": "gzip", "shuffle": shuffle, "fillvalue": 7}
+        data = file.create_dataset("data", values.shape, dtype, **options)
+        for row in (0, 1, 3, 4, 5, 8, 9, 10):
+            data[row] = values[row]
+        data.id.write_direct_chunk((11, 0), values[11].tobytes(), filter_mask=3 if shuffle else 1)
+    with h5py.File(path) as file:
+        wanted = file["data"][...]
+    source = HDF5Source(path, fields=["data"])
+    for rows in ([0, 1, 2, 3], [11, 5, 6, 7, 8], list(range(11, -1, -1)), [2], []):
+        out = {"data": np.empty((len(rows), 5), source.spec["data"].dtype)}
+        source.read_into(np.array(rows, np.int64), out)
+        assert np.array_equal(out["data"], wanted[rows])
+    source.close()

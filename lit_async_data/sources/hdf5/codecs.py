@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import h5py
@@ -96,6 +96,19 @@ def _folded(total: int) -> int:
     return (total - 1) % 0xFFFF + 1 if total else 0
 
 
+def unshuffle(planes: Bytes, out: Bytes) -> None:
+    """Put the bytes of values together that lie in planes, of several chunks at once.
+
+    Args:
+        planes: uint8, shape (chunks, bytes per value, values).
+        out: uint8, shape (chunks, values × bytes per value).
+    """
+    count, itemsize, _ = planes.shape
+    columns = out.reshape(count, -1, itemsize)
+    for byte in range(itemsize):
+        columns[:, :, byte] = planes[:, byte]
+
+
 def _unshuffled(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Bytes:
     """Byte k of every value, for each k in turn, back to values; what does not fill a value stays behind."""
     (itemsize,) = parameters
@@ -103,9 +116,8 @@ def _unshuffled(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Bytes
         return data
     values = len(data) // itemsize
     out = np.empty_like(data)
-    columns = out[: values * itemsize].reshape(values, itemsize)
-    for byte in range(itemsize):
-        columns[:, byte] = data[byte * values : (byte + 1) * values]
+    whole = values * itemsize
+    unshuffle(data[:whole].reshape(1, itemsize, values), out[None, :whole])
     out[values * itemsize :] = data[values * itemsize :]
     return out
 
@@ -181,8 +193,22 @@ class FilterPipeline:
         Raises:
             CorruptError: They do not decode to exactly the bytes of a chunk, or their sum is wrong.
         """
-        data = stored
-        for decode, nbytes, parameters in self._steps_of(mask) if mask else self._steps:
+        return self._done(stored, self._steps_of(mask) if mask else self._steps)
+
+    def planes(self, stored: Bytes) -> Bytes:
+        """The bytes of a chunk but for its last step, where `shuffled` says that this is shuffle; as `decoded`."""
+        return self._done(stored, self._steps[:-1])
+
+    @functools.cached_property
+    def shuffled(self) -> int:
+        """Bytes of a value whose bytes lie in planes until the last step; 1 where that is another one."""
+        if not self.filters or self.filters[0].number != SHUFFLE:
+            return 1
+        (itemsize,) = self.filters[0].parameters
+        return itemsize if self.nbytes % itemsize == 0 else 1
+
+    def _done(self, data: Bytes, steps: Sequence[tuple[Decoder, int, tuple[int, ...]]]) -> Bytes:
+        for decode, nbytes, parameters in steps:
             data = decode(data, nbytes, parameters)
         if len(data) != self.nbytes:
             raise CorruptError(f"{len(data)} bytes instead of {self.nbytes}")
