@@ -112,6 +112,8 @@ ORDER = [
     "pipeline",
     "streams",
     "device",
+    "feed",
+    "slot_feed",
     "transforms",
     "stream_queue",
     "preparation",
