@@ -1,7 +1,7 @@
 """`Feed`: where `StreamQueue` gets its batches; and `HostBatch`, one that is ready to be copied to a device.
 
-The queue knows what must wait for what, and nothing of where batches come from: slots that a pipeline fills, or whatever
-somebody else's loader makes.
+The queue knows what must wait for what, and nothing of where batches come from: slots that a pipeline fills, or
+whatever somebody else's loader makes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches of any form: `flatten` takes out the leaves that matter, by where they stand, and `rebuilt` puts others there.
+"""Batches of any form: `flatten` takes out the leaves that matter, `rebuilt` puts others where they stood.
 
 Pure; what a leaf is, is the caller's to say. Containers are mappings, sequences, named tuples and dataclasses, in one
 another as deep as Python goes; one that holds no leaf is left as it is, and so are strings, numbers, arrays and
@@ -37,17 +37,17 @@ def flatten(batch: Any, is_leaf: Callable[[Any], bool]) -> tuple[dict[str, Any],
 
     Args:
         batch: Any object.
-        is_leaf: Asked of every object on the way, containers too.
+        is_leaf: Asked of every object on the way, containers too; not of strings, bytes, numbers and None.
 
     Returns:
         The leaves by place, in their order, each object once; and the batch with `Place` where they stood.
 
     Example:
-        >>> leaves, skeleton = flatten({"a": [1.5, 2], "b": "text"}, is_leaf=lambda value: isinstance(value, float))
+        >>> leaves, skeleton = flatten({"a": [{1}, 2], "b": "text"}, is_leaf=lambda value: isinstance(value, set))
         >>> leaves
-        {"batch['a'][0]": 1.5}
-        >>> rebuilt(skeleton, {"batch['a'][0]": 2.5})
-        {'a': [2.5, 2], 'b': 'text'}
+        {"batch['a'][0]": {1}}
+        >>> rebuilt(skeleton, {"batch['a'][0]": {3}})
+        {'a': [{3}, 2], 'b': 'text'}
     """
     leaves: dict[str, Any] = {}
     places: dict[int, Place] = {}
