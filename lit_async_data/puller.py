@@ -124,15 +124,15 @@ class Puller:
         Raises:
             WorkerError: The system gives no more threads.
         """
-        self._read_ahead()
         deadline = time.monotonic() + LONG_S
         while True:
             left = self._serve()
             with self._changed:
-                pulled, worker = self._next(), self._worker
+                pulled = self._next()
                 if pulled is not None:
                     return pulled
-                if not self._reading or worker is None or not worker.alive:
+                worker = self._reader()
+                if worker is None:
                     break
                 if self._asked is left:
                     self._changed.wait(POLL_S)
@@ -159,7 +159,10 @@ class Puller:
             pulled.host.release()
         if self._worker is not None:
             self._worker.join(CLOSE_S)
-        return self._worker is None or not self._worker.alive
+            if self._worker.alive:
+                return False
+        self._worker = None  # it refers to us
+        return True
 
     def _next(self) -> Pulled | None:
         if not self._pulled:
@@ -167,16 +170,15 @@ class Puller:
         self._changed.notify_all()
         return self._pulled.popleft()
 
-    def _read_ahead(self) -> None:
-        """See to it that a thread reads, if one should. After an error it is another one."""
-        with self._changed:
-            if self._reading or self._closed or not self._depth:
-                return
+    def _reader(self) -> ThreadWorker | None:
+        """Whoever reads ahead, started if need be: after an error it is another thread."""
+        if not self._reading and self._depth and not self._closed:
             if self._worker is not None:
                 self._worker.join(CLOSE_S)  # it has pulled its last, and has only to return
             self._worker = ThreadWorker(0, self._work)
             self._worker.start()
             self._reading = True
+        return self._worker if self._reading and self._worker is not None and self._worker.alive else None
 
     def _serve(self) -> Asked | None:
         """Do what the thread has asked for; returns it if that is not possible yet."""
