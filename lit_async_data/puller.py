@@ -162,6 +162,8 @@ class Puller:
             if self._worker.alive:
                 return False
         self._worker = None  # it refers to us
+        # An error that the user keeps refers to us, too; what an iterator holds, worker processes perhaps, must go now.
+        self._iterator = iter(())
         return True
 
     def _next(self) -> Pulled | None:

@@ -44,7 +44,7 @@ class Slotted:
 
 
 class Text(str):
-    pass
+    __slots__ = ()
 
 
 def default_dict(items):

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import threading
 import weakref
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -25,8 +26,12 @@ from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.testing import FakeStreams, raw
 
 SLOW = pytest.mark.parametrize("slow", ["side", "compute"])
-Point = collections.namedtuple("Point", "x y")
 STEPS = 6
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
 
 
 @dataclasses.dataclass
@@ -222,8 +227,8 @@ def test_a_missing_wait_shows(mutant, slow, own, late):
 
 @pytest.mark.parametrize(("made", "right"), [(FakeStreams, True), (CopiesCountAsDoneAtOnce, False)])
 def test_a_block_is_not_packed_again_before_its_copy_has_happened(made, right):
-    """1. The copy of batch 0 out of the only block is enqueued on a slow side stream. 2. The block is asked back. 3. The
-    next batch is packed into it. 4. The copy runs."""
+    """1. The copy of batch 0 out of the only block is enqueued on a slow side stream. 2. The block is asked back.
+    3. The next batch is packed into it. 4. The copy runs."""
     streams = made("side")
     step = Step(streams)
     packer = Packer(Staging(Memory(), most=1), is_pinned=lambda tensor: False)

@@ -176,9 +176,9 @@ def test_a_pass_that_was_left_early_is_followed_by_a_whole_one(depth):
         assert steps(batches) == list(range(6))
 
 
-def test_a_pass_ends_before_the_next_begins(monkeypatch, caplog):
-    """1. A pass is left while the thread is in `next`. 2. Another is begun: `iter` waits for that `next`, since a loader
-    with persistent workers has one iterator for all passes."""
+def test_a_pass_ends_before_the_next_begins(monkeypatch):
+    """1. A pass is left while the thread is in `next`. 2. Another is begun: `iter` waits for that `next`, since a
+    loader with persistent workers has one iterator for all passes."""
     monkeypatch.setattr(puller, "CLOSE_S", 0.01)
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
@@ -268,18 +268,18 @@ def test_an_unsized_loader_has_no_length():
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-class Mine(Exception):
+class MineError(Exception):
     def __init__(self, one, other):
         super().__init__(f"{one} {other}")
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_an_error_comes_at_its_place_once_and_as_it_was_raised(depth):
-    error = Mine(1, 2)
+    error = MineError(1, 2)
     with prefetched(Loader(fail={2: error}), depth, device="cpu") as batches:
         for _ in range(2):
             assert steps([next(iter(batches)), next(batches)]) == [0, 1]
-            with pytest.raises(Mine) as caught:
+            with pytest.raises(MineError) as caught:
                 next(batches)
             assert caught.value is error
             assert steps([next(batches) for _ in range(3)]) == [3, 4, 5]
@@ -288,7 +288,7 @@ def test_an_error_comes_at_its_place_once_and_as_it_was_raised(depth):
 
 
 def test_after_an_error_nothing_is_read_before_it_is_asked_for():
-    loader = Loader(fail={1: Mine(1, 2)})
+    loader = Loader(fail={1: MineError(1, 2)})
     with prefetched(loader, 4, device="cpu") as batches:
         next(batches)
         read_ahead(batches, 1)
@@ -296,7 +296,7 @@ def test_after_an_error_nothing_is_read_before_it_is_asked_for():
             thread.join(LONG)
         batches.prefetch()
         assert len(loader.threads) == 2
-        with pytest.raises(Mine):
+        with pytest.raises(MineError):
             next(batches)
         assert len(loader.threads) == 2
         assert next(batches)["step"] == 2
@@ -362,11 +362,11 @@ def test_a_transform_that_fails_is_an_error_at_its_place():
 
 
 def test_an_error_keeps_no_loader_alive():
-    loader = Loader(fail={0: Mine(1, 2)})
+    loader = Loader(fail={0: MineError(1, 2)})
     batches = prefetched(loader, device="cpu")
     gc.disable()
     try:
-        with contextlib.suppress(Mine):
+        with contextlib.suppress(MineError):
             next(batches)
         closer = batches._closer
         loader.fail[0].__traceback__ = None  # its frames are those of whoever called
@@ -731,10 +731,26 @@ class Numbers(Dataset):
 
     def __getitem__(self, index):
         if index == 7:
-            raise Mine(index, "is wrong")
+            raise MineError(index, "is wrong")
         return {"x": torch.full((3,), index), "name": f"{index}"}
 
 
+@pytest.fixture
+def feeders_end():
+    """Threads that multiprocessing leaves to themselves when workers have ended."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(LONG)
+
+
+def shut_down(iterator):
+    """End the workers of an iterator that its DataLoader keeps."""
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
+@pytest.mark.usefixtures("feeders_end")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_dataloader_with_workers(persistent):
     loader = DataLoader(range(12), batch_size=2, num_workers=1, persistent_workers=persistent)
@@ -744,18 +760,22 @@ def test_a_dataloader_with_workers(persistent):
             next(iter(batches))
             assert [batch.tolist() for batch in batches] == [[n, n + 1] for n in range(0, 12, 2)]
     if persistent:
-        loader._iterator._shutdown_workers()
+        shut_down(loader._iterator)
 
 
+@pytest.mark.usefixtures("feeders_end")
 def test_an_error_in_a_worker_is_that_which_the_dataloader_raises():
     with prefetched(DataLoader(Numbers(), batch_size=2, num_workers=1), device="cpu") as batches:
         assert [next(batches)["name"] for _ in range(3)] == [["0", "1"], ["2", "3"], ["4", "5"]]
         with pytest.raises(Exception, match="7 is wrong") as caught:
             next(batches)
-        assert "Caught Mine in DataLoader worker process 0" in str(caught.value)
+        assert "Caught MineError in DataLoader worker process 0" in str(caught.value)
         assert next(batches)["name"] == ["8", "9"]
+        # Torch's own error refers to itself and to the iterator: without this, the collector would end the worker.
+        shut_down(batches._relay.feed._puller._iterator)
 
 
+@pytest.mark.usefixtures("feeders_end")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_state_of_torchdata_counts_batches_that_were_handed_out(workers):
@@ -771,12 +791,12 @@ def test_the_state_of_torchdata_counts_batches_that_were_handed_out(workers):
         if workers:
             read_ahead(batches, 2)
         state = batches.state_dict()
-        batches.loader._iterator = None
+        shut_down(batches.loader._iterator)
     with built() as batches:
         batches.load_state_dict(state)
         assert next(batches).tolist() == [4, 5]
         assert [batch.tolist() for batch in batches] == [[n, n + 1] for n in range(0, 12, 2)]
-        batches.loader._iterator = None
+        shut_down(batches.loader._iterator)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
