@@ -77,8 +77,10 @@ class IteratorFeed:
     def following(self, key: Key) -> Key:
         return Key(key.epoch, key.step + 1)
 
-    def prefetch(self, key: Key) -> None:
-        """Nothing: the thread reads on by itself, and a pass begins when its first batch is asked for."""
+    def prefetch(self, key: Key) -> None:  # noqa: ARG002
+        """Do what the thread may need. It reads on by itself, and a pass begins when its first batch is asked for."""
+        if self._puller is not None:
+            self._puller.serve()
 
     def poll(self, key: Key) -> HostBatch | None:
         if self._puller is None or key != self._expected:

@@ -114,7 +114,7 @@ class Puller:
 
     def poll(self) -> Pulled | None:
         """What comes next, if it is there."""
-        self._serve()
+        self.serve()
         with self._changed:
             return self._next()
 
@@ -126,7 +126,7 @@ class Puller:
         """
         deadline = time.monotonic() + LONG_S
         while True:
-            left = self._serve()
+            left = self.serve()
             with self._changed:
                 pulled = self._next()
                 if pulled is not None:
@@ -153,7 +153,7 @@ class Puller:
             self._pulled.clear()
             self._asked = None
             self._changed.notify_all()
-        if asked is not None:
+        if asked is not None and not asked.answer.done():
             asked.answer.set_exception(ClosedError("the pass has been ended"))
         for pulled in left:
             pulled.host.release()
@@ -182,8 +182,8 @@ class Puller:
             self._reading = True
         return self._worker if self._reading and self._worker is not None and self._worker.alive else None
 
-    def _serve(self) -> Asked | None:
-        """Do what the thread has asked for; returns it if that is not possible yet."""
+    def serve(self) -> Asked | None:
+        """Do what the thread has asked for; returns it if that is not possible yet. Never waits for the thread."""
         asked = self._asked
         if asked is None:
             return None
