@@ -155,7 +155,7 @@ class Preparation:
         if self._idle > 0:
             self._idle -= 1
             return
-        steps = min(self._schedule.limit or self._schedule.steps, self._schedule.steps)
+        steps = min(self._schedule.limits.of(keys[0].epoch) or self._schedule.steps, self._schedule.steps)
         later = [divmod(key.step + self._steps, steps) for key in keys]
         samples = [self._schedule.plan(keys[0].epoch + more).batch(step).samples for more, step in later]
         if not self._source.prepare(np.concatenate(samples), decode=False):

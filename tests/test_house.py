@@ -110,7 +110,11 @@ ORDER = [
     "ordering",
     "workers.thread",
     "pipeline",
+    "checksum",
     "streams",
+    "device_clock",
+    "canary",
+    "device_transform",
     "device",
     "transforms",
     "stream_queue",
@@ -123,6 +127,9 @@ ORDER = [
     "stages",
     "classes",
     "datamodule",
+    "waiting",
+    "progress",
+    "batch_hooks",
     "callback",
     # Never imported by the way of a batch:
     "commandline",
@@ -176,6 +183,7 @@ def test_a_module_has_at_most_300_lines(path):
         "spec",
         "stats",
         "passes",
+        "waiting",
     ],
 )
 def test_pure_modules_import_no_torch(name):
