@@ -104,10 +104,12 @@ class Engine:
     def fill(self) -> Fill:
         """What is ready at this moment."""
         host_depth, device_depth = self._depths
-        if device_depth:
-            return Fill(self.pipeline.ready, host_depth, self.queue.ready, device_depth)
-        # Where a slot holds several batches, those of it that are yet to be handed out are ready, too.
-        return Fill(min(self.pipeline.ready + self.queue.ready, host_depth), host_depth)
+        ready, queued = self.pipeline.ready, self.queue.ready
+        if not device_depth:
+            # Of a slot that holds several batches, those that are yet to be handed out are ready, too.
+            ready, queued = ready + queued, 0
+        # There is one slot more than the depth, for what is being handed out.
+        return Fill(min(ready, host_depth), host_depth, queued, device_depth)
 
     def close(self) -> None:
         """End everything and give all memory back. Idempotent."""
