@@ -2,61 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import weakref
 from typing import Any
 
 import torch
 
-from lit_async_data.errors import ConfigError
+from lit_async_data.batch_hooks import transfer_of
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
-from lit_async_data.stats import ReadStats
-
-
-@dataclasses.dataclass(frozen=True)
-class Waiting:
-    """How long training waited for data.
-
-    Attributes:
-        steps: Training steps.
-        wait_s: Seconds inside ``next``, but for the first batch of each epoch.
-        gap_s: Seconds inside ``next`` for the first batch of each epoch.
-        busy_s: Seconds from the start to the end of each batch's training.
-
-    Example:
-        >>> print(Waiting(steps=100, wait_s=0.1, gap_s=0.1, busy_s=9.8))
-        0.200 s of 10.0 s for data (2.0 %), 0.100 s of it for first batches
-    """
-
-    steps: int = 0
-    wait_s: float = 0.0
-    gap_s: float = 0.0
-    busy_s: float = 0.0
-
-    def __add__(self, other: Waiting) -> Waiting:
-        return Waiting(
-            self.steps + other.steps,
-            self.wait_s + other.wait_s,
-            self.gap_s + other.gap_s,
-            self.busy_s + other.busy_s,
-        )
-
-    @property
-    def share(self) -> float:
-        """Waiting as a fraction of waiting and training; 0 before the first step."""
-        waited = self.wait_s + self.gap_s
-        return waited / (waited + self.busy_s) if self.steps else 0.0
-
-    def __str__(self) -> str:
-        if not self.steps:
-            return "for an unknown time: no batch of training came from an AsyncLoader"
-        waited = self.wait_s + self.gap_s
-        return (
-            f"{waited:.3f} s of {waited + self.busy_s:.1f} s for data ({self.share:.1%}), "
-            f"{self.gap_s:.3f} s of it for first batches"
-        ).replace("%)", " %)")
+from lit_async_data.options import counted
+from lit_async_data.progress import QueueGauge
+from lit_async_data.stages import loaders_in
+from lit_async_data.stats import DeviceWait, LoaderStats
+from lit_async_data.streams import has_streams
+from lit_async_data.waiting import Waiting
 
 
 class DevicePrefetcher(pl.Callback):
@@ -64,23 +24,32 @@ class DevicePrefetcher(pl.Callback):
 
     At ``on_train_batch_start``, when the step's kernels are about to be launched, it starts the copy of the next batch
     on the loader's side stream; what could not be started then, because the readers were not done, it tries again
-    before the backward pass and at the end of the batch. It never blocks.
+    before the backward pass and at the end of the batch. It never blocks. The first batches of validation are read into
+    host memory while training goes on.
+
+    Where the LightningModule or DataModule has a ``transfer_batch_to_device`` or ``on_before_batch_transfer`` of its
+    own, batches are prefetched into host memory only, since that hook is to see them there.
 
     It logs every ``log_every_n_steps``, and puts the means over each epoch into ``trainer.callback_metrics``:
 
     * ``data/wait_ms``: milliseconds that the loop waited for a batch, the first of each epoch left out of the mean;
+    * ``data/device_wait_ms``: milliseconds in which the device had nothing to do but wait for a batch, measured on the
+      device, and so known a step or two late; the first of each epoch left out of the mean. Where the device has no
+      streams, it waits whenever the loop does;
     * ``data/queue_fill``: batches that were ready when it asked;
     * ``data/epoch_gap_ms``: milliseconds that it waited for the first batch of the epoch;
     * ``data/read_mb_s``: 10⁶ bytes read per second of reading; a step's is over all that the loader has read.
 
-    After each epoch it says on rank 0 how long training waited.
+    After each epoch it says on rank 0 how long training waited. In fit the progress bar shows ``host 4/4 device 2/2``:
+    batches that are ready, of how many there can be.
 
     Args:
         device_depth: Batches copied ahead of the one in use, set on every loader it takes over. 0 reads and copies
             nothing ahead but measures all the same, which is the honest "before" of a comparison.
+        canary: If above 0, set on every loader, too: see `AsyncLoader`.
 
     Raises:
-        ConfigError: ``device_depth`` is not a whole number ≥ 0.
+        ConfigError: One of them is not a whole number ≥ 0.
 
     Example:
         >>> callback = DevicePrefetcher(device_depth=2)
@@ -88,10 +57,9 @@ class DevicePrefetcher(pl.Callback):
         0.0
     """
 
-    def __init__(self, device_depth: int = 2) -> None:
-        if not isinstance(device_depth, int) or isinstance(device_depth, bool) or device_depth < 0:
-            raise ConfigError(f"device_depth: {device_depth!r} is not a whole number from 0 on")
-        self.device_depth = device_depth
+    def __init__(self, device_depth: int = 2, canary: int = 0) -> None:
+        self.device_depth = counted("device_depth", device_depth)
+        self.canary = counted("canary", canary)
         #: How long training waited, over all that was trained with this callback.
         self.waited = Waiting()
         self._epoch = Waiting()
@@ -99,21 +67,29 @@ class DevicePrefetcher(pl.Callback):
         self._adopted: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
         self._started = 0.0
         self._fills = 0
-        self._read = ReadStats()
+        self._before: list[LoaderStats] = []
         self._logged = -1
+        self._gauge = QueueGauge()
+        # Whether validation is yet to be read ahead of; whether it has been said who copies batches.
+        self._due = self._said = False
 
     def __getstate__(self) -> dict[str, Any]:
         # For strategies that spawn: loaders stay in the process that built them.
-        return {name: value for name, value in vars(self).items() if name not in ("_active", "_adopted")}
+        return {name: value for name, value in vars(self).items() if name not in ("_active", "_adopted", "_gauge")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _active=[], _adopted=weakref.WeakSet())
+        vars(self).update(state, _active=[], _adopted=weakref.WeakSet(), _gauge=QueueGauge())
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Have the progress bar show how full the queues are."""
+        if stage == "fit":
+            self._gauge.attach(trainer)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over the training loaders; a run that resumes in mid-epoch has no other hook before its first batch."""
-        self._adopt(trainer.train_dataloader)
+        self._begin(trainer)
         if not self._active:
             pl.utilities.rank_zero_warn(
                 "DevicePrefetcher prefetches and measures AsyncLoaders only, and training uses none: give "
@@ -122,25 +98,23 @@ class DevicePrefetcher(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over the training loaders, which may have been rebuilt since the last epoch."""
-        self._adopt(trainer.train_dataloader)
-        self._epoch, self._fills = Waiting(), 0
-        self._read = self._active[0].stats().read if self._active else ReadStats()
+        self._begin(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over the validation loaders."""
-        self._adopt(trainer.val_dataloaders)
+        self._adopt(trainer, trainer.val_dataloaders)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Go back to training, if that is where validation was called from."""
-        self._adopt(trainer.train_dataloader)
+        self._adopt(trainer, trainer.train_dataloader)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over the test loaders."""
-        self._adopt(trainer.test_dataloaders)
+        self._adopt(trainer, trainer.test_dataloaders)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over the prediction loaders."""
-        self._adopt(trainer.predict_dataloaders)
+        self._adopt(trainer, trainer.predict_dataloaders)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Leave the loaders to themselves."""
@@ -151,27 +125,55 @@ class DevicePrefetcher(pl.Callback):
         self._release()
 
     def _release(self) -> None:
+        self._gauge.detach()
         for loader in self._adopted:
             loader.driven = False
         self._active = []
 
-    def _adopt(self, loaders: Any) -> None:
-        self._active = [leaf for leaf in _leaves(loaders) if isinstance(leaf, AsyncLoader)]
-        for loader in self._active:
-            loader.device_depth = self.device_depth
-            loader.driven = True
-            self._adopted.add(loader)
+    def _begin(self, trainer: pl.Trainer) -> None:
+        self._adopt(trainer, trainer.train_dataloader)
+        self._epoch, self._fills, self._due = Waiting(), 0, True
+        self._before = [loader.stats() for loader in self._active]
 
-    def _top_up(self, number: int | None = None) -> None:
-        for loader in self._active if number is None else self._active[number : number + 1]:
+    def _adopt(self, trainer: pl.Trainer, loaders: Any) -> None:
+        self._active = loaders_in(loaders)
+        for loader in self._active:
+            self._take_over(trainer, loader)
+
+    def _take_over(self, trainer: pl.Trainer, loader: AsyncLoader) -> None:
+        # Before the first batch: each of these drops what was read ahead, unless it changes nothing.
+        loader.device_depth = self.device_depth
+        if self.canary:
+            loader.canary = self.canary
+        if has_streams(loader.device) and (hook := transfer_of(trainer)) is not None:
+            if not self._said:
+                pl.utilities.rank_zero_info(
+                    f"{hook} is yours: batches are prefetched into host memory only, where device_transform runs too, "
+                    "and come to the device by your hook"
+                )
+            self._said = True
+            loader.device = "cpu"
+        loader.driven = True
+        self._adopted.add(loader)
+
+    def _read_ahead(self, trainer: pl.Trainer, loaders: list[AsyncLoader]) -> None:
+        for loader in loaders[:1]:
+            self._take_over(trainer, loader)
+            loader.read_ahead()
+
+    def _top_up(self) -> None:
+        for loader in self._active:
             loader.prefetch()
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        """Start the next copy, so that it runs beside this step."""
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Start the next copy, so that it runs beside this step; and, once, to read what validation begins with."""
         self._started = time.perf_counter()
         self._top_up()
+        if self._due:
+            self._due = False
+            self._read_ahead(trainer, loaders_in(trainer.val_dataloaders))
 
     def on_before_backward(self, *_: Any) -> None:
         """Try again what the readers were not ready for."""
@@ -204,12 +206,18 @@ class DevicePrefetcher(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the means of the epoch, and say how long training waited."""
+        stats = [loader.stats() for loader in self._active]
+        device = _device_wait(self._before, stats)
+        if device is not None:
+            self._epoch += Waiting(device_s=device.wait_s + device.gap_s)
         self.waited += self._epoch
-        if not self._active or not self._epoch.steps:
+        if not stats or not self._epoch.steps:
             return
+        wait_ms = 1e3 * self._epoch.wait_s / max(self._epoch.steps - 1, 1)
         means = {
-            "data/read_mb_s": self._active[0].stats().read.since(self._read).mb_per_s,
-            "data/wait_ms": 1e3 * self._epoch.wait_s / max(self._epoch.steps - 1, 1),
+            "data/read_mb_s": stats[0].read.since(self._before[0].read).mb_per_s,
+            "data/wait_ms": wait_ms,
+            "data/device_wait_ms": wait_ms if device is None else 1e3 * device.wait_s / max(device.batches, 1),
             "data/epoch_gap_ms": 1e3 * self._epoch.gap_s,
             "data/queue_fill": self._fills / self._epoch.steps,
         }
@@ -222,44 +230,32 @@ class DevicePrefetcher(pl.Callback):
         pl.utilities.rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}")
 
     # Evaluation: the same without a summary, and only for the loader whose turn it is.
-    def on_validation_batch_start(
-        self,
-        trainer: pl.Trainer,  # noqa: ARG002
-        pl_module: pl.LightningModule,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,  # noqa: ARG002
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Start the next copy."""
-        self._top_up(dataloader_idx)
+    def on_validation_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:  # noqa: ARG002
+        """Start the next copy, and, with the first batch, to read for the next loader."""
+        self._evaluates(trainer, *given)
 
-    def on_test_batch_start(
-        self,
-        trainer: pl.Trainer,  # noqa: ARG002
-        pl_module: pl.LightningModule,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,  # noqa: ARG002
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Start the next copy."""
-        self._top_up(dataloader_idx)
+    def on_test_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:  # noqa: ARG002
+        """The same."""
+        self._evaluates(trainer, *given)
 
-    def on_predict_batch_start(
-        self,
-        trainer: pl.Trainer,  # noqa: ARG002
-        pl_module: pl.LightningModule,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,  # noqa: ARG002
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Start the next copy."""
-        self._top_up(dataloader_idx)
+    def on_predict_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:  # noqa: ARG002
+        """The same."""
+        self._evaluates(trainer, *given)
+
+    def _evaluates(self, trainer: pl.Trainer, batch: Any, batch_idx: int, number: int = 0) -> None:  # noqa: ARG002
+        for loader in self._active[number : number + 1]:
+            loader.prefetch()
+        if batch_idx == 0:
+            self._read_ahead(trainer, self._active[number + 1 :])
 
 
-def _leaves(loaders: Any) -> list[Any]:
-    """The loaders in whatever lists and mappings Lightning lets people nest them in."""
-    if isinstance(loaders, dict):
-        return [leaf for value in loaders.values() for leaf in _leaves(value)]
-    if isinstance(loaders, list | tuple):
-        return [leaf for value in loaders for leaf in _leaves(value)]
-    return [] if loaders is None else [loaders]
+def _device_wait(before: list[LoaderStats], now: list[LoaderStats]) -> DeviceWait | None:
+    """What the device waited between two looks at the loaders of training, for a batch of each; None if unknown."""
+    found = [
+        after.device.since(DeviceWait() if earlier.device is None else earlier.device)
+        for earlier, after in zip(before, now, strict=False)
+        if after.device is not None
+    ]
+    if not found:
+        return None
+    return DeviceWait(found[0].batches, sum(each.wait_s for each in found), sum(each.gap_s for each in found))

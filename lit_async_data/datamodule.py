@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -43,8 +44,9 @@ class AsyncDataModule(pl.LightningDataModule):
         val_loader: Options that differ in validation; a value of None inherits.
         test_loader: The same for test.
         predict_loader: The same for prediction.
-        device_transform: Called with each batch on its device, on the copying stream. One callable for all stages, or a
-            mapping over ``train``, ``val``, ``test``, ``predict`` and ``eval`` (the last three).
+        device_transform: Called with each batch on its device, on the copying stream; with random numbers if it takes
+            them, as in `AsyncLoader`, but with None in evaluation. One callable for all stages, or a mapping over
+            ``train``, ``val``, ``test``, ``predict`` and ``eval`` (the last three).
 
     Raises:
         ConfigError: An option is wrong; the message names it, with the argument it came in. Or the classes of a field
@@ -127,11 +129,16 @@ class AsyncDataModule(pl.LightningDataModule):
         self.close()
 
     def close(self) -> None:
-        """Close every loader and every source. Twice is fine."""
-        for loader in list(self._loaders):
-            loader.close()
-        for source in (source for sources in self.sources.values() for source in sources):
-            source.close()
+        """Close every loader and every source. Twice is fine.
+
+        Raises:
+            TransferError: As `AsyncLoader.close`; all are closed all the same.
+        """
+        with contextlib.ExitStack() as closing:
+            for source in (source for sources in self.sources.values() for source in sources):
+                closing.callback(source.close)
+            for loader in list(self._loaders):
+                closing.callback(loader.close)
 
     # -- what people ask -------------------------------------------------------------------------------------------
 

@@ -10,19 +10,22 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
+from lit_async_data.canary import Canary
+from lit_async_data.device_transform import DeviceTransform
 from lit_async_data.errors import AsyncDataError, TransformError
 from lit_async_data.job import Filled
 from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import Key
-from lit_async_data.spec import Array, BatchSpec
+from lit_async_data.spec import Array
+from lit_async_data.stats import DeviceWait
 
 log = logging.getLogger(__name__)
 
 Batch = Any
-Transform = Callable[[Batch], Batch]
+# Called with a batch, and with what is drawn for it where it takes that: see `DeviceTransform`.
+Transform = Callable[..., Batch]
 
 
 class DeviceQueue(Protocol):
@@ -36,8 +39,17 @@ class DeviceQueue(Protocol):
         """Start whatever can be started for the batches from ``key`` on. Never blocks on storage or device."""
         ...
 
+    def read_ahead(self, key: Key) -> None:
+        """Have the batches from ``key`` on read into host memory; copies nothing. Never blocks on storage."""
+        ...
+
     #: Batches handed out as copies, because the user keeps every slot.
     copied: int
+
+    @property
+    def waited(self) -> DeviceWait | None:
+        """How long the device waited for data; None where it has no streams to tell by."""
+        ...
 
     @property
     def ready(self) -> int:
@@ -56,12 +68,18 @@ class InlineQueue:
         pipeline: Where filled slots come from.
         depth: 0 to read nothing ahead.
         transform: Applied to each batch as it is handed out.
+        canary: Watches the first batches.
     """
 
-    def __init__(self, pipeline: Pipeline, depth: int, transform: Transform | None) -> None:
+    waited = None
+
+    def __init__(
+        self, pipeline: Pipeline, depth: int, transform: Transform | None, canary: Canary | None = None
+    ) -> None:
         self._pipeline = pipeline
         self._depth = depth
         self._transform = transform
+        self._canary = canary
         # Of the slot that is being handed out: batches to come, and errors in their places.
         self._opened: collections.deque[tuple[Key, Batch | Exception]] = collections.deque()
         self.copied = 0
@@ -71,6 +89,8 @@ class InlineQueue:
         return len(self._opened)
 
     def take(self, key: Key) -> Batch:
+        if self._canary is not None:
+            self._canary.released(key)
         if not self._opened or self._opened[0][0] != key:
             self._opened.clear()
             self._opened.extend(self._batches(self._pipeline.get(key)))
@@ -80,9 +100,13 @@ class InlineQueue:
                 raise batch
             finally:
                 del batch  # or error, traceback and this frame were a cycle, and kept a loader that is dropped
-        if self._transform is None:
-            return batch
-        return transformed(self._transform, batch, key)
+        if self._canary is not None:
+            self._canary.arrived(key, batch)
+        if self._transform is not None:
+            batch = transformed(self._transform, batch, key)
+        if self._canary is not None:
+            self._canary.handed_over(key, batch)
+        return batch
 
     def top_up(self, key: Key) -> None:
         if self._opened:
@@ -92,8 +116,13 @@ class InlineQueue:
         if self._depth:
             self._pipeline.prefetch(key)
 
+    def read_ahead(self, key: Key) -> None:
+        self.top_up(key)
+
     def close(self) -> None:
         self._opened.clear()
+        if self._canary is not None:
+            self._canary.settle()
 
     def _batches(self, filled: Filled) -> Iterator[tuple[Key, Batch | Exception]]:
         """All batches of a slot, as the user gets them; each holds the slot for as long as it lives."""
@@ -106,10 +135,13 @@ class InlineQueue:
                     yield batch.key, batch.error
                     continue
                 end = batch.first + len(batch.samples)
-                tensors = {}
-                for key, view in views.items():
-                    array = view[batch.first : end]
-                    tensors[key] = torch.from_numpy(spec[key].delivered(array.copy() if key in own else array))
+                stored = {key: view[batch.first : end] for key, view in views.items()}
+                if self._canary is not None:
+                    self._canary.read(batch.key, spec.packed({key: torch.from_numpy(stored[key]) for key in stored}))
+                tensors = {
+                    key: torch.from_numpy(spec[key].delivered(array.copy() if key in own else array))
+                    for key, array in stored.items()
+                }
                 yield batch.key, spec.packed(tensors)
 
     def _handed_out(self, filled: Filled) -> tuple[dict[str, Array], tuple[str, ...]]:
@@ -142,7 +174,7 @@ def transformed(transform: Transform, batch: Batch, key: Key) -> Batch:
     """
     try:
         with torch.inference_mode(False), torch.no_grad():
-            return transform(batch)
+            return transform(batch, key) if isinstance(transform, DeviceTransform) else transform(batch)
     except AsyncDataError:
         raise
     except Exception as error:
@@ -150,26 +182,3 @@ def transformed(transform: Transform, batch: Batch, key: Key) -> Batch:
             f"device_transform failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
             stage="transform",
         ) from error
-
-
-def widened(spec: BatchSpec, transform: Transform | None) -> Transform | None:
-    """A transform that first casts fields which travel to the device in fewer bytes than they are delivered in.
-
-    Args:
-        spec: What batches look like when they are handed out.
-        transform: What is called with them then.
-    """
-    types = {
-        key: torch.from_numpy(np.empty(0, field.dtype)).dtype
-        for key, field in spec.fields.items()
-        if field.narrow is not None
-    }
-    if not types:
-        return transform
-
-    def cast(batch: Batch) -> Batch:
-        values = batch if spec.as_mapping else dict(zip(spec.fields, batch, strict=True))
-        wide = spec.packed({key: value.to(types.get(key, value.dtype)) for key, value in values.items()})
-        return wide if transform is None else transform(wide)
-
-    return cast

@@ -7,27 +7,31 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
 from lit_async_data import memory
-from lit_async_data.device import DeviceQueue, InlineQueue, Transform, widened
+from lit_async_data.canary import Canary
+from lit_async_data.device import DeviceQueue, InlineQueue, Transform
+from lit_async_data.device_transform import DeviceTransform, widened
+from lit_async_data.errors import ConfigError
 from lit_async_data.footprint import Footprint
 from lit_async_data.options import LoaderOptions
 from lit_async_data.permutation import Indices, derived_key, derived_keys
 from lit_async_data.pipeline import Pipeline
-from lit_async_data.plan import Schedule
+from lit_async_data.plan import Key, Schedule
 from lit_async_data.preparation import Preparation
 from lit_async_data.slot_feed import SlotFeed
 from lit_async_data.sources.base import DrawingSource, KeepingSource, Source, draws, ids_of
-from lit_async_data.spec import BatchSpec
-from lit_async_data.stats import LoaderStats
+from lit_async_data.spec import BatchSpec, FieldSpec
+from lit_async_data.stats import Fill, LoaderStats
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.streams import TorchStreams, has_streams
 
 IDS = "ids"
-# Tells the keys of what is drawn from those of the order.
-DRAWN = 1
+# Tell the keys of what is drawn, for samples and for whole batches, from those of the order.
+DRAWN, DRAWN_ON_DEVICE = 1, 2
 # Batches between what is read and what the kernel is told to fetch from the disk, if that must be.
 AHEAD = 8
 
@@ -44,6 +48,7 @@ class Engine:
         spec: What batches look like when they are handed out.
         depth: Batches copied ahead.
         transform: Called with each batch on its device.
+        canary: Batches that are watched on their way.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Engine:
         spec: BatchSpec,
         depth: int,
         transform: Transform | None,
+        canary: int,
     ) -> None:
         seed = options.seed if options.augments and draws(source) else None
         on_device, keeping = has_streams(device), source if isinstance(source, KeepingSource) else None
@@ -73,18 +79,38 @@ class Engine:
             ids=functools.partial(ids_of, source),
             prepare=None if keeping is None else Preparation(keeping, schedule, ahead),
         )
+        # Host memory is filled in the type that is delivered.
+        cast = widened(spec) if on_device else None
+        number = functools.partial(_drawn, source, schedule, options.seed) if options.augments else None
+        called = DeviceTransform(transform, device, number=number, cast=cast) if transform or cast else None
+        streams = TorchStreams(device) if on_device else None
+        watch = Canary(canary, streams) if canary else None
         self.queue: DeviceQueue = (
-            StreamQueue(SlotFeed(self.pipeline), TorchStreams(device), depth, widened(spec, transform))
-            if on_device
-            else InlineQueue(self.pipeline, depth, transform)
+            InlineQueue(self.pipeline, depth, called, watch)
+            if streams is None
+            else StreamQueue(SlotFeed(self.pipeline), streams, depth, called, watch)
         )
+        self._depths = options.queue_depth * footprint.layout.batches if footprint.workers else 0, depth * on_device
         self._give_back: Callable[[], None] = (
             _nothing if keeping is None else keeping.keep(footprint.chunks, footprint.budget.cache)
         )
 
     def stats(self, so_far: LoaderStats) -> LoaderStats:
         """What the loader saw, with what was read for it."""
-        return so_far if self.pipeline.forked else so_far.of(self.pipeline.stats(), copied=self.queue.copied)
+        if self.pipeline.forked:
+            return so_far
+        return so_far.of(self.pipeline.stats(), copied=self.queue.copied, device=self.queue.waited)
+
+    @property
+    def fill(self) -> Fill:
+        """What is ready at this moment."""
+        host_depth, device_depth = self._depths
+        ready, queued = self.pipeline.ready, self.queue.ready
+        if not device_depth:
+            # Of a slot that holds several batches, those that are yet to be handed out are ready, too.
+            ready, queued = ready + queued, 0
+        # There is one slot more than the depth, for what is being handed out.
+        return Fill(min(ready, host_depth), host_depth, queued, device_depth)
 
     def close(self) -> None:
         """End everything and give all memory back. Idempotent."""
@@ -124,6 +150,23 @@ class _Reader:
         else:
             assert isinstance(self.source, DrawingSource)
             self.source.read_drawn(samples, out, derived_keys(derived_key(self.seed, epoch, DRAWN), numbers))
+
+
+def _drawn(source: Source, schedule: Schedule, seed: int, key: Key) -> int:
+    """What the generator of a batch begins with: by its first sample, whichever rank and step it falls to."""
+    first = schedule.plan(key.epoch).batch(key.step).samples[:1]
+    return derived_key(seed, key.epoch, DRAWN_ON_DEVICE, int(ids_of(source, first)[0]))
+
+
+def with_ids(spec: BatchSpec) -> BatchSpec:
+    """The fields of batches, with the numbers of their samples.
+
+    Raises:
+        ConfigError: There is a field of that name.
+    """
+    if IDS in spec.fields:
+        raise ConfigError(f"with_ids: the source has a field {IDS!r} of its own; give that field another key")
+    return spec.with_field(IDS, FieldSpec((), np.dtype(np.int64)))
 
 
 def _nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 
 from lit_async_data.job import together
 from lit_async_data.memory import Budget, default_budget, ranks_here
@@ -15,6 +16,8 @@ from lit_async_data.weighted import WeightedChunkOrder
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds Python's lock.
 MOST_WORKERS = 4
+# Samples decoded for each one used.
+WORTH_A_WARNING = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +111,28 @@ def amplified(shuffle: Order, times: float, rows: int) -> str:
         f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk, or few "
         "samples of a chunk are drawn; cache_bytes keeps what was decoded, and smaller chunks waste less"
     )
+
+
+def slow(
+    source: Source, options: LoaderOptions, footprint: Footprint, order: EpochPlan, *, ahead: bool
+) -> Iterator[str]:
+    """What will take longer than it must, in words for people.
+
+    Args:
+        source: Where samples come from.
+        options: Of the loader.
+        footprint: Of the loader.
+        order: One of its epochs.
+        ahead: Whether anything is read ahead.
+    """
+    if source.chunks.reading == "python" and options.workers == "auto" and ahead:
+        yield (
+            f"workers=auto reads each batch of {source} when it is asked for, since Python code per sample would, in a "
+            "thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that lets go "
+            "of Python's lock, and prefetched(loader) takes a DataLoader with processes"
+        )
+    if footprint.amplification > WORTH_A_WARNING:
+        yield amplified(order.shuffle, footprint.amplification, source.chunks.rows)
 
 
 def _workers(source: Source, options: LoaderOptions) -> int:

@@ -23,6 +23,8 @@ class HostQueue:
         transform: Applied to each batch as it is handed out.
     """
 
+    waited = None
+
     def __init__(self, feed: Feed, depth: int, transform: Transform | None) -> None:
         self._feed = feed
         self.depth = depth
@@ -41,6 +43,9 @@ class HostQueue:
         return batch if self._transform is None else transformed(self._transform, batch, key)
 
     def top_up(self, key: Key) -> None:
+        self._feed.prefetch(key)
+
+    def read_ahead(self, key: Key) -> None:
         self._feed.prefetch(key)
 
     def close(self) -> None:

@@ -8,29 +8,25 @@ import operator
 import time
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from lit_async_data.device import Batch, Transform
-from lit_async_data.engine import IDS, Engine
+from lit_async_data.device_transform import takes_rng
+from lit_async_data.engine import Engine, with_ids
 from lit_async_data.errors import ClosedError, ConfigError, ReadError, SourceError, TransformError
-from lit_async_data.footprint import Footprint, amplified
-from lit_async_data.options import LoaderOptions
+from lit_async_data.footprint import Footprint, slow
+from lit_async_data.options import LoaderOptions, counted
 from lit_async_data.ordering import schedule_of
-from lit_async_data.passes import Passes
+from lit_async_data.passes import Passes, StepsWanted
 from lit_async_data.plan import EpochPlan
 from lit_async_data.sources.base import Source
-from lit_async_data.spec import BatchSpec, FieldSpec
-from lit_async_data.stats import LoaderStats, WaitMeter
+from lit_async_data.stats import Fill, LoaderStats, WaitMeter
 from lit_async_data.streams import checked_device, has_streams
 
 log = logging.getLogger(__name__)
-
-# Samples decoded for each one used.
-WORTH_A_WARNING = 1.5
 
 
 class AsyncLoader:
@@ -52,13 +48,18 @@ class AsyncLoader:
         device: Where batches are handed out. On a device with streams (CUDA) they are copied there on a stream of
             the loader's own; CPU and MPS get them in host memory.
         device_depth: Batches copied ahead of the one in use. 0 reads and copies nothing ahead, for comparison.
-        device_transform: Called with each batch on its device, on the copying stream; returns the batch to hand out.
+        device_transform: Called with each batch on its device, on the copying stream, and with a ``torch.Generator`` if
+            it has a second parameter, or one named ``rng``; returns the batch to hand out. The generator begins anew
+            with each batch, by seed, epoch and first sample; it is None where `LoaderOptions.augment` says so.
+        canary: Batches, from the first on, of which checksums are compared on their way: for proof, at the price of
+            reading each of them some times more. What did not arrive, or changed later, is a `TransferError`.
 
     Raises:
         ConfigError: Options are wrong, or do not fit the source.
         MemoryBudgetError: The slots would take more than ``memory_budget``.
 
     Example:
+        >>> import numpy as np
         >>> from lit_async_data.testing import ArraySource
         >>> source = ArraySource({"x": np.arange(10.0), "y": np.arange(10)})
         >>> with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False)) as loader:
@@ -76,6 +77,7 @@ class AsyncLoader:
         device: torch.device | str | None = None,
         device_depth: int = 2,
         device_transform: Transform | None = None,
+        canary: int = 0,
     ) -> None:
         if not isinstance(source, Source):
             raise ConfigError(
@@ -84,18 +86,21 @@ class AsyncLoader:
         self.source = source
         self.options = LoaderOptions.of(options)
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
-        self.device = checked_device("cpu" if device is None else device)
+        self._device = checked_device("cpu" if device is None else device)
         self._device_transform = device_transform
-        self._depth = checked_depth(device_depth)
+        self._depth = counted("device_depth", device_depth)
+        self._canary = counted("canary", canary)
         #: Who starts the next copy: the loader, at the end of each ``next``, or a callback that calls `prefetch`.
         self.driven = False
-        #: Asked at the start of each pass: steps of it that will be wanted, None for all.
-        self.steps_wanted: Callable[[], int | None] = lambda: None
-        self._schedule = schedule_of(source, self.options, rank, world_size)
+        #: Asked at the start of each pass: steps of it, and of those after it, that will be wanted; None for all.
+        self.steps_wanted: StepsWanted = lambda: (None, None)
+        self._schedule = schedule_of(
+            source, self.options, rank, world_size, transform_draws=takes_rng(device_transform)
+        )
         self._passes = Passes(self._schedule)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
-        self.spec = _with_ids(source.spec) if self.options.with_ids else source.spec
+        self.spec = with_ids(source.spec) if self.options.with_ids else source.spec
         self.footprint.budget.check()
         self._meter, self._read = WaitMeter(), LoaderStats()
         self._engine: Engine | None = None
@@ -120,6 +125,7 @@ class AsyncLoader:
             TransformError: ``device_transform`` failed on this batch; as above.
             StalledError: Nothing came within ``timeout_s``.
             WorkerError: A worker died, or this process is a fork of the one that built the loader.
+            TransferError: The canary has found that a batch before this one was not what was read.
             ClosedError: The loader is closed.
         """
         started = time.perf_counter()
@@ -168,6 +174,16 @@ class AsyncLoader:
         """
         self._passes.set_epoch(epoch)
 
+    def read_ahead(self) -> None:
+        """Start reading, into host memory only, what will be asked for next: for a loader whose turn is yet to come.
+
+        Raises:
+            WorkerError, ClosedError: As `__next__`.
+        """
+        if self._depth:
+            self._passes.expect(self.steps_wanted)
+            self._running().queue.read_ahead(self._passes.wanted)
+
     @property
     def device_depth(self) -> int:
         """Batches copied ahead. Setting it drops what was read ahead; the order goes on where it was."""
@@ -175,21 +191,51 @@ class AsyncLoader:
 
     @device_depth.setter
     def device_depth(self, depth: int) -> None:
-        if checked_depth(depth) != self._depth:
+        if counted("device_depth", depth) != self._depth:
             self._stop()
             self._depth = depth
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are handed out. Setting it drops what was read ahead, as with `device_depth`."""
+        return self._device
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        if (checked := checked_device(device)) != self._device:
+            self._stop()
+            self._device = checked
+
+    @property
+    def canary(self) -> int:
+        """Batches that are watched on their way. Setting it begins to count anew, and drops as `device_depth` does."""
+        return self._canary
+
+    @canary.setter
+    def canary(self, batches: int) -> None:
+        if counted("canary", batches) != self._canary:
+            self._stop()
+            self._canary = batches
+
+    @property
+    def fill(self) -> Fill:
+        """How much is ready at this moment."""
+        return Fill() if self._engine is None else self._engine.fill
 
     def stats(self) -> LoaderStats:
         """What was handed out, waited for and read so far."""
         seen = self._meter.stats()
         if self._engine is None:
-            return seen.of(self._read.read, copied=self._read.copied)
+            return seen.of(self._read.read, copied=self._read.copied, device=self._read.device)
         return self._engine.stats(seen)
 
     def close(self) -> None:
         """End the workers and give memory back; waits a few seconds at most. Twice is fine.
 
         Batches that were handed out stay valid. The source stays open: it is yours, and others may be reading it.
+
+        Raises:
+            TransferError: As `__next__`; the loader is closed all the same.
         """
         self._closed = True
         self._stop()
@@ -226,7 +272,9 @@ class AsyncLoader:
             self._engine.pipeline.check()
         else:
             footprint = self.footprint
-            self._warn(footprint)
+            # With the first batch, since a loader that is only described is not used.
+            for line in slow(self.source, self.options, footprint, self.order, ahead=self._depth > 0):
+                log.warning("%s", line)
             self._engine = Engine(
                 self.source,
                 self.options,
@@ -236,38 +284,14 @@ class AsyncLoader:
                 spec=self.spec,
                 depth=self._depth,
                 transform=self._device_transform,
+                canary=self._canary,
             )
             self._closer = weakref.finalize(self, self._engine.close)
         return self._engine
 
-    def _warn(self, footprint: Footprint) -> None:
-        """Say what will be slow; with the first batch, since a loader that is only described is not used."""
-        source = self.source
-        if source.chunks.reading == "python" and self.options.workers == "auto" and self._depth:
-            log.warning(
-                "workers=auto reads each batch of %s when it is asked for, since Python code per sample would, in a "
-                "thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that lets go "
-                "of Python's lock, and prefetched(loader) takes a DataLoader with processes",
-                source,
-            )
-        if footprint.amplification > WORTH_A_WARNING:
-            log.warning("%s", amplified(self.order.shuffle, footprint.amplification, source.chunks.rows))
-
     def _stop(self) -> None:
-        if self._closer is not None:
+        closer = self._closer
+        if closer is not None:
             self._read = self.stats()
-            self._closer()
-        self._engine = self._closer = None
-
-
-def _with_ids(spec: BatchSpec) -> BatchSpec:
-    if IDS in spec.fields:
-        raise ConfigError(f"with_ids: the source has a field {IDS!r} of its own; give that field another key")
-    return spec.with_field(IDS, FieldSpec((), np.dtype(np.int64)))
-
-
-def checked_depth(depth: int) -> int:
-    """A number of batches to copy ahead, or a `ConfigError`."""
-    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 0:
-        raise ConfigError(f"device_depth: {depth!r} is not a whole number from 0 on")
-    return depth
+            self._engine = self._closer = None
+            closer()

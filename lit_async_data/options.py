@@ -244,3 +244,14 @@ def check_names(given: Mapping[Any, object], known: list[str]) -> None:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
         raise ConfigError(f"{name}: no such option; {hint}")
+
+
+def counted(name: str, given: int) -> int:
+    """A whole number from 0 on.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        raise ConfigError(f"{name}: {given!r} is not a whole number from 0 on")
+    return given

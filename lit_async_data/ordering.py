@@ -17,7 +17,9 @@ from lit_async_data.sources.subset import SubsetSource
 from lit_async_data.weights import Weights, class_weights
 
 
-def schedule_of(source: Source, options: LoaderOptions, rank: int = 0, world_size: int = 1) -> Schedule:
+def schedule_of(
+    source: Source, options: LoaderOptions, rank: int = 0, world_size: int = 1, *, transform_draws: bool = False
+) -> Schedule:
     """The endless order of batches.
 
     Args:
@@ -25,6 +27,7 @@ def schedule_of(source: Source, options: LoaderOptions, rank: int = 0, world_siz
         options: Of the loader.
         rank: This process, of ``world_size``.
         world_size: Processes that share each step.
+        transform_draws: Whether a transform draws at random for each batch.
 
     Raises:
         ConfigError: Options do not fit the source.
@@ -47,7 +50,8 @@ def schedule_of(source: Source, options: LoaderOptions, rank: int = 0, world_siz
         world_size=world_size,
         drop_last=options.drop_last,
     )
-    return Schedule(plan, shuffled=shuffle != "none" or (options.augments and draws(source)))
+    drawn = options.augments and (draws(source) or transform_draws)
+    return Schedule(plan, shuffled=shuffle != "none" or drawn)
 
 
 def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> Weights | None:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lit_async_data.plan import Key, Schedule
+from lit_async_data.plan import Key, Limits, Schedule
+
+# How many steps of a pass, and of those after it, will be wanted; None for all.
+StepsWanted = Callable[[], tuple[int | None, int | None]]
 
 
 class Passes:
     """Where the consumer is. Refers to no loader, so that one that is dropped is closed at once.
 
     Args:
-        schedule: The order; its ``limit`` is set when a pass begins.
+        schedule: The order; its ``limits`` are set when a pass begins.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -40,16 +43,21 @@ class Passes:
         """Whether the pass has had its last batch."""
         return not self._fresh and self._step >= self._schedule.steps
 
-    def advance(self, steps_wanted: Callable[[], int | None]) -> Key | None:
+    def expect(self, steps_wanted: StepsWanted) -> None:
+        """Be told already how much of the pass that begins next will be wanted; it is to be read ahead."""
+        if self._fresh:
+            self._schedule.limits = Limits(self._next_epoch, *steps_wanted())
+
+    def advance(self, steps_wanted: StepsWanted) -> Key | None:
         """The key of the next batch, or None if the pass is over.
 
         Args:
-            steps_wanted: Asked when a pass begins: how many of its batches will be wanted, None for all.
+            steps_wanted: Asked when a pass begins.
         """
         if self._fresh:
             self._epoch, self._told = self._next_epoch, None
             self._fresh, self._step = False, 0
-            self._schedule.limit = steps_wanted()
+            self._schedule.limits = Limits(self._epoch, *steps_wanted())
         if self.over:
             return None
         self._step += 1

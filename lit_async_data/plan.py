@@ -223,6 +223,24 @@ class Key(NamedTuple):
     step: int
 
 
+class Limits(NamedTuple):
+    """How many steps of its epochs a pass will take, None for all; a check before training takes fewer than the rest.
+
+    Attributes:
+        epoch: The one of the pass that is on.
+        steps: Of that one.
+        later: Of those after it.
+    """
+
+    epoch: int = 0
+    steps: int | None = None
+    later: int | None = None
+
+    def of(self, epoch: int) -> int | None:
+        """The limit of an epoch."""
+        return self.later if epoch > self.epoch else self.steps
+
+
 class Schedule:
     """The endless order of batches: after the last step of an epoch comes the first of the next.
 
@@ -234,7 +252,7 @@ class Schedule:
     Attributes:
         steps: Steps of each epoch.
         capacity: The most samples that a batch can have.
-        limit: Steps of each epoch that will be asked for, where that is known to be less than all.
+        limits: How many steps of epochs will be asked for, where that is known to be less than all.
     """
 
     def __init__(self, plan: Callable[..., EpochPlan], *, shuffled: bool) -> None:
@@ -243,7 +261,7 @@ class Schedule:
         first: EpochPlan = plan(epoch=0)
         self.steps, self.capacity = len(first), first.capacity
         self._plans = {0: first}
-        self.limit: int | None = None
+        self.limits = Limits()
 
     def plan(self, epoch: int) -> EpochPlan:
         """The plan of an epoch; those of the last few are kept."""
@@ -256,9 +274,9 @@ class Schedule:
 
     def following(self, key: Key) -> Key:
         """The key that comes after a key."""
-        last = self.steps
-        if self.limit is not None and key.step < self.limit:  # beyond it, the limit has proved to be wrong
-            last = min(self.limit, last)
+        last, limit = self.steps, self.limits.of(key.epoch)
+        if limit is not None and key.step < limit:  # beyond it, the limit has proved to be wrong
+            last = min(limit, last)
         return Key(key.epoch, key.step + 1) if key.step + 1 < last else Key(key.epoch + 1, 0)
 
 

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 
 from lit_async_data.device import Batch, Transform
 from lit_async_data.errors import ClosedError
-from lit_async_data.loader import checked_depth
+from lit_async_data.options import counted
 from lit_async_data.plan import Key
 from lit_async_data.relay import Relay
 from lit_async_data.sharding import check_sharded
-from lit_async_data.stats import LoaderStats, ReadStats, WaitMeter
+from lit_async_data.stats import DeviceWait, Fill, LoaderStats, ReadStats, WaitMeter
 from lit_async_data.streams import checked_device, has_streams
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class PrefetchedLoader:
         device_transform: Transform | None,
     ) -> None:
         self.loader = loader
-        self._depth = checked_depth(device_depth)
+        self._depth, self._canary = counted("device_depth", device_depth), 0
         self._device = _with_index(checked_device(_accelerator() if device is None else device))
         self._device_transform = device_transform
         self._reset()
@@ -59,6 +59,7 @@ class PrefetchedLoader:
         self._fresh, self._over = True, False
         self._state: Any = None  # of the loader, after the batch that was handed out last; None where it is as it says
         self._meter, self._read = WaitMeter(), ReadStats()
+        self._waited: DeviceWait | None = None
         self._relay: Relay | None = None
         self._closer: weakref.finalize[Any, Any] | None = None
         self._said = self._closed = False
@@ -82,6 +83,7 @@ class PrefetchedLoader:
             StopIteration: The pass is over.
             ConfigError: Several ranks would read the same.
             TransformError: ``device_transform`` failed on this batch; the next call goes on with the one after it.
+            TransferError: The canary has found that a batch before this one was not what was read.
             WorkerError: This process is a fork of the one that began to read.
             ClosedError: The loader is closed.
             Exception: Whatever the loader raised in place of this batch.
@@ -109,6 +111,9 @@ class PrefetchedLoader:
         if not (self._fresh or self._over):
             relay.queue.top_up(self._wanted)
 
+    def read_ahead(self) -> None:
+        """Nothing: who calls ``iter(loader)`` before its turn does so before its epoch has been named."""
+
     @property
     def device(self) -> torch.device:
         """Where batches are handed out. When it is set, a pass that has begun stays where it is."""
@@ -125,13 +130,28 @@ class PrefetchedLoader:
 
     @device_depth.setter
     def device_depth(self, depth: int) -> None:
-        self._depth = checked_depth(depth)
+        self._depth = counted("device_depth", depth)
         if self._relay is not None:
             self._relay.set_depth(depth)
 
+    @property
+    def canary(self) -> int:
+        """Batches that are watched on their way to a device with streams; to be set before the first."""
+        return self._canary
+
+    @canary.setter
+    def canary(self, batches: int) -> None:
+        self._canary = counted("canary", batches)
+
+    @property
+    def fill(self) -> Fill:
+        """How much is ready at this moment."""
+        return Fill() if self._relay is None else self._relay.fill
+
     def stats(self) -> LoaderStats:
         """What was handed out, waited for and read so far."""
-        return self._meter.stats().of(self._read_so_far(), copied=0)
+        waited = self._waited if self._relay is None else self._relay.queue.waited
+        return self._meter.stats().of(self._read_so_far(), copied=0, device=waited)
 
     def close(self) -> None:
         """End the thread and give memory back; waits a few seconds at most. Twice is fine.
@@ -167,7 +187,7 @@ class PrefetchedLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         # What runs stays in the process that started it.
-        return {name: vars(self)[name] for name in ("loader", "_depth", "_device", "_device_transform")}
+        return {name: vars(self)[name] for name in ("loader", "_depth", "_canary", "_device", "_device_transform")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -226,6 +246,7 @@ class PrefetchedLoader:
             depth=self._depth,
             threaded=self._threaded,
             transform=self._device_transform,
+            canary=self._canary,
             state=getattr(self.loader, "state_dict", None) if self._stateful else None,
         )
         self._relay, self._closer = relay, weakref.finalize(self, relay.close)
@@ -239,9 +260,10 @@ class PrefetchedLoader:
 
     def _stop(self) -> None:
         if self._closer is not None:
-            self._read = dataclasses.replace(self._read_so_far(), ready=0)
-            self._closer()
-        self._relay = self._closer = None
+            seen, closer = self.stats(), self._closer
+            self._read, self._waited = dataclasses.replace(seen.read, ready=0), seen.device
+            self._relay = self._closer = None
+            closer()
 
 
 class StatefulPrefetchedLoader(PrefetchedLoader):

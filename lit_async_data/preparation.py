@@ -168,6 +168,6 @@ class Preparation:
 
     def _of_steps(self, epoch: int, steps: range) -> Indices:
         """The samples of steps, which may go on into the next epochs."""
-        length = min(self._schedule.limit or self._schedule.steps, self._schedule.steps)
+        length = min(self._schedule.limits.of(epoch) or self._schedule.steps, self._schedule.steps)
         places = [divmod(step, length) for step in steps]
         return np.concatenate([self._schedule.plan(epoch + more).batch(step).samples for more, step in places])

@@ -10,12 +10,17 @@ from typing import Any
 import torch
 
 from lit_async_data import memory
+from lit_async_data.canary import Canary
 from lit_async_data.device import Transform
+from lit_async_data.device_transform import DeviceTransform
 from lit_async_data.errors import WorkerError
 from lit_async_data.host_queue import HostQueue, as_it_came
 from lit_async_data.iterator_feed import IteratorFeed
 from lit_async_data.packing import Packer
+from lit_async_data.permutation import derived_key
+from lit_async_data.plan import Key
 from lit_async_data.staging import Staging
+from lit_async_data.stats import Fill
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.streams import TorchStreams, has_streams
 
@@ -28,7 +33,8 @@ class Relay:
         device: Where batches are handed out.
         depth: Batches copied ahead.
         threaded: Whether the loader may be read in a thread.
-        transform: Called with each batch on its device.
+        transform: Called with each batch on its device; what it draws begins with the numbers of pass and batch.
+        canary: Batches that are watched on their way.
         state: The loader's state, to be known for each batch that is read ahead.
     """
 
@@ -40,6 +46,7 @@ class Relay:
         depth: int,
         threaded: bool,
         transform: Transform | None,
+        canary: int,
         state: Callable[[], Any] | None,
     ) -> None:
         self.device = device
@@ -48,11 +55,13 @@ class Relay:
         self._staging = Staging(functools.partial(memory.allocated, pinned=True), most=0)
         on_device = has_streams(device)
         self.feed = IteratorFeed(loader, Packer(self._staging) if on_device else as_it_came, 0, state)
-        self.queue: StreamQueue | HostQueue = (
-            StreamQueue(self.feed, TorchStreams(device), 0, transform)
-            if on_device
-            else HostQueue(self.feed, 0, transform)
-        )
+        called = DeviceTransform(transform, device, number=_drawn) if transform is not None else None
+        self.queue: StreamQueue | HostQueue
+        if on_device:
+            streams = TorchStreams(device)
+            self.queue = StreamQueue(self.feed, streams, 0, called, Canary(canary, streams) if canary else None)
+        else:
+            self.queue = HostQueue(self.feed, 0, called)
         self.set_depth(depth)
 
     def set_depth(self, depth: int) -> None:
@@ -67,6 +76,12 @@ class Relay:
     def ready(self) -> int:
         """Batches that are ready, on host and device together."""
         return self.feed.ready + self.queue.ready
+
+    @property
+    def fill(self) -> Fill:
+        """What is ready at this moment."""
+        on_device = isinstance(self.queue, StreamQueue)
+        return Fill(self.feed.ready, self.feed.depth, self.queue.ready, self.queue.depth if on_device else 0)
 
     def check(self) -> None:
         """Raise `WorkerError` in a fork of the process that began to read."""
@@ -95,3 +110,7 @@ class Relay:
     @property
     def _forked(self) -> bool:
         return self._pid != os.getpid()
+
+
+def _drawn(key: Key) -> int:
+    return derived_key(0, key.epoch, key.step)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from lit_async_data.device import Transform
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import pl
+from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.base import Source
 from lit_async_data.sources.places import check_source
@@ -94,18 +95,30 @@ def _check_callable(where: str, given: object) -> None:
         raise ConfigError(f"{where}: {given!r} cannot be called with a batch")
 
 
-def steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -> int | None:
-    """Batches of a pass that the Trainer will take; it knows only when the pass begins."""
+def loaders_in(nested: Any) -> list[AsyncLoader]:
+    """The loaders of this package in whatever lists and mappings Lightning lets people nest loaders in."""
+    if isinstance(nested, Mapping | list | tuple):
+        inside = nested.values() if isinstance(nested, Mapping) else nested
+        return [loader for each in inside for loader in loaders_in(each)]
+    return [nested] if isinstance(nested, AsyncLoader) else []
+
+
+def steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -> tuple[int | None, int | None]:
+    """Batches that the Trainer will take of a pass, and of those after it; it knows only when the pass begins."""
     found = trainer()
     if found is None or found.state.status != "running":
-        return None
+        return None, None
     limits: Any = {
         "train": lambda: found.num_training_batches,
-        "val": lambda: (found.num_sanity_val_batches if found.sanity_checking else found.num_val_batches)[number],
+        "val": lambda: found.num_val_batches[number],
         "test": lambda: found.num_test_batches[number],
         "predict": lambda: found.num_predict_batches[number],
     }
     with contextlib.suppress(IndexError):  # iterated over by hand, with another Trainer attached
-        steps = limits[stage]()
-        return int(steps) if 0 < steps < math.inf else None
-    return None
+        later = _steps(limits[stage]())
+        return _steps(found.num_sanity_val_batches[number]) if found.sanity_checking else later, later
+    return None, None
+
+
+def _steps(limit: float) -> int | None:
+    return int(limit) if 0 < limit < math.inf else None

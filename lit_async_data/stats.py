@@ -49,6 +49,69 @@ class ReadStats:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeviceWait:
+    """How long a device with streams had nothing to do but wait for data, as far as is known by now.
+
+    Attributes:
+        batches: Batches that are counted, but for the first of each epoch.
+        wait_s: Seconds that the device waited for these.
+        gap_s: Seconds that it waited for the first batches of epochs.
+        last_s: Seconds that it waited for the last batch of which that is known: one or two before the last.
+
+    Example:
+        >>> DeviceWait().plus(0.5, first=True).plus(0.25, first=False)
+        DeviceWait(batches=1, wait_s=0.25, gap_s=0.5, last_s=0.25)
+    """
+
+    batches: int = 0
+    wait_s: float = 0.0
+    gap_s: float = 0.0
+    last_s: float = 0.0
+
+    def plus(self, waited_s: float, *, first: bool) -> DeviceWait:
+        """This with one more batch."""
+        if first:
+            return DeviceWait(self.batches, self.wait_s, self.gap_s + waited_s, waited_s)
+        return DeviceWait(self.batches + 1, self.wait_s + waited_s, self.gap_s, waited_s)
+
+    def since(self, before: DeviceWait) -> DeviceWait:
+        """What came after an earlier snapshot."""
+        return dataclasses.replace(
+            self,
+            batches=self.batches - before.batches,
+            wait_s=self.wait_s - before.wait_s,
+            gap_s=self.gap_s - before.gap_s,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Fill:
+    """How full the queues of a loader are at this moment.
+
+    Attributes:
+        host: Batches that wait in host memory.
+        host_depth: How many there can be.
+        device: Batches on the device, or on their way there, that are yet to be handed out.
+        device_depth: How many there can be; 0 where batches are handed out in host memory.
+
+    Example:
+        >>> print(Fill(4, 4, 2, 2))
+        host 4/4 device 2/2
+        >>> print(Fill(3, 4))
+        host 3/4
+    """
+
+    host: int = 0
+    host_depth: int = 0
+    device: int = 0
+    device_depth: int = 0
+
+    def __str__(self) -> str:
+        host = f"host {self.host}/{self.host_depth}"
+        return f"{host} device {self.device}/{self.device_depth}" if self.device_depth else host
+
+
+@dataclasses.dataclass(frozen=True)
 class LoaderStats:
     """What the consumer saw since the loader was built.
 
@@ -61,6 +124,7 @@ class LoaderStats:
         copied: Batches handed out as ordinary copies, because everything that was handed out before is still in use
             and the memory budget is spent.
         read: What the readers did.
+        device: How long the device waited; None where it has no streams, and waits whenever the consumer does.
     """
 
     batches: int = 0
@@ -70,15 +134,17 @@ class LoaderStats:
     queue_fill: int = 0
     copied: int = 0
     read: ReadStats = ReadStats()
+    device: DeviceWait | None = None
 
-    def of(self, read: ReadStats, copied: int) -> LoaderStats:
-        """This, with what the readers did."""
-        return dataclasses.replace(self, read=read, copied=copied)
+    def of(self, read: ReadStats, *, copied: int, device: DeviceWait | None) -> LoaderStats:
+        """This, with what the readers did, and what the device waited."""
+        return dataclasses.replace(self, read=read, copied=copied, device=device)
 
     def metrics(self) -> dict[str, float]:
         """The last step as metrics: milliseconds, batches and 10⁶ bytes per second."""
         return {
             "data/wait_ms": self.last_wait_s * 1e3,
+            "data/device_wait_ms": (self.last_wait_s if self.device is None else self.device.last_s) * 1e3,
             "data/queue_fill": float(self.queue_fill),
             "data/epoch_gap_ms": self.epoch_gap_s * 1e3,
             "data/read_mb_s": self.read.mb_per_s,

@@ -25,9 +25,12 @@ from typing import Any
 
 import torch
 
+from lit_async_data.canary import Canary
 from lit_async_data.device import Batch, Transform, transformed
+from lit_async_data.device_clock import DeviceClock
 from lit_async_data.feed import Arrived, Cloned, Feed, HostBatch, Room
 from lit_async_data.plan import Key
+from lit_async_data.stats import DeviceWait
 from lit_async_data.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -61,16 +64,21 @@ class StreamQueue:
         streams: The device.
         depth: Batches on the device ahead of the one in use; 0 copies each batch when it is asked for.
         transform: Run on the side stream after the copy.
+        canary: Watches the first batches.
 
     Attributes:
         depth: As given. It can be set at any time: what is on its way is handed out all the same.
     """
 
-    def __init__(self, feed: Feed, streams: Streams, depth: int, transform: Transform | None) -> None:
+    def __init__(
+        self, feed: Feed, streams: Streams, depth: int, transform: Transform | None, canary: Canary | None = None
+    ) -> None:
         self._feed = feed
         self._streams = streams
         self.depth = depth
         self._transform = transform
+        self._canary = canary
+        self._clock = DeviceClock(streams)
         self._tickets: collections.deque[_Ticket] = collections.deque()
         self._copying: collections.deque[tuple[HostBatch, Any]] = collections.deque()
         self.copied = 0
@@ -79,7 +87,14 @@ class StreamQueue:
     def ready(self) -> int:
         return sum(ticket.ready is not None and ticket.error is None for ticket in self._tickets)
 
+    @property
+    def waited(self) -> DeviceWait:
+        return self._clock.waited
+
     def take(self, key: Key) -> Batch:
+        self._clock.asked()
+        if self._canary is not None:
+            self._canary.released(key)
         if self._tickets and self._tickets[0].key != key:
             self._forget()
         ticket = self._tickets.popleft() if self._tickets else self._reserved(key)
@@ -113,10 +128,19 @@ class StreamQueue:
         if self._tickets:
             self._feed.prefetch(self._feed.following(self._tickets[-1].key))
 
+    def read_ahead(self, key: Key) -> None:
+        if self._tickets and self._tickets[0].key == key:
+            return  # what comes behind is being read
+        self._forget()
+        if self.depth:
+            self._feed.prefetch(key)
+
     def close(self) -> None:
         try:
             self._forget()
             self._reclaim(block=True)
+            if self._canary is not None:
+                self._canary.settle()
         except RuntimeError as error:  # a device in trouble: the rest is to be closed all the same
             log.warning("copies to the device could not be waited for: %s", error)
 
@@ -143,14 +167,25 @@ class StreamQueue:
             if self._transform is not None:
                 self._wait_for_compute()
                 with torch.inference_mode(False), self._streams.on_side():
-                    ticket.batch = transformed(self._transform, self._unpacked(ticket), ticket.key)
+                    ticket.batch = self._transformed(self._transform, ticket)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is raised when it is this batch's turn
             ticket.error = error
         finally:
             ticket.ready = self._streams.record(self._streams.side)
 
+    def _transformed(self, transform: Transform, ticket: _Ticket) -> Batch:
+        raw = self._unpacked(ticket)
+        if self._canary is not None:
+            self._canary.arrived(ticket.key, raw)
+        batch = transformed(transform, raw, ticket.key)
+        if self._canary is not None:
+            self._canary.made(ticket.key, batch)
+        return batch
+
     def _copy(self, ticket: _Ticket, host: HostBatch) -> None:
         streams, room = self._streams, host.room
+        if self._canary is not None:
+            self._canary.read(ticket.key, host.unpacked(Arrived(host.large, host.block, host.own), _as_it_lies))
         try:
             if ticket.room != room:
                 self._reserve(ticket, room)
@@ -175,8 +210,14 @@ class StreamQueue:
 
     def _handed_out(self, ticket: _Ticket) -> Batch:
         self._streams.wait(self._streams.compute(), ticket.ready)
+        self._clock.came(first=ticket.key.step == 0)
         with torch.inference_mode(False):
-            return self._unpacked(ticket) if self._transform is None else ticket.batch
+            batch = self._unpacked(ticket) if self._transform is None else ticket.batch
+        if self._canary is not None:
+            if self._transform is None:
+                self._canary.arrived(ticket.key, batch)
+            self._canary.handed_over(ticket.key, batch)
+        return batch
 
     def _unpacked(self, ticket: _Ticket) -> Batch:
         """The batch as the user sees it, on the current stream."""
@@ -205,3 +246,7 @@ class StreamQueue:
         """
         if ticket.ready is not None:
             self._streams.wait(self._streams.compute(), ticket.ready)
+
+
+def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lit_async_data.checksum import checksum
 from lit_async_data.errors import ConfigError
 from lit_async_data.memory import pinned
 
@@ -82,6 +83,18 @@ class Streams(Protocol):
         """Whether an event has happened; with ``block`` the host waits for it."""
         ...
 
+    def timed(self, stream: Any) -> Any:
+        """As `record`, and the event keeps the time."""
+        ...
+
+    def elapsed_s(self, begin: Any, end: Any) -> float:
+        """Seconds on the device between two timed events, both of which have happened."""
+        ...
+
+    def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Enqueue, on the current stream, the `checksum` of a tensor: int64, shape (), there once that is done."""
+        ...
+
 
 class TorchStreams:
     """`Streams` of an accelerator that torch knows."""
@@ -116,3 +129,12 @@ class TorchStreams:
         if block:
             event.synchronize()
         return block or bool(event.query())
+
+    def timed(self, stream: Any) -> Any:
+        return stream.record_event(torch.Event(device=self._device, enable_timing=True))
+
+    def elapsed_s(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) / 1e3  # torch counts milliseconds
+
+    def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
+        return checksum(tensor)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lit_async_data.checksum import checksum
 from lit_async_data.errors import MissingError
 from lit_async_data.permutation import Indices
 from lit_async_data.ring import Lease
@@ -132,6 +133,7 @@ class FakeEvent:
     def __init__(self, stream: FakeStream) -> None:
         self.stream = stream
         self.done = False
+        self.at_s = 0.0
 
 
 class FakeStream:
@@ -166,16 +168,22 @@ class FakeStreams:
     out again at once, while work that was enqueued before still reads it. So a missing wait always shows, as wrong
     values, and never by chance.
 
+    Its time passes while a kernel runs, and only then.
+
     Args:
         slow: ``"side"`` (copies come late) or ``"compute"`` (kernels read late).
+        takes_s: Seconds that kernels take, by name; 0 for all others.
 
     Attributes:
         calls: Every record, wait, copy and launch, in the order in which the program made them.
+        now_s: Seconds that kernels have taken so far.
     """
 
     POISON = 0xAB
 
-    def __init__(self, slow: Literal["side", "compute"]) -> None:
+    def __init__(self, slow: Literal["side", "compute"], takes_s: Mapping[str, float] | None = None) -> None:
+        self.now_s = 0.0
+        self._takes_s = dict(takes_s or {})
         self.side = FakeStream("side", eager=slow != "side")
         self._compute = FakeStream("compute", eager=slow != "compute")
         self._current = self._compute
@@ -217,7 +225,12 @@ class FakeStreams:
     def launch(self, name: str, kernel: Callable[[], None]) -> None:
         """Enqueue a kernel on the current stream."""
         self.calls.append((name, self._current.name))
-        self._current.enqueue(kernel)
+
+        def run() -> None:
+            kernel()
+            self.now_s += self._takes_s.get(name, 0.0)
+
+        self._current.enqueue(run)
 
     def record(self, stream: FakeStream) -> FakeEvent:
         """An event at the end of what is enqueued."""
@@ -236,6 +249,28 @@ class FakeStreams:
         if block:
             event.stream.run(event)
         return event.done
+
+    def timed(self, stream: FakeStream) -> FakeEvent:
+        """An event at the end of what is enqueued, which keeps the time at which it happens."""
+        self.calls.append(("timed", stream.name))
+        event = FakeEvent(stream)
+
+        def happen() -> None:
+            event.done, event.at_s = True, self.now_s
+
+        stream.enqueue(happen)
+        return event
+
+    def elapsed_s(self, begin: FakeEvent, end: FakeEvent) -> float:
+        """Seconds between two events."""
+        return end.at_s - begin.at_s
+
+    def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Enqueue a kernel that sums what lies in a tensor's memory when its turn comes."""
+        with torch.inference_mode(False):
+            total, content = torch.zeros((), dtype=torch.int64), raw(tensor)
+        self.launch("checksum", lambda: setattr(total, "data", checksum(torch.from_numpy(content()))))
+        return total
 
     def synchronize(self) -> None:
         """Let everything run to its end."""

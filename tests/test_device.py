@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_async_data.canary import Canary
 from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import allocated
@@ -41,7 +42,7 @@ def write_numbers(epoch, samples, out):
 
 
 @contextlib.contextmanager
-def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=StreamQueue, workers=1):
+def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=StreamQueue, workers=1, canary=0):
     schedule = Schedule(
         lambda epoch: EpochPlan(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, epoch=epoch), shuffled=True
     )
@@ -56,12 +57,14 @@ def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=Stre
         most_slots=4 if workers else 2,
         timeout_s=30,
     )
-    made = queue(SlotFeed(pipeline), streams, depth, transform)
+    made = queue(SlotFeed(pipeline), streams, depth, transform, Canary(canary, streams) if canary else None)
     try:
         yield made
     finally:
-        made.close()
-        pipeline.close()
+        try:
+            made.close()
+        finally:
+            pipeline.close()
 
 
 class Step:
@@ -249,6 +252,7 @@ def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
     with queue_on(streams, depth=1) as queue:
         queue.take(Key(0, 0))
     assert streams.calls == [
+        ("timed", "compute"),  # asked for
         ("record", "compute"),  # allocated
         ("wait", "side"),
         ("copy", "side"),  # x
@@ -256,6 +260,7 @@ def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
         ("record", "side"),  # copied
         ("record", "side"),  # ready
         ("wait", "compute"),
+        ("timed", "compute"),  # came
         ("copy", "compute"),  # y out of the block
         ("copy", "compute"),  # z out of the block
     ]

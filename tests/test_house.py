@@ -111,7 +111,11 @@ ORDER = [
     "ordering",
     "workers.thread",
     "pipeline",
+    "checksum",
     "streams",
+    "device_clock",
+    "canary",
+    "device_transform",
     "device",
     "feed",
     "slot_feed",
@@ -137,6 +141,9 @@ ORDER = [
     "stages",
     "classes",
     "datamodule",
+    "waiting",
+    "progress",
+    "batch_hooks",
     "callback",
     # Never imported by the way of a batch:
     "commandline",
@@ -192,6 +199,7 @@ def test_a_module_has_at_most_300_lines(path):
         "passes",
         "nested",
         "staging",
+        "waiting",
     ],
 )
 def test_pure_modules_import_no_torch(name):

@@ -361,4 +361,6 @@ def test_stats_count_what_happened():
     assert stats.wait_s > 0
     assert stats.epoch_gap_s > 0
     assert stats.queue_fill == 0
-    assert set(stats.metrics()) == {"data/wait_ms", "data/queue_fill", "data/epoch_gap_ms", "data/read_mb_s"}
+    names = "wait_ms", "device_wait_ms", "queue_fill", "epoch_gap_ms", "read_mb_s"
+    assert set(stats.metrics()) == {f"data/{name}" for name in names}
+    assert stats.metrics()["data/device_wait_ms"] == stats.metrics()["data/wait_ms"]  # it waits when the loop does

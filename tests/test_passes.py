@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lit_async_data.passes import Passes
-from lit_async_data.plan import EpochPlan, Schedule
+from lit_async_data.plan import EpochPlan, Key, Schedule
 
 
 def passes(*, shuffled=True):
@@ -20,7 +20,7 @@ def passes(*, shuffled=True):
 def run(of, steps=None, wanted=None):
     """The keys of one pass, or of its first steps."""
     keys = []
-    while (steps is None or len(keys) < steps) and (key := of.advance(lambda: wanted)) is not None:
+    while (steps is None or len(keys) < steps) and (key := of.advance(lambda: (wanted, wanted))) is not None:
         keys.append(tuple(key))
     return keys
 
@@ -91,3 +91,23 @@ def test_a_limit_is_where_the_next_epoch_is_expected_and_the_pass_goes_on_if_it_
     run(of, steps=2, wanted=2)
     assert of.wanted == (1, 0)
     assert run(of) == [(0, 2)]
+
+
+def test_a_check_before_training_takes_less_than_the_passes_after_it():
+    of = passes()
+    first, second = of.advance(lambda: (2, None)), of.advance(lambda: (2, None))
+    assert [first, second, of.wanted] == [(0, 0), (0, 1), (1, 0)]
+    assert of._schedule.following(Key(1, 1)) == (1, 2)
+    of.restart()
+    assert run(of) == whole(1)
+
+
+def test_what_is_read_before_its_pass_begins_ends_where_the_pass_will():
+    of = passes()
+    of.expect(lambda: (2, 1))
+    assert of.wanted == (0, 0)
+    assert of._schedule.following(Key(0, 1)) == (1, 0)
+    assert of._schedule.following(Key(1, 0)) == (2, 0)
+    run(of, steps=1)
+    of.expect(lambda: (1, 1))  # one is on: it knows better
+    assert of._schedule.following(Key(0, 0)) == (0, 1)

@@ -25,8 +25,9 @@ from lit_async_data import (
     SubsetSource,
     split,
 )
-from lit_async_data.device import widened
+from lit_async_data.device_transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError, ResumeError
+from lit_async_data.plan import Key
 from lit_async_data.spec import BatchSpec, FieldSpec
 from lit_async_data.testing import ArraySource, FakeStreams
 
@@ -681,7 +682,7 @@ def test_widened_casts_what_is_narrow_before_the_users_own_transform(as_mapping)
     }
     batch, seen = spec.packed(values), []
     for transform in (None, lambda wide: seen.append(wide) or wide):
-        got = widened(spec, transform)(batch)
+        got = DeviceTransform(transform, torch.device("cpu"), cast=widened(spec))(batch, Key(0, 0))
         assert type(got) is (dict if as_mapping else tuple)
         x, y, z = got.values() if as_mapping else got
         assert (x.dtype, y.dtype, z.dtype) == (torch.float32, torch.int64, torch.float64)

@@ -12,7 +12,7 @@ import torch
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource, split
 from lit_async_data.chunk_order import Layout
-from lit_async_data.device import widened
+from lit_async_data.device_transform import widened
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.plan import Key
 from lit_async_data.preparation import Preparation
@@ -52,12 +52,12 @@ def test_a_window_of_another_field_than_the_widest_costs_no_sample(h5, window):
 def test_a_cast_that_may_lose_a_value_is_not_left_to_the_device(h5, stored, to):
     with contextlib.closing(HDF5Source(h5(y=np.array([0, 1, -1], stored)), {"y": Field("y", dtype=to)})) as source:
         assert source.spec["y"].narrow is None
-        assert widened(source.spec, None) is None
+        assert widened(source.spec) is None
 
 
 def test_a_cast_that_loses_nothing_is_left_to_the_device(h5):
     with contextlib.closing(HDF5Source(h5(x=np.arange(6, dtype="u1")), {"x": Field("x", dtype="float32")})) as source:
-        cast = widened(source.spec, None)
+        cast = widened(source.spec)
         assert cast is not None
         found = cast({"x": torch.arange(6, dtype=torch.uint8)})["x"]
         assert (found.dtype, found.tolist()) == (torch.float32, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.plan import EpochPlan, Key, Schedule, amplification
+from lit_async_data.plan import EpochPlan, Key, Limits, Schedule, amplification
 
 lengths = st.integers(1, 400)
 batches = st.integers(1, 40)
@@ -140,13 +140,13 @@ def test_after_the_last_step_comes_the_next_epoch():
 
 def test_a_limit_ends_the_epoch_early():
     endless = schedule()
-    endless.limit = 2
+    endless.limits = Limits(0, 2, 2)
     assert endless.following(Key(0, 1)) == (1, 0)
 
 
 def test_a_limit_that_proved_to_be_wrong_is_no_limit():
     endless = schedule()
-    endless.limit = 1
+    endless.limits = Limits(0, 1, 1)
     assert endless.following(Key(0, 1)) == (0, 2)
 
 

@@ -88,7 +88,7 @@ def test_datamodule_and_callback_can_be_pickled(fitted):
     dm, callback = datamodule(train=ArraySource({"y": torch.arange(10).numpy()})), lad.DevicePrefetcher()
     loader = dm.train_dataloader()
     if fitted:
-        callback._adopt(loader)
+        callback._adopt(trainer(), loader)
     again = pickle.loads(pickle.dumps(dm))
     assert len(again.train_dataloader()) == len(loader)
     assert pickle.loads(pickle.dumps(callback)).device_depth == 2

@@ -37,7 +37,7 @@ from test_trainer import (
 import lit_async_data as lad
 from lit_async_data.errors import ClosedError, ReadError, TransformError
 
-METRICS = {"data/wait_ms", "data/queue_fill", "data/epoch_gap_ms", "data/read_mb_s"}
+METRICS = {"data/wait_ms", "data/device_wait_ms", "data/queue_fill", "data/epoch_gap_ms", "data/read_mb_s"}
 
 
 def failing(dm, loaders, wanted, error):
@@ -254,7 +254,13 @@ def test_waiting_is_measured_per_step_and_per_epoch(clock, caplog):
     fit = trainer(callback, logger=logger, log_every_n_steps=2, max_epochs=2, val_check_interval=2)
     fit.fit(Recorder(take_time), datamodule=datamodule(train=source, val=CountingSource()))
     megabytes = BATCH * (source.spec.nbytes + 8) / 1e6  # eight bytes of ids
-    expected = {"data/wait_ms": 250, "data/queue_fill": 0, "data/epoch_gap_ms": 250, "data/read_mb_s": megabytes / 0.25}
+    expected = {
+        "data/wait_ms": 250,
+        "data/device_wait_ms": 250,
+        "data/queue_fill": 0,
+        "data/epoch_gap_ms": 250,
+        "data/read_mb_s": megabytes / 0.25,
+    }
     assert fit.callback_metrics == pytest.approx(expected)
     steps = [(step, row) for step, row in logger.rows if "epoch" not in row]
     assert [step for step, _ in steps] == [1, 3, 5, 7, 9]
@@ -262,7 +268,8 @@ def test_waiting_is_measured_per_step_and_per_epoch(clock, caplog):
         assert row == pytest.approx(expected)
     assert (callback.waited.steps, callback.waited.share) == (10, 0.25)
     for epoch in range(2):
-        assert f"epoch {epoch}: training waited 1.250 s of 5.0 s for data (25.0 %), 0.250 s of it for " in caplog.text
+        said = "training waited 1.250 s of 5.0 s for data, 0.250 s of it for first batches: data wait 25.0 %"
+        assert f"epoch {epoch}: {said}" in caplog.text
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -1,0 +1,63 @@
+"""`DeviceClock`: how long a device has nothing to do but wait for data, measured on the device itself."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, NamedTuple
+
+from lit_async_data.stats import DeviceWait
+from lit_async_data.streams import Streams
+
+
+class _Wait(NamedTuple):
+    """From ``asked`` to ``came``, on the compute stream."""
+
+    asked: Any
+    came: Any
+    first: bool
+
+
+class DeviceClock:
+    """Times each hand-over by two events on the compute stream.
+
+    One is recorded when a batch is asked for. The step before has been enqueued by then, so the event happens when the
+    device is through with it. The other one is recorded after compute has been told to wait for the batch. What passes
+    between the two is time in which the device computes nothing because its data are not there: whether the host waited
+    for a reader, or the copy takes its time.
+
+    The host waits for none of them. What has happened is read when the next batch is asked for, and when somebody wants
+    to know; so figures come a step or two late.
+
+    Args:
+        streams: The device.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._asked: Any = None
+        self._open: collections.deque[_Wait] = collections.deque()
+        self._seen = DeviceWait()
+
+    def asked(self) -> None:
+        """A batch is asked for."""
+        self._read()
+        self._asked = self._streams.timed(self._streams.compute())
+
+    def came(self, *, first: bool) -> None:
+        """Compute has been told to wait for it.
+
+        Args:
+            first: Whether it is the first of an epoch.
+        """
+        self._open.append(_Wait(self._asked, self._streams.timed(self._streams.compute()), first))
+
+    @property
+    def waited(self) -> DeviceWait:
+        """What is known by now."""
+        self._read()
+        return self._seen
+
+    def _read(self) -> None:
+        while self._open and self._streams.happened(self._open[0].came, block=False):
+            wait = self._open.popleft()
+            self._seen = self._seen.plus(self._streams.elapsed_s(wait.asked, wait.came), first=wait.first)

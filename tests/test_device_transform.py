@@ -1,0 +1,263 @@
+"""Transforms on the device: who gets random numbers, and which; modules; and that nothing else decides about them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from lit_async_data.device_transform import DeviceTransform, takes_rng
+from lit_async_data.engine import DRAWN_ON_DEVICE
+from lit_async_data.errors import TransformError
+from lit_async_data.loader import AsyncLoader
+from lit_async_data.options import LoaderOptions
+from lit_async_data.permutation import derived_key
+from lit_async_data.plan import Key
+from lit_async_data.sources.subset import SubsetSource
+from lit_async_data.testing import ArraySource, FakeStreams
+
+CPU = torch.device("cpu")
+
+
+def plain(batch): ...
+def named(batch, rng): ...
+def optional(batch, rng=None): ...
+def by_keyword(batch, *, rng): ...
+def second(batch, generator): ...
+def strong(batch, strength=2): ...
+def strong_and_named(batch, strength, rng): ...
+def any_number(*batch): ...
+def anything(batch, **rest): ...
+def first_is_called_so(rng): ...
+
+
+class Module(torch.nn.Module):
+    def forward(self, batch): ...
+
+
+class DrawingModule(torch.nn.Module):
+    def forward(self, batch, rng): ...
+
+
+class Callable:
+    def __call__(self, batch, rng): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (None, False),
+        (plain, False),
+        (named, True),
+        (optional, True),
+        (by_keyword, True),
+        (second, True),
+        (strong, False),
+        (functools.partial(strong, strength=3), False),
+        (functools.partial(strong_and_named, strength=3), True),
+        (functools.partial(named, rng=None), False),  # that one is spoken for
+        (any_number, False),
+        (anything, False),
+        (first_is_called_so, False),
+        (lambda batch, g: batch, True),
+        (Module(), False),
+        (DrawingModule(), True),
+        (torch.nn.Sequential(Module()), False),
+        (Callable(), True),
+        (torch.neg, False),
+        (dict, False),
+    ],
+)
+def test_whether_a_transform_draws_is_read_off_its_signature(function, takes):
+    assert takes_rng(function) is takes
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda batch, rng: rng,
+        lambda batch, g: g,
+        lambda batch, *, rng: rng,
+        lambda batch, rng=None: rng,
+        functools.partial(lambda batch, strength, rng: rng, strength=3),
+    ],
+)
+def test_it_gets_a_generator_however_it_asks_for_it(function):
+    rng = DeviceTransform(function, CPU, number=lambda key: 2**64 - 1)({}, Key(0, 0))
+    assert rng.initial_seed() == 2**64 - 1
+    assert DeviceTransform(function, CPU)({}, Key(0, 0)) is None
+
+
+def test_a_signature_is_read_once():
+    looks = []
+
+    class Odd:
+        @property
+        def __signature__(self):
+            looks.append(1)
+            raise ValueError("no signature")
+
+        def __call__(self, batch):
+            return batch
+
+    transform = DeviceTransform(Odd(), CPU)
+    for step in range(3):
+        transform({}, Key(0, step))
+    assert len(looks) == 1
+
+
+# -- through the loader ------------------------------------------------------------------------------------------------
+
+LENGTH, BATCH = 22, 4
+
+
+def source():
+    return ArraySource({"x": np.repeat(np.arange(LENGTH, dtype=np.float32)[:, None], 4200, axis=1)})
+
+
+def drawing(batch, rng):
+    drawn = torch.full((1,), -1, dtype=torch.int64) if rng is None else torch.randint(2**62, (1,), generator=rng)
+    return batch | {"drawn": drawn}
+
+
+def drawn_by(loader, epochs=2):
+    with loader:
+        return [(batch["ids"].tolist(), batch["drawn"].item()) for _ in range(epochs) for batch in loader]
+
+
+def loader_of(of=None, transform=drawing, *, rank=0, world_size=1, depth=2, **options):
+    chosen = {"batch_size": BATCH, "shuffle": True, "with_ids": True, "seed": 5} | options
+    return AsyncLoader(
+        of or source(),
+        LoaderOptions(**chosen),
+        rank=rank,
+        world_size=world_size,
+        device_depth=depth,
+        device_transform=transform,
+    )
+
+
+def expected(seed, epoch, first):
+    rng = torch.Generator().manual_seed(derived_key(seed, epoch, DRAWN_ON_DEVICE, first))
+    return torch.randint(2**62, (1,), generator=rng).item()
+
+
+def test_what_is_drawn_goes_by_seed_epoch_and_first_sample_alone():
+    found = drawn_by(loader_of())
+    steps = len(found) // 2
+    for epoch, batches in enumerate((found[:steps], found[steps:])):
+        assert [drawn for _, drawn in batches] == [expected(5, epoch, ids[0]) for ids, _ in batches]
+    assert len({drawn for _, drawn in found}) == len(found)
+    assert drawn_by(loader_of(seed=6)) != found
+
+
+@pytest.mark.parametrize(("workers", "depth", "queue_depth"), [(0, 2, 4), (2, 2, 1), (1, 0, 4), (1, 4, 8)])
+def test_workers_and_depths_change_nothing(workers, depth, queue_depth):
+    assert drawn_by(loader_of(workers=workers, depth=depth, queue_depth=queue_depth)) == drawn_by(loader_of())
+
+
+def test_an_epoch_that_is_begun_anew_draws_the_same():
+    whole = drawn_by(loader_of())
+    with loader_of() as loader:
+        next(loader)  # an epoch that is left
+        loader.set_epoch(1)
+        again = [(batch["ids"].tolist(), batch["drawn"].item()) for batch in loader]
+    assert again == whole[len(whole) // 2 :]
+
+
+def test_ranks_draw_for_their_own_batches():
+    found = [drawn_by(loader_of(rank=rank, world_size=2), epochs=1) for rank in range(2)]
+    for ids, drawn in itertools.chain(*found):
+        assert drawn == expected(5, 0, ids[0])
+    assert len({drawn for _, drawn in itertools.chain(*found)}) == sum(map(len, found))
+
+
+def test_samples_of_a_subset_go_by_their_numbers_in_the_whole():
+    found = drawn_by(loader_of(SubsetSource(source(), [*range(11, LENGTH)])), epochs=1)
+    assert [drawn for _, drawn in found] == [expected(5, 0, ids[0]) for ids, _ in found]
+    assert min(min(ids) for ids, _ in found) >= 11
+
+
+@pytest.mark.parametrize("options", [{"augment": False}, {"shuffle": False}])
+def test_nothing_is_drawn_where_the_options_say_so(options):
+    assert {drawn for _, drawn in drawn_by(loader_of(**options))} == {-1}
+
+
+def test_nothing_is_drawn_in_evaluation():
+    options = LoaderOptions(batch_size=BATCH, augment=True, with_ids=True).for_evaluation()
+    found = drawn_by(AsyncLoader(source(), options, device_transform=drawing))
+    assert {drawn for _, drawn in found} == {-1}
+
+
+def test_epochs_differ_by_what_is_drawn_also_where_the_order_is_as_stored():
+    found = drawn_by(loader_of(shuffle=False, augment=True))
+    steps = len(found) // 2
+    assert [ids for ids, _ in found[:steps]] == [ids for ids, _ in found[steps:]]
+    assert not {drawn for _, drawn in found[:steps]} & {drawn for _, drawn in found[steps:]}
+    with loader_of(shuffle=False, augment=True) as loader:
+        loader.set_epoch(1)
+        assert next(loader)["drawn"].item() == found[steps][1]
+
+
+@pytest.mark.parametrize("slow", ["side", "compute"])
+def test_a_device_with_streams_draws_the_same(monkeypatch, slow):
+    wanted = drawn_by(loader_of())
+    streams = FakeStreams(slow)
+    monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: streams)
+    for module in "engine", "loader":
+        monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
+    monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    with loader_of() as loader:
+        found = []
+        for _ in range(2):
+            for batch in loader:
+                streams.synchronize()
+                found.append((batch["ids"].tolist(), batch["drawn"].item()))
+    assert found == wanted
+
+
+def test_a_transform_that_draws_wrongly_says_for_which_batch():
+    def wrong(batch, rng):
+        return torch.rand(3, generator=rng)[7]
+
+    with loader_of(transform=wrong) as loader, pytest.raises(TransformError, match="batch 0 of epoch 0: IndexError"):
+        next(loader)
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+
+class Scaled(torch.nn.Module):
+    """Counts how often it is moved."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(3.0))
+        self.moves = []
+
+    def to(self, device):
+        self.moves.append(device)
+        return super().to(device)
+
+    def forward(self, batch, rng):
+        return batch | {"x": batch["x"] * self.scale, "drawn": rng is not None}
+
+
+def test_a_module_is_moved_once_and_computes_no_gradients():
+    module = Scaled()
+    with loader_of(transform=module) as loader:
+        assert module.moves == []  # nothing before the first batch
+        for batch in loader:
+            assert torch.equal(batch["x"][:, 0], 3.0 * batch["ids"])
+            assert not batch["x"].requires_grad
+            assert batch["drawn"]
+    assert module.moves == [CPU]
+
+
+def test_a_module_is_where_the_batches_are():
+    transform = DeviceTransform(module := Scaled(), torch.device("meta"))
+    assert module.scale.device.type == "meta"
+    assert transform({"x": torch.ones(2, device="meta")}, Key(0, 0))["x"].device.type == "meta"
