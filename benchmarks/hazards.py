@@ -366,19 +366,30 @@ HAZARDS = (
     Hazard("batch read before it is written", "side", read_before_write, (STREAMS, ComputeNeverWaits)),
     Hazard("memory written before it is read", "compute", write_after_read, (STREAMS, SideNeverWaits)),
     Hazard(
-        "slot filled before it is copied", "side", slot_rewritten, (STREAMS, CopiesCountAsDoneAtOnce), workers=1,
+        "slot filled before it is copied",
+        "side",
+        slot_rewritten,
+        (STREAMS, CopiesCountAsDoneAtOnce),
+        workers=1,
         depth=SLOTS + 1,
     ),
     Hazard(
-        "transform writes over a batch", "compute", transformed_over, (STREAMS, TransformWaitsForAnOlderEvent),
+        "transform writes over a batch",
+        "compute",
+        transformed_over,
+        (STREAMS, TransformWaitsForAnOlderEvent),
         transforms=True,
     ),
     Hazard(
-        "raw tensors die before the transform", "side", raw_reused, ("StreamQueue", DropsRawTensorsEarly), workers=1,
+        "raw tensors die before the transform",
+        "side",
+        raw_reused,
+        ("StreamQueue", DropsRawTensorsEarly),
+        workers=1,
         transforms=True,
     ),
     Hazard("dropped batch still being copied", "side", dropped, (STREAMS, ComputeNeverWaits), workers=1),
-)  # fmt: skip
+)
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class ClockedStream(FakeStream):
         with self._changed:
             assert self._changed.wait_for(reached, PATIENCE), f"the stream {self.name} stands still"
 
-    def end(self) -> None:
+    def close(self) -> None:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -124,9 +124,9 @@ class Clocked(FakeStreams):
 
         self.launch("copy", copied)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End both streams, with all that is enqueued on them."""
         self.synchronize()
         for stream in (self._compute, self.side):
             assert isinstance(stream, ClockedStream)
-            stream.end()
+            stream.close()
