@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lit_async_data.sources.subset import SubsetSource as SubsetSource
     from lit_async_data.transforms import Normalize as Normalize
     from lit_async_data.transforms import ToFloat as ToFloat
+    from lit_async_data.wrap import prefetched as prefetched
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ _HOMES = {
     "Normalize": "transforms",
     "SubsetSource": "sources.subset",
     "ToFloat": "transforms",
+    "prefetched": "wrap",
     "split": "sources.split",
 }
 

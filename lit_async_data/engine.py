@@ -18,6 +18,7 @@ from lit_async_data.permutation import Indices, derived_key, derived_keys
 from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import Schedule
 from lit_async_data.preparation import Preparation
+from lit_async_data.slot_feed import SlotFeed
 from lit_async_data.sources.base import DrawingSource, KeepingSource, Source, draws, ids_of
 from lit_async_data.spec import BatchSpec
 from lit_async_data.stats import LoaderStats
@@ -73,7 +74,7 @@ class Engine:
             prepare=None if keeping is None else Preparation(keeping, schedule, ahead),
         )
         self.queue: DeviceQueue = (
-            StreamQueue(self.pipeline, TorchStreams(device), depth, widened(spec, transform))
+            StreamQueue(SlotFeed(self.pipeline), TorchStreams(device), depth, widened(spec, transform))
             if on_device
             else InlineQueue(self.pipeline, depth, transform)
         )

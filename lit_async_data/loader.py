@@ -86,7 +86,7 @@ class AsyncLoader:
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
         self.device = checked_device("cpu" if device is None else device)
         self._device_transform = device_transform
-        self._depth = _checked_depth(device_depth)
+        self._depth = checked_depth(device_depth)
         #: Who starts the next copy: the loader, at the end of each ``next``, or a callback that calls `prefetch`.
         self.driven = False
         #: Asked at the start of each pass: steps of it that will be wanted, None for all.
@@ -175,7 +175,7 @@ class AsyncLoader:
 
     @device_depth.setter
     def device_depth(self, depth: int) -> None:
-        if _checked_depth(depth) != self._depth:
+        if checked_depth(depth) != self._depth:
             self._stop()
             self._depth = depth
 
@@ -266,7 +266,8 @@ def _with_ids(spec: BatchSpec) -> BatchSpec:
     return spec.with_field(IDS, FieldSpec((), np.dtype(np.int64)))
 
 
-def _checked_depth(depth: int) -> int:
+def checked_depth(depth: int) -> int:
+    """A number of batches to copy ahead, or a `ConfigError`."""
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 0:
         raise ConfigError(f"device_depth: {depth!r} is not a whole number from 0 on")
     return depth

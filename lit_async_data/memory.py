@@ -10,6 +10,7 @@ import logging
 import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,15 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
     # An anonymous map rather than np.empty: it goes back to the system at once when it is dropped.
     # Private, so that a child made by fork cannot write to it.
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+
+
+def pinned(value: Any) -> Any:
+    """What an object's own ``pin_memory`` makes of it; the object itself, where it has none or cannot be pinned."""
+    try:
+        return value.pin_memory() if hasattr(value, "pin_memory") else value
+    except RuntimeError as error:
+        log.debug("a %s could not be pinned, its copy to the device will be slower: %s", type(value).__name__, error)
+        return value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ is the stream the training step runs on, *side* is ours:
 1. Destinations are allocated on compute, and an event is recorded there: ``allocated``.
 2. Side waits for ``allocated``: memory that the allocator gives out again may still be read by kernels of an earlier
    step, which were enqueued before. (Without this wait: write after read.)
-3. Side copies from the pinned slot; an event: ``copied``. The slot is free when that event has happened.
+3. Side copies from pinned host memory; an event: ``copied``. That memory is free when the event has happened.
 4. A device transform runs on side, after a wait for an event recorded on compute at that moment: what it allocates
-   comes from memory of side, which compute may still be reading.
+   comes from memory of side, which compute may still be reading. So do objects that move themselves.
 5. Side records ``ready``. At hand-over compute waits for it (without this wait: read before write), and only then the
    raw tensors may die, since side still reads them.
 
@@ -20,16 +20,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from lit_async_data.device import Batch, Transform, transformed
-from lit_async_data.job import Filled
-from lit_async_data.pipeline import Pipeline
+from lit_async_data.feed import Arrived, Cloned, Feed, HostBatch, Room
 from lit_async_data.plan import Key
-from lit_async_data.spec import BatchLayout
 from lit_async_data.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -37,16 +35,18 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class _Ticket:
-    """One batch on its way: reserved (destinations exist), then submitted (``ready`` is recorded)."""
+    """One batch on its way: reserved (destinations may exist), then submitted (``ready`` is recorded)."""
 
     key: Key
-    count: int
-    raw: dict[str, torch.Tensor]
-    block: torch.Tensor | None
-    allocated: Any
+    room: Room | None = None
+    raw: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    block: torch.Tensor | None = None
+    own: dict[str, Any] = dataclasses.field(default_factory=dict)
+    allocated: Any = None
+    unpacked: Callable[[Arrived, Cloned], Batch] | None = None
     ready: Any = None
     batch: Batch = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def submitted(self) -> bool:
@@ -57,20 +57,22 @@ class StreamQueue:
     """Copies batches to a device while it computes.
 
     Args:
-        pipeline: Where filled slots come from; their memory is pinned.
+        feed: Where batches come from; their memory should be pinned.
         streams: The device.
         depth: Batches on the device ahead of the one in use; 0 copies each batch when it is asked for.
         transform: Run on the side stream after the copy.
+
+    Attributes:
+        depth: As given. It can be set at any time: what is on its way is handed out all the same.
     """
 
-    def __init__(self, pipeline: Pipeline, streams: Streams, depth: int, transform: Transform | None) -> None:
-        self._pipeline = pipeline
-        self._layout: BatchLayout = pipeline.layout
+    def __init__(self, feed: Feed, streams: Streams, depth: int, transform: Transform | None) -> None:
+        self._feed = feed
         self._streams = streams
-        self._depth = depth
+        self.depth = depth
         self._transform = transform
         self._tickets: collections.deque[_Ticket] = collections.deque()
-        self._copying: collections.deque[tuple[int, Any]] = collections.deque()
+        self._copying: collections.deque[tuple[HostBatch, Any]] = collections.deque()
         self.copied = 0
 
     @property
@@ -82,33 +84,34 @@ class StreamQueue:
             self._forget()
         ticket = self._tickets.popleft() if self._tickets else self._reserved(key)
         if not ticket.submitted:
-            self._reclaim(block=True)  # else the pipeline could wait for a slot that only we can free
-            self._submit(ticket, self._pipeline.get(key))
+            self._reclaim(block=True)  # else the feed could wait for memory that only we can free
+            self._submit(ticket, self._feed.get(key))
         if ticket.error is not None:
             self._let_go(ticket)
+            error, ticket.error = ticket.error, None
             try:
-                raise ticket.error
+                raise error
             finally:
-                del ticket  # as in `InlineQueue.take`
+                del error, ticket  # as in `InlineQueue.take`
         return self._handed_out(ticket)
 
     def top_up(self, key: Key) -> None:
         self._reclaim(block=False)
         if self._tickets and self._tickets[0].key != key:
             self._forget()
-        while len(self._tickets) < self._depth:
+        while len(self._tickets) < self.depth:
             last = self._tickets[-1].key if self._tickets else None
-            self._tickets.append(self._reserved(self._pipeline.schedule.following(last) if last else key))
+            self._tickets.append(self._reserved(self._feed.following(last) if last else key))
         for ticket in self._tickets:
             if ticket.submitted:
                 continue
-            self._pipeline.prefetch(ticket.key)
-            filled = self._pipeline.poll(ticket.key)
-            if filled is None:
+            self._feed.prefetch(ticket.key)
+            host = self._feed.poll(ticket.key)
+            if host is None:
                 return
-            self._submit(ticket, filled)
+            self._submit(ticket, host)
         if self._tickets:
-            self._pipeline.prefetch(self._pipeline.schedule.following(self._tickets[-1].key))
+            self._feed.prefetch(self._feed.following(self._tickets[-1].key))
 
     def close(self) -> None:
         try:
@@ -118,25 +121,27 @@ class StreamQueue:
             log.warning("copies to the device could not be waited for: %s", error)
 
     def _reserved(self, key: Key) -> _Ticket:
-        layout, count = self._layout, self._pipeline.schedule.plan(key.epoch).count(key.step)
-        with torch.inference_mode(False):
-            raw = {
-                name: self._streams.empty((count, *layout.spec[name].stored_shape), _type(layout, name))
-                for name in layout.large
-            }
-            small = layout.nbytes - layout.small_start
-            block = self._streams.empty((small,), torch.uint8) if layout.small else None
-        return _Ticket(key, count, raw, block, allocated=self._streams.record(self._streams.compute()))
+        """A ticket; with destinations, if the feed can say before the batch is there what it will take."""
+        ticket, room = _Ticket(key), self._feed.room(key)
+        if room is not None:
+            self._reserve(ticket, room)
+        return ticket
 
-    def _submit(self, ticket: _Ticket, filled: Filled) -> None:
-        (batch,) = filled.batches  # one to a slot: the small fields of a batch travel in one block
-        if batch.error is not None:
-            ticket.error = batch.error
+    def _reserve(self, ticket: _Ticket, room: Room) -> None:
+        with torch.inference_mode(False):
+            ticket.raw = {name: self._streams.empty(shape, dtype) for name, (shape, dtype) in room.large.items()}
+            ticket.block = None if room.block is None else self._streams.empty((room.block,), torch.uint8)
+        ticket.room, ticket.allocated = room, self._streams.record(self._streams.compute())
+
+    def _submit(self, ticket: _Ticket, host: HostBatch) -> None:
+        if host.error is not None:
+            ticket.error = host.error
             return
+        ticket.unpacked = host.unpacked
         try:
-            self._copy(ticket, filled.slot)
+            self._copy(ticket, host)
             if self._transform is not None:
-                self._streams.wait(self._streams.side, self._streams.record(self._streams.compute()))
+                self._wait_for_compute()
                 with torch.inference_mode(False), self._streams.on_side():
                     ticket.batch = transformed(self._transform, self._unpacked(ticket), ticket.key)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is raised when it is this batch's turn
@@ -144,19 +149,29 @@ class StreamQueue:
         finally:
             ticket.ready = self._streams.record(self._streams.side)
 
-    def _copy(self, ticket: _Ticket, slot: int) -> None:
-        streams, layout = self._streams, self._layout
-        self._pipeline.ring.copy(slot)
-        memory = torch.from_numpy(self._pipeline.ring.memory(slot))
-        streams.wait(streams.side, ticket.allocated)
+    def _copy(self, ticket: _Ticket, host: HostBatch) -> None:
+        streams, room = self._streams, host.room
         try:
+            if ticket.room != room:
+                self._reserve(ticket, room)
+            streams.wait(streams.side, ticket.allocated)
             with torch.inference_mode(False), streams.on_side():
                 for name, destination in ticket.raw.items():
-                    streams.copy(destination, _field(layout, name, memory, ticket.count))
+                    streams.copy(destination, host.large[name])
                 if ticket.block is not None:
-                    streams.copy(ticket.block, memory[layout.small_start : layout.nbytes])
+                    assert host.block is not None
+                    streams.copy(ticket.block, host.block)
+            if host.own:
+                self._wait_for_compute()
+                with torch.inference_mode(False), streams.on_side():
+                    ticket.own = {name: streams.moved(value) for name, value in host.own.items()}
         finally:
-            self._copying.append((slot, streams.record(streams.side)))
+            # With the batch itself: its memory lives for as long as side may read it.
+            self._copying.append((host, streams.record(streams.side)))
+
+    def _wait_for_compute(self) -> None:
+        """Side goes on when all that compute has been given until now is done: it takes memory of its own pool."""
+        self._streams.wait(self._streams.side, self._streams.record(self._streams.compute()))
 
     def _handed_out(self, ticket: _Ticket) -> Batch:
         self._streams.wait(self._streams.compute(), ticket.ready)
@@ -164,22 +179,19 @@ class StreamQueue:
             return self._unpacked(ticket) if self._transform is None else ticket.batch
 
     def _unpacked(self, ticket: _Ticket) -> Batch:
-        """The fields as the user sees them; the small ones copied out of their block on the current stream."""
-        layout, tensors = self._layout, {}
-        for name, field in layout.spec.fields.items():
-            if name in ticket.raw:
-                stored = ticket.raw[name]
-            else:
-                assert ticket.block is not None
-                view = _field(layout, name, ticket.block, ticket.count, start=layout.small_start)
-                stored = self._streams.empty(tuple(view.shape), view.dtype)
-                self._streams.copy(stored, view)
-            tensors[name] = field.delivered(stored)
-        return layout.spec.packed(tensors)
+        """The batch as the user sees it, on the current stream."""
+        assert ticket.unpacked is not None
+        return ticket.unpacked(Arrived(ticket.raw, ticket.block, ticket.own), self._cloned)
+
+    def _cloned(self, tensor: torch.Tensor) -> torch.Tensor:
+        clone = self._streams.empty(tuple(tensor.shape), tensor.dtype)
+        if tensor.numel():
+            self._streams.copy(clone, tensor)
+        return clone
 
     def _reclaim(self, *, block: bool) -> None:
         while self._copying and self._streams.happened(self._copying[0][1], block=block):
-            self._pipeline.ring.copied(self._copying.popleft()[0])
+            self._copying.popleft()[0].release()
 
     def _forget(self) -> None:
         for ticket in self._tickets:
@@ -193,14 +205,3 @@ class StreamQueue:
         """
         if ticket.ready is not None:
             self._streams.wait(self._streams.compute(), ticket.ready)
-
-
-def _type(layout: BatchLayout, name: str) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, layout.spec[name].dtype)).dtype
-
-
-def _field(layout: BatchLayout, name: str, memory: torch.Tensor, count: int, start: int = 0) -> torch.Tensor:
-    """One field as a view of bytes, on whichever device they lie; as `BatchLayout.views` does with numpy."""
-    field, offset = layout.spec[name], layout.offsets[name] - start
-    raw = memory[offset : offset + count * field.nbytes]
-    return raw.view(_type(layout, name)).reshape((count, *field.stored_shape))

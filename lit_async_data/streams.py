@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import Any, Protocol
 
 import torch
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.memory import pinned
 
 
 def has_streams(device: torch.device) -> bool:
@@ -31,6 +33,19 @@ def checked_device(given: torch.device | str) -> torch.device:
     return device
 
 
+def moved(value: Any, device: torch.device) -> Any:
+    """What an object's own ``to`` makes of it; without waiting for the copy, where it takes ``non_blocking``."""
+    try:
+        takes = inspect.signature(value.to).parameters
+    except ValueError:  # of torch itself, whose built-in methods show no signature
+        waits = False
+    else:
+        kinds = {parameter.kind for parameter in takes.values()}
+        waits = "non_blocking" not in takes and inspect.Parameter.VAR_KEYWORD not in kinds
+    there = value.to(device) if waits else value.to(device, non_blocking=True)
+    return value if there is None else there  # one that moves itself in place
+
+
 class Streams(Protocol):
     """What `StreamQueue` needs of a device; a recording fake in `testing` keeps it too."""
 
@@ -49,6 +64,10 @@ class Streams(Protocol):
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Enqueue a copy, from the host or within the device, on the current stream."""
+        ...
+
+    def moved(self, value: Any) -> Any:
+        """What an object that knows how to move itself becomes on the device; enqueued on the current stream."""
         ...
 
     def record(self, stream: Any) -> Any:
@@ -83,6 +102,9 @@ class TorchStreams:
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         destination.copy_(source, non_blocking=True)
+
+    def moved(self, value: Any) -> Any:
+        return moved(pinned(value), self._device)
 
     def record(self, stream: Any) -> Any:
         return stream.record_event(torch.Event(device=self._device))

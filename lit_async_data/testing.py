@@ -23,6 +23,7 @@ from lit_async_data.permutation import Indices
 from lit_async_data.ring import Lease
 from lit_async_data.sources.base import ChunkLayout, Location, Part
 from lit_async_data.spec import BatchSpec, Bytes, FieldSpec
+from lit_async_data.streams import moved
 
 
 class ArraySource:
@@ -207,6 +208,11 @@ class FakeStreams:
         """Enqueue a copy; it reads its source when it runs. It holds memory and not tensors, as a device does."""
         to, of = raw(destination), raw(source)
         self.launch("copy", lambda: np.copyto(to(), of()))
+
+    def moved(self, value: Any) -> Any:
+        """What the object's own ``to`` makes of it; it enqueues by itself, if anything."""
+        self.calls.append(("move", self._current.name))
+        return moved(value, torch.device("cpu"))
 
     def launch(self, name: str, kernel: Callable[[], None]) -> None:
         """Enqueue a kernel on the current stream."""

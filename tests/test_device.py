@@ -16,6 +16,7 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import EpochPlan, Key, Schedule
 from lit_async_data.ring import COPYING
+from lit_async_data.slot_feed import SlotFeed
 from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.testing import ArraySource, FakeStreams, raw
@@ -55,7 +56,7 @@ def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=Stre
         most_slots=4 if workers else 2,
         timeout_s=30,
     )
-    made = queue(pipeline, streams, depth, transform)
+    made = queue(SlotFeed(pipeline), streams, depth, transform)
     try:
         yield made
     finally:
@@ -93,15 +94,15 @@ def trained(streams, *, epochs=3, late=False, **options):
     """
     step = Step(streams)
     with queue_on(streams, **options) as queue:
-        poll = queue._pipeline.poll
-        schedule = queue._pipeline.schedule
+        poll = queue._feed.poll
+        schedule = queue._feed.pipeline.schedule
         for epoch in range(epochs):
             for number in range(len(schedule.plan(epoch))):
                 key = Key(epoch, number)
                 batch = queue.take(key)
-                queue._pipeline.poll = (lambda key: None) if late else poll
+                queue._feed.poll = (lambda key: None) if late else poll
                 queue.top_up(schedule.following(key))  # on_train_batch_start
-                queue._pipeline.poll = queue._pipeline.get if late else poll
+                queue._feed.poll = queue._feed.get if late else poll
                 step(key, batch, schedule.plan(epoch).batch(number).samples)
                 del batch  # the step's own reference is gone while its kernels may still be waiting
                 queue.top_up(schedule.following(key))  # on_train_batch_end
@@ -199,11 +200,11 @@ def test_a_slot_is_not_filled_again_before_its_copy_has_happened(made, right):
     streams = made("side")
     step = Step(streams)
     with queue_on(streams, workers=0) as queue:
-        plan = queue._pipeline.schedule.plan(0)
+        plan = queue._feed.pipeline.schedule.plan(0)
         for number in range(STEPS):
             queue._reclaim(block=True)
             queue._tickets.append(queue._reserved(Key(0, number)))
-            queue._submit(queue._tickets[-1], queue._pipeline.get(Key(0, number)))
+            queue._submit(queue._tickets[-1], queue._feed.get(Key(0, number)))
         for number in range(STEPS):
             step(Key(0, number), queue.take(Key(0, number)), plan.batch(number).samples)
         streams.synchronize()
@@ -211,8 +212,8 @@ def test_a_slot_is_not_filled_again_before_its_copy_has_happened(made, right):
 
 
 class DropsRawTensorsEarly(StreamQueue):
-    def _submit(self, ticket, filled):
-        super()._submit(ticket, filled)
+    def _submit(self, ticket, host):
+        super()._submit(ticket, host)
         ticket.raw.clear()
         ticket.block = None
 
@@ -224,9 +225,9 @@ def test_raw_tensors_live_until_compute_has_waited_for_the_transform(queue, righ
     the same memory."""
     streams = FakeStreams("side")
     with queue_on(streams, transform=on_device(streams), queue=queue) as made:
-        schedule = made._pipeline.schedule
+        schedule = made._feed.pipeline.schedule
         ticket = made._reserved(Key(0, 0))
-        made._submit(ticket, made._pipeline.get(Key(0, 0)))
+        made._submit(ticket, made._feed.get(Key(0, 0)))
         scratch = []
         for shape, dtype in (((BATCH, 100, 100, 3), torch.uint8), ((BATCH,), torch.int64)):
             scratch.append(streams.empty(shape, dtype))
@@ -266,7 +267,7 @@ def test_what_is_dropped_before_it_was_handed_over_is_waited_for():
     with queue_on(streams) as queue:
         queue.take(Key(0, 0))
         queue._tickets.append(queue._reserved(Key(0, 1)))
-        queue._submit(queue._tickets[0], queue._pipeline.get(Key(0, 1)))
+        queue._submit(queue._tickets[0], queue._feed.get(Key(0, 1)))
         before = len(streams.calls)
         queue._forget()
         assert streams.calls[before:] == [("wait", "compute")]
@@ -278,7 +279,7 @@ def test_another_epoch_than_expected_drops_what_was_copied():
     with queue_on(streams) as queue:
         queue.take(Key(0, 0))
         queue.top_up(Key(0, 1))
-        plan = queue._pipeline.schedule.plan(5)
+        plan = queue._feed.pipeline.schedule.plan(5)
         step(Key(5, 0), queue.take(Key(5, 0)), plan.batch(0).samples)
         streams.synchronize()
     assert step.wrong == []
@@ -289,11 +290,11 @@ def test_destinations_are_allocated_before_the_host_batch_is_there():
     streams = FakeStreams("compute")
     with queue_on(streams) as queue:
         queue.take(Key(0, 0))
-        queue._pipeline.poll = lambda key: None  # nothing is ready yet
+        queue._feed.poll = lambda key: None  # nothing is ready yet
         queue.top_up(Key(0, 1))
         reserved = [ticket.allocated for ticket in queue._tickets]
         streams.launch("step", lambda: None)
-        del queue._pipeline.poll
+        del queue._feed.poll
         queue.take(Key(0, 1))
         assert len(reserved) == 2
         assert reserved[0].done  # the copy forced compute up to the event ...
@@ -304,10 +305,10 @@ def test_a_slot_is_copying_until_its_copy_has_happened():
     streams = FakeStreams("side")
     with queue_on(streams) as queue:
         queue.take(Key(0, 0))
-        assert queue._pipeline.ring.count(COPYING) == 1
+        assert queue._feed.pipeline.ring.count(COPYING) == 1
         streams.synchronize()
         queue.top_up(Key(0, 1))
-        assert queue._pipeline.ring.state(0) is not COPYING
+        assert queue._feed.pipeline.ring.state(0) is not COPYING
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -373,7 +374,7 @@ def test_whatever_a_transform_raises_is_raised_when_its_batch_is_asked_for():
         raise error
 
     with queue_on(streams, transform=transform) as queue:
-        queue._pipeline.poll = queue._pipeline.get
+        queue._feed.poll = queue._feed.get
         queue.top_up(Key(0, 0))
         with pytest.raises(FormatError, match="mine"):
             queue.take(Key(0, 0))

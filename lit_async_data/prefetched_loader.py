@@ -1,0 +1,275 @@
+"""`PrefetchedLoader`: somebody else's loader, read ahead and copied ahead; what `prefetched` gives."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any, Self
+
+import torch
+from torch.utils.data import DataLoader
+
+from lit_async_data.device import Batch, Transform
+from lit_async_data.errors import ClosedError
+from lit_async_data.loader import checked_depth
+from lit_async_data.plan import Key
+from lit_async_data.relay import Relay
+from lit_async_data.sharding import check_sharded
+from lit_async_data.stats import LoaderStats, ReadStats, WaitMeter
+from lit_async_data.streams import checked_device, has_streams
+
+log = logging.getLogger(__name__)
+
+
+class PrefetchedLoader:
+    """What `prefetched` gives. One thread may iterate at a time, and one pass goes at a time.
+
+    Attributes that are not its own are those of the loader, also when they are set.
+
+    Attributes:
+        loader: What it reads.
+        driven: Who starts the next copy: it does, at the end of each ``next``, or a callback that calls `prefetch`.
+    """
+
+    loader: Iterable[Any]
+    driven = False
+    _stateful = False
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        *,
+        device_depth: int,
+        device: torch.device | str | None,
+        device_transform: Transform | None,
+    ) -> None:
+        self.loader = loader
+        self._depth = checked_depth(device_depth)
+        self._device = _with_index(checked_device(_accelerator() if device is None else device))
+        self._device_transform = device_transform
+        self._reset()
+
+    def _reset(self) -> None:
+        """As new: nothing has been read."""
+        self._pass, self._step = -1, 0
+        self._fresh, self._over = True, False
+        self._state: Any = None  # of the loader, after the batch that was handed out last; None where it is as it says
+        self._meter, self._read = WaitMeter(), ReadStats()
+        self._relay: Relay | None = None
+        self._closer: weakref.finalize[Any, Any] | None = None
+        self._said = self._closed = False
+
+    def __len__(self) -> int:
+        """That of the loader; a `TypeError` if it has none."""
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return bool(self.loader)
+
+    def __iter__(self) -> Self:
+        """Begin a new pass with the next batch. Costs nothing; Lightning calls it more often than it reads."""
+        self._fresh = True
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch of the pass, waiting for it.
+
+        Raises:
+            StopIteration: The pass is over.
+            ConfigError: Several ranks would read the same.
+            TransformError: ``device_transform`` failed on this batch; the next call goes on with the one after it.
+            WorkerError: This process is a fork of the one that began to read.
+            ClosedError: The loader is closed.
+            Exception: Whatever the loader raised in place of this batch.
+        """
+        started = time.perf_counter()
+        relay = self._begin() if self._fresh else self._running()
+        if self._over:
+            raise StopIteration
+        fill, first = relay.ready, self._step == 0
+        batch = self._taken(relay)
+        if not self.driven:
+            # This batch is here; what is wrong with a later one is said when that is asked for.
+            with contextlib.suppress(Exception):
+                relay.queue.top_up(self._wanted)
+        self._meter.add(time.perf_counter() - started, first=first, queue_fill=fill)
+        return batch
+
+    def prefetch(self) -> None:
+        """Start copying what will be asked for next; returns at once. A pass begins with its first batch only.
+
+        Raises:
+            WorkerError, ClosedError: As `__next__`.
+        """
+        relay = self._running()
+        if not (self._fresh or self._over):
+            relay.queue.top_up(self._wanted)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are handed out. When it is set, a pass that has begun stays where it is."""
+        return self._device
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        self._device = _with_index(checked_device(device))
+
+    @property
+    def device_depth(self) -> int:
+        """Batches read and copied ahead. It can be set at any time; nothing that has been read is lost."""
+        return self._depth
+
+    @device_depth.setter
+    def device_depth(self, depth: int) -> None:
+        self._depth = checked_depth(depth)
+        if self._relay is not None:
+            self._relay.set_depth(depth)
+
+    def stats(self) -> LoaderStats:
+        """What was handed out, waited for and read so far."""
+        return self._meter.stats().of(self._read_so_far(), copied=0)
+
+    def close(self) -> None:
+        """End the thread and give memory back; waits a few seconds at most. Twice is fine.
+
+        Batches that were handed out stay valid. The loader stays as it is: it is yours.
+        """
+        self._closed = True
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the loader's own --------------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        # Not what begins with _: Lightning would take the loader's iterator from it, and end its workers.
+        if name.startswith("_") or "loader" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name.startswith("_") or name == "loader" or hasattr(type(self), name)
+        if own or not hasattr(self.loader, name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.loader, name, value)
+
+    def __repr__(self) -> str:
+        return f"prefetched({self.loader!r}, device_depth={self._depth}, device={str(self._device)!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What runs stays in the process that started it.
+        return {name: vars(self)[name] for name in ("loader", "_depth", "_device", "_device_transform")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._reset()
+
+    # -- the machinery -----------------------------------------------------------------------------------------------
+
+    @property
+    def _wanted(self) -> Key:
+        return Key(self._pass, self._step)
+
+    @property
+    def _threaded(self) -> bool:
+        return not isinstance(self.loader, DataLoader) or self.loader.num_workers > 0
+
+    def _taken(self, relay: Relay) -> Batch:
+        key = self._wanted
+        try:
+            batch = relay.queue.take(key)
+        except StopIteration:
+            self._over, self._state = True, None
+            relay.rest()
+            raise
+        finally:
+            # A batch that failed has had its turn. One that never came is asked for again.
+            self._step += relay.feed.given(key)
+        self._state = relay.feed.state_after(key)
+        return batch
+
+    def _begin(self) -> Relay:
+        """A new pass; its first batch calls ``iter(loader)``."""
+        check_sharded(self.loader)
+        if self._depth and not self._threaded and not self._said:
+            self._said = True
+            log.warning(
+                "the DataLoader has num_workers=0: each batch is read when it is asked for, since Python code per "
+                "sample would, in a thread, keep the training loop from running; num_workers=1 or more reads ahead"
+            )
+        if self._relay is not None and self._relay.device != self._device:
+            self._stop()
+        relay = self._running()
+        relay.rest()
+        self._pass, self._step = self._pass + 1, 0
+        self._fresh = self._over = False
+        return relay
+
+    def _running(self) -> Relay:
+        if self._closed:
+            raise ClosedError("the loader is closed; call prefetched() again")
+        if self._relay is not None:
+            self._relay.check()
+            return self._relay
+        relay = Relay(
+            self.loader,
+            device=self._device,
+            depth=self._depth,
+            threaded=self._threaded,
+            transform=self._device_transform,
+            state=getattr(self.loader, "state_dict", None) if self._stateful else None,
+        )
+        self._relay, self._closer = relay, weakref.finalize(self, relay.close)
+        return relay
+
+    def _read_so_far(self) -> ReadStats:
+        if self._relay is None:
+            return self._read
+        now = self._relay.feed.stats
+        return dataclasses.replace(self._read.plus(now.batches, now.bytes, now.seconds), ready=self._relay.feed.ready)
+
+    def _stop(self) -> None:
+        if self._closer is not None:
+            self._read = dataclasses.replace(self._read_so_far(), ready=0)
+            self._closer()
+        self._relay = self._closer = None
+
+
+class StatefulPrefetchedLoader(PrefetchedLoader):
+    """One whose loader can say where it is, and go on from there.
+
+    Its state is that after the batch which was handed out last, however many have been read ahead.
+    """
+
+    _stateful = True
+
+    def state_dict(self) -> Any:
+        """The loader's state after the last batch that was handed out."""
+        return self.loader.state_dict() if self._state is None else self._state  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Any) -> None:
+        """Have the loader go on from a state, with the next pass."""
+        if self._relay is not None:
+            self._relay.rest()
+        self._state, self._fresh = None, True
+        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
+
+
+def _accelerator() -> torch.device:
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """The very device, so that two names for one are equal."""
+    if ":" in str(device) or not has_streams(device):
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())

@@ -1,0 +1,97 @@
+"""`Relay`: the running part of a prefetched loader, feed and device queue, from its first batch until it is closed."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from lit_async_data import memory
+from lit_async_data.device import Transform
+from lit_async_data.errors import WorkerError
+from lit_async_data.host_queue import HostQueue, as_it_came
+from lit_async_data.iterator_feed import IteratorFeed
+from lit_async_data.packing import Packer
+from lit_async_data.staging import Staging
+from lit_async_data.stream_queue import StreamQueue
+from lit_async_data.streams import TorchStreams, has_streams
+
+
+class Relay:
+    """Feed and device queue. Refers to no prefetched loader, so that one that is dropped is closed at once.
+
+    Args:
+        loader: Any iterable.
+        device: Where batches are handed out.
+        depth: Batches copied ahead.
+        threaded: Whether the loader may be read in a thread.
+        transform: Called with each batch on its device.
+        state: The loader's state, to be known for each batch that is read ahead.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        *,
+        device: torch.device,
+        depth: int,
+        threaded: bool,
+        transform: Transform | None,
+        state: Callable[[], Any] | None,
+    ) -> None:
+        self.device = device
+        self._threaded = threaded
+        self._pid = os.getpid()
+        self._staging = Staging(functools.partial(memory.allocated, pinned=True), most=0)
+        on_device = has_streams(device)
+        self.feed = IteratorFeed(loader, Packer(self._staging) if on_device else as_it_came, 0, state)
+        self.queue: StreamQueue | HostQueue = (
+            StreamQueue(self.feed, TorchStreams(device), 0, transform)
+            if on_device
+            else HostQueue(self.feed, 0, transform)
+        )
+        self.set_depth(depth)
+
+    def set_depth(self, depth: int) -> None:
+        """Read and copy so many batches ahead from now on; what is on its way is handed out all the same."""
+        self.feed.depth = depth if self._threaded else 0
+        # Without a thread the next batch is read when it is asked for: room for more than that one would lie idle.
+        self.queue.depth = depth if self._threaded else min(depth, 1)
+        # Those of batches that are being copied, that are ready, and one that is being packed.
+        self._staging.most = self.queue.depth + self.feed.depth + 1
+
+    @property
+    def ready(self) -> int:
+        """Batches that are ready, on host and device together."""
+        return self.feed.ready + self.queue.ready
+
+    def check(self) -> None:
+        """Raise `WorkerError` in a fork of the process that began to read."""
+        if self._forked:
+            raise WorkerError(
+                f"this loader reads in process {self._pid} and cannot be used in its fork {os.getpid()}, where its "
+                "thread does not exist; call prefetched() in the child"
+            )
+
+    def rest(self, *, wait: bool = True) -> None:
+        """End the pass, and let go of what it took on the device.
+
+        Args:
+            wait: For a `next` of the loader that is under way, as long as it takes; else a few seconds at most.
+        """
+        try:
+            self.queue.close()
+        finally:
+            self.feed.end(wait=wait)
+
+    def close(self) -> None:
+        """End everything. Idempotent; waits a few seconds at most."""
+        if not self._forked:  # else thread and device are another process's, and so may be whoever held a lock
+            self.rest(wait=False)
+
+    @property
+    def _forked(self) -> bool:
+        return self._pid != os.getpid()

@@ -1,0 +1,42 @@
+"""Whether each rank gets samples of its own from a DataLoader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from lit_async_data.errors import ConfigError
+
+# What samplers call their rank, their own or that of others.
+SIGNS = ("rank", "num_replicas", "world_size", "_rank", "_num_replicas", "_world_size")
+
+
+def check_sharded(loader: Any) -> None:
+    """Refuse a DataLoader that would give every rank the same samples.
+
+    Judged are DataLoaders over map-style datasets, where there are several ranks. A sampler that knows its rank, under
+    whichever of the usual names, is believed.
+
+    Raises:
+        ConfigError: With the line to write.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    ranks = torch.distributed.get_world_size()
+    if ranks < 2 or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return
+    batches = loader.batch_sampler
+    samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
+    if not any(isinstance(sampler, DistributedSampler) or _knows_its_rank(sampler) for sampler in samplers):
+        raise ConfigError(
+            f"prefetched(loader): {ranks} ranks would all read the same samples; build the loader with "
+            "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) and call loader.sampler.set_epoch(epoch) "
+            "before each epoch. Where each rank has a dataset of its own, say so with "
+            "sampler=DistributedSampler(dataset, num_replicas=1, rank=0)"
+        )
+
+
+def _knows_its_rank(sampler: Any) -> bool:
+    return any(isinstance(getattr(sampler, name, None), int) for name in SIGNS)

@@ -1,0 +1,90 @@
+"""`Staging`: pinned blocks of host memory that batches are packed into on their way to a device.
+
+Pinning costs the host milliseconds and may make the device wait, so a block is used again and again. Any thread may
+take one; new ones are allocated by the consumer's thread alone, which is the one that talks to the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from lit_async_data.memory import readable
+from lit_async_data.spec import ALIGNMENT, Bytes
+
+log = logging.getLogger(__name__)
+
+
+class Staging:
+    """A pool of blocks. Safe to use from several threads.
+
+    Args:
+        allocate: Memory of a number of bytes; called by `provide` alone.
+        most: Blocks that there may be.
+
+    Attributes:
+        most: As given. It can be set at any time; what is too much goes when it is given back.
+
+    Example:
+        >>> staging = Staging(bytearray, most=2)
+        >>> staging.claim(1000)  # there is none yet
+        >>> block = staging.provide(1000)
+        >>> len(block), len(staging)
+        (1024, 2)
+        >>> staging.give_back(block)
+        >>> staging.claim(1024) is block
+        True
+    """
+
+    def __init__(self, allocate: Callable[[int], Bytes], most: int) -> None:
+        self._allocate = allocate
+        self.most = most
+        # Reentrant: garbage collection can end a loader inside any allocation, also of a thread that holds it.
+        self._lock = threading.RLock()
+        self._free: list[Bytes] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Blocks that there are, free or in use."""
+        return self._count
+
+    def claim(self, nbytes: int) -> Bytes | None:
+        """A free block in which so many bytes fit, or None. Allocates nothing."""
+        with self._lock:
+            fitting = [number for number, block in enumerate(self._free) if len(block) >= nbytes]
+            # The last that was given back: the processor's cache may still hold it.
+            return self._free.pop(fitting[-1]) if fitting else None
+
+    def provide(self, nbytes: int) -> Bytes | None:
+        """As `claim`, allocating if need be. On the consumer's thread only.
+
+        With the first, all that there may be are allocated, and where one is too small, all free ones are replaced: so
+        that batches that are still to come find theirs.
+
+        Returns:
+            None if all blocks are in use.
+        """
+        with self._lock:
+            block = self.claim(nbytes)
+            if block is None and (self._free or self._count < self.most):
+                self._count -= len(self._free)
+                self._free.clear()
+                # torch pins powers of two, whatever is asked for.
+                size = max(1 << (nbytes - 1).bit_length(), ALIGNMENT)
+                log.info(
+                    "%d pinned blocks of %s for batches to be packed into", self.most - self._count, readable(size)
+                )
+                while self._count < self.most:
+                    self._free.append(self._allocate(size))
+                    self._count += 1
+                block = self.claim(nbytes)
+            return block
+
+    def give_back(self, block: Bytes) -> None:
+        """Nobody reads or writes a block any more."""
+        with self._lock:
+            if self._count > self.most:
+                self._count -= 1
+            else:
+                self._free.append(block)

@@ -1,0 +1,63 @@
+"""`prefetched(loader)`: anybody's loader, behind the same device queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from lit_async_data.device import Transform
+from lit_async_data.errors import ConfigError
+from lit_async_data.loader import AsyncLoader
+from lit_async_data.prefetched_loader import PrefetchedLoader, StatefulPrefetchedLoader
+
+
+def prefetched(
+    loader: Iterable[Any],
+    device_depth: int = 2,
+    device: torch.device | str | None = None,
+    device_transform: Transform | None = None,
+) -> PrefetchedLoader:
+    """Read any loader ahead in a thread, and have its batches on the device when they are wanted.
+
+    The loader is anything that can be iterated over: a DataLoader, sized or not, a list, a generator. A batch is
+    anything: tensors in mappings, sequences, named tuples and dataclasses, in one another; objects with a method
+    ``to`` move themselves; the rest stays as it is. Tensors are packed into pinned memory that is allocated once,
+    unless they came pinned, copied on a stream of their own while the step before is computed, and handed out on the
+    device. On CPU and MPS batches are read ahead and handed out as they came.
+
+    Iterate over the result as over the loader. ``iter(loader)`` is called when the first batch of a pass is asked for,
+    in your thread, and ``next`` in a thread of ours; an error is raised at the place of its batch, as it was raised.
+    A DataLoader with ``num_workers=0`` is read in your thread when a batch is asked for, since its Python would keep
+    the training loop from running; its copies overlap all the same.
+
+    Args:
+        loader: What to read.
+        device_depth: Batches read ahead on the host, and as many copied ahead. 0 does neither, for comparison.
+        device: Where batches are handed out; None for the accelerator of this machine, or the CPU if there is none.
+        device_transform: Called with each batch on its device, on the copying stream; returns the batch to hand out.
+
+    Returns:
+        The loader, read ahead. What is not said here it does as the loader does.
+
+    Raises:
+        ConfigError: The loader cannot be iterated over, or prefetches by itself; an option is wrong.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> loader = DataLoader(range(5), batch_size=2, num_workers=1)
+        >>> with prefetched(loader, device="cpu") as batches:
+        ...     len(batches), [batch.tolist() for batch in batches]
+        (3, [[0, 1], [2, 3], [4]])
+    """
+    if isinstance(loader, AsyncLoader | PrefetchedLoader):
+        raise ConfigError(
+            f"prefetched(loader): {type(loader).__name__} prefetches by itself; set its device and device_depth instead"
+        )
+    if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
+        raise ConfigError(f"prefetched(loader): {loader!r} cannot be iterated over; give it a DataLoader, for instance")
+    stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+    return (StatefulPrefetchedLoader if stateful else PrefetchedLoader)(
+        loader, device_depth=device_depth, device=device, device_transform=device_transform
+    )
