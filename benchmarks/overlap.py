@@ -291,7 +291,7 @@ DEVICE_STEP_S = 0.050
 DEVICE = {"copies of 30 ms": (0.0, 0.030), "loading of 40 ms, copies of 30 ms": (0.040, 0.030)}
 DEVICE_BATCH, WIDTH = 4, 20_000
 # A batch is read and copied when it is asked for; by then the program has enqueued the step before, and goes on.
-BEFORE = "callback, depth 0"
+BEFORE = "AsyncLoader, depth 0"
 
 
 class Numbered(ArraySource):
@@ -340,18 +340,46 @@ class DeviceSteps(pl.LightningModule):
         return None
 
 
-def on_device(name: str, depth: int | None, steps: int) -> dict[str, float]:
-    """One turn on a pretended device; seconds per step."""
-    load_s, copy_s = DEVICE[name]
+class NumberedBatches(Dataset[Any]):
+    """The same for a DataLoader, batch by batch."""
+
+    def __init__(self, steps: int, seconds: float) -> None:
+        self._steps, self._seconds = steps, seconds
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+        time.sleep(self._seconds)
+        numbers = torch.arange(DEVICE_BATCH, dtype=torch.float32) + step * DEVICE_BATCH
+        return {"x": numbers[:, None].repeat(1, WIDTH)}
+
+
+def device_ways(steps: int, seconds: float) -> list[Way]:
+    """The loaders and callbacks that are compared on a device."""
     options = {"batch_size": DEVICE_BATCH, "workers": 1, "shuffle": False}
+
+    def ours() -> AsyncLoader:
+        return AsyncLoader(Numbered(DEVICE_BATCH * steps, seconds), options)
+
+    def wrapped() -> Any:
+        own = DataLoader(NumberedBatches(steps, seconds), batch_size=None, num_workers=1)
+        return lad.prefetched(own, device="cpu:0")  # numbered, or the machine would be asked which one is current
+
+    return [
+        Way("AsyncLoader, callback", ours, 2),
+        Way("AsyncLoader", ours),
+        Way("DataLoader, prefetched", wrapped),
+        Way(BEFORE, ours, 0),
+    ]
+
+
+def on_device(way: Way, load_s: float, copy_s: float, steps: int) -> dict[str, float]:
+    """One turn on a pretended device; seconds per step."""
     clocked = Clocked(copy_s)
     model = DeviceSteps(clocked)
-
-    def opened() -> AsyncLoader:
-        return AsyncLoader(Numbered(DEVICE_BATCH * steps, load_s), options)
-
     with contextlib.closing(clocked), streams_of(lambda device: clocked, pretended=True):
-        marks = fitted(model, Way(name, opened, depth))
+        marks = fitted(model, way)
     assert not model.wrong, f"{model.wrong} of {steps} steps saw another batch"
     return {
         "training": marks.alone,
@@ -363,19 +391,18 @@ def on_device(name: str, depth: int | None, steps: int) -> dict[str, float]:
 
 def device(run: Run) -> Figures:
     steps = 12 if run.quick else 24
-    depths = {"callback": 2, "no callback": None, BEFORE: 0}
     turns: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(run.rounds):
-        for name in DEVICE:
-            for way, depth in depths.items():
-                turns.setdefault((name, way), []).append(on_device(name, depth, steps))
+        for name, (load_s, copy_s) in DEVICE.items():
+            for way in device_ways(steps, load_s):
+                turns.setdefault((name, way.name), []).append(on_device(way, load_s, copy_s, steps))
     rows: Figures = [{"what": name, "way": way} | medians(found) for (name, way), found in turns.items()]
     print(f"\na pretended device, steps of {1000 * DEVICE_STEP_S:.0f} ms: milliseconds per step")
-    print(f"{'':<34} way                T2 alone  asynchr.  device idle   ratio")
+    print(f"{'':<34} way                     T2 alone  asynchr.  device idle   ratio")
     for row in rows:
         alone, asynchronous, idle = (1000 * row[key] for key in ("training", "asynchronous", "idle"))
         print(
-            f"{row['what']:<34} {row['way']:<18} {alone:>8.2f} {asynchronous:>9.2f} {idle:>12.2f} {row['ratio']:>7.3f}"
+            f"{row['what']:<34} {row['way']:<23} {alone:>8.2f} {asynchronous:>9.2f} {idle:>12.2f} {row['ratio']:>7.3f}"
         )
     return rows
 
