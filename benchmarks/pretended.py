@@ -26,6 +26,8 @@ from lit_async_data.testing import FakeEvent, FakeStream, FakeStreams, raw
 SMALL = 64 * 1024
 # Seconds after which a stream that waits for another gives up.
 PATIENCE = 60.0
+# This module keeps what it defines: the classes that are put in its place are made from it.
+HOME = ("lit_async_data.streams", "TorchStreams")
 
 
 @contextlib.contextmanager
@@ -42,13 +44,9 @@ def streams_of(made: Callable[[torch.device], Streams], *, pretended: bool) -> I
     with contextlib.ExitStack() as stack:
         for name in [name for name in sys.modules if name.startswith("lit_async_data.")]:
             for attribute, value in instead.items():
-                # The protocol's own module keeps what it defines: classes that are made from it are looked for there.
                 if attribute in vars(sys.modules[name]) and (name, attribute) != HOME:
                     stack.enter_context(mock.patch.object(sys.modules[name], attribute, value))
         yield
-
-
-HOME = ("lit_async_data.streams", "TorchStreams")
 
 
 def _pageable(nbytes: int, *, pinned: bool) -> Bytes:
