@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-long check format bench bench-hdf5 bench-people bench-manifest clean
+.PHONY: train test test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-gpu clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
@@ -13,6 +13,10 @@ test: $(VENV)/installed
 
 test-long: $(VENV)/installed
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+# On a machine with a CUDA device.
+test-gpu: $(VENV)/installed
+	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 # Lightning has two names; the tests that use it run under either.
 test-lightning: $(VENV)/installed
@@ -42,6 +46,14 @@ bench-people: $(VENV)/installed
 # Tables of images, arrays and 50 million rows, against other loaders, at most 10 minutes and 6 GB.
 bench-manifest: $(VENV)/installed
 	$(BIN)/python benchmarks/manifest.py $(ARGS)
+
+# Loading, copying and training beside each other, through the Trainer, about 3 minutes.
+bench-overlap: $(VENV)/installed
+	$(BIN)/python benchmarks/overlap.py $(ARGS)
+
+# Every hazard and every figure of the way to a device, on a machine with a CUDA device, under 5 minutes.
+bench-gpu: $(VENV)/installed
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

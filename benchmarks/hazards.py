@@ -1,0 +1,494 @@
+"""The hazards of copies that run beside kernels: each forced on a device, and again with its guard left out.
+
+A loader that lacks a wait is right most of the time. Here one of the two streams is held back while the hazard is built
+up, so that it comes true each time; the numbered steps stand with each. Everything that a step needs, kernels and
+memory, was used before: loading the one or taking more of the other may itself wait for the device.
+
+`HAZARDS` run on whatever keeps `Rig`: `Gpu`, or a pretended device in the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Protocol, TypeVar
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pretended import streams_of
+
+from lit_async_data import AsyncLoader, LoaderOptions, engine
+from lit_async_data.ring import COPYING
+from lit_async_data.stream_queue import StreamQueue
+from lit_async_data.streams import Streams, TorchStreams
+from lit_async_data.testing import ArraySource
+
+BATCH = 4
+STEPS = 8
+# One that is filling or ready, and one more.
+SLOTS = 2
+# Batches before a stream is held back.
+WARM_UP = 3
+# What memory is overwritten with: no sample has this number.
+OTHER = -7
+# Seconds to wait for a batch on the host.
+PATIENCE = 30.0
+
+Which = Literal["side", "compute"]
+# The least and the most of each row of a tensor, when the device was asked to read it: shape (2, rows).
+Extremes = Callable[[], npt.NDArray[Any]]
+Batch = dict[str, torch.Tensor]
+# Numbers of samples are used once in a process: what an earlier run left in memory is never right by chance.
+_numbers = itertools.count(1, BATCH * STEPS)
+
+
+class Rig(Protocol):
+    """A device on which one stream can be held back."""
+
+    #: Values of a sample; those of a batch lie in memory of their own.
+    width: int
+    pretended: bool
+
+    def streams(self, device: torch.device) -> Streams:
+        """What a loader uses to reach it, with the mutation of `lacking` mixed in."""
+        ...
+
+    lacking: type | None
+
+    def hold(self) -> None:
+        """What is enqueued on the slow stream from now on is done later than all that the program does meanwhile."""
+        ...
+
+    def read(self, tensor: torch.Tensor) -> Extremes:
+        """Have compute read a tensor when it comes to it."""
+        ...
+
+    def overwritten(self, like: torch.Tensor) -> torch.Tensor:
+        """A tensor of compute's memory, as large as another, that compute overwrites at once."""
+        ...
+
+    def transform(self, batch: Batch) -> Batch:
+        """Other tensors of the same values, written by a kernel on the current stream."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for everything."""
+        ...
+
+
+@dataclasses.dataclass
+class Scene:
+    """A loader on a rig, and what has been read of its batches.
+
+    Attributes:
+        first: The number of the first sample.
+        wrong: What was read and should have been something else, once `settled`.
+    """
+
+    rig: Rig
+    loader: AsyncLoader
+    first: int
+    _read: list[tuple[Extremes, npt.NDArray[Any] | int]] = dataclasses.field(default_factory=list)
+    _step: int = 0
+
+    def next(self) -> torch.Tensor:
+        """The large field of the next batch."""
+        self._step += 1
+        batch: torch.Tensor = self.loader.next()["x"]
+        return batch
+
+    def read(self, tensor: torch.Tensor) -> None:
+        """Have the batch that came last read."""
+        begin = self.first + BATCH * (self._step - 1)
+        self._read.append((self.rig.read(tensor), np.arange(begin, begin + BATCH)))
+
+    def read_other(self, tensor: torch.Tensor) -> None:
+        """Have memory read that belongs to the step, and to no batch."""
+        self._read.append((self.rig.read(tensor), OTHER))
+
+    def submit(self, batches: int = 1) -> None:
+        """See to it that batches are on their way, their copies enqueued: so many, or as many as there are slots."""
+        queue, ring = self._engine.queue, self._engine.pipeline.ring
+        deadline = time.monotonic() + PATIENCE
+        while (ready := queue.ready) < batches:
+            assert time.monotonic() < deadline, "no batch came on the host"
+            self.loader.prefetch()
+            if queue.ready == ready and ring.count(COPYING) == len(ring):
+                return  # nothing more can be read before the device goes on
+
+    def drop(self) -> None:
+        """Let go of what is on its way, as `set_epoch` does, without asking for anything else."""
+        queue: Any = self._engine.queue
+        queue._forget()
+
+    @property
+    def _engine(self) -> engine.Engine:
+        assert self.loader._engine is not None
+        return self.loader._engine
+
+    def warm_up(self, *, ahead: bool) -> None:
+        """Some batches; with ``ahead`` each while the one before is still in use."""
+        for _ in range(WARM_UP):
+            batch = self.next()
+            if ahead:
+                self.submit()
+            self.read(batch)
+            del batch
+            self.loader.prefetch()
+        self.rig.finish()
+
+    def wrong(self) -> bool:
+        """Whether anything that was read is not what it should be."""
+        self.rig.finish()
+        return any((extremes() != wanted).any() for extremes, wanted in self._read)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hazard:
+    """Something that goes wrong where a guard is missing.
+
+    Attributes:
+        name: In words.
+        slow: The stream that is held back.
+        steps: Build it up.
+        mutant: What replaces a class of the package, by its name, so that the guard is missing.
+        workers: Reader threads; without any, a batch is read and its copy enqueued when it is asked for.
+        transforms: Whether there is a transform on the device.
+        depth: Batches copied ahead.
+    """
+
+    name: str
+    slow: Which
+    steps: Callable[[Scene], None]
+    mutant: tuple[str, type]
+    workers: int = 0
+    transforms: bool = False
+    depth: int = 1
+
+    def shows(self, rig: Rig, *, guarded: bool) -> bool:
+        """Whether values are wrong.
+
+        Args:
+            rig: A device whose ``slow`` stream can be held back.
+            guarded: Whether the package is as it is, or lacks the guard.
+        """
+        first = next(_numbers)
+        numbers = np.arange(first, first + BATCH * STEPS, dtype=np.int32)
+        source = ArraySource({"x": np.broadcast_to(numbers[:, None], (len(numbers), rig.width)), "y": numbers})
+        options = LoaderOptions(batch_size=BATCH, shuffle=False, workers=self.workers, queue_depth=SLOTS - 1)
+        target, replaced = self.mutant
+        with contextlib.ExitStack() as stack:
+            rig.lacking = replaced if target == "TorchStreams" and not guarded else None
+            stack.enter_context(streams_of(rig.streams, pretended=rig.pretended))
+            if target != "TorchStreams" and not guarded:
+                stack.enter_context(mock.patch.object(engine, target, replaced))
+            transform = rig.transform if self.transforms else None
+            device = "cpu" if rig.pretended else "cuda"
+            loader = AsyncLoader(source, options, device=device, device_depth=self.depth, device_transform=transform)
+            loader.driven = True
+            stack.callback(rig.finish)
+            with loader:
+                scene = Scene(rig, loader, first)
+                self.steps(scene)
+                return scene.wrong()
+
+
+# -- what can be left out ----------------------------------------------------------------------------------------------
+
+
+class Lacking:
+    """Mixed into `Streams`: some waits are left out once a stream is held back.
+
+    Attributes:
+        held: Whether one is.
+    """
+
+    held = False
+
+    def lacks(self, on: Which, number: int) -> bool:
+        """Whether a wait is left out.
+
+        Args:
+            on: The stream that should wait.
+            number: Of the waits that were asked of it since then, counted from 0.
+        """
+        raise NotImplementedError
+
+    def wait(self, stream: Any, event: Any) -> None:
+        on: Which = "side" if stream is self.side else "compute"  # type: ignore[attr-defined]
+        if self.held and self.lacks(on, self._count(on)):
+            return
+        super().wait(stream, event)  # type: ignore[misc]
+
+    def _count(self, on: Which) -> int:
+        counts = vars(self).setdefault("_counts", {"side": 0, "compute": 0})
+        counts[on] += 1
+        return int(counts[on] - 1)
+
+
+class ComputeNeverWaits(Lacking):
+    """Neither for what is handed over nor for what is dropped."""
+
+    def lacks(self, on: Which, number: int) -> bool:
+        return on == "compute"
+
+
+class SideNeverWaits(Lacking):
+    """The copy begins at once."""
+
+    def lacks(self, on: Which, number: int) -> bool:
+        return on == "side"
+
+
+class TransformWaitsForAnOlderEvent(Lacking):
+    """Side waits for the destinations of the copy, and not again before the transform."""
+
+    def lacks(self, on: Which, number: int) -> bool:
+        return on == "side" and number % 2 == 1
+
+
+class CopiesCountAsDoneAtOnce:
+    """A slot is free as soon as its copy is enqueued."""
+
+    held = False
+
+    def happened(self, event: Any, *, block: bool) -> bool:
+        return self.held or super().happened(event, block=block)  # type: ignore[misc]
+
+
+class DropsRawTensorsEarly(StreamQueue):
+    """What was copied is let go when the transform is enqueued."""
+
+    def _submit(self, ticket: Any, *given: Any) -> None:
+        super()._submit(ticket, *given)
+        ticket.raw.clear()
+        ticket.block = None
+
+
+# -- the hazards -------------------------------------------------------------------------------------------------------
+
+
+def read_before_write(scene: Scene) -> None:
+    """1. Side is held back. 2. A batch is asked for: its copy is enqueued behind that. 3. Compute reads the batch.
+
+    Where compute does not wait for the copy, it reads what lay there before.
+    """
+    scene.warm_up(ahead=False)
+    scene.rig.hold()
+    scene.read(scene.next())
+
+
+def write_after_read(scene: Scene) -> None:
+    """1. Compute is held back. 2. It is to read a batch, which Python then forgets. 3. The next batch gets that memory.
+
+    Where side does not wait for what compute had to do when the memory was taken, the copy writes over a batch that has
+    not been read. Again for each batch that there is.
+    """
+    scene.warm_up(ahead=False)
+    for _ in range(WARM_UP, STEPS):
+        batch = scene.next()
+        scene.rig.hold()
+        scene.read(batch)
+        del batch
+        scene.loader.prefetch()
+
+
+def slot_rewritten(scene: Scene) -> None:
+    """1. Side is held back. 2. The copies of more batches are wanted than there are slots.
+
+    Where a slot counts as free before its copy has happened, the device gets what was read into it later. Else the
+    program blocks until side goes on.
+    """
+    scene.warm_up(ahead=False)
+    scene.rig.hold()
+    for _ in range(WARM_UP, STEPS):
+        scene.submit(SLOTS + 1)
+        scene.read(scene.next())
+
+
+def transformed_over(scene: Scene) -> None:
+    """1. The destinations of batch k + 1 are taken; what compute has to do by then is noted. 2. Compute is held back.
+    3. It is to read batch k, which Python then forgets: memory of side's own. 4. Batch k + 1 is copied, and its
+    transform takes that memory.
+
+    Where the transform waits for nothing newer than step 1, it writes over a batch that has not been read.
+    """
+    scene.warm_up(ahead=False)
+    batch = scene.next()
+    scene.loader.prefetch()
+    scene.rig.hold()
+    scene.read(batch)
+    del batch
+    scene.read(scene.next())
+
+
+def raw_reused(scene: Scene) -> None:
+    """1. Side is held back. 2. Copy and transform of a batch are enqueued behind that. 3. The step takes memory as
+    large as what is copied, and writes to it.
+
+    Where the copy's destination died with step 2, step and copy write to the same memory.
+    """
+    scene.warm_up(ahead=True)
+    batch = scene.next()
+    scene.rig.hold()
+    scene.submit()
+    own = scene.rig.overwritten(batch)
+    scene.read(batch)
+    del batch
+    scene.read(scene.next())
+    scene.rig.finish()
+    scene.read_other(own)
+
+
+def dropped(scene: Scene) -> None:
+    """1. Side is held back. 2. The copy of a batch is enqueued behind that. 3. The batch is dropped, as another epoch
+    is wanted. 4. The step takes memory as large, and writes to it.
+
+    Where compute does not wait for the copy of what is dropped, that writes into memory of the step.
+    """
+    scene.warm_up(ahead=True)
+    batch = scene.next()
+    scene.rig.hold()
+    scene.submit()
+    scene.drop()
+    own = scene.rig.overwritten(batch)
+    scene.rig.finish()
+    scene.read_other(own)
+
+
+STREAMS = "TorchStreams"
+HAZARDS = (
+    Hazard("batch read before it is written", "side", read_before_write, (STREAMS, ComputeNeverWaits)),
+    Hazard("memory written before it is read", "compute", write_after_read, (STREAMS, SideNeverWaits)),
+    Hazard(
+        "slot filled before it is copied",
+        "side",
+        slot_rewritten,
+        (STREAMS, CopiesCountAsDoneAtOnce),
+        workers=1,
+        depth=SLOTS + 1,
+    ),
+    Hazard(
+        "transform writes over a batch",
+        "compute",
+        transformed_over,
+        (STREAMS, TransformWaitsForAnOlderEvent),
+        transforms=True,
+    ),
+    Hazard(
+        "raw tensors die before the transform",
+        "side",
+        raw_reused,
+        ("StreamQueue", DropsRawTensorsEarly),
+        workers=1,
+        transforms=True,
+    ),
+    Hazard("dropped batch still being copied", "side", dropped, (STREAMS, ComputeNeverWaits), workers=1),
+)
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+Made = TypeVar("Made", bound=type)
+
+
+def mixed(lacking: type | None, made: Made) -> Made:
+    """A class that lacks something, or the class itself."""
+    return made if lacking is None else type(lacking.__name__, (lacking, made), {})  # type: ignore[return-value]
+
+
+class Gpu:
+    """A CUDA device, of which a stream is held back by a kernel that only sleeps.
+
+    Args:
+        slow: The stream.
+        hold_s: Seconds that it is held back for: much longer than it takes to read a few batches.
+    """
+
+    #: 16 MiB a batch: above 10 MiB torch's allocator gives each tensor a block of its own.
+    width = 2**20
+    pretended = False
+
+    def __init__(self, slow: Which, hold_s: float = 0.3) -> None:
+        self.lacking: type | None = None
+        self._slow = slow
+        self._cycles = round(hold_s * cycles_per_second())
+        self._streams: TorchStreams | None = None
+        # What other runs left in the allocator would be taken before what this one gives back.
+        torch.cuda.empty_cache()
+        self._warm_up()
+
+    def streams(self, device: torch.device) -> TorchStreams:
+        self._streams = mixed(self.lacking, TorchStreams)(device)
+        return self._streams
+
+    def hold(self) -> None:
+        assert self._streams is not None
+        self._streams.held = True  # type: ignore[attr-defined]
+        with contextlib.ExitStack() as stack:
+            if self._slow == "side":
+                stack.enter_context(self._streams.on_side())
+            sleep(self._cycles)
+
+    def read(self, tensor: torch.Tensor) -> Extremes:
+        # Small results, of the allocator's other pool: they take no memory that a batch could have.
+        rows = tensor.flatten(1)
+        least, most = rows.amin(1), rows.amax(1)
+        return lambda: torch.stack([least, most]).cpu().numpy()
+
+    def overwritten(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty(like.shape, dtype=torch.int32, device="cuda").fill_(OTHER)
+
+    def transform(self, batch: Batch) -> Batch:
+        return {name: tensor.to(torch.float32) for name, tensor in batch.items()}
+
+    def finish(self) -> None:
+        torch.cuda.synchronize()
+
+    def _warm_up(self) -> None:
+        """Load the kernels: the driver may wait for the device when one is used for the first time."""
+        small = torch.zeros((BATCH, self.width), dtype=torch.int32, device="cuda")
+        for tensor in (small.fill_(OTHER), small.to(torch.float32)):
+            self.read(tensor)()
+        del small, tensor
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def sleep(cycles: int) -> None:
+    """Keep the current stream busy for so many ticks of the device's clock."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch has no types for it
+
+
+def timed_event() -> torch.Event:
+    """An event that the current stream comes to, and that knows when."""
+    event = torch.Event(device="cuda", enable_timing=True)
+    event.record()
+    return event
+
+
+def cycles_per_second() -> float:
+    """Ticks of the device's clock in a second."""
+    ticks = 5 * 10**7
+    sleep(ticks // 50)
+    begin = timed_event()
+    sleep(ticks)
+    end = timed_event()
+    end.synchronize()
+    return 1000 * ticks / begin.elapsed_time(end)
+
+
+def verdicts(quick: bool) -> Iterator[dict[str, Any]]:
+    """Whether values were wrong, with each guard and without it, over some turns."""
+    for hazard in HAZARDS:
+        turns = 1 if quick else 3
+        shown = {
+            guarded: sum(hazard.shows(Gpu(hazard.slow), guarded=guarded) for _ in range(turns))
+            for guarded in (True, False)
+        }
+        yield {"hazard": hazard.name, "turns": turns, "wrong": shown[True], "mutant_wrong": shown[False]}

@@ -1,0 +1,72 @@
+"""The hazards that `benchmarks/hazards.py` forces on a GPU, on a pretended one: each shows only without its guard."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hazards import HAZARDS, OTHER, mixed
+
+from lit_async_data.testing import FakeStreams, raw
+
+by_name = pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.name)
+
+
+class Pretended:
+    """A rig of `FakeStreams`, whose slow stream is held back from the beginning."""
+
+    width = 20_000
+    pretended = True
+
+    def __init__(self, slow):
+        self.slow = slow
+        self.lacking = None
+
+    def streams(self, device):
+        self._streams = mixed(self.lacking, FakeStreams)(self.slow)
+        return self._streams
+
+    def hold(self):
+        self._streams.held = True
+
+    def read(self, tensor):
+        content, dtype, rows, seen = raw(tensor), typed(tensor), len(tensor), []
+
+        def kernel():
+            values = content().view(dtype).reshape(rows, -1)
+            seen.append(np.stack([values.min(1), values.max(1)]))
+
+        self._streams.launch("step", kernel)
+        return lambda: seen[0]
+
+    def overwritten(self, like):
+        made = self._streams.empty(tuple(like.shape), torch.int32)
+        content = raw(made)
+        self._streams.launch("step", lambda: content().view(np.int32).fill(OTHER))
+        return made
+
+    def transform(self, batch):
+        return {name: self.floats(tensor) for name, tensor in batch.items()}
+
+    def floats(self, tensor):
+        made = self._streams.empty(tuple(tensor.shape), torch.float32)
+        to, of, dtype = raw(made), raw(tensor), typed(tensor)
+        self._streams.launch("transform", lambda: np.copyto(to().view(np.float32), of().view(dtype)))
+        return made
+
+    def finish(self):
+        self._streams.synchronize()
+
+
+def typed(tensor):
+    return torch.empty(0, dtype=tensor.dtype).numpy().dtype
+
+
+@by_name
+def test_with_every_guard_no_value_is_wrong(hazard):
+    assert not hazard.shows(Pretended(hazard.slow), guarded=True)
+
+
+@by_name
+def test_without_its_guard_a_hazard_comes_true(hazard):
+    assert hazard.shows(Pretended(hazard.slow), guarded=False)
