@@ -10,17 +10,21 @@ import torch
 
 from lit_async_data.batch_hooks import transfer_of
 from lit_async_data.lightning import pl
-from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import counted
 from lit_async_data.progress import QueueGauge
-from lit_async_data.stages import loaders_in
+from lit_async_data.stages import Driven, loaders_in
 from lit_async_data.stats import DeviceWait, LoaderStats
 from lit_async_data.streams import has_streams
+from lit_async_data.takeover import Takeover
 from lit_async_data.waiting import Waiting
 
 
 class DevicePrefetcher(pl.Callback):
-    """Prefetches for every `AsyncLoader` that the Trainer iterates over, in fit, validate, test and predict.
+    """Prefetches for every loader that the Trainer iterates over, in fit, validate, test and predict.
+
+    An `AsyncLoader` it drives; a DataLoader of torch, whoever's, is read as `prefetched` does, once Lightning has given
+    it the sampler of this rank. Neither the LightningModule nor the DataModule has to change. Other iterables are left
+    as they are: `prefetched` takes them.
 
     At ``on_train_batch_start``, when the step's kernels are about to be launched, it starts the copy of the next batch
     on the loader's side stream; what could not be started then, because the readers were not done, it tries again
@@ -63,27 +67,29 @@ class DevicePrefetcher(pl.Callback):
         #: How long training waited, over all that was trained with this callback.
         self.waited = Waiting()
         self._epoch = Waiting()
-        self._active: list[AsyncLoader] = []
-        self._adopted: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
+        self._active: list[Driven] = []
+        self._adopted: weakref.WeakSet[Driven] = weakref.WeakSet()
         self._started = 0.0
         self._fills = 0
         self._before: list[LoaderStats] = []
         self._logged = -1
-        self._gauge = QueueGauge()
+        self._gauge, self._takeover = QueueGauge(), Takeover()
         # Whether validation is yet to be read ahead of; whether it has been said who copies batches.
         self._due = self._said = False
 
     def __getstate__(self) -> dict[str, Any]:
         # For strategies that spawn: loaders stay in the process that built them.
-        return {name: value for name, value in vars(self).items() if name not in ("_active", "_adopted", "_gauge")}
+        own = ("_active", "_adopted", "_gauge", "_takeover")
+        return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _active=[], _adopted=weakref.WeakSet(), _gauge=QueueGauge())
+        vars(self).update(state, _active=[], _adopted=weakref.WeakSet(), _gauge=QueueGauge(), _takeover=Takeover())
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Have the progress bar show how full the queues are."""
+        """Wrap the DataLoaders to come, and have the progress bar show how full the queues are."""
+        self._takeover.attach(trainer, self.device_depth)
         if stage == "fit":
             self._gauge.attach(trainer)
 
@@ -92,8 +98,8 @@ class DevicePrefetcher(pl.Callback):
         self._begin(trainer)
         if not self._active:
             pl.utilities.rank_zero_warn(
-                "DevicePrefetcher prefetches and measures AsyncLoaders only, and training uses none: give "
-                "the Trainer an AsyncDataModule, or an AsyncLoader"
+                "DevicePrefetcher prefetches and measures AsyncLoaders and torch's DataLoaders, and training uses "
+                "neither: give the Trainer prefetched(loader)"
             )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
@@ -117,15 +123,16 @@ class DevicePrefetcher(pl.Callback):
         self._adopt(trainer, trainer.predict_dataloaders)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Leave the loaders to themselves."""
+        """Leave the loaders to themselves, and close what was wrapped."""
         self._release()
 
     def on_exception(self, *_: Any) -> None:
-        """The same; Lightning calls `teardown` only where nothing went wrong. Whoever built the loaders closes them."""
+        """The same; Lightning calls `teardown` only where nothing went wrong."""
         self._release()
 
     def _release(self) -> None:
         self._gauge.detach()
+        self._takeover.detach()
         for loader in self._adopted:
             loader.driven = False
         self._active = []
@@ -140,7 +147,7 @@ class DevicePrefetcher(pl.Callback):
         for loader in self._active:
             self._take_over(trainer, loader)
 
-    def _take_over(self, trainer: pl.Trainer, loader: AsyncLoader) -> None:
+    def _take_over(self, trainer: pl.Trainer, loader: Driven) -> None:
         # Before the first batch: each of these drops what was read ahead, unless it changes nothing.
         loader.device_depth = self.device_depth
         if self.canary:
@@ -156,7 +163,7 @@ class DevicePrefetcher(pl.Callback):
         loader.driven = True
         self._adopted.add(loader)
 
-    def _read_ahead(self, trainer: pl.Trainer, loaders: list[AsyncLoader]) -> None:
+    def _read_ahead(self, trainer: pl.Trainer, loaders: list[Driven]) -> None:
         for loader in loaders[:1]:
             self._take_over(trainer, loader)
             loader.read_ahead()

@@ -33,10 +33,12 @@ class PrefetchedLoader:
     Attributes:
         loader: What it reads.
         driven: Who starts the next copy: it does, at the end of each ``next``, or a callback that calls `prefetch`.
+        sharded: Whether somebody has seen to it that each rank reads samples of its own; else that is looked at.
     """
 
     loader: Iterable[Any]
     driven = False
+    sharded = False
     _stateful = False
 
     def __init__(
@@ -219,7 +221,8 @@ class PrefetchedLoader:
 
     def _begin(self) -> Relay:
         """A new pass; its first batch calls ``iter(loader)``."""
-        check_sharded(self.loader)
+        if not self.sharded:
+            check_sharded(self.loader)
         if self._depth and not self._threaded and not self._said:
             self._said = True
             log.warning(

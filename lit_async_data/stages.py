@@ -13,12 +13,15 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
+from lit_async_data.prefetched_loader import PrefetchedLoader
 from lit_async_data.sources.base import Source
 from lit_async_data.sources.places import check_source
 from lit_async_data.sources.split import split as split_source
 
 Stage = Literal["train", "val", "test", "predict"]
 STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
+# Loaders for which a callback starts the copies.
+Driven = AsyncLoader | PrefetchedLoader
 
 
 def sides_of(
@@ -95,12 +98,12 @@ def _check_callable(where: str, given: object) -> None:
         raise ConfigError(f"{where}: {given!r} cannot be called with a batch")
 
 
-def loaders_in(nested: Any) -> list[AsyncLoader]:
+def loaders_in(nested: Any) -> list[Driven]:
     """The loaders of this package in whatever lists and mappings Lightning lets people nest loaders in."""
     if isinstance(nested, Mapping | list | tuple):
         inside = nested.values() if isinstance(nested, Mapping) else nested
         return [loader for each in inside for loader in loaders_in(each)]
-    return [nested] if isinstance(nested, AsyncLoader) else []
+    return [nested] if isinstance(nested, AsyncLoader | PrefetchedLoader) else []
 
 
 def steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -> tuple[int | None, int | None]:

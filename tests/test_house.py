@@ -144,6 +144,7 @@ ORDER = [
     "waiting",
     "progress",
     "batch_hooks",
+    "takeover",
     "callback",
     # Never imported by the way of a batch:
     "commandline",
