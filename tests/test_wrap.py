@@ -620,6 +620,23 @@ def test_batches_of_any_form_arrive_on_a_device_with_streams(streamed, slow, dri
     assert step.wrong == []
 
 
+class OneThread(FakeStreams):
+    """A device that may be called by one thread only."""
+
+    def __getattribute__(self, name):
+        assert threading.current_thread() is threading.main_thread(), name
+        return super().__getattribute__(name)
+
+
+def test_the_thread_makes_no_call_to_the_device(streamed):
+    streamed(OneThread("compute"))
+    loader = Detection()
+    with prefetched(loader, 2) as batches:
+        for _ in range(2):
+            assert len(list(batches)) == 6
+    assert threading.main_thread() not in loader.threads
+
+
 def test_the_end_of_a_pass_leaves_nothing_on_the_device(streamed):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), 2) as batches:
