@@ -241,7 +241,8 @@ class Puller:
     def _ask(self, work: Callable[[], Any]) -> Any:
         asked = Asked(work, concurrent.futures.Future())
         with self._changed:
-            if self._closed:
+            closed = self._closed
+            if closed:
                 raise ClosedError("the pass has been ended")
             self._asked = asked
             self._changed.notify_all()
