@@ -196,7 +196,10 @@ class Puller:
                 return asked
             asked.answer.set_result(result)
         with self._changed:
-            self._asked = None
+            # 1. The answer is there. 2. The thread goes on, and asks again. 3. That must not be taken for answered: see
+            # test_the_thread_may_ask_again_at_once.
+            if self._asked is asked:
+                self._asked = None
         return None
 
     # -- the thread ------------------------------------------------------------------------------------------------
@@ -238,6 +241,9 @@ class Puller:
     def _ask(self, work: Callable[[], Any]) -> Any:
         asked = Asked(work, concurrent.futures.Future())
         with self._changed:
+            closed = self._closed
+            if closed:
+                raise ClosedError("the pass has been ended")
             self._asked = asked
             self._changed.notify_all()
         while not concurrent.futures.wait([asked.answer], POLL_S).done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import copy
 import gc
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from lit_async_data import prefetched, prefetched_loader, puller, relay
 from lit_async_data.errors import ClosedError, ConfigError, TransformError, WorkerError
+from lit_async_data.feed import HostBatch
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.testing import ArraySource, FakeStreams
 
@@ -263,6 +265,36 @@ def test_an_unsized_loader_has_no_length():
         assert list(batches) == [0, 1, 2]
     assert len(prefetched([1, 2])) == 2
     assert not prefetched([])
+
+
+class ForgetsWhatCameMeanwhile(puller.Puller):
+    def serve(self):
+        left = super().serve()
+        self._asked = left
+        return left
+
+
+@pytest.mark.parametrize(("made", "right"), [(puller.Puller, True), (ForgetsWhatCameMeanwhile, False)])
+def test_the_thread_may_ask_again_at_once(monkeypatch, made, right):
+    """1. The consumer answers what the thread has asked. 2. The thread asks again. 3. The consumer goes on."""
+    answer = concurrent.futures.Future.set_result
+
+    def answered(future, result):
+        answer(future, result)
+        if result == 1:
+            with pulling._changed:
+                assert pulling._changed.wait_for(lambda: pulling._asked.answer is not future, LONG)
+
+    monkeypatch.setattr(concurrent.futures.Future, "set_result", answered)
+    pulling = made(iter("x"), lambda batch, ask: HostBatch(nbytes=ask(lambda: 1) + ask(lambda: 2)), 1)
+    with pulling._changed:
+        pulling._reader()
+        assert pulling._changed.wait_for(lambda: pulling._asked is not None, LONG)
+    pulling.serve()
+    assert (pulling._asked is not None) is right
+    if right:
+        assert pulling.get().host.nbytes == 3
+    pulling.close()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -618,6 +650,23 @@ def test_batches_of_any_form_arrive_on_a_device_with_streams(streamed, slow, dri
         streams.synchronize()
     assert step.seen
     assert step.wrong == []
+
+
+class OneThread(FakeStreams):
+    """A device that may be called by one thread only."""
+
+    def __getattribute__(self, name):
+        assert threading.current_thread() is threading.main_thread(), name
+        return super().__getattribute__(name)
+
+
+def test_the_thread_makes_no_call_to_the_device(streamed):
+    streamed(OneThread("compute"))
+    loader = Detection()
+    with prefetched(loader, 2) as batches:
+        for _ in range(2):
+            assert len(list(batches)) == 6
+    assert threading.main_thread() not in loader.threads
 
 
 def test_the_end_of_a_pass_leaves_nothing_on_the_device(streamed):
