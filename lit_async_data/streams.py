@@ -28,7 +28,7 @@ def checked_device(given: torch.device | str) -> torch.device:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device: {given!r} is no device of torch, such as 'cuda' or 'cpu'") from error
-    found = torch.accelerator.current_accelerator()
+    found = torch.accelerator.current_accelerator(check_available=True)
     if device.type not in ("cpu", "mps") and (found is None or found.type != device.type):
         raise ConfigError(f"device: there is no {device.type} here, only {found.type if found else 'cpu'}")
     return device
