@@ -199,21 +199,23 @@ def large_piece(first: int, count: int) -> Any:
     return pa.table({"id": digits, "path": paths, "label": numbers * 7919 % CLASSES})
 
 
-def usable(path: str, rows: int, with_id: bool) -> dict[str, float]:
+def usable(path: str, rows: int, with_id: bool, cache: str | None = None) -> dict[str, float]:
     """What it takes to have a table ready to be read from: seconds, then milliseconds to the order of the first batch,
-    and memory, as it is in the end and the most that it was meanwhile.
+    and memory, as it is in the end, the most that it was meanwhile, and what of it no other process shares.
 
     Args:
         path: The table.
         rows: That it has.
         with_id: Whether ids are read, and checked for any that stand twice.
+        cache: Folder in which columns are kept.
     """
     little, fields = f"{path}.little.csv", ("path", "label")
     Path(little).write_text("path,label\n0.jpg,0\n")
     # What is loaded once, by whoever reads first.
     ManifestSource(little, fields, image_size=SMALL, check="none")
     before, started = memory(), time.perf_counter()
-    source = ManifestSource(path, fields, id="id" if with_id else None, image_size=SMALL, check="none")
+    options: dict[str, Any] = {"id": "id" if with_id else None, "image_size": SMALL, "check": "none"}
+    source = ManifestSource(path, fields, **options, table_cache=cache)
     built = time.perf_counter()
     order = AsyncLoader(source, {"batch_size": BATCH, "shuffle": True}).order
     order.batch(0)
@@ -225,7 +227,12 @@ def usable(path: str, rows: int, with_id: bool) -> dict[str, float]:
     peak = int(status["VmHWM"].split()[0]) / 1024 - sum(before.values())
     grown = sum(after.values()) - sum(before.values())
     found = {"seconds": built - started, "order_ms": 1000 * (ordered - built)}
-    return found | {"bytes_per_row": grown * MIB / rows, "peak_bytes_per_row": peak * MIB / rows}
+    own = (after["RssAnon"] - before["RssAnon"]) * MIB / rows
+    return found | {
+        "bytes_per_row": grown * MIB / rows,
+        "own_bytes_per_row": own,
+        "peak_bytes_per_row": peak * MIB / rows,
+    }
 
 
 # -- reading ahead -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import statistics
 import time
 import zlib
@@ -182,12 +183,12 @@ class Steps(pl.LightningModule):
         return None
 
 
-def fitted(model: Any, way: Way) -> Marks:
-    """The steps of an epoch in which batches came in some way."""
+def fitted(model: Any, way: Way) -> tuple[Marks, Mapping[str, torch.Tensor]]:
+    """The steps of an epoch in which batches came in some way, and the means that were logged."""
+    trainer = pl.Trainer(callbacks=way.callbacks(), **QUIET)
     with way.opened() as batches:
-        pl.Trainer(callbacks=way.callbacks(), **QUIET).fit(model, batches)
-    marks: Marks = model.marks
-    return marks
+        trainer.fit(model, batches)
+    return model.marks, trainer.callback_metrics
 
 
 # -- waits, work: loading beside steps ---------------------------------------------------------------------------------
@@ -236,10 +237,10 @@ def beside(batch: int, steps: int, load: Work, step: Work) -> dict[str, dict[str
 
     loading, computing = timed(loads) / steps, timed(trains) / steps
     threads = max(loading, computing) / (together(loads, trains) / steps)
-    plain = fitted(Steps(t2, step), in_memory(batch, steps))
+    plain, _ = fitted(Steps(t2, step), in_memory(batch, steps))
     found = {}
     for way in ways(batch, steps, t1, load):
-        marks = fitted(Steps(t2, step), way)
+        marks, _ = fitted(Steps(t2, step), way)
         ratio = max(loading, plain.per_step) / marks.per_step
         found[way.name] = {
             "loading": loading / batch,
@@ -379,12 +380,13 @@ def on_device(way: Way, load_s: float, copy_s: float, steps: int) -> dict[str, f
     clocked = Clocked(copy_s)
     model = DeviceSteps(clocked)
     with contextlib.closing(clocked), streams_of(lambda device: clocked, pretended=True):
-        marks = fitted(model, way)
+        marks, means = fitted(model, way)
     assert not model.wrong, f"{model.wrong} of {steps} steps saw another batch"
     return {
         "training": marks.alone,
         "asynchronous": marks.per_step,
         "idle": marks.between,
+        "told": float(means.get("data/device_wait_ms", math.nan)) / 1000,  # by the callback
         "ratio": max(load_s, copy_s, marks.alone) / marks.per_step,
     }
 
@@ -398,11 +400,12 @@ def device(run: Run) -> Figures:
                 turns.setdefault((name, way.name), []).append(on_device(way, load_s, copy_s, steps))
     rows: Figures = [{"what": name, "way": way} | medians(found) for (name, way), found in turns.items()]
     print(f"\na pretended device, steps of {1000 * DEVICE_STEP_S:.0f} ms: milliseconds per step")
-    print(f"{'':<34} way                     T2 alone  asynchr.  device idle   ratio")
+    print(f"{'':<34} way                     T2 alone  asynchr.  device idle    told   ratio")
     for row in rows:
-        alone, asynchronous, idle = (1000 * row[key] for key in ("training", "asynchronous", "idle"))
+        alone, asynchronous, idle, told = (1000 * row[key] for key in ("training", "asynchronous", "idle", "told"))
         print(
-            f"{row['what']:<34} {row['way']:<23} {alone:>8.2f} {asynchronous:>9.2f} {idle:>12.2f} {row['ratio']:>7.3f}"
+            f"{row['what']:<34} {row['way']:<23} {alone:>8.2f} {asynchronous:>9.2f} {idle:>12.2f} {told:>7.2f} "
+            f"{row['ratio']:>7.3f}"
         )
     return rows
 

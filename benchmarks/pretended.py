@@ -122,6 +122,16 @@ class Clocked(FakeStreams):
 
         self.launch("copy", copied)
 
+    def timed(self, stream: FakeStream) -> FakeEvent:
+        """As in `FakeStreams`, by the clock on the wall."""
+        event = FakeEvent(stream)
+
+        def happen() -> None:
+            event.at_s, event.done = time.perf_counter(), True
+
+        stream.enqueue(happen)
+        return event
+
     def close(self) -> None:
         """End both streams, with all that is enqueued on them."""
         self.synchronize()

@@ -33,12 +33,13 @@ class PrefetchedLoader:
     Attributes:
         loader: What it reads.
         driven: Who starts the next copy: it does, at the end of each ``next``, or a callback that calls `prefetch`.
-        sharded: Whether somebody has seen to it that each rank reads samples of its own; else that is looked at.
+        by_trainer: Whether a callback has made it for a Trainer, which has dealt samples to ranks; else it is looked at
+            whether somebody has.
     """
 
     loader: Iterable[Any]
     driven = False
-    sharded = False
+    by_trainer = False
     _stateful = False
 
     def __init__(
@@ -221,7 +222,7 @@ class PrefetchedLoader:
 
     def _begin(self) -> Relay:
         """A new pass; its first batch calls ``iter(loader)``."""
-        if not self.sharded:
+        if not self.by_trainer:
             check_sharded(self.loader)
         if self._depth and not self._threaded and not self._said:
             self._said = True

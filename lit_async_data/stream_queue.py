@@ -111,6 +111,8 @@ class StreamQueue:
         return self._handed_out(ticket)
 
     def top_up(self, key: Key) -> None:
+        if self._streams.capturing:
+            return  # a copy of ours would become part of the user's graph, or break it; the next hook tries again
         self._reclaim(block=False)
         if self._tickets and self._tickets[0].key != key:
             self._forget()
@@ -184,9 +186,9 @@ class StreamQueue:
 
     def _copy(self, ticket: _Ticket, host: HostBatch) -> None:
         streams, room = self._streams, host.room
-        if self._canary is not None:
-            self._canary.read(ticket.key, host.unpacked(Arrived(host.large, host.block, host.own), _as_it_lies))
         try:
+            if self._canary is not None:
+                self._canary.read(ticket.key, host.unpacked(Arrived(host.large, host.block, host.own), _as_it_lies))
             if ticket.room != room:
                 self._reserve(ticket, room)
             streams.wait(streams.side, ticket.allocated)

@@ -55,6 +55,11 @@ class Streams(Protocol):
 
     side: Any
 
+    @property
+    def capturing(self) -> bool:
+        """Whether what compute is given now is recorded and not done, so that others must keep away from the device."""
+        ...
+
     def on_side(self) -> contextlib.AbstractContextManager[Any]:
         """Work inside runs on the side stream."""
         ...
@@ -106,6 +111,10 @@ class TorchStreams:
 
     def compute(self) -> Any:
         return torch.accelerator.current_stream(self._device)
+
+    @property
+    def capturing(self) -> bool:
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def on_side(self) -> contextlib.AbstractContextManager[Any]:
         return self.side

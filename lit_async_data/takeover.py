@@ -50,11 +50,11 @@ class Takeover:
             loader.close()
 
     def _taken(self, loader: Any, device_depth: int, strategy: Any) -> Any:
-        if isinstance(loader, PrefetchedLoader) and loader in self._wrapped:
+        if isinstance(loader, PrefetchedLoader) and loader.by_trainer:
             loader = loader.loader  # of an earlier fit, and closed: whoever gave Lightning a CombinedLoader keeps it
         if not isinstance(loader, DataLoader):
             return loader
         wrapped = prefetched(loader, device_depth, strategy.root_device)
-        wrapped.sharded = True  # by Lightning, unless it was told not to
+        wrapped.by_trainer = True
         self._wrapped.add(wrapped)
         return wrapped

@@ -176,10 +176,12 @@ class FakeStreams:
 
     Attributes:
         calls: Every record, wait, copy and launch, in the order in which the program made them.
+        capturing: Whether the program records a graph.
         now_s: Seconds that kernels have taken so far.
     """
 
     POISON = 0xAB
+    capturing = False
 
     def __init__(self, slow: Literal["side", "compute"], takes_s: Mapping[str, float] | None = None) -> None:
         self.now_s = 0.0

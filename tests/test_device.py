@@ -443,3 +443,16 @@ def test_inline_devices_are_cpu_and_mps():
     assert not has_streams(torch.device("cpu"))
     assert not has_streams(torch.device("mps"))
     assert has_streams(torch.device("cuda"))
+
+
+def test_nothing_is_copied_while_a_graph_is_recorded():
+    streams = FakeStreams("side")
+    with queue_on(streams) as queue:
+        queue.take(Key(0, 0))
+        streams.calls.clear()
+        streams.capturing = True
+        queue.top_up(Key(0, 1))
+        assert not streams.calls
+        assert not queue.ready
+        streams.capturing = False
+        queue.take(Key(0, 1))

@@ -79,6 +79,7 @@ ORDER = [
     "sources.manifest.repeats",
     "sources.manifest.labels",
     "sources.manifest.table",
+    "sources.manifest.table_cache",
     "sources.manifest.given",
     "sources.manifest.image_shape",
     "sources.manifest.column",

@@ -10,10 +10,9 @@ from lit_async_data.errors import ChangedError, MissingError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.manifest.arrow import arrow
 from lit_async_data.sources.manifest.origin import named
+from lit_async_data.sources.manifest.reading import files_of
 from lit_async_data.sources.manifest.table import Table
-
-# What tells the state of a file from others: (inode, bytes, nanoseconds of its last change).
-Identity = tuple[int, int, int]
+from lit_async_data.sources.manifest.table_cache import Identity, TableCache, TableKey
 
 
 class GivenTable:
@@ -22,15 +21,16 @@ class GivenTable:
     Args:
         given: As `Table.of` takes it. What can be read once only is held as a whole.
         filters: As there.
+        cache: Where columns of files are kept.
     """
 
-    def __init__(self, given: Any, filters: Any) -> None:
+    def __init__(self, given: Any, filters: Any, cache: TableCache) -> None:
         if isinstance(given, str | os.PathLike):
             # The source may outlive the working folder.
             given = os.path.abspath(os.path.expanduser(given))
         elif hasattr(given, "read_all"):
             given = arrow().table(given)
-        self._given, self._filters = given, filters
+        self._given, self._filters, self._cache = given, filters, cache
         self._elsewhere = False
         self._kept: Indices | None = None
         self._files: Mapping[str, Identity] = {}
@@ -52,7 +52,7 @@ class GivenTable:
                 f"column {names[0]!r} has not been read, and the table is in another process; make it a field, or give "
                 "a file"
             )
-        table = Table.of(self._given, list(dict.fromkeys(names)), self._filters)
+        table = self._read(list(dict.fromkeys(names)))
         files = {file: _identity(file) for file in table.origin.files}
         changed = [
             file for file in {**files, **self._files} if files.get(file) != self._files.get(file, files.get(file))
@@ -64,6 +64,20 @@ class GivenTable:
             )
         self._files = files
         return table if self._kept is None else table.taken(self._kept)
+
+    def _read(self, names: list[str]) -> Table:
+        if not isinstance(self._given, str) or self._cache.folder is None:
+            return Table.of(self._given, names, self._filters)
+        key = self._key(names)
+        kept = self._cache.load(key)
+        if kept is not None:
+            return kept
+        table = Table.of(self._given, names, self._filters)
+        # One that was written to meanwhile is of neither state.
+        return self._cache.store(key, table) if self._key(names) == key else table
+
+    def _key(self, names: list[str]) -> TableKey:
+        return TableKey({file: _identity(file) for file in files_of(self._given)}, names, self._filters)
 
     def keep(self, rows: Indices) -> None:
         """Want only these of the rows that were wanted until now.

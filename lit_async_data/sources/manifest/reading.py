@@ -49,7 +49,7 @@ def read_table(given: Any, wanted: Sequence[str], filters: Sequence[Filter]) -> 
     """
     arrow()  # says what to install, before anything else is wrong
     if isinstance(given, str | os.PathLike):
-        files = _files(os.fspath(given))
+        files = files_of(os.fspath(given))
         table, origin = _joined(files, [_of_file(file, wanted, filters) for file in files])
     else:
         read = _met(_of_memory(given, _all_names(wanted, filters)), wanted, filters, [])
@@ -66,7 +66,12 @@ def _all_names(wanted: Sequence[str], filters: Sequence[Filter]) -> list[str]:
     return list(dict.fromkeys([*wanted, *(each.column for each in filters)]))
 
 
-def _files(given: str) -> list[str]:
+def files_of(given: str) -> list[str]:
+    """The files of a path, pattern or folder, in the order of their paths.
+
+    Raises:
+        MissingError: There is none.
+    """
     if os.path.isdir(given):
         found = [
             os.path.join(folder, name)

@@ -14,7 +14,8 @@ from lit_async_data.sources.manifest.column import Column
 from lit_async_data.sources.manifest.image_shape import ImageShape
 
 # Of a manifest, and of images in it.
-OPTIONS = ["root", "id", "filters", "check", "outside", *(field.name for field in dataclasses.fields(ImageShape))]
+OPTIONS = ["root", "id", "filters", "check", "outside", "table_cache"]
+OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
 # Which files are looked at before training.
 CHECKS = ("first", "all", "none")

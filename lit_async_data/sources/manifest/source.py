@@ -27,6 +27,7 @@ from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.selection import OPTIONS, check_options, chosen_columns, root_of
 from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table import Table
+from lit_async_data.sources.manifest.table_cache import TableCache
 from lit_async_data.sources.places import Places, check_range, whole_numbers
 from lit_async_data.spec import BatchSpec
 
@@ -54,6 +55,9 @@ class ManifestSource:
             have one shape; ``"all"``, with a progress bar; or ``"none"``. What is wrong with others is said when they
             are read.
         outside: Whether paths, and links on them, may leave ``root``.
+        table_cache: A folder in which the columns that are used are kept as they are held, of tables in files from a
+            million rows on: the next source maps them in a second, and all processes of a machine share one copy. They
+            are read anew when a file has changed; what nobody needs any more is yours to delete.
         **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both),
             ``mode``, ``resize``, ``scale``, ``ratio``, ``interpolation``, ``fill`` and ``max_pixels``, as in
             `ImageShape`. A field that is a mapping can have others: ``{"name": "mask", "mode": "L"}``.
@@ -91,12 +95,13 @@ class ManifestSource:
         filters: Sequence[Sequence[Any]] | None = None,
         check: Check = "first",
         outside: bool = False,
+        table_cache: str | os.PathLike[str] | None = None,
         **image: Any,
     ) -> None:
         check_options(root, id, check, outside=outside, image=image)
         shape = ImageShape(**image)
         columns, as_mapping = chosen_columns(fields, shape)
-        self._given, self._name = GivenTable(table, filters), ""
+        self._given, self._name = GivenTable(table, filters, TableCache(table_cache)), ""
         place = Root(root_of(table) if root is None else os.fspath(root), outside=outside)
         self._fields = Fields(columns, self._given, place, id)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
