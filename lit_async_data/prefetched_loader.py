@@ -20,7 +20,7 @@ from lit_async_data.plan import Key
 from lit_async_data.relay import Relay
 from lit_async_data.sharding import check_sharded
 from lit_async_data.stats import DeviceWait, Fill, LoaderStats, ReadStats, WaitMeter
-from lit_async_data.streams import checked_device, has_streams
+from lit_async_data.streams import chosen_device
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class PrefetchedLoader:
     ) -> None:
         self.loader = loader
         self._depth, self._canary = counted("device_depth", device_depth), 0
-        self._device = _with_index(checked_device(_accelerator() if device is None else device))
+        self._device = chosen_device(device)
         self._device_transform = device_transform
         self._reset()
 
@@ -124,7 +124,7 @@ class PrefetchedLoader:
 
     @device.setter
     def device(self, device: torch.device | str) -> None:
-        self._device = _with_index(checked_device(device))
+        self._device = chosen_device(device)
 
     @property
     def device_depth(self) -> int:
@@ -288,14 +288,3 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
             self._relay.rest()
         self._state, self._fresh = None, True
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
-
-
-def _accelerator() -> torch.device:
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-
-
-def _with_index(device: torch.device) -> torch.device:
-    """The very device, so that two names for one are equal."""
-    if ":" in str(device) or not has_streams(device):
-        return device
-    return torch.device(device.type, torch.accelerator.current_device_index())

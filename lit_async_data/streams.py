@@ -34,6 +34,16 @@ def checked_device(given: torch.device | str) -> torch.device:
     return device
 
 
+def chosen_device(given: torch.device | str | None) -> torch.device:
+    """As `checked_device`, with its number, so that two names for one are equal; None for the accelerator there is."""
+    if given is None:
+        given = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+    device = checked_device(given)
+    if ":" in str(device) or not has_streams(device):
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())
+
+
 def moved(value: Any, device: torch.device) -> Any:
     """What an object's own ``to`` makes of it; without waiting for the copy, where it takes ``non_blocking``."""
     try:

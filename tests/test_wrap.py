@@ -20,7 +20,7 @@ import torch
 from test_packing import Step, detection
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
-from lit_async_data import prefetched, prefetched_loader, puller, relay
+from lit_async_data import prefetched, prefetched_loader, puller, relay, streams
 from lit_async_data.errors import ClosedError, ConfigError, TransformError, WorkerError
 from lit_async_data.feed import HostBatch
 from lit_async_data.loader import AsyncLoader
@@ -699,7 +699,7 @@ def test_a_device_transform_runs_on_the_side_stream(streamed):
 
 
 def test_a_device_that_is_set_serves_from_the_next_pass_on(monkeypatch):
-    monkeypatch.setattr(prefetched_loader, "checked_device", torch.device)
+    monkeypatch.setattr(streams, "checked_device", torch.device)
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         next(batches)
@@ -714,7 +714,7 @@ def test_a_device_that_is_set_serves_from_the_next_pass_on(monkeypatch):
 
 
 def test_one_device_has_one_name(monkeypatch):
-    monkeypatch.setattr(prefetched_loader, "checked_device", torch.device)
+    monkeypatch.setattr(streams, "checked_device", torch.device)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
     assert prefetched([1], device="cuda").device == torch.device("cuda:3")
     assert prefetched([1], device="cuda:1").device == torch.device("cuda:1")

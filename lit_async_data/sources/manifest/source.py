@@ -56,8 +56,8 @@ class ManifestSource:
             are read.
         outside: Whether paths, and links on them, may leave ``root``.
         table_cache: A folder in which the columns that are used are kept as they are held, of tables in files from a
-            million rows on: the next source maps them in a second, and all processes of a machine share one copy. They
-            are read anew when a file has changed; what nobody needs any more is yours to delete.
+            million rows on: the next source maps them, and all processes of a machine share one copy. They are read
+            anew when a file has changed; what nobody needs any more is yours to delete.
         **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both),
             ``mode``, ``resize``, ``scale``, ``ratio``, ``interpolation``, ``fill`` and ``max_pixels``, as in
             `ImageShape`. A field that is a mapping can have others: ``{"name": "mask", "mode": "L"}``.

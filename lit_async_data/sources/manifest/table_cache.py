@@ -1,7 +1,7 @@
 """`TableCache`: the columns of large tables as they are held, kept in a folder and mapped into memory.
 
-Reading 50 million rows of CSV takes a quarter of a minute in each process, and each then holds 3 GB. Mapped, they are
-there in a second or two, and all processes of a machine share one copy: the page cache's.
+A process that reads 50 million rows of CSV takes 24 seconds for it, ids checked, and then holds 68 bytes for each.
+Mapped, they are ready after 15, and 45 of those bytes are the page cache's, one copy for all processes of a machine.
 """
 
 from __future__ import annotations
