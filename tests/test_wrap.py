@@ -20,7 +20,7 @@ import torch
 from test_packing import Step, detection
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
-from lit_async_data import prefetched, prefetched_loader, puller, relay, streams
+from lit_async_data import prefetched, puller, relay, streams
 from lit_async_data.errors import ClosedError, ConfigError, TransformError, WorkerError
 from lit_async_data.feed import HostBatch
 from lit_async_data.loader import AsyncLoader
