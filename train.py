@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_async_data.commandline import check_types, explained
+from lit_async_data.commandline import check_types, explained, keep_wait
 from lit_async_data.errors import ConfigError, SourceError
 
 ROOT = Path(__file__).resolve().parent
@@ -98,7 +98,8 @@ def main(cfg: DictConfig) -> float | None:
         )
     check_types(cfg)
     rank_zero_only(show)(cfg)
-    metrics, _ = train(cfg)
+    metrics, objects = train(cfg)
+    rank_zero_only(keep_wait)(cfg.paths.output_dir, objects["callbacks"])
     if cfg.optimized_metric is None:
         return None
     if cfg.optimized_metric not in metrics:

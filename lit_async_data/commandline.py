@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.options import TORCH_NAMES
+
+# What a run leaves beside its configuration: the share of its time that training waited for data.
+WAIT = "data_wait.txt"
 
 
 def check_types(cfg: DictConfig) -> None:
@@ -108,3 +113,26 @@ def _keys(node: Any, prefix: str = "") -> Iterator[str]:
         child = None if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name) else node[name]
         if isinstance(child, DictConfig):
             yield from _keys(child, f"{prefix}{name}.")
+
+
+def keep_wait(folder: str, callbacks: Iterable[Any]) -> None:
+    """Write down what share of its time a run waited for data, if it trained and a callback measured it."""
+    for callback in callbacks:
+        if hasattr(callback, "waited") and callback.waited.steps:
+            Path(folder, WAIT).write_text(f"{100 * callback.waited.share:.1f} %")
+
+
+class DataWait(Callback):
+    """Says after a sweep how long each run waited for data, in their order: a callback of Hydra, in `configs/hydra`."""
+
+    def __init__(self) -> None:
+        self._waits: list[str] = []
+
+    def on_job_end(self, config: DictConfig, job_return: Any, **_: Any) -> None:  # noqa: ARG002  # as Hydra calls it
+        """Remember what a run has written down."""
+        file = Path(job_return.hydra_cfg.hydra.runtime.output_dir, WAIT)
+        self._waits.append(file.read_text() if file.exists() else "unknown")
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:  # noqa: ARG002
+        """Say it."""
+        sys.stdout.write(f"data wait {' → '.join(self._waits)}\n")

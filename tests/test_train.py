@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -324,3 +325,15 @@ def test_the_digits_are_learned(tmp_path):
     assert "training waited" in done.stdout.splitlines()[-1]
     with h5py.File(tmp_path / "data/digits/train.h5") as file:
         assert file["data"].shape == (1258, 1, 8, 8)
+
+
+def test_a_sweep_ends_with_how_long_each_run_waited(typed):
+    said, ending = typed("-m", "callbacks.device_prefetcher.device_depth=0,2", "trainer.max_epochs=1", *QUIET)
+    assert ending is None
+    assert re.fullmatch(r"data wait \d+\.\d % → \d+\.\d %", said.strip().splitlines()[-1])
+
+
+def test_a_sweep_without_training_or_callback_knows_of_no_waiting(typed):
+    said, ending = typed("-m", "train=false", "callbacks=none", "seed=1,2", *QUIET)
+    assert ending is None
+    assert said.strip().splitlines()[-1] == "data wait unknown → unknown"
