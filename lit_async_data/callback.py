@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from lit_async_data.batch_hooks import transfer_of
+from lit_async_data.errors import TransferError
 from lit_async_data.lightning import pl
 from lit_async_data.options import counted
 from lit_async_data.progress import QueueGauge
@@ -17,6 +19,8 @@ from lit_async_data.stats import DeviceWait, LoaderStats
 from lit_async_data.streams import has_streams
 from lit_async_data.takeover import Takeover
 from lit_async_data.waiting import Waiting
+
+log = logging.getLogger(__name__)
 
 
 class DevicePrefetcher(pl.Callback):
@@ -89,7 +93,7 @@ class DevicePrefetcher(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Wrap the DataLoaders to come, and have the progress bar show how full the queues are."""
-        self._takeover.attach(trainer, self.device_depth)
+        self._takeover.attach(trainer, self.device_depth, self.canary)
         if stage == "fit":
             self._gauge.attach(trainer)
 
@@ -128,14 +132,17 @@ class DevicePrefetcher(pl.Callback):
 
     def on_exception(self, *_: Any) -> None:
         """The same; Lightning calls `teardown` only where nothing went wrong."""
-        self._release()
+        try:
+            self._release(failed=True)
+        except TransferError as error:  # raised here, it would keep checkpoints from being written
+            log.error("%s", error)  # noqa: TRY400  # where it was found says nothing
 
-    def _release(self) -> None:
+    def _release(self, *, failed: bool = False) -> None:
         self._gauge.detach()
-        self._takeover.detach()
         for loader in self._adopted:
             loader.driven = False
         self._active = []
+        self._takeover.detach(failed=failed)
 
     def _begin(self, trainer: pl.Trainer) -> None:
         self._adopt(trainer, trainer.train_dataloader)
@@ -152,7 +159,8 @@ class DevicePrefetcher(pl.Callback):
         loader.device_depth = self.device_depth
         if self.canary:
             loader.canary = self.canary
-        if has_streams(loader.device) and (hook := transfer_of(trainer)) is not None:
+        streams = has_streams(loader.device) or has_streams(trainer.strategy.root_device)
+        if streams and (hook := transfer_of(trainer)) is not None:
             if not self._said:
                 pl.utilities.rank_zero_info(
                     f"{hook} is yours: batches are prefetched into host memory only, where device_transform runs too, "
@@ -236,7 +244,7 @@ class DevicePrefetcher(pl.Callback):
             pl_module.log(name, mean, logger=False, batch_size=1, sync_dist=trainer.world_size > 1)
         pl.utilities.rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}")
 
-    # Evaluation: the same without a summary, and only for the loader whose turn it is.
+    # Evaluation: the same without a summary, and only for loaders whose turn has come.
     def on_validation_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:  # noqa: ARG002
         """Start the next copy, and, with the first batch, to read for the next loader."""
         self._evaluates(trainer, *given)
@@ -250,8 +258,9 @@ class DevicePrefetcher(pl.Callback):
         self._evaluates(trainer, *given)
 
     def _evaluates(self, trainer: pl.Trainer, batch: Any, batch_idx: int, number: int = 0) -> None:  # noqa: ARG002
-        for loader in self._active[number : number + 1]:
-            loader.prefetch()
+        for loader in self._active:
+            if loader.begun:  # one after the other, or, in a CombinedLoader of another mode, all of them
+                loader.prefetch()
         if batch_idx == 0:
             self._read_ahead(trainer, self._active[number + 1 :])
 

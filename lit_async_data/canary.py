@@ -166,8 +166,9 @@ class Canary:
 def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """The tensors of a nested batch, with what leads to each: ``x``, ``0``, ``1.boxes``."""
     if isinstance(batch, Tensor):
-        # Those of inference mode count no changes, and sparse ones have no bytes of their own.
-        if batch.layout == torch.strided and not batch.is_inference():
+        # Those of inference mode count no changes, and sparse, nested and quantized ones have no plain bytes.
+        plain = batch.layout == torch.strided and not (batch.is_nested or batch.is_quantized)
+        if plain and not batch.is_inference():
             yield name or "the batch", batch
     elif isinstance(batch, Mapping):
         for key, value in batch.items():
@@ -175,6 +176,8 @@ def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(batch, tuple | list):
         for place, value in enumerate(batch):
             yield from _tensors(value, f"{name}.{place}" if name else str(place))
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        yield from _tensors({each.name: getattr(batch, each.name, None) for each in dataclasses.fields(batch)}, name)
 
 
 def _error(key: Key, when: When, fields: list[str]) -> TransferError:

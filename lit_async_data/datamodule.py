@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from lit_async_data.classes import adopted, check_alike, counted, named, of_training
 from lit_async_data.device import Transform
-from lit_async_data.errors import ConfigError, ManifestError, ResumeError
+from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import default_budget, readable
@@ -23,6 +24,8 @@ from lit_async_data.sources.base import Source
 from lit_async_data.spec import BatchSpec
 from lit_async_data.stages import STAGES, Stage, options_of, sides_of, sources_of, steps_wanted, transforms_of
 from lit_async_data.summary import lines
+
+log = logging.getLogger(__name__)
 
 
 class AsyncDataModule(pl.LightningDataModule):
@@ -126,7 +129,10 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002  # the signature is Lightning's
         """Close; Lightning calls `teardown` only where nothing went wrong."""
-        self.close()
+        try:
+            self.close()
+        except TransferError as error:  # raised here, it would hide the other one
+            log.error("%s", error)  # noqa: TRY400  # where it was found says nothing
 
     def close(self) -> None:
         """Close every loader and every source. Twice is fine.

@@ -71,6 +71,8 @@ class IteratorFeed:
 
     def room(self, key: Key) -> Room | None:  # noqa: ARG002
         """A guess, where the last two batches took the same: a wrong one costs an allocation."""
+        if self._puller is None:
+            return None  # nothing comes after the end
         last, before = self._rooms
         return last if last == before else None
 

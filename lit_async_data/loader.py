@@ -167,11 +167,7 @@ class AsyncLoader:
         self._running().queue.top_up(self._passes.wanted)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that begins the one of this epoch.
-
-        Args:
-            epoch: Counted from 0.
-        """
+        """Make the next pass that begins the one of this epoch, counted from 0."""
         self._passes.set_epoch(epoch)
 
     def read_ahead(self) -> None:
@@ -216,6 +212,11 @@ class AsyncLoader:
         if counted("canary", batches) != self._canary:
             self._stop()
             self._canary = batches
+
+    @property
+    def begun(self) -> bool:
+        """Whether the pass has had its first batch."""
+        return self._passes.begun
 
     @property
     def fill(self) -> Fill:

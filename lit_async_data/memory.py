@@ -49,10 +49,11 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
 def pinned(value: Any) -> Any:
     """What an object's own ``pin_memory`` makes of it; the object itself, where it has none or cannot be pinned."""
     try:
-        return value.pin_memory() if hasattr(value, "pin_memory") else value
+        there = value.pin_memory() if callable(getattr(value, "pin_memory", None)) else value
     except RuntimeError as error:
         log.debug("a %s could not be pinned, its copy to the device will be slower: %s", type(value).__name__, error)
         return value
+    return value if there is None else there  # one that pins itself in place
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,7 +81,16 @@ class Packer:
         block = staging.claim(layout.end)
         if block is None:
             block = ask(lambda: staging.provide(layout.end))
+        try:
+            self._fill(block, host, tensors, content)
+        except BaseException:
+            staging.give_back(block)  # nobody else will
+            raise
         host.release = functools.partial(staging.give_back, block)
+
+    @staticmethod
+    def _fill(block: Bytes, host: HostBatch, tensors: Mapping[str, torch.Tensor], content: _Content) -> None:
+        layout = content.layout
         memory = torch.from_numpy(block)
         host.large = dict(host.large)
         for place, offset in layout.offsets.items():

@@ -39,6 +39,11 @@ class Passes:
         self._fresh = True
 
     @property
+    def begun(self) -> bool:
+        """Whether the pass has had its first batch."""
+        return not self._fresh
+
+    @property
     def over(self) -> bool:
         """Whether the pass has had its last batch."""
         return not self._fresh and self._step >= self._schedule.steps

@@ -14,13 +14,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_async_data.device import Batch, Transform
-from lit_async_data.errors import ClosedError
+from lit_async_data.errors import ClosedError, TransferError
 from lit_async_data.options import counted
 from lit_async_data.plan import Key
 from lit_async_data.relay import Relay
 from lit_async_data.sharding import check_sharded
 from lit_async_data.stats import DeviceWait, Fill, LoaderStats, ReadStats, WaitMeter
-from lit_async_data.streams import chosen_device
+from lit_async_data.streams import checked_device, exact_device
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,8 @@ class PrefetchedLoader:
     ) -> None:
         self.loader = loader
         self._depth, self._canary = counted("device_depth", device_depth), 0
-        self._device = chosen_device(device)
+        # None for the accelerator of this process, which may not have been chosen yet: each rank has its own.
+        self._device = None if device is None else checked_device(device)
         self._device_transform = device_transform
         self._reset()
 
@@ -105,11 +106,7 @@ class PrefetchedLoader:
         return batch
 
     def prefetch(self) -> None:
-        """Start copying what will be asked for next; returns at once. A pass begins with its first batch only.
-
-        Raises:
-            WorkerError, ClosedError: As `__next__`.
-        """
+        """Start copying what will be asked for next; returns at once. A pass begins with its first batch only."""
         relay = self._running()
         if not (self._fresh or self._over):
             relay.queue.top_up(self._wanted)
@@ -120,11 +117,11 @@ class PrefetchedLoader:
     @property
     def device(self) -> torch.device:
         """Where batches are handed out. When it is set, a pass that has begun stays where it is."""
-        return self._device
+        return exact_device(self._device)
 
     @device.setter
     def device(self, device: torch.device | str) -> None:
-        self._device = chosen_device(device)
+        self._device = checked_device(device)
 
     @property
     def device_depth(self) -> int:
@@ -147,6 +144,11 @@ class PrefetchedLoader:
         self._canary = counted("canary", batches)
 
     @property
+    def begun(self) -> bool:
+        """Whether the pass has had its first batch."""
+        return not self._fresh
+
+    @property
     def fill(self) -> Fill:
         """How much is ready at this moment."""
         return Fill() if self._relay is None else self._relay.fill
@@ -162,6 +164,11 @@ class PrefetchedLoader:
         Batches that were handed out stay valid. The loader stays as it is: it is yours.
         """
         self._closed = True
+        self._stop()
+
+    def stop(self) -> None:
+        """As `close`, but the next batch begins a new pass."""
+        self._fresh = True
         self._stop()
 
     def __enter__(self) -> Self:
@@ -186,7 +193,7 @@ class PrefetchedLoader:
             setattr(self.loader, name, value)
 
     def __repr__(self) -> str:
-        return f"prefetched({self.loader!r}, device_depth={self._depth}, device={str(self._device)!r})"
+        return f"prefetched({self.loader!r}, device_depth={self._depth}, device={str(self.device)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         # What runs stays in the process that started it.
@@ -214,9 +221,12 @@ class PrefetchedLoader:
             self._over, self._state = True, None
             relay.rest()
             raise
-        finally:
-            # A batch that failed has had its turn. One that never came is asked for again.
-            self._step += relay.feed.given(key)
+        except BaseException as error:
+            # A batch that failed has had its turn. One that never came is asked for again, and so is one on its way,
+            # where the canary has found something wrong with another.
+            self._step += relay.feed.given(key) and not isinstance(error, TransferError)
+            raise
+        self._step += 1
         self._state = relay.feed.state_after(key)
         return batch
 
@@ -230,7 +240,7 @@ class PrefetchedLoader:
                 "the DataLoader has num_workers=0: each batch is read when it is asked for, since Python code per "
                 "sample would, in a thread, keep the training loop from running; num_workers=1 or more reads ahead"
             )
-        if self._relay is not None and self._relay.device != self._device:
+        if self._relay is not None and self._relay.device != self.device:
             self._stop()
         relay = self._running()
         relay.rest()
@@ -246,7 +256,7 @@ class PrefetchedLoader:
             return self._relay
         relay = Relay(
             self.loader,
-            device=self._device,
+            device=self.device,
             depth=self._depth,
             threaded=self._threaded,
             transform=self._device_transform,

@@ -33,7 +33,8 @@ class Relay:
         device: Where batches are handed out.
         depth: Batches copied ahead.
         threaded: Whether the loader may be read in a thread.
-        transform: Called with each batch on its device; what it draws begins with the numbers of pass and batch.
+        transform: Called with each batch on its device; what it draws begins with the numbers of rank, pass
+            and batch.
         canary: Batches that are watched on their way.
         state: The loader's state, to be known for each batch that is read ahead.
     """
@@ -55,7 +56,11 @@ class Relay:
         self._staging = Staging(functools.partial(memory.allocated, pinned=True), most=0)
         on_device = has_streams(device)
         self.feed = IteratorFeed(loader, Packer(self._staging) if on_device else as_it_came, 0, state)
-        called = DeviceTransform(transform, device, number=_drawn) if transform is not None else None
+        called = (
+            DeviceTransform(transform, device, number=functools.partial(_drawn, _rank()))
+            if transform is not None
+            else None
+        )
         self.queue: StreamQueue | HostQueue
         if on_device:
             streams = TorchStreams(device)
@@ -112,5 +117,10 @@ class Relay:
         return self._pid != os.getpid()
 
 
-def _drawn(key: Key) -> int:
-    return derived_key(0, key.epoch, key.step)
+def _drawn(rank: int, key: Key) -> int:
+    return derived_key(0, rank, key.epoch, key.step)
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0

@@ -100,7 +100,12 @@ class StreamQueue:
         ticket = self._tickets.popleft() if self._tickets else self._reserved(key)
         if not ticket.submitted:
             self._reclaim(block=True)  # else the feed could wait for memory that only we can free
-            self._submit(ticket, self._feed.get(key))
+            try:
+                self._submit(ticket, self._feed.get(key))
+            except BaseException:
+                self._let_go(ticket)
+                ticket.error = None  # it is raised here, and refers to this frame
+                raise
         if ticket.error is not None:
             self._let_go(ticket)
             error, ticket.error = ticket.error, None
@@ -127,6 +132,10 @@ class StreamQueue:
             if host is None:
                 return
             self._submit(ticket, host)
+            if isinstance(ticket.error, StopIteration):
+                while self._tickets[-1] is not ticket:
+                    self._tickets.pop()  # nothing comes after the end that would need the memory
+                return
         if self._tickets:
             self._feed.prefetch(self._feed.following(self._tickets[-1].key))
 
@@ -162,6 +171,7 @@ class StreamQueue:
     def _submit(self, ticket: _Ticket, host: HostBatch) -> None:
         if host.error is not None:
             ticket.error = host.error
+            ticket.raw, ticket.block = {}, None  # nothing will be copied there
             return
         ticket.unpacked = host.unpacked
         try:
@@ -170,8 +180,10 @@ class StreamQueue:
                 self._wait_for_compute()
                 with torch.inference_mode(False), self._streams.on_side():
                     ticket.batch = self._transformed(self._transform, ticket)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is raised when it is this batch's turn
+        except BaseException as error:  # whatever it is, it is raised when it is this batch's turn
             ticket.error = error
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C does not wait for a turn, but the batch is not whole
         finally:
             ticket.ready = self._streams.record(self._streams.side)
 

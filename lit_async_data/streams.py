@@ -29,16 +29,16 @@ def checked_device(given: torch.device | str) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device: {given!r} is no device of torch, such as 'cuda' or 'cpu'") from error
     found = torch.accelerator.current_accelerator(check_available=True)
-    if device.type not in ("cpu", "mps") and (found is None or found.type != device.type):
+    # An XLA device is found by its own package; batches come there in host memory.
+    if device.type not in ("cpu", "mps", "xla") and (found is None or found.type != device.type):
         raise ConfigError(f"device: there is no {device.type} here, only {found.type if found else 'cpu'}")
     return device
 
 
-def chosen_device(given: torch.device | str | None) -> torch.device:
-    """As `checked_device`, with its number, so that two names for one are equal; None for the accelerator there is."""
-    if given is None:
-        given = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-    device = checked_device(given)
+def exact_device(device: torch.device | None) -> torch.device:
+    """The very device, so that two names for one are equal; without any, the current one of this machine's kind."""
+    if device is None:
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if ":" in str(device) or not has_streams(device):
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())

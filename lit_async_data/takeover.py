@@ -7,54 +7,82 @@ and without all ranks reading the same.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
+from lit_async_data.batch_hooks import transfer_of
 from lit_async_data.lightning import pl
-from lit_async_data.prefetched_loader import PrefetchedLoader
+from lit_async_data.prefetched_loader import PrefetchedLoader, StatefulPrefetchedLoader
 from lit_async_data.wrap import prefetched
 
 
 class Takeover:
-    """Wraps DataLoaders for one Trainer at a time, and closes what it has wrapped."""
+    """Wraps DataLoaders for one Trainer at a time, and ends what it has wrapped."""
 
     def __init__(self) -> None:
         self._strategy: Any = None
         self._processed: Any = None
         self._before: Any = None
-        self._wrapped: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()
+        self._serving: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()  # those of the Trainer's run
 
-    def attach(self, trainer: pl.Trainer, device_depth: int) -> None:
+    def attach(self, trainer: pl.Trainer, device_depth: int, canary: int = 0) -> None:
         """Wrap every DataLoader that the Trainer will iterate over from now on."""
         self.detach()
         strategy: Any = trainer.strategy
         before = strategy.process_dataloader
 
         def processed(loader: Any) -> Any:
-            return self._taken(before(loader), device_depth, strategy)
+            made = before(loader)
+            # Somebody who has composed the method after us may keep ours for longer than we serve.
+            return self._taken(made, trainer, device_depth, canary) if self._processed is processed else made
 
         self._strategy, self._processed, self._before = strategy, processed, before
         strategy.process_dataloader = processed
 
-    def detach(self) -> None:
-        """Leave the strategy as it was, unless somebody else has composed it since; and close. Twice is fine."""
+    def detach(self, *, failed: bool = False) -> None:
+        """Leave the strategy as it was, unless somebody else has composed it since; end what serves. Twice is fine.
+
+        Args:
+            failed: There was an error, and a checkpoint may still be written: loaders that have a state keep it.
+
+        Raises:
+            TransferError: As `PrefetchedLoader.stop`; all are ended all the same.
+        """
         strategy, processed, before = self._strategy, self._processed, self._before
         self._strategy = self._processed = self._before = None
         if strategy is not None and vars(strategy).get("process_dataloader") is processed:
             del strategy.process_dataloader
             if strategy.process_dataloader != before:
                 strategy.process_dataloader = before
-        for loader in list(self._wrapped):
-            loader.close()
+        with contextlib.ExitStack() as ending:
+            for loader in list(self._serving):
+                if not (failed and isinstance(loader, StatefulPrefetchedLoader)):
+                    ending.callback(_end_workers, loader.loader)
+                ending.callback(loader.stop)  # first
+        self._serving.clear()
 
-    def _taken(self, loader: Any, device_depth: int, strategy: Any) -> Any:
+    def _taken(self, loader: Any, trainer: pl.Trainer, device_depth: int, canary: int) -> Any:
         if isinstance(loader, PrefetchedLoader) and loader.by_trainer:
-            loader = loader.loader  # of an earlier fit, and closed: whoever gave Lightning a CombinedLoader keeps it
+            loader = loader.loader  # of an earlier fit: whoever gave Lightning a CombinedLoader keeps it
         if not isinstance(loader, DataLoader):
             return loader
-        wrapped = prefetched(loader, device_depth, strategy.root_device)
+        # At once, and not when training begins: of a loader without length Lightning takes a batch before.
+        device = torch.device("cpu") if transfer_of(trainer) is not None else trainer.strategy.root_device
+        wrapped = prefetched(loader, device_depth, device)
         wrapped.by_trainer = True
-        self._wrapped.add(wrapped)
+        wrapped.canary = canary
+        self._serving.add(wrapped)
         return wrapped
+
+
+def _end_workers(loader: Any) -> None:
+    """End the workers that a DataLoader keeps for its next pass, as Lightning does where it knows the loader."""
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None:
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()  # noqa: SLF001  # it has no other name, and Lightning uses this one
+        loader._iterator = None  # noqa: SLF001

@@ -30,13 +30,15 @@ def prefetched(
     Iterate over the result as over the loader. ``iter(loader)`` is called when the first batch of a pass is asked for,
     in your thread, and ``next`` in a thread of ours; an error is raised at the place of its batch, as it was raised.
     A DataLoader with ``num_workers=0`` is read in your thread when a batch is asked for, since its Python would keep
-    the training loop from running; its copies overlap all the same.
+    the training loop from running; its copies overlap all the same. A loader that fills the same memory again for each
+    batch must hand out copies, or be read with ``device_depth=0``.
 
     Args:
         loader: What to read.
         device_depth: Batches read ahead on the host, and as many copied ahead. 0 does neither, for comparison.
         device: Where batches are handed out; None for the accelerator of this machine, or the CPU if there is none.
         device_transform: Called with each batch on its device, on the copying stream; returns the batch to hand out.
+            With random numbers if it takes them, as in `AsyncLoader`: by rank, pass and batch.
 
     Returns:
         The loader, read ahead. What is not said here it does as the loader does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import threading
@@ -330,6 +331,25 @@ def test_a_loader_raises_what_its_canary_found(streams_of, made, found):
                 run()
         else:
             assert run() == 10
+
+
+@dataclasses.dataclass
+class Pair:
+    image: torch.Tensor
+    label: object
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_it_looks_into_dataclasses_and_leaves_out_what_has_no_plain_bytes():
+    canary = Canary(5)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    batch = [Pair(torch.ones(3), None), nested, torch.ones(2).to_sparse()]
+    canary.read(Key(0, 0), batch)
+    canary.arrived(Key(0, 0), batch)
+    canary.handed_over(Key(0, 0), batch)
+    batch[0].image.numpy()[...] = 7
+    with pytest.raises(TransferError, match=r"0.image of batch 0 of epoch 0 changed"):
+        canary.settle()
 
 
 def test_a_canary_holds_nothing_of_what_was_released():

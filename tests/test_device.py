@@ -456,3 +456,28 @@ def test_nothing_is_copied_while_a_graph_is_recorded():
         assert not queue.ready
         streams.capturing = False
         queue.take(Key(0, 1))
+
+
+@pytest.mark.parametrize("transforms", [False, True])
+def test_a_copy_that_is_interrupted_hands_out_no_part_of_a_batch(monkeypatch, transforms):
+    """1. Ctrl-C comes while a batch is submitted. 2. The program goes on and asks for that batch."""
+    streams = FakeStreams("side")
+    steps = iter([None, KeyboardInterrupt(), None, None])
+
+    def interrupted(given):
+        if error := next(steps):
+            raise error
+        return given
+
+    with queue_on(streams, depth=1, transform=interrupted if transforms else None) as queue:
+        queue._feed.poll = queue._feed.get
+        if not transforms:
+            unpatched = streams.wait
+            monkeypatch.setattr(streams, "wait", lambda *given: interrupted(None) or unpatched(*given))
+        queue.take(Key(0, 0)) if transforms else next(steps)
+        with pytest.raises(KeyboardInterrupt):
+            queue.top_up(Key(0, 1))
+        monkeypatch.undo()
+        with pytest.raises(KeyboardInterrupt):
+            queue.take(Key(0, 1))
+        assert queue.take(Key(0, 1))["y"].shape == (BATCH,)

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from lit_async_data.form import dense, raw_bytes
 from lit_async_data.iterator_feed import IteratorFeed
+from lit_async_data.memory import pinned
 from lit_async_data.nested import flatten
 from lit_async_data.packing import Packer
 from lit_async_data.plan import Key
@@ -300,6 +301,22 @@ def test_a_block_is_not_claimed_twice():
     assert staging.claim(1) is other
 
 
+def test_a_block_is_given_back_where_packing_fails(monkeypatch):
+    """Else the thread would ask for one that nobody can give."""
+    staging = Staging(lambda nbytes: np.zeros(nbytes, np.uint8), most=1)
+    packer, batch = Packer(staging, is_pinned=lambda tensor: False), torch.zeros(5)
+
+    def fails(tensor):
+        raise MemoryError("mine")
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr("lit_async_data.packing.raw_bytes", fails)
+            with pytest.raises(MemoryError, match="mine"):
+                packer(batch, lambda work: work())
+        packer(batch, lambda work: work()).release()
+
+
 def test_blocks_beyond_what_there_may_be_go_when_they_are_given_back():
     staging = Staging(Memory(), most=3)
     block = staging.provide(100)
@@ -431,6 +448,21 @@ def test_objects_are_moved_in_their_own_way():
     assert itself.where == (cpu, {"non_blocking": True})
     tensor = torch.zeros(3)
     assert moved(tensor, cpu) is tensor
+
+
+class PinsItself:
+    def pin_memory(self):
+        self.pinned = True
+
+
+class SaysWhetherItIsPinned:
+    pin_memory = True
+
+
+def test_objects_are_pinned_in_their_own_way():
+    assert pinned(mine := PinsItself()) is mine
+    assert mine.pinned
+    assert pinned(other := SaysWhetherItIsPinned()) is other
 
 
 def test_what_cannot_be_pinned_is_moved_all_the_same():

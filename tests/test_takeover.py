@@ -1,143 +1,239 @@
-"""`DevicePrefetcher` over DataLoaders that know nothing of it: wrapped for one run of a Trainer, and no longer."""
+"""Other people's DataLoaders, which the callback wraps: what a run leaves of them, and where their batches go."""
 
 from __future__ import annotations
 
 import functools
+import multiprocessing
+import threading
+import types
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from test_trainer import CountingSource, Recorder, datamodule, pl, readers, trainer
+from torch.utils.data import DataLoader, IterableDataset
 
-from lit_async_data import DevicePrefetcher
-from lit_async_data.lightning import pl
+import lit_async_data as lad
+from lit_async_data import prefetched_loader
+from lit_async_data.errors import TransferError
 from lit_async_data.prefetched_loader import PrefetchedLoader
 from lit_async_data.takeover import Takeover
 
-QUIET = {
-    "accelerator": "cpu",
-    "max_epochs": 2,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*`IterableDataset` has `__len__` defined:UserWarning"),
+]
+BATCHES = [[0, 1], [2, 3], [4, 5]]
 
 
-def loader(count=12, **options):
-    return DataLoader(TensorDataset(torch.arange(float(count))[:, None]), batch_size=4, **options)
-
-
-class Recording(pl.LightningModule):
-    """Writes down which samples each stage saw, and from what kind of loader."""
-
-    def __init__(self, stages=("fit", "val", "test", "predict")):
+class Model(pl.LightningModule):
+    def __init__(self):
         super().__init__()
-        self.layer, self.automatic_optimization = torch.nn.Linear(1, 1), False
-        self.seen, self.kinds = {stage: [] for stage in stages}, {}
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = []
 
-    def _see(self, stage, batch, loaders):
-        self.seen[stage].append(batch[0].flatten().tolist())
-        self.kinds[stage] = type(loaders).__name__
-
-    def training_step(self, batch, _):
-        self._see("fit", batch, self.trainer.train_dataloader)
-
-    def validation_step(self, batch, _):
-        self._see("val", batch, self.trainer.val_dataloaders)
-
-    def test_step(self, batch, _):  # noqa: PT019  # a step of a module
-        self._see("test", batch, self.trainer.test_dataloaders)
-
-    def predict_step(self, batch, _):
-        self._see("predict", batch, self.trainer.predict_dataloaders)
-        return batch[0]
-
-    def train_dataloader(self):
-        return loader()
-
-    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+    def training_step(self, batch, number):
+        self.seen.append(batch.tolist())
+        return self.layer(batch[:, None].float()).mean()
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-ROWS = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0]]
+def numbers(**options):
+    return DataLoader(range(6), batch_size=2, **options)
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_every_stage_reads_through_the_wrapper_and_nothing_stays_behind(depth):
-    model, callback = Recording(), DevicePrefetcher(depth)
-    trainer = pl.Trainer(callbacks=[callback], num_sanity_val_steps=1, **QUIET)
-    before = trainer.strategy.process_dataloader
-    trainer.fit(model)
-    assert model.seen["fit"] == 2 * ROWS
-    assert model.seen["val"] == ROWS[:1] + 2 * ROWS
-    trainer.validate(model, verbose=False)
-    trainer.test(model, verbose=False)
-    assert [batch.flatten().tolist() for batch in trainer.predict(model)] == ROWS
-    assert model.seen["test"] == model.seen["predict"] == ROWS
-    assert set(model.kinds.values()) == {"PrefetchedLoader"}
-    assert trainer.strategy.process_dataloader == before
-    assert "process_dataloader" not in vars(trainer.strategy)
-    assert callback.waited.steps == 6
+@pytest.fixture
+def feeders_end():
+    """Threads that multiprocessing leaves to themselves when workers have ended."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(30)
 
 
-def test_what_somebody_else_has_composed_is_kept():
-    trainer, takeover = pl.Trainer(**QUIET), Takeover()
-    strategy, asked = trainer.strategy, []
-
-    def theirs(dataloader):
-        asked.append(dataloader)
-        return dataloader
-
-    strategy.process_dataloader = theirs
-    takeover.attach(trainer, 2)
-    given = loader()
-    assert isinstance(strategy.process_dataloader(given), PrefetchedLoader)
-    assert asked == [given]
-    takeover.detach()
-    assert strategy.process_dataloader is theirs
-    takeover.attach(trainer, 2)
-    ours = strategy.process_dataloader
-    strategy.process_dataloader = over = functools.partial(ours)
-    takeover.detach()  # composed since: it is not ours to take away
-    assert strategy.process_dataloader is over
+# -- what is left ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_dataloader_is_left_as_it_is():
-    trainer, takeover = pl.Trainer(**QUIET), Takeover()
-    takeover.attach(trainer, 2)
-    batches = [torch.zeros(1)]
-    assert trainer.strategy.process_dataloader(batches) is batches
-    takeover.detach()
+def test_the_loaders_of_somebodys_combined_loader_serve_after_the_run_too():
+    """Lightning puts what it has processed into the user's own object."""
+    combined = pl.utilities.CombinedLoader(numbers(), "max_size_cycle")
+    first, second = Model(), Model()
+    trainer(lad.DevicePrefetcher()).fit(first, combined)
+    assert isinstance(combined.flattened[0], PrefetchedLoader)
+    assert [batch.tolist() for batch in combined.flattened[0]] == BATCHES
+    trainer(max_epochs=2).fit(second, combined)
+    trainer(lad.DevicePrefetcher()).fit(second, combined)
+    assert first.seen == BATCHES
+    assert second.seen == BATCHES * 3
+    assert readers() == []
 
 
-def test_a_combined_loader_that_the_user_keeps_can_be_fitted_twice():
-    combined = pl.utilities.CombinedLoader({"a": loader(), "b": loader()}, "min_size")
-    seen = []
-
-    class Both(Recording):
-        def training_step(self, batch, _):
-            seen.append({key: value[0].flatten().tolist() for key, value in batch.items()})
-
-    for _ in range(2):
-        trainer = pl.Trainer(callbacks=[DevicePrefetcher()], **(QUIET | {"max_epochs": 1, "limit_val_batches": 0}))
-        trainer.fit(Both(), combined)
-        assert all(isinstance(each, PrefetchedLoader) for each in combined.flattened)
-        assert all(isinstance(each.loader, DataLoader) for each in combined.flattened)
-    assert seen == 2 * [{"a": row, "b": row} for row in ROWS]
-
-
-def test_after_an_error_the_strategy_is_as_it_was_and_threads_have_ended():
-    class Failing(Recording):
+@pytest.mark.usefixtures("feeders_end")
+@pytest.mark.parametrize("fails", [False, True])
+def test_workers_that_a_dataloader_keeps_end_with_the_run(fails):
+    class Fails(Model):
         def training_step(self, batch, number):
-            super().training_step(batch, number)
-            if number == 1:
-                raise ZeroDivisionError
+            if fails and number:
+                raise RuntimeError("mine")
+            return super().training_step(batch, number)
 
-    model = Failing()
-    trainer = pl.Trainer(callbacks=[DevicePrefetcher()], num_sanity_val_steps=0, **QUIET)
-    with pytest.raises(ZeroDivisionError):
-        trainer.fit(model, loader(num_workers=1))
-    assert model.seen["fit"] == ROWS[:2]
-    assert "process_dataloader" not in vars(trainer.strategy)
+    loader = numbers(num_workers=1, persistent_workers=True)
+    fit = trainer(lad.DevicePrefetcher(), max_epochs=2)
+    if fails:
+        with pytest.raises(RuntimeError, match="mine"):
+            fit.fit(Fails(), loader)
+    else:
+        fit.fit(Fails(), loader)
+    assert multiprocessing.active_children() == []
+    assert loader._iterator is None
+
+
+def test_the_strategy_is_as_it_was_also_after_several_callbacks():
+    fit = trainer(lad.DevicePrefetcher(), lad.DevicePrefetcher())
+    model, loader = Model(), numbers()
+    for _ in range(2):
+        fit.fit_loop.epoch_progress.reset()
+        fit.fit(model, loader)
+    assert fit.strategy.process_dataloader(loader) is loader
+    assert readers() == []
+
+
+class Keeping:
+    """A strategy whose method somebody composes, and keeps what was there."""
+
+    root_device = torch.device("cpu")
+
+    def process_dataloader(self, loader):
+        return loader
+
+
+def run_of(strategy, module=None):
+    return types.SimpleNamespace(strategy=strategy, lightning_module=module or Model(), datamodule=None)
+
+
+def test_a_method_that_others_keep_wraps_nothing_once_the_run_is_over():
+    strategy, takeover = Keeping(), Takeover()
+    takeover.attach(run_of(strategy), 2)
+    kept = strategy.process_dataloader
+    strategy.process_dataloader = functools.partial(kept)
+    assert isinstance(strategy.process_dataloader(numbers()), PrefetchedLoader)
+    takeover.detach()
+    assert isinstance(strategy.process_dataloader(numbers()), DataLoader)
+
+
+def test_what_one_canary_finds_leaves_no_other_loader_open(monkeypatch):
+    strategy, takeover = Keeping(), Takeover()
+    takeover.attach(run_of(strategy), 2)
+    loaders = [strategy.process_dataloader(numbers()) for _ in range(3)]
+    for loader in loaders:
+        next(loader)
+    stop = PrefetchedLoader._stop
+
+    def failing(loader):
+        stop(loader)
+        raise TransferError("found", stage="copy")
+
+    monkeypatch.setattr(PrefetchedLoader, "_stop", failing)
+    with pytest.raises(TransferError):
+        takeover.detach()
+    assert [loader._relay for loader in loaders] == [None] * 3
+
+
+# -- what the canary finds when something else has gone wrong ----------------------------------------------------------
+
+
+def test_what_is_found_after_an_error_does_not_take_its_place(caplog):
+    """It would keep checkpoints, which are written by callbacks after ours, from being written."""
+
+    def spoil_and_fail(stage, batch):
+        batch["x"].numpy()[...] = 7
+        raise KeyError("mine")
+
+    class Watching(pl.callbacks.Checkpoint):
+        called = False
+
+        def on_exception(self, *_):
+            self.called = True
+
+    watching = Watching()
+    with pytest.raises(KeyError, match="mine"):
+        trainer(lad.DevicePrefetcher(canary=5), watching, enable_checkpointing=True).fit(
+            Recorder(spoil_and_fail), datamodule=datamodule(train=CountingSource())
+        )
+    assert watching.called
+    assert "x of batch 0 of epoch 0 changed" in caplog.text
+    assert readers() == []
+
+
+def test_the_callback_says_what_it_finds_after_an_error(monkeypatch, caplog):
+    def detach(*_, **__):
+        raise TransferError("found", stage="copy")
+
+    callback = lad.DevicePrefetcher()
+    monkeypatch.setattr(callback._takeover, "detach", detach)
+    callback.on_exception(None, None, KeyError())
+    assert "found" in caplog.text
+    with pytest.raises(TransferError):
+        callback.teardown(None, None, "fit")
+
+
+# -- where batches go --------------------------------------------------------------------------------------------------
+
+
+class Moving(Model):
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return batch
+
+
+@pytest.mark.parametrize(("made", "device"), [(Model, "cuda:1"), (Moving, "cpu")])
+def test_the_device_is_right_from_the_first_batch(monkeypatch, made, device):
+    """Lightning takes the first batch of a loader without length before any hook of training is called."""
+    monkeypatch.setattr(prefetched_loader, "checked_device", torch.device)
+    strategy, takeover = Keeping(), Takeover()
+    strategy.root_device = torch.device("cuda:1")
+    takeover.attach(run_of(strategy, made()), 2, canary=3)
+    loader = strategy.process_dataloader(numbers())
+    assert str(loader.device) == device
+    assert loader.canary == 3
+    takeover.detach()
+
+
+class Unsized(IterableDataset):
+    def __iter__(self):
+        return iter(range(6))
+
+
+def test_a_loader_without_length_is_served():
+    model = Model()
+    trainer(lad.DevicePrefetcher(), max_epochs=2).fit(model, DataLoader(Unsized(), batch_size=2))
+    assert model.seen == BATCHES * 2
+
+
+@pytest.mark.parametrize("mode", ["sequential", "max_size"])
+def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch, mode):
+    asked = []
+
+    class Evaluated(Model):
+        def validation_step(self, batch, number, dataloader_idx=0):
+            asked.append([])
+
+    def prefetch(loader):
+        if asked:
+            asked[-1].append(names[id(loader)])
+
+    names, build = {}, Takeover._taken
+
+    def named(takeover, loader, *given):
+        made = build(takeover, loader, *given)
+        names[id(made)] = len(names)
+        return made
+
+    monkeypatch.setattr(Takeover, "_taken", named)
+    monkeypatch.setattr(PrefetchedLoader, "prefetch", prefetch)
+    trainer(lad.DevicePrefetcher()).validate(
+        Evaluated(), pl.utilities.CombinedLoader([numbers(), numbers()], mode), verbose=False
+    )
+    # What was asked for at the start of each batch but the first.
+    assert asked[:-1] == ([[0, 1]] * 2 if mode == "max_size" else [[0], [0], [0, 1], [0, 1], [0, 1]])

@@ -20,8 +20,8 @@ import torch
 from test_packing import Step, detection
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
-from lit_async_data import prefetched, puller, relay, streams
-from lit_async_data.errors import ClosedError, ConfigError, TransformError, WorkerError
+from lit_async_data import prefetched, prefetched_loader, puller, relay
+from lit_async_data.errors import ClosedError, ConfigError, TransferError, TransformError, WorkerError
 from lit_async_data.feed import HostBatch
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.testing import ArraySource, FakeStreams
@@ -685,6 +685,52 @@ def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
         assert [ticket.allocated is not None for ticket in batches._relay.queue._tickets] == [True]
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_what_the_canary_finds_about_a_batch_costs_none_of_those_behind_it(streamed, depth):
+    streamed(FakeStreams("side"))
+    with prefetched(Loader(), depth) as batches:
+        batches.canary = 2
+        first = next(batches)
+        assert first["step"] == 0
+        first["x"].numpy()[...] = 7
+        if depth:
+            read_ahead(batches, depth)
+            batches.prefetch()
+        assert next(batches)["step"] == 1
+        with pytest.raises(TransferError, match="x of batch 0 of epoch 0"):
+            next(batches)
+        assert steps(next(batches) for _ in range(4)) == [2, 3, 4, 5]
+
+
+def test_nothing_is_reserved_for_batches_after_the_last(streamed):
+    streamed(FakeStreams("side"))
+    with prefetched(Loader(), 2) as batches:
+        batches.driven = True
+        for _ in range(6):
+            next(batches)
+        read_ahead(batches, 1)
+        batches.prefetch()  # the end is found
+        batches.prefetch()
+        assert {ticket.block for ticket in batches._relay.queue._tickets} == {None}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_draw_for_their_own_batches(monkeypatch, rank):
+    def drawing(batch, rng):
+        return torch.rand((), generator=rng).item()
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    with prefetched([1, 2], device="cpu", device_transform=drawing) as batches:
+        drawn = [*batches, *batches]
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    with prefetched([1, 2], device="cpu", device_transform=drawing) as batches:
+        again = [*batches, *batches]
+    assert (drawn == again) is (rank == 0)
+    assert len(set(drawn + again)) == (4 if rank == 0 else 8)
+
+
 def test_a_device_transform_runs_on_the_side_stream(streamed):
     streams = streamed(FakeStreams("side"))
     where = []
@@ -699,7 +745,7 @@ def test_a_device_transform_runs_on_the_side_stream(streamed):
 
 
 def test_a_device_that_is_set_serves_from_the_next_pass_on(monkeypatch):
-    monkeypatch.setattr(streams, "checked_device", torch.device)
+    monkeypatch.setattr(prefetched_loader, "checked_device", torch.device)
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         next(batches)
@@ -714,10 +760,13 @@ def test_a_device_that_is_set_serves_from_the_next_pass_on(monkeypatch):
 
 
 def test_one_device_has_one_name(monkeypatch):
-    monkeypatch.setattr(streams, "checked_device", torch.device)
+    monkeypatch.setattr(prefetched_loader, "checked_device", torch.device)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
     assert prefetched([1], device="cuda").device == torch.device("cuda:3")
     assert prefetched([1], device="cuda:1").device == torch.device("cuda:1")
+    batches = prefetched([1])  # built before its rank has chosen its device
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    assert batches.device == torch.device("cuda:3")
 
 
 def test_without_an_accelerator_the_device_is_the_cpu():
