@@ -51,7 +51,7 @@ bench-manifest: $(VENV)/installed
 bench-overlap: $(VENV)/installed
 	$(BIN)/python benchmarks/overlap.py $(ARGS)
 
-# Every hazard and every figure of the way to a device, on a machine with a CUDA device, under 5 minutes.
+# Every hazard and every figure of the way to a device, on a machine with a CUDA device; made for 5 minutes.
 bench-gpu: $(VENV)/installed
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 

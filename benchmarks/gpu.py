@@ -12,7 +12,7 @@
 * beside: of the time of copies, the share in which kernels ran, as the profiler saw it, and what they copied from.
 * program: an epoch in which whatever makes the program wait for the GPU is an error.
 
-In turns, medians. Takes less than five minutes on one GPU, and nothing but torch, Lightning, h5py and numpy. A part
+In turns, medians. Made for five minutes on one GPU, with nothing but torch, Lightning, h5py and numpy. A part
 that fails says why and leaves the others to run.
 """
 

@@ -32,8 +32,8 @@ class DevicePrefetcher(pl.Callback):
 
     At ``on_train_batch_start``, when the step's kernels are about to be launched, it starts the copy of the next batch
     on the loader's side stream; what could not be started then, because the readers were not done, it tries again
-    before the backward pass and at the end of the batch. It never blocks. The first batches of validation are read into
-    host memory while training goes on.
+    before the backward pass and at the end of the batch. It waits for no reader and no copy. The first batches of
+    validation are read into host memory while training goes on.
 
     Where the LightningModule or DataModule has a ``transfer_batch_to_device`` or ``on_before_batch_transfer`` of its
     own, batches are prefetched into host memory only, since that hook is to see them there.

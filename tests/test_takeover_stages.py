@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_async_data import DevicePrefetcher
+from lit_async_data import AsyncDataModule, DevicePrefetcher
 from lit_async_data.lightning import pl
 from lit_async_data.prefetched_loader import PrefetchedLoader
 from lit_async_data.takeover import Takeover
+from lit_async_data.testing import ArraySource
 
 QUIET = {
     "accelerator": "cpu",
@@ -141,3 +145,51 @@ def test_after_an_error_the_strategy_is_as_it_was_and_threads_have_ended():
         trainer.fit(model, loader(num_workers=1))
     assert model.seen["fit"] == ROWS[:2]
     assert "process_dataloader" not in vars(trainer.strategy)
+
+
+@pytest.fixture
+def signals_as_before():
+    """Lightning leaves Ctrl-C ignored once it has ended a run for it."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def of_ours():
+    numbers = ArraySource({"x": np.arange(12.0, dtype=np.float32)[:, None]})
+    fields = {"batch_size": 4, "shuffle": False}
+    return AsyncDataModule(train=numbers, loader=fields, device_transform=lambda batch: [batch["x"]])
+
+
+@pytest.mark.usefixtures("signals_as_before")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("made", [lambda: loader(num_workers=1), of_ours], ids=["DataLoader", "AsyncDataModule"])
+def test_a_signal_ends_the_run_and_everything_that_was_started(made, number, tmp_path):
+    """What is left of threads, processes and files fails the test by itself; the state that was reached is kept."""
+
+    class Signalled(Recording):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = True
+
+        def training_step(self, batch, step):
+            super().training_step(batch, step)
+            if step == 1:
+                os.kill(os.getpid(), number)
+            return self.layer(batch[0]).mean()
+
+    model = Signalled()
+    kept = pl.callbacks.ModelCheckpoint(tmp_path, save_on_exception=True)
+    trainer = pl.Trainer(
+        callbacks=[DevicePrefetcher(), kept], num_sanity_val_steps=0, **(QUIET | {"enable_checkpointing": True})
+    )
+    data = {"datamodule": given} if isinstance(given := made(), AsyncDataModule) else {"train_dataloaders": given}
+    with pytest.raises(SystemExit):
+        trainer.fit(model, **data)
+    assert model.seen["fit"] == ROWS[:2]
+    assert "process_dataloader" not in vars(trainer.strategy)
+    (checkpoint,) = tmp_path.iterdir()
+    progress = torch.load(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+    assert progress["ready"] == 2
