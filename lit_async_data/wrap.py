@@ -59,6 +59,8 @@ def prefetched(
         )
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
         raise ConfigError(f"prefetched(loader): {loader!r} cannot be iterated over; give it a DataLoader, for instance")
+    if not (device_transform is None or callable(device_transform)):
+        raise ConfigError(f"device_transform: {device_transform!r} cannot be called with a batch")
     stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     return (StatefulPrefetchedLoader if stateful else PrefetchedLoader)(
         loader, device_depth=device_depth, device=device, device_transform=device_transform
