@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lit_async_data.errors import ConfigError
 from lit_async_data.plan import Key
 from lit_async_data.spec import BatchSpec
 
@@ -66,6 +67,16 @@ class DeviceTransform:
             return self._function(batch)
         rng = None if self._number is None else torch.Generator(self._device).manual_seed(self._number(key))
         return self._function(batch, **{RNG: rng}) if self._passed == RNG else self._function(batch, rng)
+
+
+def check_callable(where: str, given: object) -> None:
+    """Refuse what is no transform; the message begins with ``where``.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not (given is None or callable(given)):
+        raise ConfigError(f"{where}: {given!r} cannot be called with a batch")
 
 
 def takes_rng(function: Callable[..., Any] | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from lit_async_data.device import Batch, Transform
-from lit_async_data.device_transform import takes_rng
+from lit_async_data.device_transform import check_callable, takes_rng
 from lit_async_data.engine import Engine, with_ids
 from lit_async_data.errors import ClosedError, ConfigError, ReadError, SourceError, TransformError
 from lit_async_data.footprint import Footprint, slow
@@ -87,6 +87,7 @@ class AsyncLoader:
         self.options = LoaderOptions.of(options)
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
         self._device = checked_device("cpu" if device is None else device)
+        check_callable("device_transform", device_transform)
         self._device_transform = device_transform
         self._depth = counted("device_depth", device_depth)
         self._canary = counted("canary", canary)

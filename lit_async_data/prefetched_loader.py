@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import logging
 import time
 import weakref
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader
 from lit_async_data.device import Batch, Transform
 from lit_async_data.errors import ClosedError, TransferError
 from lit_async_data.options import counted
+from lit_async_data.passes import Pass
 from lit_async_data.plan import Key
 from lit_async_data.relay import Relay
 from lit_async_data.sharding import check_sharded
@@ -60,7 +63,7 @@ class PrefetchedLoader:
     def _reset(self) -> None:
         """As new: nothing has been read."""
         self._pass, self._step = -1, 0
-        self._fresh, self._over = True, False
+        self._fresh, self._over, self._wanted_pass = True, False, 0
         self._state: Any = None  # of the loader, after the batch that was handed out last; None where it is as it says
         self._meter, self._read = WaitMeter(), ReadStats()
         self._waited: DeviceWait | None = None
@@ -75,10 +78,10 @@ class PrefetchedLoader:
     def __bool__(self) -> bool:
         return bool(self.loader)
 
-    def __iter__(self) -> Self:
-        """Begin a new pass with the next batch. Costs nothing; Lightning calls it more often than it reads."""
-        self._fresh = True
-        return self
+    def __iter__(self) -> Pass:
+        """A new pass, which begins with its first batch. Costs nothing; Lightning calls it more often than it reads."""
+        self._fresh, self._wanted_pass = True, self._wanted_pass + 1
+        return Pass(functools.partial(self._next_of, self._wanted_pass))
 
     def __next__(self) -> Batch:
         """The next batch of the pass, waiting for it.
@@ -213,6 +216,11 @@ class PrefetchedLoader:
     def _threaded(self) -> bool:
         return not isinstance(self.loader, DataLoader) or self.loader.num_workers > 0
 
+    def _next_of(self, wanted: int) -> Batch:
+        if wanted != self._wanted_pass:
+            raise StopIteration  # another pass has begun
+        return next(self)
+
     def _taken(self, relay: Relay) -> Batch:
         key = self._wanted
         try:
@@ -231,7 +239,10 @@ class PrefetchedLoader:
         return batch
 
     def _begin(self) -> Relay:
-        """A new pass; its first batch calls ``iter(loader)``."""
+        """A new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
+        if inspect.isgenerator(self.loader) and self.begun and not self._over:
+            self._fresh = False
+            return self._running()
         if not self.by_trainer:
             check_sharded(self.loader)
         if self._depth and not self._threaded and not self._said:
@@ -278,23 +289,3 @@ class PrefetchedLoader:
             self._read, self._waited = dataclasses.replace(seen.read, ready=0), seen.device
             self._relay = self._closer = None
             closer()
-
-
-class StatefulPrefetchedLoader(PrefetchedLoader):
-    """One whose loader can say where it is, and go on from there.
-
-    Its state is that after the batch which was handed out last, however many have been read ahead.
-    """
-
-    _stateful = True
-
-    def state_dict(self) -> Any:
-        """The loader's state after the last batch that was handed out."""
-        return self.loader.state_dict() if self._state is None else self._state  # type: ignore[attr-defined]
-
-    def load_state_dict(self, state: Any) -> None:
-        """Have the loader go on from a state, with the next pass."""
-        if self._relay is not None:
-            self._relay.rest()
-        self._state, self._fresh = None, True
-        self.loader.load_state_dict(state)  # type: ignore[attr-defined]

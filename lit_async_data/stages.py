@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from lit_async_data.device import Transform
+from lit_async_data.device_transform import check_callable
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
@@ -84,18 +85,13 @@ def transforms_of(given: Transform | Mapping[str, Transform | None] | None) -> d
         ConfigError: One is for a stage that there is not, or cannot be called.
     """
     if not isinstance(given, Mapping):
-        _check_callable("device_transform", given)
+        check_callable("device_transform", given)
         return dict.fromkeys(STAGES, given)
     for stage in given:
         if stage not in (*STAGES, "eval"):
             raise ConfigError(f"device_transform: {stage!r} is not one of {', '.join(STAGES)}, eval")
-        _check_callable(f"device_transform.{stage}", given[stage])
+        check_callable(f"device_transform.{stage}", given[stage])
     return {stage: given.get(stage, given.get("eval") if stage != "train" else None) for stage in STAGES}
-
-
-def _check_callable(where: str, given: object) -> None:
-    if not (given is None or callable(given)):
-        raise ConfigError(f"{where}: {given!r} cannot be called with a batch")
 
 
 def loaders_in(nested: Any) -> list[Driven]:

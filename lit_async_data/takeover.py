@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from lit_async_data.batch_hooks import transfer_of
 from lit_async_data.lightning import pl
-from lit_async_data.prefetched_loader import PrefetchedLoader, StatefulPrefetchedLoader
+from lit_async_data.prefetched_loader import PrefetchedLoader
+from lit_async_data.stateful import StatefulPrefetchedLoader
 from lit_async_data.wrap import prefetched
 
 

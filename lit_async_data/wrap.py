@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from lit_async_data.device import Transform
+from lit_async_data.device_transform import check_callable
 from lit_async_data.errors import ConfigError
 from lit_async_data.loader import AsyncLoader
-from lit_async_data.prefetched_loader import PrefetchedLoader, StatefulPrefetchedLoader
+from lit_async_data.prefetched_loader import PrefetchedLoader
+from lit_async_data.stateful import StatefulPrefetchedLoader
 
 
 def prefetched(
@@ -59,8 +61,7 @@ def prefetched(
         )
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
         raise ConfigError(f"prefetched(loader): {loader!r} cannot be iterated over; give it a DataLoader, for instance")
-    if not (device_transform is None or callable(device_transform)):
-        raise ConfigError(f"device_transform: {device_transform!r} cannot be called with a batch")
+    check_callable("device_transform", device_transform)
     stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     return (StatefulPrefetchedLoader if stateful else PrefetchedLoader)(
         loader, device_depth=device_depth, device=device, device_transform=device_transform

@@ -136,6 +136,7 @@ ORDER = [
     "relay",
     "sharding",
     "prefetched_loader",
+    "stateful",
     "wrap",
     "summary",
     "lightning",

@@ -59,8 +59,16 @@ WORKERS_TELL = (  # by a message, a number, or what is drawn for them
 )
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", PROGRAMS)
+# Each of these starts processes: a few show what all of them show in a long run.
+FEW = ["loaders of a datamodule", "a dataset without a length options={}", "an error in a dataset", "early stopping"]
+MATRIX = [
+    pytest.param(name, way, marks=pytest.mark.long if WAYS[way][0] and not name.startswith(tuple(FEW)) else ())
+    for name in PROGRAMS
+    for way in WAYS
+]
+
+
+@pytest.mark.parametrize(("name", "way"), MATRIX)
 def test_a_program_does_the_same_with_the_callback(name, way, request):
     workers, copied = WAYS[way]
     expected = plainly(PROGRAMS[name], workers and name.startswith(WORKERS_TELL))
@@ -73,7 +81,7 @@ def test_a_program_does_the_same_with_the_callback(name, way, request):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 7])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_program_does_the_same_at_every_depth(depth, workers, pretended):
     for name in "loaders of a datamodule", "a dataset without a length options={}", "early stopping":
         assert outcome(PROGRAMS[name], workers, DevicePrefetcher(depth)) == plainly(PROGRAMS[name], workers), name
@@ -434,7 +442,7 @@ def ranks(tmp_path_factory):
         for rank in range(2)
     ]
     try:
-        said = [child.communicate(timeout=100)[0] for child in children]
+        said = [child.communicate(timeout=250)[0] for child in children]
     finally:
         for child in children:
             child.kill()
@@ -449,14 +457,20 @@ def ranks(tmp_path_factory):
 DEALT = ["shuffled", "evaluated", "predicted", "limited", "of_their_own", "by_hand", "streamed", "failing"]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("name", DEALT)
-def test_two_ranks_read_what_lightning_deals_them(name, workers, ranks):
+def test_two_ranks(ranks):
+    """One test, so that the two processes are started once, whoever runs it."""
+    for workers in (0, 1):
+        for name in DEALT:
+            check_what_lightning_deals(name, workers, ranks)
+        check_that_samples_differ(workers, ranks)
+    check_the_line_that_an_error_names(ranks)
+
+
+def check_what_lightning_deals(name, workers, ranks):
     assert ranks(name, workers, 1) == ranks(name, workers, 0)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_two_ranks_read_different_samples(workers, ranks):
+def check_that_samples_differ(workers, ranks):
     for name in "shuffled", "of_their_own", "by_hand":
         one, other = (
             {i for s, _, _, ids in facts["batches"] if s == "train" for i in ids} for facts in ranks(name, workers, 1)
@@ -470,7 +484,7 @@ def test_two_ranks_read_different_samples(workers, ranks):
     assert not one & other
 
 
-def test_a_loader_that_is_not_dealt_among_ranks_is_an_error_that_names_the_line(ranks):
+def check_the_line_that_an_error_names(ranks):
     for facts in ranks("unsharded", 1, 0):
         ((kind, message, _),) = facts["notes"]
         assert kind == "ConfigError"

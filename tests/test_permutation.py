@@ -37,7 +37,7 @@ def test_another_key_is_another_order(n, key):
     assert not np.array_equal(Permutation(n, key)(np.arange(n)), Permutation(n, key ^ 1)(np.arange(n)))
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 10, 64, 65])
+@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.long) for n in (2, 3)), 5, 10, 64, 65])
 def test_every_element_is_equally_likely_at_every_position(n):
     """Chi-squared over 4000 keys; the mean of the statistic is its (n − 1)² degrees of freedom."""
     keys = 4000

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import copy
 import gc
+import itertools
 import logging
 import pickle
 import subprocess
@@ -930,3 +931,42 @@ def test_the_trainer_takes_it(tmp_path):
         ).fit(model, train, val)  # fmt: skip
     assert model.seen == [(epoch, epoch, step) for epoch in range(2) for step in range(6)]
     assert loader.log == ["set_epoch 0", "iter", "set_epoch 1", "iter"]
+
+
+# -- passes that are taken up again ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_what_iter_gives_goes_on_where_it_is(depth):
+    with prefetched(Loader(), depth, device="cpu") as batches:
+        one = iter(batches)
+        assert steps([next(one)]) == [0]
+        assert steps(itertools.islice(one, 2)) == [1, 2]
+        assert steps(one) == [3, 4, 5]
+        assert steps(one) == []
+        assert steps(batches) == list(range(6))
+
+
+def test_a_pass_ends_where_another_begins():
+    with prefetched(Loader(), device="cpu") as batches:
+        one = iter(batches)
+        assert steps([next(one)]) == [0]
+        other = iter(batches)
+        assert steps([next(other)]) == [0]
+        assert steps(one) == []
+        assert steps(other) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_generator_that_was_left_goes_on(depth):
+    with prefetched((number for number in range(5)), depth, device="cpu") as batches:
+        for number in batches:
+            if number == 1:
+                break
+        assert list(batches) == [2, 3, 4]
+        assert list(batches) == []
+
+
+def test_a_transform_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match=r"^device_transform: 3 cannot be called"):
+        AsyncLoader(ArraySource({"x": np.zeros(3)}), {"batch_size": 1}, device_transform=3)
