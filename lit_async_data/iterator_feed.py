@@ -70,11 +70,11 @@ class IteratorFeed:
         return self._read
 
     def room(self, key: Key) -> Room | None:  # noqa: ARG002
-        """A guess, where the last two batches took the same: a wrong one costs an allocation."""
+        """A guess: as the last batch, unless that was unlike the one before. A wrong one costs an allocation."""
         if self._puller is None:
             return None  # nothing comes after the end
         last, before = self._rooms
-        return last if last == before else None
+        return last if before is None or last == before else None
 
     def following(self, key: Key) -> Key:
         return Key(key.epoch, key.step + 1)
