@@ -240,8 +240,8 @@ class PrefetchedLoader:
 
     def _begin(self) -> Relay:
         """A new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
-        if inspect.isgenerator(self.loader) and self.begun and not self._over:
-            self._fresh = False
+        if inspect.isgenerator(self.loader) and self._pass >= 0 and not self._over:
+            self._fresh = False  # what has been read ahead of it would be lost
             return self._running()
         if not self.by_trainer:
             check_sharded(self.loader)

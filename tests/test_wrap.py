@@ -963,6 +963,10 @@ def test_a_generator_that_was_left_goes_on(depth):
         for number in batches:
             if number == 1:
                 break
+        if depth:  # until those that a new pass would lose have been read
+            pulling = batches._relay.feed._puller
+            with pulling._changed:
+                assert pulling._changed.wait_for(lambda: pulling.ready == depth, LONG)
         assert list(batches) == [2, 3, 4]
         assert list(batches) == []
 

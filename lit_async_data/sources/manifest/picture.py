@@ -1,7 +1,7 @@
 """`Picture`: an image before its pixels are decoded, and what the head of its file says of them.
 
-Pillow takes 50 µs to open a JPEG and 15 for a PNG, under Python's lock; of usual ones the few bytes that matter are
-read here, and Pillow is asked only where its decoder is.
+Pillow takes 27 µs to open a JPEG, under Python's lock, where 9 are enough for the few bytes that matter. Of usual
+images these are read here, and Pillow is asked only where its decoder is.
 """
 
 from __future__ import annotations
