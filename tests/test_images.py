@@ -10,12 +10,14 @@ import zlib
 
 import numpy as np
 import pytest
+import torch
 
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.sources.manifest import image as images
 from lit_async_data.sources.manifest import picture, pixels
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.orientation import mirrored, orientation_of
+from lit_async_data.sources.manifest.resizing import write_resized
 
 PIL = pytest.importorskip("PIL")
 from PIL import Image, ImageOps  # noqa: E402
@@ -215,9 +217,11 @@ def test_orientations_are_read_in_either_byte_order_and_oddities_are_upright():
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_a_jpeg_that_is_much_larger_is_decoded_smaller_with_little_change(photo, factor, turned, monkeypatch):
     seen, parts = [], []
-    upright, resized = pixels.upright, images.resized
+    upright, write_resized = pixels.upright, images.write_resized
     monkeypatch.setattr(pixels, "upright", lambda found, way: seen.append(found.shape[1]) or upright(found, way))
-    monkeypatch.setattr(images, "resized", lambda found, box, *rest: parts.append(box) or resized(found, box, *rest))
+    monkeypatch.setattr(
+        images, "write_resized", lambda found, *rest: parts.append(rest[0]) or write_resized(found, *rest)
+    )
     exif = Image.Exif()
     exif[0x0112] = turned
     # Neither side is a multiple of the factor: the last column and row stand for less than the others.
@@ -496,7 +500,7 @@ def test_the_head_of_a_jpeg_is_what_pillow_says_or_left_to_it(photo):
             data[int(rng.integers(2, end))] = int(rng.integers(256))
             damaged.append(bytes(data))
         for data in damaged:
-            found = picture.head_of("JPEG", data)
+            found = picture.head_of("JPEG", data, {})
             if found is None:
                 continue
             plain += 1
@@ -529,13 +533,63 @@ def test_a_plain_png_is_decoded_by_the_faster_library_and_others_are_not(photo, 
     asked = []
     if decoders == "faster":
         library = pytest.importorskip("imagecodecs")
-        monkeypatch.setattr(library, "spng_decode", lambda data, of=library.spng_decode: asked.append(1) or of(data))
+        spng_decode = library.spng_decode
+        monkeypatch.setattr(library, "spng_decode", lambda data, out: asked.append(1) or spng_decode(data, out=out))
     plain = stored(photo.resize((40, 30)).convert(mode), "PNG")
     decoded(plain, ImageShape(mode=mode))
-    assert len(asked) == (decoders == "faster")
+    known = decoders == "faster" and mode != "LA"
+    assert len(asked) == known
     for data in (
         stored(photo.resize((40, 30)).convert("P"), "PNG"),
         stored(photo.resize((40, 30)).convert("I;16"), "PNG") if mode == "L" else plain,
     )[: 1 + (mode == "L")]:
         decoded(data, ImageShape(mode=mode))
-    assert len(asked) == (decoders == "faster")
+    assert len(asked) == known
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_goes_where_it_goes_as_it_is_stored_is_decoded_there(photo, kind, mode, monkeypatch, decoders):
+    written, write_resized = [], images.write_resized
+    monkeypatch.setattr(images, "write_resized", lambda *given: written.append(1) or write_resized(*given))
+    data = stored(photo.resize((40, 30)).convert("L" if mode == "L" or kind == "JPEG" else mode), kind)
+    colours = "L" if kind == "JPEG" else mode
+    known = decoders == "faster" and colours != "LA"
+    for shape in (ImageShape(mode=colours), ImageShape((30, 40), colours, resize="pad")):
+        assert np.array_equal(decoded(data, shape), plainly(data, colours))
+    assert len(written) == 2 * (not known)
+    # Not so: another size, a part of it, a wider memory, another mode, and one that is held otherwise.
+    written.clear()
+    shape = ImageShape(mode=colours)
+    around = np.full((30, 50, shape.channels), 77, "u1")
+    images.decode(data, shape, around[:, 5:45], None, "x")
+    assert np.array_equal(around[:, 5:45], plainly(data, colours))
+    assert (around[:, :5] == 77).all()
+    assert (around[:, 45:] == 77).all()
+    decoded(data, ImageShape((30, 40), colours, resize="random_crop", scale=(0.2, 0.3)), key=1)
+    decoded(data, ImageShape((40, 30), colours, resize="crop"))
+    decoded(data, ImageShape(mode="RGBA" if colours != "RGBA" else "L"))
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    turned = stored(photo.resize((40, 30)).convert(colours), kind, exif=exif)
+    assert np.array_equal(decoded(turned, shape), plainly(turned, colours))
+    assert len(written) == 5
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(30, 20), (90, 110), (7, 130)])
+def test_torch_resizes_straight_into_the_array_as_it_does_by_itself(interpolation, channels, size):
+    given = np.random.default_rng(0).integers(0, 256, (80, 100, channels), np.uint8)
+    batch = torch.from_numpy(given[None, 10:70, 5:95].copy()).permute(0, 3, 1, 2)
+    alone = torch.nn.functional.interpolate(batch, size, mode=interpolation, antialias=True)[0].permute(1, 2, 0).numpy()
+    shape, box = ImageShape(size, interpolation=interpolation), (5, 10, 95, 70)
+    frozen = given.copy()
+    frozen.flags.writeable = False  # as what comes from Pillow is; torch would warn of it
+    for pixels_ in (given, frozen, np.asfortranarray(given)):
+        for out in (np.zeros((*size, channels), "u1"), np.zeros((size[0], 200, 3), "u1")[:, 7 : 7 + size[1]]):
+            write_resized(pixels_, box, shape, out)
+            assert np.array_equal(out, np.broadcast_to(alone, out.shape))
+    whole = np.zeros((*size, channels), "u1")
+    write_resized(given[10:70, 5:95].copy(), (0, 0, 90, 60), shape, whole)
+    assert np.array_equal(whole, alone)

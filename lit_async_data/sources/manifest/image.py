@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
-from lit_async_data.sources.manifest.cropping import Crop, crop_of
+from lit_async_data.sources.manifest.cropping import Box, Crop, crop_of
 from lit_async_data.sources.manifest.image_bytes import (
     BMP,
     GIF,
@@ -22,17 +22,18 @@ from lit_async_data.sources.manifest.image_bytes import (
     PNG,
     TIFF,
     WEBP,
+    Parts,
     check_ended,
-    check_png,
     early_size,
     exif_of_png,
     format_of,
+    whole_png,
 )
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of, upright_size
 from lit_async_data.sources.manifest.picture import Picture, head_of
-from lit_async_data.sources.manifest.pixels import SIXTEEN_BITS, pixels_of
-from lit_async_data.sources.manifest.resizing import resized
+from lit_async_data.sources.manifest.pixels import SIXTEEN_BITS, pixels_of, write_as_stored
+from lit_async_data.sources.manifest.resizing import write_resized
 from lit_async_data.spec import Bytes
 
 # What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
@@ -88,8 +89,9 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
         )
     try:
         crop = crop_of(shape, height, width, target, key)
-        pixels, box = pixels_of(picture, crop, shape, turned)
-        _write(resized(pixels, box, crop.size, shape), crop, shape, out)
+        if not write_as_stored(picture, crop, shape, turned, out):
+            pixels, box = pixels_of(picture, crop, shape, turned)
+            _write(pixels, box, crop, shape, out)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders raise whatever damaged data make them
@@ -145,13 +147,12 @@ def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
     """The image before its pixels are decoded, once everything is checked that can be checked by then."""
     try:
         _check_pixels(early_size(data, kind), shape, where)
-        if kind == PNG:
-            check_png(data, where)
-        head = head_of(kind, data)
+        parts = whole_png(data, where) if kind == PNG else {}
+        head = head_of(kind, data, parts)
     except struct.error as error:
         raise _broken(kind, error, where) from error
     if head is None:
-        return _opened_by_pillow(data, kind, shape, where)
+        return _opened_by_pillow(data, kind, parts, shape, where)
     _check_pixels(head.size, shape, where)
     if kind == JPEG:
         check_ended(data, head.pixels, where)
@@ -163,7 +164,7 @@ def _pillow(data: bytes, kind: str) -> Any:
     return _library()[1][kind](io.BytesIO(data))
 
 
-def _opened_by_pillow(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
+def _opened_by_pillow(data: bytes, kind: str, parts: Parts, shape: ImageShape, where: str) -> Picture:
     _, classes = _library()
     try:
         stream = io.BytesIO(data)
@@ -182,7 +183,7 @@ def _opened_by_pillow(data: bytes, kind: str, shape: ImageShape, where: str) -> 
             "of its own"
         )
     _check_values(image, data, kind, shape, where)
-    exif = exif_of_png(data) if kind == PNG else image.info.get("exif", b"")
+    exif = exif_of_png(data, parts) if kind == PNG else image.info.get("exif", b"")
     return Picture(kind, data, image.size, image.mode, exif, lambda: image, plain=False)
 
 
@@ -224,10 +225,9 @@ def _orientation(picture: Picture) -> int:
     return orientation_of(picture.exif) if turned else UPRIGHT
 
 
-def _write(pixels: Bytes, crop: Crop, shape: ImageShape, out: Bytes) -> None:
-    if crop.size == out.shape[:2]:
-        out[...] = pixels
-        return
-    (row, column), (height, width) = crop.corner, crop.size
-    out[...] = shape.fill
-    out[row : row + height, column : column + width] = pixels
+def _write(pixels: Bytes, box: Box, crop: Crop, shape: ImageShape, out: Bytes) -> None:
+    if crop.size != out.shape[:2]:
+        (row, column), (height, width) = crop.corner, crop.size
+        out[...] = shape.fill
+        out = out[row : row + height, column : column + width]
+    write_resized(pixels, box, shape, out)

@@ -23,6 +23,9 @@ _BEGINNINGS = {
     b"GIF87a": GIF,
     b"GIF89a": GIF,
 }
+# Where the parts of a PNG lie in its file, by name; of several of one name, the first.
+Parts = dict[bytes, slice]
+
 _END_OF_JPEG = b"\xff\xd9"
 _END_OF_PNG = b"IEND"
 
@@ -51,8 +54,8 @@ def format_of(data: bytes, where: str) -> str:
     )
 
 
-def check_png(data: bytes, where: str) -> None:
-    """Refuse a PNG that ends too soon, or in which a check sum is wrong.
+def whole_png(data: bytes, where: str) -> Parts:
+    """Where the parts of a PNG lie, once it ends as it should and every check sum is right.
 
     Args:
         data: All of the file.
@@ -61,12 +64,15 @@ def check_png(data: bytes, where: str) -> None:
     Raises:
         CorruptError: It is not what was written once.
     """
+    parts: Parts = {}
     name, view = b"", memoryview(data)
     for name, start, end in _png_parts(data):
         if zlib.crc32(view[start:end]) != int.from_bytes(data[end : end + 4], "big"):
             raise CorruptError(f"{where}: the check sum of a part of the PNG ({name!r}) is wrong; fetch the file again")
+        parts.setdefault(name, slice(start + 4, end))
     if name != _END_OF_PNG:
         raise _cut(PNG, where)
+    return parts
 
 
 def check_ended(data: bytes, start: int, where: str) -> None:
@@ -84,9 +90,9 @@ def check_ended(data: bytes, start: int, where: str) -> None:
         raise _cut(JPEG, where)
 
 
-def exif_of_png(data: bytes) -> bytes:
-    """The EXIF block of a whole PNG, which may stand behind the pixels; empty where there is none."""
-    return next((data[start + 4 : end] for name, start, end in _png_parts(data) if name == b"eXIf"), b"")
+def exif_of_png(data: bytes, parts: Parts) -> bytes:
+    """The EXIF block of a PNG, which may stand behind the pixels; empty where there is none."""
+    return data[parts.get(b"eXIf", slice(0))]
 
 
 def _png_parts(data: bytes) -> Iterator[tuple[bytes, int, int]]:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lit_async_data.sources.manifest.image_bytes import JPEG, PNG, exif_of_png
+from lit_async_data.sources.manifest.image_bytes import JPEG, PNG, Parts, exif_of_png
 
 _EXIF = b"Exif\x00\x00"
 # Of JPEG: what begins a frame that every decoder knows (baseline, extended, progressive), the pixels, and a block of a
@@ -21,8 +21,8 @@ _EXIF = b"Exif\x00\x00"
 _FRAMES, _SCAN, _APP1 = (0xC0, 0xC1, 0xC2), 0xDA, 0xE1
 _OTHER_FRAMES = (0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 _ALONE = (0x01, *range(0xD0, 0xDA))
-# Of PNG: modes of 8 bits by the type of colour, and parts that change what pixels mean.
-_MODES = {0: "L", 2: "RGB", 4: "LA", 6: "RGBA"}
+# Of PNG: modes of 8 bits that the faster library knows, by the type of colour, and parts that change what pixels mean.
+_MODES = {0: "L", 2: "RGB", 6: "RGBA"}
 _PNG_HEAD = struct.Struct(">II5B")
 
 
@@ -31,7 +31,7 @@ class Head(NamedTuple):
 
     Attributes:
         size: (width, height) as stored.
-        mode: As Pillow calls it: ``"L"``, ``"RGB"``, ``"LA"`` or ``"RGBA"``, of 8 bits.
+        mode: As Pillow calls it: ``"L"``, ``"RGB"`` or ``"RGBA"``, of 8 bits.
         exif: The block of a camera; empty where there is none.
         pixels: Byte at which the pixels begin.
     """
@@ -70,17 +70,18 @@ class Picture:
         return self.opening()
 
 
-def head_of(kind: str, data: bytes) -> Head | None:
+def head_of(kind: str, data: bytes, parts: Parts) -> Head | None:
     """The head of a plain JPEG or PNG; None where Pillow is to look at it, or nothing else could decode it.
 
     Args:
         kind: Its format.
-        data: All bytes of the file; of a PNG, checked.
+        data: All bytes of the file.
+        parts: Of a PNG, from `whole_png`.
     """
     if kind == JPEG and simplejpeg() is not None:
         return _jpeg(data)
     if kind == PNG and imagecodecs() is not None:
-        return _png(data)
+        return _png(data, parts)
     return None
 
 
@@ -107,12 +108,11 @@ def _jpeg(data: bytes) -> Head | None:
     return None
 
 
-def _png(data: bytes) -> Head | None:
+def _png(data: bytes, parts: Parts) -> Head | None:
     width, height, depth, colours, _, _, interlaced = _PNG_HEAD.unpack_from(data, 16)
-    # Frames of an animation, or a colour that stands for nothing: there are few, and a byte of another part that looks
-    # the same sends the file to Pillow, no more.
-    unusual = depth != 8 or interlaced or b"acTL" in data or b"tRNS" in data
-    return None if unusual or colours not in _MODES else Head((width, height), _MODES[colours], exif_of_png(data), 8)
+    # Frames of an animation, or a colour that stands for nothing.
+    unusual = depth != 8 or interlaced or colours not in _MODES or b"acTL" in parts or b"tRNS" in parts
+    return None if unusual else Head((width, height), _MODES[colours], exif_of_png(data, parts), 8)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import numpy as np
 from lit_async_data.sources.manifest.cropping import Box, Crop, whole_pixels
 from lit_async_data.sources.manifest.image_bytes import JPEG
 from lit_async_data.sources.manifest.image_shape import ImageShape
-from lit_async_data.sources.manifest.orientation import mirrored, upright, upright_size
+from lit_async_data.sources.manifest.orientation import UPRIGHT, mirrored, upright, upright_size
 from lit_async_data.sources.manifest.picture import Picture, imagecodecs, simplejpeg
 from lit_async_data.spec import Bytes
 
@@ -19,6 +19,25 @@ SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 # left in each direction. Measured on photographs: what it changes is then about what the JPEG itself has changed
 # (0.4 to 0.9 of 255 on average); at 1 it would be three times that.
 _LEFT_OVER = 2
+
+
+def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int, out: Bytes) -> bool:
+    """Decode an image straight to where it goes, if all pixels go there as they are stored.
+
+    Args:
+        picture: The image.
+        crop: What of it is wanted, as it is seen.
+        shape: Says which mode is wanted.
+        turned: How the camera was held, 1 to 8.
+        out: uint8, shape (height, width, channels).
+
+    Returns:
+        Whether it was; else the array holds anything, and `pixels_of` says what is wrong, if anything is.
+    """
+    width, height = picture.size
+    as_stored = turned == UPRIGHT and picture.mode == shape.mode and crop.box == (0, 0, width, height)
+    fits = out.shape[:2] == (height, width) and out.flags.c_contiguous
+    return as_stored and fits and _directly(picture, shape, 1, out) is not None
 
 
 def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> tuple[Bytes, Box]:
@@ -71,10 +90,11 @@ def _reduced(picture: Picture, crop: Crop, shape: ImageShape, turned: int, facto
     return whole_pixels(*box) if shape.resize in ("crop", "random_crop") else box
 
 
-def _directly(picture: Picture, shape: ImageShape, factor: int) -> Bytes | None:
+def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | None = None) -> Bytes | None:
     """The pixels by a library that is faster than Pillow, with the same values; None for what is left to Pillow.
 
-    That are other modes, files that are not plain, and what such a library has something to say of.
+    That are other modes, files that are not plain, and what such a library has something to say of. They are written to
+    ``out``, if there is one.
     """
     as_stored = picture.mode == shape.mode or (picture.mode == "L" and shape.mode == "RGB")
     if not (picture.plain and as_stored):
@@ -84,10 +104,10 @@ def _directly(picture: Picture, shape: ImageShape, factor: int) -> Bytes | None:
         if picture.kind == JPEG:  # in 0.6 of Pillow's time
             colours = "GRAY" if picture.mode == "L" else "RGB"
             pixels: Bytes = simplejpeg().decode_jpeg(
-                picture.data, colours, min_height=height, min_width=width, min_factor=factor
+                picture.data, colours, min_height=height, min_width=width, min_factor=factor, buffer=out
             )
         else:  # in half of it
-            pixels = imagecodecs().spng_decode(picture.data).reshape(height, width, -1)
+            pixels = imagecodecs().spng_decode(picture.data, out=out).reshape(height, width, -1)
     except (ValueError, RuntimeError):
         return None
     return pixels if pixels.shape[:2] == (height, width) else None
