@@ -92,6 +92,7 @@ ORDER = [
     "sources.manifest.cropping",
     "sources.manifest.orientation",
     "sources.manifest.image_bytes",
+    "sources.manifest.png",
     "sources.manifest.resizing",
     "sources.manifest.picture",
     "sources.manifest.pixels",

@@ -14,7 +14,7 @@ import torch
 
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.sources.manifest import image as images
-from lit_async_data.sources.manifest import picture, pixels
+from lit_async_data.sources.manifest import picture, pixels, png
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.orientation import mirrored, orientation_of
 from lit_async_data.sources.manifest.resizing import write_resized
@@ -38,11 +38,13 @@ KINDS = {
 MODES = ("RGB", "L", "RGBA", "LA")
 
 
-@pytest.fixture(autouse=True, params=["faster", "Pillow"])
+@pytest.fixture(autouse=True, params=["faster", "Pillow", "inflated"])
 def decoders(request, monkeypatch):
     if request.param == "Pillow":
         monkeypatch.setattr(picture, "simplejpeg", lambda: None)
         monkeypatch.setattr(picture, "imagecodecs", lambda: None)
+    if request.param == "inflated":  # also PNGs that are small enough for libspng alone
+        monkeypatch.setattr(png, "_LEAST_BYTES", 0)
     return request.param
 
 
@@ -131,12 +133,73 @@ def test_sixteen_bits_keep_the_upper_eight():
         assert (decoded(data, ImageShape())[..., 2] == values >> 8).all()
 
 
-def a_png(width, height, depth, colour, rows):
+def a_png(width, height, depth, colour, rows=b"", *, streams=None):
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
     head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    parts = [(b"IHDR", head), *((b"IDAT", each) for each in streams or [zlib.compress(rows)]), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def filtered(random, width, height, channels):
+    """Rows of any values, each filtered in some way: any bytes are pixels."""
+    rows = random.integers(0, 256, (height, 1 + width * channels), np.uint8)
+    rows[:, 0] = random.integers(0, 5, height)
+    return rows.tobytes()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 3), (90, 91), (160, 137), (300, 221)])
+@pytest.mark.parametrize(("colour", "mode"), [(0, "L"), (2, "RGB"), (6, "RGBA")])
+def test_pixels_of_a_png_are_those_of_pillow_however_they_are_filtered(size, colour, mode, monkeypatch, decoders):
+    inflated = []
+    if decoders != "Pillow":
+        library = pytest.importorskip("imagecodecs")
+        deflate_decode = library.deflate_decode
+        monkeypatch.setattr(
+            library, "deflate_decode", lambda *given, **how: inflated.append(1) or deflate_decode(*given, **how)
+        )
+        monkeypatch.setattr(images, "_pillow", lambda *_: pytest.fail("left to Pillow"))
+    width, height = size
+    # The last has 66 385 bytes or more: more than one block that is not compressed.
+    rows = filtered(np.random.default_rng(width), width, height, len(mode))
+    stream = zlib.compress(rows)
+    for streams in ([stream], [stream[:1], b"", stream[1:20], stream[20:]]):
+        data = a_png(width, height, 8, colour, streams=streams)
+        assert np.array_equal(decoded(data, ImageShape(mode=mode)), plainly(data, mode))
+    large = len(rows) >= 24 * 1024
+    assert len(inflated) == 2 * (decoders == "inflated" or (decoders == "faster" and large))
+
+
+def test_a_png_of_odd_streams_is_what_pillow_makes_of_it(monkeypatch):
+    rows = filtered(np.random.default_rng(0), 40, 30, 3)
+    stream = zlib.compress(rows)
+    strange = bytearray(rows)
+    strange[121 * 7] = 9  # there are five ways to filter
+    streams = {
+        "as it should be": [stream],
+        "too many rows": [zlib.compress(rows + rows[:121])],
+        "too few rows": [zlib.compress(rows[:-121])],
+        "a row cut short": [zlib.compress(rows[:-1])],
+        "more behind it": [stream + b"more"],
+        "a wrong sum": [stream[:-1] + bytes([stream[-1] ^ 1])],
+        "no sum": [stream[:-4]],
+        "half of it": [stream[: len(stream) // 2]],
+        "no way to filter": [zlib.compress(bytes(strange))],
+        "no stream": [b"nothing of the kind"],
+        "nothing": [b""],
+    }
+    said = []
+    for name, parts in streams.items():
+        data = a_png(40, 30, 8, 2, streams=parts)
+        found = outcome(data, ImageShape(), (30, 40))
+        with monkeypatch.context() as context:
+            context.setattr(picture, "imagecodecs", lambda: None)
+            alone = outcome(data, ImageShape(), (30, 40))
+        assert type(found) is type(alone), name
+        assert np.array_equal(found, alone), name
+        said.append(isinstance(found, str))
+    assert sum(said) == 6
 
 
 def test_colours_of_sixteen_bits_keep_the_upper_eight():
@@ -521,6 +584,9 @@ def test_what_a_faster_decoder_refuses_is_left_to_pillow(photo, monkeypatch):
         def spng_decode(self, *_, **__):
             raise RuntimeError
 
+        def deflate_decode(self, *_, **__):
+            raise ValueError
+
     wanted = {kind: decoded(stored(photo.resize((40, 30)), kind), ImageShape()) for kind in ("JPEG", "PNG")}
     monkeypatch.setattr(pixels, "simplejpeg", Refusing)
     monkeypatch.setattr(pixels, "imagecodecs", Refusing)
@@ -531,13 +597,13 @@ def test_what_a_faster_decoder_refuses_is_left_to_pillow(photo, monkeypatch):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_plain_png_is_decoded_by_the_faster_library_and_others_are_not(photo, mode, monkeypatch, decoders):
     asked = []
-    if decoders == "faster":
+    if decoders != "Pillow":
         library = pytest.importorskip("imagecodecs")
         spng_decode = library.spng_decode
         monkeypatch.setattr(library, "spng_decode", lambda data, out: asked.append(1) or spng_decode(data, out=out))
     plain = stored(photo.resize((40, 30)).convert(mode), "PNG")
     decoded(plain, ImageShape(mode=mode))
-    known = decoders == "faster" and mode != "LA"
+    known = decoders != "Pillow" and mode != "LA"
     assert len(asked) == known
     for data in (
         stored(photo.resize((40, 30)).convert("P"), "PNG"),
@@ -554,7 +620,7 @@ def test_what_goes_where_it_goes_as_it_is_stored_is_decoded_there(photo, kind, m
     monkeypatch.setattr(images, "write_resized", lambda *given: written.append(1) or write_resized(*given))
     data = stored(photo.resize((40, 30)).convert("L" if mode == "L" or kind == "JPEG" else mode), kind)
     colours = "L" if kind == "JPEG" else mode
-    known = decoders == "faster" and colours != "LA"
+    known = decoders != "Pillow" and colours != "LA"
     for shape in (ImageShape(mode=colours), ImageShape((30, 40), colours, resize="pad")):
         assert np.array_equal(decoded(data, shape), plainly(data, colours))
     assert len(written) == 2 * (not known)

@@ -22,17 +22,15 @@ from lit_async_data.sources.manifest.image_bytes import (
     PNG,
     TIFF,
     WEBP,
-    Parts,
     check_ended,
     early_size,
-    exif_of_png,
     format_of,
-    whole_png,
 )
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of, upright_size
 from lit_async_data.sources.manifest.picture import Picture, head_of
 from lit_async_data.sources.manifest.pixels import SIXTEEN_BITS, pixels_of, write_as_stored
+from lit_async_data.sources.manifest.png import Parts, exif_of_png, whole_png
 from lit_async_data.sources.manifest.resizing import write_resized
 from lit_async_data.spec import Bytes
 
@@ -157,7 +155,7 @@ def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
     if kind == JPEG:
         check_ended(data, head.pixels, where)
     opening = functools.partial(_pillow, data, kind)
-    return Picture(kind, data, head.size, head.mode, head.exif, opening, plain=True)
+    return Picture(kind, data, head.size, head.mode, head.exif, opening, parts, plain=True)
 
 
 def _pillow(data: bytes, kind: str) -> Any:
@@ -184,7 +182,7 @@ def _opened_by_pillow(data: bytes, kind: str, parts: Parts, shape: ImageShape, w
         )
     _check_values(image, data, kind, shape, where)
     exif = exif_of_png(data, parts) if kind == PNG else image.info.get("exif", b"")
-    return Picture(kind, data, image.size, image.mode, exif, lambda: image, plain=False)
+    return Picture(kind, data, image.size, image.mode, exif, lambda: image, parts, plain=False)
 
 
 def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:

@@ -1,13 +1,11 @@
 """What the bytes of an image say of themselves before anything is decoded: format, size, and whether they are whole.
 
-What Pillow does not look at: the check sums of PNG's pixels, and whether a JPEG has its last marker.
+What Pillow does not look at: whether a JPEG has its last marker.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
-from collections.abc import Iterator
 
 from lit_async_data.errors import CorruptError, FormatError
 
@@ -23,11 +21,7 @@ _BEGINNINGS = {
     b"GIF87a": GIF,
     b"GIF89a": GIF,
 }
-# Where the parts of a PNG lie in its file, by name; of several of one name, the first.
-Parts = dict[bytes, slice]
-
 _END_OF_JPEG = b"\xff\xd9"
-_END_OF_PNG = b"IEND"
 
 
 def format_of(data: bytes, where: str) -> str:
@@ -54,27 +48,6 @@ def format_of(data: bytes, where: str) -> str:
     )
 
 
-def whole_png(data: bytes, where: str) -> Parts:
-    """Where the parts of a PNG lie, once it ends as it should and every check sum is right.
-
-    Args:
-        data: All of the file.
-        where: Its name, for messages.
-
-    Raises:
-        CorruptError: It is not what was written once.
-    """
-    parts: Parts = {}
-    name, view = b"", memoryview(data)
-    for name, start, end in _png_parts(data):
-        if zlib.crc32(view[start:end]) != int.from_bytes(data[end : end + 4], "big"):
-            raise CorruptError(f"{where}: the check sum of a part of the PNG ({name!r}) is wrong; fetch the file again")
-        parts.setdefault(name, slice(start + 4, end))
-    if name != _END_OF_PNG:
-        raise _cut(PNG, where)
-    return parts
-
-
 def check_ended(data: bytes, start: int, where: str) -> None:
     """Refuse a JPEG without its last marker: a file whose end was never written may be decoded as far as it goes.
 
@@ -87,29 +60,11 @@ def check_ended(data: bytes, start: int, where: str) -> None:
         CorruptError: It has none.
     """
     if data.rfind(_END_OF_JPEG, start) < 0:
-        raise _cut(JPEG, where)
+        raise cut_short(JPEG, where)
 
 
-def exif_of_png(data: bytes, parts: Parts) -> bytes:
-    """The EXIF block of a PNG, which may stand behind the pixels; empty where there is none."""
-    return data[parts.get(b"eXIf", slice(0))]
-
-
-def _png_parts(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Name, begin and end of each part that is there as a whole: its check sum is of data[begin:end], and follows."""
-    place = 8
-    while place + 12 <= len(data):
-        length, name = struct.unpack_from(">I4s", data, place)
-        end = place + 8 + length
-        if end + 4 > len(data):
-            return
-        yield name, place + 4, end
-        if name == _END_OF_PNG:
-            return
-        place = end + 4
-
-
-def _cut(kind: str, where: str) -> CorruptError:
+def cut_short(kind: str, where: str) -> CorruptError:
+    """The error of a file that ends too soon."""
     return CorruptError(f"{where}: the {kind} ends too soon; was the file cut short? Fetch it again")
 
 

@@ -13,7 +13,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lit_async_data.sources.manifest.image_bytes import JPEG, PNG, Parts, exif_of_png
+from lit_async_data.sources.manifest.image_bytes import JPEG, PNG
+from lit_async_data.sources.manifest.png import Parts, exif_of_png
 
 _EXIF = b"Exif\x00\x00"
 # Of JPEG: what begins a frame that every decoder knows (baseline, extended, progressive), the pixels, and a block of a
@@ -53,6 +54,7 @@ class Picture:
         mode: As Pillow calls it.
         exif: The block of a camera.
         opening: Has Pillow open it.
+        parts: Of a PNG, where they lie.
         plain: Whether its head could be read here, so that a faster library may decode it.
     """
 
@@ -62,6 +64,7 @@ class Picture:
     mode: str
     exif: Any
     opening: Callable[[], Any]
+    parts: Parts
     plain: bool
 
     @functools.cached_property

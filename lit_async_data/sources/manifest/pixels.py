@@ -8,9 +8,10 @@ import numpy as np
 
 from lit_async_data.sources.manifest.cropping import Box, Crop, whole_pixels
 from lit_async_data.sources.manifest.image_bytes import JPEG
-from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.image_shape import CHANNELS, ImageShape
 from lit_async_data.sources.manifest.orientation import UPRIGHT, mirrored, upright, upright_size
 from lit_async_data.sources.manifest.picture import Picture, imagecodecs, simplejpeg
+from lit_async_data.sources.manifest.png import png_pixels
 from lit_async_data.spec import Bytes
 
 # Modes of Pillow whose values have more than 8 bits.
@@ -106,8 +107,9 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
             pixels: Bytes = simplejpeg().decode_jpeg(
                 picture.data, colours, min_height=height, min_width=width, min_factor=factor, buffer=out
             )
-        else:  # in half of it
-            pixels = imagecodecs().spng_decode(picture.data, out=out).reshape(height, width, -1)
+        else:  # in a third of it
+            size = height, width, CHANNELS[picture.mode]
+            pixels = png_pixels(picture.data, picture.parts, size, out, imagecodecs())
     except (ValueError, RuntimeError):
         return None
     return pixels if pixels.shape[:2] == (height, width) else None
