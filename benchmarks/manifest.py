@@ -3,7 +3,7 @@
     python benchmarks/manifest.py [--quick] [--json FILE] [--folder DIR] [photographs | small | first | rows ...]
 
 * photographs: JPEGs of 256×256 to 500×500 pixels, stretched and randomly cropped to 224×224.
-* small: PNGs of 64×64 pixels, and ``.npy`` files of float32 3×64×64.
+* small: PNGs of 64×64 and of 256×256 pixels, and ``.npy`` files of float32 3×64×64.
 * first: how long the first batch takes, in a process that has read none.
 * rows: tables of 50 million rows: seconds until they can be used, and memory, each in a process of its own.
 * ahead: photographs that are not in the page cache, with and without reading ahead; also where each takes 5 ms to come.
@@ -152,8 +152,12 @@ def photographs(run: Run) -> Figures:
 
 def small(run: Run) -> Figures:
     number = 512 if run.quick else 3_000
+    rows: Figures = []
+    for side in (64, 256):
+        with tempfile.TemporaryDirectory(dir=run.folder) as folder:
+            files = manifest_files.pngs(folder, number * 64 // side, side)
+            rows += compared(run, Reading(f"PNG {side}×{side}", files, ImageShape()))
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-        rows = compared(run, Reading("PNG 64×64", manifest_files.small(folder, number), ImageShape()))
         return rows + compared(run, Reading(".npy float32 3×64×64", manifest_files.arrays(folder, number), None))
 
 

@@ -115,9 +115,9 @@ def photographs(folder: str, count: int) -> Files:
     return written(folder, "jpg", count, SIDES)
 
 
-def small(folder: str, count: int) -> Files:
-    """PNGs of 64×64 pixels."""
-    return written(folder, "png", count, (SMALL, SMALL))
+def pngs(folder: str, count: int, side: int) -> Files:
+    """PNGs of that many pixels on each side."""
+    return written(folder, "png", count, (side, side))
 
 
 def arrays(folder: str, count: int) -> Files:
