@@ -107,7 +107,7 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
             pixels: Bytes = simplejpeg().decode_jpeg(
                 picture.data, colours, min_height=height, min_width=width, min_factor=factor, buffer=out
             )
-        else:  # in a third of it
+        else:  # in 0.4 to 0.6 of it
             size = height, width, CHANNELS[picture.mode]
             pixels = png_pixels(picture.data, picture.parts, size, out, imagecodecs())
     except (ValueError, RuntimeError):
