@@ -133,11 +133,11 @@ def test_sixteen_bits_keep_the_upper_eight():
         assert (decoded(data, ImageShape())[..., 2] == values >> 8).all()
 
 
-def a_png(width, height, depth, colour, rows=b"", *, streams=None):
+def a_png(width, height, depth, colour, rows=b"", *, streams=None, interlaced=False):
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
-    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
     parts = [(b"IHDR", head), *((b"IDAT", each) for each in streams or [zlib.compress(rows)]), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
@@ -199,7 +199,50 @@ def test_a_png_of_odd_streams_is_what_pillow_makes_of_it(monkeypatch):
         assert type(found) is type(alone), name
         assert np.array_equal(found, alone), name
         said.append(isinstance(found, str))
-    assert sum(said) == 6
+    assert sum(said) == 7
+
+
+def in_passes(values, depth):
+    """Rows of an interlaced image of one byte, or two, per pixel; none is filtered."""
+    passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    parts = [values[upper::down, left::across] for left, upper, across, down in passes]
+    return b"".join(b"\0" + row.astype(f">u{depth // 8}").tobytes() for part in parts if part.shape[1] for row in part)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (5, 1), (2, 2), (8, 8), (13, 11)])
+@pytest.mark.parametrize("depth", [8, 16])
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_a_png_of_fewer_rows_than_it_says_is_refused(size, depth, interlaced):
+    """Pillow leaves what is missing black, and says nothing."""
+    width, height = size
+    values = np.random.default_rng(0).integers(1 << depth - 1, 1 << depth, (height, width))
+    rows = (
+        in_passes(values, depth)
+        if interlaced
+        else b"".join(b"\0" + row.astype(f">u{depth // 8}").tobytes() for row in values)
+    )
+    shape = ImageShape(mode="L")
+
+    def of(rows):
+        return a_png(width, height, depth, 0, rows, interlaced=interlaced)
+
+    assert np.array_equal(decoded(of(rows), shape)[..., 0], values >> depth - 8)
+    assert np.array_equal(decoded(of(rows + rows), shape)[..., 0], values >> depth - 8)
+    for missing in {1, 2, len(rows) // 2, len(rows) - 1, len(rows)}:
+        with pytest.raises(CorruptError, match=r"^there/x.png: the PNG cannot be decoded"):
+            decoded(of(rows[: len(rows) - missing]), shape)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "I;16", "RGB", "RGBA"])
+def test_a_png_that_ends_black_is_an_image(mode):
+    for size in ((1, 1), (9, 3), (17, 2)):
+        data = stored(Image.new(mode, size))
+        assert not decoded(data, ImageShape()).any()
+    for depth in (1, 2, 4):  # nine pixels are two, three and five bytes
+        rows = b"\0" * (-(-9 * depth // 8) + 1) * 3
+        assert not decoded(a_png(9, 3, depth, 0, rows), ImageShape()).any()
+        with pytest.raises(CorruptError, match="the PNG cannot be decoded"):
+            decoded(a_png(9, 3, depth, 0, rows[: -len(rows) // 3]), ImageShape())
 
 
 def test_colours_of_sixteen_bits_keep_the_upper_eight():

@@ -56,8 +56,8 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
     the same value in R, G and B. Files of several images, animations or pages, are refused.
 
     What comes out is decoded from all of a file that is whole as far as anything tells: a file that ends too soon is an
-    error, and so is a PNG with a wrong check sum. Other formats have no check sums: changed bytes inside of them can
-    come out as changed pixels.
+    error, and so is a PNG with a wrong check sum or too few rows. Other formats have no check sums: changed bytes
+    inside of them can come out as changed pixels.
 
     Args:
         data: All bytes of the file.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lit_async_data.sources.manifest.image_bytes import JPEG, PNG
-from lit_async_data.sources.manifest.png import Parts, exif_of_png
+from lit_async_data.sources.manifest.png import HEAD, Parts, exif_of_png
 
 _EXIF = b"Exif\x00\x00"
 # Of JPEG: what begins a frame that every decoder knows (baseline, extended, progressive), the pixels, and a block of a
@@ -24,7 +24,6 @@ _OTHER_FRAMES = (0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0
 _ALONE = (0x01, *range(0xD0, 0xDA))
 # Of PNG: modes of 8 bits that the faster library knows, by the type of colour, and parts that change what pixels mean.
 _MODES = {0: "L", 2: "RGB", 6: "RGBA"}
-_PNG_HEAD = struct.Struct(">II5B")
 
 
 class Head(NamedTuple):
@@ -112,7 +111,7 @@ def _jpeg(data: bytes) -> Head | None:
 
 
 def _png(data: bytes, parts: Parts) -> Head | None:
-    width, height, depth, colours, _, _, interlaced = _PNG_HEAD.unpack_from(data, 16)
+    width, height, depth, colours, _, _, interlaced = HEAD.unpack_from(data, 16)
     # Frames of an animation, or a colour that stands for nothing.
     unusual = depth != 8 or interlaced or colours not in _MODES or b"acTL" in parts or b"tRNS" in parts
     return None if unusual else Head((width, height), _MODES[colours], exif_of_png(data, parts), 8)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.sources.manifest.cropping import Box, Crop, whole_pixels
-from lit_async_data.sources.manifest.image_bytes import JPEG
+from lit_async_data.sources.manifest.image_bytes import JPEG, PNG
 from lit_async_data.sources.manifest.image_shape import CHANNELS, ImageShape
 from lit_async_data.sources.manifest.orientation import UPRIGHT, mirrored, upright, upright_size
 from lit_async_data.sources.manifest.picture import Picture, imagecodecs, simplejpeg
-from lit_async_data.sources.manifest.png import png_pixels
+from lit_async_data.sources.manifest.png import INTERLACED, check_rows, png_pixels
 from lit_async_data.spec import Bytes
 
 # Modes of Pillow whose values have more than 8 bits.
@@ -62,8 +62,15 @@ def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> t
         if factor > 1:
             image.draft(None, (image.size[0] // factor, image.size[1] // factor))
         image.load()
+        if picture.kind == PNG and (picture.data[INTERLACED] or _last_row(image).getbbox() is None):
+            check_rows(picture.data, picture.parts)
         pixels = _array(_converted(image, shape))
     return upright(pixels, turned), box
+
+
+def _last_row(image: Any) -> Any:
+    width, height = image.size
+    return image.crop((0, height - 1, width, height))
 
 
 def _factor(picture: Picture, crop: Crop, shape: ImageShape) -> int:

@@ -23,10 +23,16 @@ from lit_async_data.spec import Bytes
 Parts = dict[bytes, list[slice]]
 
 _END, _PIXELS, _EXIF = b"IEND", b"IDAT", b"eXIf"
-# What a file begins with: eight bytes for all files, and the part that says size and mode.
-_HEAD = 8 + 12 + 13
+# What a file begins with: eight bytes for all files, and a part with width, height, depth, type of colour, two that are
+# always 0, and whether it is interlaced.
+_BEGIN = 8 + 12 + 13
+INTERLACED = 28
+HEAD = struct.Struct(">II5B")
 # A stream of zlib that is not compressed (RFC 1950 and 1951): its own head, and a head for each block.
 _STREAM, _BLOCK, _MOST_IN_BLOCK = b"\x78\x01", struct.Struct("<?HH"), 0xFFFF
+# Values per pixel by the type of colour; and of the passes of an interlaced image, first column and row, and the steps.
+_VALUES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 # Bytes of pixels that take a call longer than a thread takes to wake up; and that fit into one part, with heads.
 _LEAST_BYTES, _MOST_BYTES = 24 * 2**10, 2**30
 # Bytes that zlib sums up without letting go of Python's lock; and those for which it is not worth while.
@@ -59,6 +65,27 @@ def exif_of_png(data: bytes, parts: Parts) -> bytes:
     return data[parts[_EXIF][0]] if _EXIF in parts else b""
 
 
+def check_rows(data: bytes, parts: Parts) -> None:
+    """Refuse a PNG, of any kind, that has fewer rows than it says: Pillow leaves them black.
+
+    Args:
+        data: All of the file.
+        parts: From `whole_png`.
+
+    Raises:
+        ValueError: It has.
+    """
+    width, height, depth, colours, _, _, interlaced = HEAD.unpack_from(data, 16)
+    bits = depth * _VALUES[colours]
+    wanted = 0
+    for left, upper, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
+        columns, rows = -(-(width - left) // across), -(-(height - upper) // down)
+        wanted += rows * (1 + -(-columns * bits // 8)) if columns > 0 and rows > 0 else 0
+    stream = b"".join(data[part] for part in parts.get(_PIXELS, ()))
+    if len(zlib.decompressobj().decompress(stream, wanted)) < wanted:
+        raise ValueError("it has fewer rows than it says")
+
+
 def png_pixels(data: bytes, parts: Parts, shape: tuple[int, int, int], out: Bytes | None, codecs: Any) -> Bytes:
     """The pixels of a PNG of 8 bits that is not interlaced, has no palette and no transparent colour.
 
@@ -89,7 +116,7 @@ def _inflated(data: bytes, parts: Parts, nbytes: int, codecs: Any) -> bytes:
     rows = codecs.deflate_decode(stream, out=nbytes)
     # The check sum of the rows is the stream's own. That of the part is not looked at by libspng as it is called here.
     length = len(_STREAM) + -(-len(rows) // _MOST_IN_BLOCK) * _BLOCK.size + len(rows) + 4
-    begin = (data[:_HEAD], length.to_bytes(4, "big"), _PIXELS, _STREAM)
+    begin = (data[:_BEGIN], length.to_bytes(4, "big"), _PIXELS, _STREAM)
     end = (stream[-4:], bytes(4), bytes(4), _END, zlib.crc32(_END).to_bytes(4, "big"))
     return b"".join((*begin, *_blocks(memoryview(rows)), *end))
 
