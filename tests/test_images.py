@@ -169,6 +169,9 @@ def test_pixels_of_a_png_are_those_of_pillow_however_they_are_filtered(size, col
         assert np.array_equal(decoded(data, ImageShape(mode=mode)), plainly(data, mode))
     large = len(rows) >= 24 * 1024
     assert len(inflated) == 2 * (decoders == "inflated" or (decoders == "faster" and large))
+    monkeypatch.setattr(png, "_MOST_BYTES", len(rows) - 1)
+    assert np.array_equal(decoded(data, ImageShape(mode=mode)), plainly(data, mode))
+    assert len(inflated) <= 2
 
 
 def test_a_png_of_odd_streams_is_what_pillow_makes_of_it(monkeypatch):
