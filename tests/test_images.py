@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import struct
+import sys
+import types
 import warnings
 import zlib
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.manifest import image as images
 from lit_async_data.sources.manifest import picture, pixels, png
 from lit_async_data.sources.manifest.image_shape import ImageShape
@@ -558,10 +560,6 @@ def test_threads_decode_at_once(photo):
 
 
 def test_without_pillow_it_is_said_what_to_install(monkeypatch, photo):
-    import sys
-
-    from lit_async_data.errors import ConfigError
-
     data = stored(photo.resize((6, 4)), "BMP")
     assert images.installed()
     monkeypatch.setitem(sys.modules, "PIL", None)
@@ -705,3 +703,73 @@ def test_torch_resizes_straight_into_the_array_as_it_does_by_itself(interpolatio
     whole = np.zeros((*size, channels), "u1")
     write_resized(given[10:70, 5:95].copy(), (0, 0, 90, 60), shape, whole)
     assert np.array_equal(whole, alone)
+
+
+@pytest.mark.parametrize("turned", range(1, 9))
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 17)])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_an_image_of_one_row_or_column_comes_out_however_it_was_held(turned, size, mode):
+    random = np.random.default_rng(0)
+    pixels_ = random.integers(0, 256, (size[1], size[0], 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    data = stored(Image.fromarray(pixels_).convert(mode), exif=exif)
+    for wanted in ((64, 64), (1, 9)):
+        found = decoded(data, ImageShape(wanted, mode)).astype(int)
+        assert np.abs(found - plainly(data, mode, wanted[::-1])).max() <= 1
+    if max(size) > 1:
+        assert decoded(data, ImageShape((3, 3), mode, resize="random_crop"), key=3).any()
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 10}])
+def test_a_jpeg_whose_end_was_put_behind_a_part_of_it_is_refused(photo, options, decoders):
+    if decoders == "Pillow" or picture.simplejpeg() is None:
+        pytest.skip("Pillow does not hear that anything is missing")
+    for image in (photo, photo.convert("L")):
+        data = stored(image, "JPEG", **options)
+        for kept in (len(data) // 3, len(data) // 2, len(data) - 40):
+            with pytest.raises(CorruptError, match=r"^there/x.png: the JPEG cannot be decoded"):
+                decoded(data[:kept] + b"\xff\xd9", ImageShape())
+        for harmless in (data + b"more", data[:-2] + b"\0\0\0\xff\xd9"):
+            assert np.array_equal(decoded(harmless, ImageShape()), decoded(data, ImageShape()))
+
+
+@pytest.mark.parametrize("side", [8, 200])
+def test_texts_in_a_png_are_not_inflated(photo, side, monkeypatch, decoders):
+    from PIL import PngImagePlugin
+
+    notes = PngImagePlugin.PngInfo()
+    notes.add_text("note", "n" * 1000, zip=True)
+    data = stored(photo.resize((side, side)), pnginfo=notes)
+    assert b"zTXt" in data
+    if decoders != "Pillow":  # which stops at so many bytes
+        library = pytest.importorskip("imagecodecs")
+        spng_decode = library.spng_decode
+        seen = []
+        monkeypatch.setattr(library, "spng_decode", lambda data, out: seen.append(data) or spng_decode(data, out=out))
+        monkeypatch.setattr(images, "_pillow", lambda *_: pytest.fail("left to Pillow"))
+    assert np.array_equal(decoded(data, ImageShape()), plainly(data, "RGB"))
+    if decoders != "Pillow":
+        assert len(seen) == 1
+        assert b"zTXt" not in seen[0]
+
+
+@pytest.mark.parametrize("missing", ["SPNG", "DEFLATE", None])
+def test_a_library_without_what_is_needed_is_as_none(monkeypatch, missing):
+    parts = {name: types.SimpleNamespace(available=name != missing) for name in ("SPNG", "DEFLATE")}
+    library = types.SimpleNamespace(**parts)
+    monkeypatch.undo()
+    monkeypatch.setattr(picture, "_imported", lambda _: library)
+    picture.imagecodecs.cache_clear()
+    try:
+        assert picture.imagecodecs() is (None if missing else library)
+    finally:
+        picture.imagecodecs.cache_clear()
+
+
+def test_without_pillow_what_is_left_to_it_is_no_damage(monkeypatch, photo):
+    # Colours into grey are.
+    data = stored(photo.resize((40, 30)), "JPEG")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ConfigError, match=r"lit-async-data\[manifest\]"):
+        decoded(data, ImageShape(mode="L"), (30, 40))

@@ -90,7 +90,7 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
         if not write_as_stored(picture, crop, shape, turned, out):
             pixels, box = pixels_of(picture, crop, shape, turned)
             _write(pixels, box, crop, shape, out)
-    except MemoryError:
+    except (MemoryError, ConfigError):
         raise
     except Exception as error:  # Pillow's decoders raise whatever damaged data make them
         raise _broken(kind, error, where) from error

@@ -125,8 +125,9 @@ def simplejpeg() -> Any:
 
 @functools.cache
 def imagecodecs() -> Any:
-    """The library of that name, of the extra ``codecs``; None where it is not installed."""
-    return _imported("imagecodecs")
+    """The library of that name, of the extra ``codecs``; None where it, or what is needed of it, is not installed."""
+    found = _imported("imagecodecs")
+    return found if found is not None and found.SPNG.available and found.DEFLATE.available else None
 
 
 def _imported(name: str) -> Any:

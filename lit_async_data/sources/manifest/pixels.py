@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from lit_async_data.sources.manifest.picture import Picture, imagecodecs, simple
 from lit_async_data.sources.manifest.png import INTERLACED, check_rows, png_pixels
 from lit_async_data.spec import Bytes
 
+# What libjpeg says where pixels are missing or made up, which Pillow does not hear. Bytes too many are harmless.
+_DAMAGED = re.compile(r"premature end|bad Huffman code|restart marker|Inconsistent progression", re.IGNORECASE)
 # Modes of Pillow whose values have more than 8 bits.
 SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 # A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are
@@ -101,8 +104,8 @@ def _reduced(picture: Picture, crop: Crop, shape: ImageShape, turned: int, facto
 def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | None = None) -> Bytes | None:
     """The pixels by a library that is faster than Pillow, with the same values; None for what is left to Pillow.
 
-    That are other modes, files that are not plain, and what such a library has something to say of. They are written to
-    ``out``, if there is one.
+    That are other modes, files that are not plain, and what such a library has something to say of, unless that is that
+    pixels are missing: then it is raised. They are written to ``out``, if there is one.
     """
     as_stored = picture.mode == shape.mode or (picture.mode == "L" and shape.mode == "RGB")
     if not (picture.plain and as_stored):
@@ -117,7 +120,9 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
         else:  # in 0.4 to 0.6 of it
             size = height, width, CHANNELS[picture.mode]
             pixels = png_pixels(picture.data, picture.parts, size, out, imagecodecs())
-    except (ValueError, RuntimeError):
+    except (ValueError, RuntimeError) as error:
+        if _DAMAGED.search(str(error)):
+            raise
         return None
     return pixels if pixels.shape[:2] == (height, width) else None
 

@@ -23,6 +23,7 @@ from lit_async_data.spec import Bytes
 Parts = dict[bytes, list[slice]]
 
 _END, _PIXELS, _EXIF = b"IEND", b"IDAT", b"eXIf"
+_NEEDED = {b"IHDR", _PIXELS, _END}
 # What a file begins with: eight bytes for all files, and a part with width, height, depth, type of colour, two that are
 # always 0, and whether it is interlaced.
 _BEGIN = 8 + 12 + 13
@@ -106,6 +107,9 @@ def png_pixels(data: bytes, parts: Parts, shape: tuple[int, int, int], out: Byte
     nbytes = height * (1 + width * channels)  # a byte before each row says how it is filtered
     if _LEAST_BYTES <= nbytes <= _MOST_BYTES:
         data = _inflated(data, parts, nbytes, codecs)
+    elif parts.keys() - _NEEDED:  # of which texts may be deflated, and libspng inflates them to any size
+        stream = b"".join(data[part] for part in parts.get(_PIXELS, ()))
+        data = _file(data[:_BEGIN], len(stream), stream)
     pixels: Bytes = codecs.spng_decode(data, out=out)
     return pixels.reshape(shape)  # of one channel it has none
 
@@ -114,11 +118,15 @@ def _inflated(data: bytes, parts: Parts, nbytes: int, codecs: Any) -> bytes:
     """The same image in a file that is not compressed."""
     stream = b"".join(data[part] for part in parts.get(_PIXELS, ()))
     rows = codecs.deflate_decode(stream, out=nbytes)
-    # The check sum of the rows is the stream's own. That of the part is not looked at by libspng as it is called here.
+    # The check sum of the rows is the stream's own.
     length = len(_STREAM) + -(-len(rows) // _MOST_IN_BLOCK) * _BLOCK.size + len(rows) + 4
-    begin = (data[:_BEGIN], length.to_bytes(4, "big"), _PIXELS, _STREAM)
-    end = (stream[-4:], bytes(4), bytes(4), _END, zlib.crc32(_END).to_bytes(4, "big"))
-    return b"".join((*begin, *_blocks(memoryview(rows)), *end))
+    return _file(data[:_BEGIN], length, _STREAM, *_blocks(memoryview(rows)), stream[-4:])
+
+
+def _file(begin: bytes, length: int, *stream: bytes | memoryview) -> bytes:
+    """A PNG of one part with pixels, whose check sum libspng, as it is called here, does not look at."""
+    end = (bytes(4), bytes(4), _END, zlib.crc32(_END).to_bytes(4, "big"))
+    return b"".join((begin, length.to_bytes(4, "big"), _PIXELS, *stream, *end))
 
 
 def _blocks(rows: memoryview) -> Iterator[bytes | memoryview]:
