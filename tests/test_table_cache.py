@@ -14,7 +14,7 @@ import pytest
 from oracle import read
 
 from lit_async_data import ManifestSource
-from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.errors import ChangedError, ConfigError, ManifestError
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -24,6 +24,7 @@ pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 from lit_async_data.sources.manifest import given, reading, table_cache  # noqa: E402
 
 COUNT = 30
+os.umask(UMASK := os.umask(0))
 COLUMNS = {
     "id": [f"{number:03d}" for number in range(COUNT)],
     "species": [["owl", "auk", "emu"][number % 3] for number in range(COUNT)],
@@ -36,6 +37,7 @@ FIELDS = {"y": "species", "n": "number", "s": {"name": "size", "null": "ignore"}
 @pytest.fixture(autouse=True)
 def any_table_is_large(monkeypatch):
     monkeypatch.setattr(table_cache, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(table_cache, "YOUNG_NS", 0)
 
 
 @pytest.fixture
@@ -149,9 +151,50 @@ def test_what_is_damaged_is_read_anew_and_said(tmp_path, cache, damage, caplog):
     caplog.clear()
     assert same(ManifestSource(path, FIELDS, table_cache=cache), ManifestSource(path, FIELDS))
     assert re.search(r"t\.csv .* is of no use .*: it is read anew", caplog.text)
+    caplog.clear()
+    assert same(ManifestSource(path, FIELDS, table_cache=cache), ManifestSource(path, FIELDS))
+    assert not caplog.text  # what was damaged has been replaced
 
 
-def test_a_table_that_is_written_to_while_it_is_read_is_not_kept(tmp_path, cache, monkeypatch):
+def test_a_table_of_another_time_of_change_is_another(tmp_path, cache):
+    path = written(tmp_path)
+    before = os.stat(path)
+    assert ManifestSource(path, ["number"], table_cache=cache).column("number")[3] == 3
+    text = path.read_text()
+    path.write_text(text.replace('"owl",0.25,1', '"owl",0.25,9').replace('"auk",0.25,1', '"auk",0.25,9'))
+    assert len(text) == path.stat().st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps times
+    assert ManifestSource(path, ["number"], table_cache=cache).column("number")[1] == 9
+
+
+def test_a_table_that_was_changed_a_moment_ago_is_not_kept_yet(tmp_path, cache, monkeypatch):
+    path = written(tmp_path)
+    monkeypatch.setattr(table_cache, "YOUNG_NS", 2 * 10**9)
+    now = [os.stat(path).st_mtime_ns + 10**9]
+    monkeypatch.setattr(table_cache.time, "time_ns", lambda: now[0])
+    ManifestSource(path, FIELDS, table_cache=cache)
+    assert not list(cache.iterdir())
+    now[0] += 10**9
+    ManifestSource(path, FIELDS, table_cache=cache)
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_table_in_memory_is_not_kept(cache, caplog):
+    ManifestSource(pa.table(COLUMNS), FIELDS, table_cache=cache)
+    assert not list(cache.iterdir())
+    assert not caplog.text
+
+
+def test_whoever_may_read_the_table_may_read_its_columns(tmp_path, cache):
+    path = written(tmp_path)
+    path.chmod(0o640)
+    ManifestSource(path, FIELDS, table_cache=cache)
+    (kept,) = cache.iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o640 & ~UMASK
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_table_that_is_written_to_while_it_is_read_is_refused(tmp_path, cache, monkeypatch, kept):
     path, of = written(tmp_path), given.Table.of
 
     def slowly(*asked):
@@ -160,7 +203,8 @@ def test_a_table_that_is_written_to_while_it_is_read_is_not_kept(tmp_path, cache
         return found
 
     monkeypatch.setattr(given.Table, "of", slowly)
-    ManifestSource(path, FIELDS, table_cache=cache)
+    with pytest.raises(ChangedError, match=r"t.csv: has been written to"):
+        ManifestSource(path, FIELDS, table_cache=cache if kept else None)
     assert not list(cache.iterdir())
 
 

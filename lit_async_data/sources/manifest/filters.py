@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.manifest.arrow import arrow, as_one, is_text
+from lit_async_data.sources.manifest.arrow import arrow, as_one, is_text, truth_of
 from lit_async_data.sources.manifest.numeric import as_numbers
 from lit_async_data.sources.manifest.origin import Origin, shown
 
@@ -109,8 +109,7 @@ class Filter:
                 met = getattr(compute, _COMPARE[self.operator])(array, values[0])
         except (library.ArrowException, TypeError, OverflowError) as error:
             raise self._unfit(array) from error
-        answer: npt.NDArray[np.bool_] = compute.fill_null(met, False).to_numpy(zero_copy_only=False)
-        return answer
+        return truth_of(met)
 
     def _unfit(self, array: Any) -> ConfigError:
         return ConfigError(

@@ -52,32 +52,25 @@ class GivenTable:
                 f"column {names[0]!r} has not been read, and the table is in another process; make it a field, or give "
                 "a file"
             )
-        table = self._read(list(dict.fromkeys(names)))
-        files = {file: _identity(file) for file in table.origin.files}
-        changed = [
-            file for file in {**files, **self._files} if files.get(file) != self._files.get(file, files.get(file))
-        ]
-        if self._files and (changed or files.keys() != self._files.keys()):
-            file = changed[0] if changed else table.origin.files[0]
-            raise ChangedError(
-                f"{named(file)}: has been written to since the source was built; build it again", file=file
-            )
+        files = self._states()
+        _check_same(self._files or files, files)
+        table = self._read(list(dict.fromkeys(names)), files)
         self._files = files
         return table if self._kept is None else table.taken(self._kept)
 
-    def _read(self, names: list[str]) -> Table:
-        if not isinstance(self._given, str) or self._cache.folder is None:
-            return Table.of(self._given, names, self._filters)
-        key = self._key(names)
-        kept = self._cache.load(key)
+    def _read(self, names: list[str], files: Mapping[str, Identity]) -> Table:
+        key = TableKey(files, names, self._filters)
+        kept = self._cache.load(key) if files else None
         if kept is not None:
             return kept
         table = Table.of(self._given, names, self._filters)
         # One that was written to meanwhile is of neither state.
-        return self._cache.store(key, table) if self._key(names) == key else table
+        _check_same(files, self._states())
+        return self._cache.store(key, table) if files else table
 
-    def _key(self, names: list[str]) -> TableKey:
-        return TableKey({file: _identity(file) for file in files_of(self._given)}, names, self._filters)
+    def _states(self) -> Mapping[str, Identity]:
+        """The state of each file; none of what is in memory."""
+        return {file: _identity(file) for file in files_of(self._given)} if isinstance(self._given, str) else {}
 
     def keep(self, rows: Indices) -> None:
         """Want only these of the rows that were wanted until now.
@@ -88,6 +81,14 @@ class GivenTable:
         self._kept = rows if self._kept is None else self._kept[rows]
 
 
+def _check_same(then: Mapping[str, Identity], now: Mapping[str, Identity]) -> None:
+    changed = [file for file in {**then, **now} if then.get(file) != now.get(file)]
+    if changed:
+        raise ChangedError(
+            f"{named(changed[0])}: has been written to since the source was built; build it again", file=changed[0]
+        )
+
+
 def _identity(file: str) -> Identity:
     found = os.stat(file)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

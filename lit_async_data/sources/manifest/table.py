@@ -266,7 +266,7 @@ class Table:
         array = self._worded(name)
         if array.null_count:
             row = first_true(array.is_null())
-            raise self.origin.error(f"no id, nor in {array.null_count - 1} other rows", row=row, column=name)
+            raise self.origin.error(f"no id, as in {array.null_count} rows in all", row=row, column=name)
         again, first = repeats(array)
         if again.size:
             pairs = zip(again[:_NAMED].tolist(), first[:_NAMED].tolist(), strict=True)

@@ -6,12 +6,14 @@ Mapped, they are ready after 15, and 45 of those bytes are the page cache's, one
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import os
-import tempfile
+import secrets
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,10 +26,13 @@ from lit_async_data.sources.manifest.arrow import arrow, numbered, values_of
 from lit_async_data.sources.manifest.origin import Origin
 from lit_async_data.sources.manifest.table import Table
 
-# What tells the state of a file from others: (inode, bytes, nanoseconds of its last change).
-Identity = tuple[int, int, int]
+# What tells the state of a file from others: inode, bytes, and the times of the last change of what it holds, in
+# nanoseconds, and of anything about it: copying can give a file the former of another.
+Identity = tuple[int, int, int, int]
 # Tables of fewer rows are read in less than a second.
 FEWEST_ROWS = 10**6
+# File systems that count in seconds cannot tell two changes within this time from one.
+YOUNG_NS = 2 * 10**9
 # To be counted up when what is held changes.
 VERSION = 1
 SUM_BYTES = 4
@@ -94,6 +99,8 @@ class TableCache:
             return _table(_mapped(path), key)
         except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
             _log.warning("what is kept of %s in %s is of no use (%s): it is read anew", _named(key), path, error)
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # or it would never be replaced
             return None
 
     def store(self, key: TableKey, table: Table) -> Table:
@@ -107,9 +114,12 @@ class TableCache:
         path = self._path(key)
         if path is None or len(table) < FEWEST_ROWS:
             return table
+        if any(abs(time.time_ns() - state[2]) < YOUNG_NS for state in key.files.values()):
+            _log.debug("%s was changed a moment ago: its columns are not kept yet", _named(key))
+            return table
         try:
             if not os.path.exists(path):  # another process was faster, and others may have mapped that
-                _write(path, _held(key, table))
+                _write(path, _held(key, table), os.stat(_named(key)).st_mode & 0o666)
             kept = _table(_mapped(path), key)
         except (OSError, ValueError) as error:
             _log.warning("the columns of %s cannot be kept in %s: %s", _named(key), path, error)
@@ -174,9 +184,10 @@ def _sum(pieces: Iterator[memoryview]) -> int:
     return total
 
 
-def _write(path: str, batch: Any) -> None:
-    number, new = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".columns.new")
-    os.close(number)
+def _write(path: str, batch: Any, mode: int) -> None:
+    new = f"{path}.{secrets.token_hex(8)}.new"
+    # Whoever may read the table may read its columns.
+    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
         with arrow().OSFile(new, "wb") as file, arrow("ipc").new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
