@@ -35,7 +35,7 @@ from lit_async_data.errors import (
     ManifestError,
     MissingError,
 )
-from lit_async_data.sources.manifest import fetching
+from lit_async_data.sources.manifest import fetching, stored_file
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
@@ -397,6 +397,17 @@ def test_links_in_a_tree(tree, tmp_path):
     (tmp_path / "kiwi").mkdir()
     Image.fromarray(np.full((4, 4, 3), 99, np.uint8)).save(tmp_path / "kiwi/1.png")
     (tree / "kiwi").symlink_to(tmp_path / "kiwi")
+    (tree / "owl/more").symlink_to(tmp_path / "kiwi")
+    with pytest.raises(ConfigError, match=r"from_folder: .*owl/more is a link|from_folder: .*kiwi is a link"):
+        ManifestSource.from_folder(tree)
+    (tree / "kiwi").unlink()
+    with pytest.raises(ConfigError, match=r"from_folder: .*owl/more is a link to a folder; say outside=True"):
+        ManifestSource.from_folder(tree)
+    (tree / "owl/more").unlink()
+    (tree / "kiwi").symlink_to(tmp_path / "kiwi")
+    # A class is not left out without a word.
+    with pytest.raises(ConfigError, match=r"from_folder: .*kiwi is a link to a folder; say outside=True"):
+        ManifestSource.from_folder(tree)
     source = ManifestSource.from_folder(tree, outside=True)
     assert source.spec["y"].classes == ("auk", "emu", "kiwi", "owl")
     assert 99 in read(source, np.arange(len(source)))["x"]
@@ -439,6 +450,21 @@ def stored(tmp_path):
         "y": order.astype("f4"),
     }
     return tmp_path, values.reshape(120, 4, 4, 2), order, table
+
+
+def test_rows_of_hdf5_files_may_be_whole_fractions(stored):
+    folder, values, order, table = stored
+    source = ManifestSource(pa.table({**table, "row": (order % 40).astype("f8")}), {"x": "path"}, root=folder)
+    np.testing.assert_array_equal(read(source, [3, 5])["x"], values[order[[3, 5]]])
+    source.close()
+    rows = [None if number == 3 else float(row) for number, row in enumerate(order % 40)]
+    source = ManifestSource(
+        pa.table({**table, "row": pa.array(rows)}), {"x": {"name": "path", "null": "drop"}}, root=folder
+    )
+    np.testing.assert_array_equal(read(source, [3])["x"], values[order[[4]]])
+    source.close()
+    with pytest.raises(ConfigError, match="holds no whole numbers"):
+        ManifestSource(pa.table({**table, "row": (order % 40) + 0.5}), {"x": "path"}, root=folder)
 
 
 @pytest.mark.parametrize("named", [None, "more/data", "column"])
@@ -555,6 +581,7 @@ def straight(monkeypatch):
     """Whether each file was read straight to its place."""
     if not hasattr(os, "RWF_NOWAIT"):
         pytest.skip("this system does not say what is in memory")
+    monkeypatch.setattr(stored_file, "_YOUNG_NS", 0)  # tests are faster
     found, of = [], fetching.filled
     monkeypatch.setattr(fetching, "filled", lambda *given: found.append(of(*given)) or found[-1])
     return found
@@ -600,6 +627,29 @@ def test_an_array_whose_file_is_cut_or_longer_is_refused(tmp_path, straight, cha
     with pytest.raises(CorruptError, match=r"row 1.*b\.npy"):
         read(source, [1])
     assert straight == [False]
+
+
+def test_an_array_of_another_type_is_not_filled_with_the_bytes_of_a_file(tmp_path, straight):
+    for number in range(2):
+        np.save(tmp_path / f"{number}.npy", np.full((2, 3), number, "f4"))
+    source = of_paths(tmp_path, ["0.npy", "1.npy"], check="none")
+    with pytest.raises(FormatError, match=r"row 1.*1\.npy: holds float32"):
+        source.read_into(np.array([1]), {"x": np.zeros((1, 2, 3), "i4")})
+    parts = np.zeros((1, 2, 6), "f4")[:, :, ::2]
+    source.read_into(np.array([1]), {"x": parts})
+    assert (parts == 1).all()
+    assert not straight
+
+
+def test_an_array_that_was_written_a_moment_ago_is_looked_at_before_and_after(tmp_path, straight, monkeypatch):
+    np.save(tmp_path / "0.npy", np.ones(3))
+    source = of_paths(tmp_path, ["0.npy"], check="none")
+    monkeypatch.setattr(stored_file, "_YOUNG_NS", 2 * 10**9)
+    written = (tmp_path / "0.npy").stat().st_mtime_ns
+    for age, at_once in ((10**9, False), (3 * 10**9, True)):
+        monkeypatch.setattr(stored_file.time, "time_ns", lambda age=age: written + age)
+        assert (read(source, [0])["x"] == 1).all()
+        assert straight.pop() == at_once
 
 
 def test_a_link_out_of_the_root_is_refused_on_every_way(tmp_path, straight):

@@ -168,8 +168,23 @@ def test_short_reads_are_put_together_and_a_changing_file_is_an_error(tmp_path, 
             return read(number, most)
 
         monkeypatch.setattr(os, "read", reading)
-        with pytest.raises(ChangedError, match="a: has changed its size while it was read"):
+        with pytest.raises(ChangedError, match="a: was written to while it was read"):
             read_file(str(path), 1000)
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_an_error_though_it_keeps_its_size(tmp_path, monkeypatch):
+    path, read = tmp_path / "a", os.read
+    path.write_bytes(bytes(100))
+    os.utime(path, ns=(1, 1))
+
+    def reading(number, most):
+        with open(path, "r+b") as file:
+            file.write(b"other")
+        return read(number, most)
+
+    monkeypatch.setattr(os, "read", reading)
+    with pytest.raises(ChangedError, match="a: was written to while it was read"):
+        read_file(str(path), 1000)
 
 
 @pytest.fixture

@@ -150,6 +150,11 @@ def test_every_experiment_runs(typed, choice):
         (["data.source.table=x.csv"], "data.source.table: no such key; for a table of your own, add data=manifest"),
         (["data=manifest"], "data.source.table: missing; give it, as in data.source.table=VALUE"),
         (["data=manifest", "data.source.table=no.csv"], "no.csv: no such file"),
+        (
+            ["data=manifest", "data.source.fields.z=w"],
+            "no such key; to add a field, write +data.source.fields.z=COLUMN",
+        ),
+        (["data=manifest", "data.source.fields={x: a, y: b, z: c}"], "to add that, write +data.source.fields.NAME=…"),
         (["data=hdf5", "data.train.pth=x.h5"], "data.train.pth: no such key; did you mean data.train.path?"),
         (["ckpt_path=nope.ckpt"], "ckpt_path: nope.ckpt is not a file"),
         (["data=hdf5"], "data.train.path: missing; give it, as in data.train.path=VALUE"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,15 @@ def class_folders(root: str, *, links: bool = False) -> Any:
         of their names, and the files of each in the order of theirs; hidden ones and those of other kinds are left out.
 
     Raises:
-        ConfigError: It is no folder, or holds none.
+        ConfigError: It is no folder, holds none, or one that is a link is not to be gone into.
         MissingError: A class has no files.
     """
     if not os.path.isdir(root):
         raise ConfigError(f"from_folder: {root} is no folder")
-    classes = sorted(
-        _text(entry.name)
-        for entry in os.scandir(root)
-        if entry.is_dir(follow_symlinks=links) and not entry.name.startswith(".")
-    )
+    folders = [entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")]
+    if not links:
+        _check_no_links([entry.path for entry in folders])
+    classes = sorted(_text(entry.name) for entry in folders)
     if not classes:
         raise ConfigError(f"from_folder: {root} holds no folders; it must have one for each class")
     library = arrow()
@@ -60,6 +59,14 @@ def class_folders(root: str, *, links: bool = False) -> Any:
     return library.table({PATH: library.chunked_array(chunks), LABEL: library.chunked_array(labels)})
 
 
+def _check_no_links(folders: Iterable[str]) -> None:
+    for folder in folders:
+        if os.path.islink(folder):
+            raise ConfigError(
+                f"from_folder: {folder} is a link to a folder; say outside=True to follow it, or remove it", file=folder
+            )
+
+
 def _files(root: str, name: str, *, links: bool) -> Iterator[str]:
     """Paths below a class's folder, relative to the root."""
     seen: set[tuple[int, int]] = set()  # folders: links may lead back to where they are
@@ -70,6 +77,8 @@ def _files(root: str, name: str, *, links: bool) -> Iterator[str]:
             continue
         seen.add((state.st_dev, state.st_ino))
         below[:] = sorted(each for each in below if not each.startswith("."))
+        if not links:
+            _check_no_links([os.path.join(folder, each) for each in below])
         inside = os.path.relpath(folder, root)
         for file in sorted(files):
             if not file.startswith(".") and os.path.splitext(file)[1].lower() in (*IMAGES, *NPY):

@@ -45,6 +45,8 @@ class FileField:
         """
         drawn = [None] * len(samples) if keys is None else keys.tolist()
         paths, known = self.paths.of(samples), self.decoder.head
+        if out.dtype != self.spec.dtype or not out.flags.c_contiguous:
+            known = None  # the decoder says what is wrong, or copies
         head = bytearray(known or b"")
         nbytes = len(head) + self.spec.nbytes
         for place, (path, key) in enumerate(zip(paths, drawn, strict=True)):

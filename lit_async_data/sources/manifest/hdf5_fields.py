@@ -190,6 +190,8 @@ def missing_rows(columns: Iterable[Column], table: Table) -> list[Indices]:
 def row_numbers(column: Column, table: Table) -> Indices:
     """The row of its file that each row of the table names; int64."""
     found = table.labels(column.row, numbers=True).values
+    if found.dtype.kind == "f" and found.ndim == 1 and (np.mod(found, 1) == 0).all():
+        found = found.astype(np.int64)  # pandas has no other numbers where one is missing
     if found.dtype.kind != "i" or found.ndim > 1:
         raise ConfigError(f"row: column {column.row!r} holds no whole numbers, which rows of HDF5 files must be")
     return found

@@ -101,7 +101,7 @@ def labels_of_column(column: Column, table: Table) -> Labels:
     name: Any = list(column.names) if column.several else column.name
     multi = column.kind != "number" and not column.several and not numbers and table.lists_text(name, column.separator)
     if column.kind == "class" and not multi and not table.is_text(name):
-        raise ConfigError(f"kind: column {shown(name)} holds no text, so that it has no classes")
+        raise ConfigError(f"kind: column {shown(name)} holds no text: its numbers are the labels; leave out kind")
     return table.labels(
         name,
         vocabulary=column.classes,

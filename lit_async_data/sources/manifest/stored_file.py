@@ -22,6 +22,8 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _IS_A_LINK = (errno.ELOOP, errno.EMLINK)
 # Fails for what is not in memory. Where the system cannot say, nothing is read straight to its place.
 _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
+# What was written to longer ago is not being written to.
+_YOUNG_NS = 2 * 10**9
 # What takes longer came from elsewhere, where the system cannot say.
 _SLOW_S = 1e-3
 # As much as one call of read may be asked for everywhere.
@@ -45,7 +47,7 @@ class Root:
         '/data/train/a.jpg'
         >>> Root("/data").path_of("../etc/passwd")
         Traceback (most recent call last):
-        lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it there or allow paths outside
+        lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it there, or say outside=True
     """
 
     def __init__(self, root: str, *, outside: bool = False) -> None:
@@ -117,7 +119,7 @@ class Root:
             raise self._left(path)
 
     def _left(self, path: str) -> ManifestError:
-        return ManifestError(f"{path}: leaves root {self.root}; move it there or allow paths outside")
+        return ManifestError(f"{path}: leaves root {self.root}; move it there, or say outside=True")
 
 
 def _lies_in(path: str, folder: str) -> bool:
@@ -143,7 +145,8 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: Root = ANYWHERE) 
         root: Where it may lie.
 
     Returns:
-        Whether it was. Else the parts hold anything, and `fetched` says what is wrong, if anything is.
+        Whether it was, and had not been written to in the last two seconds. Else the parts hold anything, and `fetched`
+        says what is wrong, if anything is.
 
     Raises:
         ManifestError: As `Root.opened`.
@@ -153,8 +156,9 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: Root = ANYWHERE) 
     try:
         number = root.opened(path)
         try:
-            # Looked at afterwards: one that grew meanwhile is not taken for whole.
-            return os.preadv(number, parts, 0, _AT_ONCE) == nbytes == os.fstat(number).st_size
+            # Looked at afterwards: one that grew or was written to meanwhile is not taken for whole.
+            read, found = os.preadv(number, parts, 0, _AT_ONCE), os.fstat(number)
+            return read == nbytes == found.st_size and time.time_ns() - found.st_mtime_ns > _YOUNG_NS
         finally:
             os.close(number)
     except OSError:
@@ -173,7 +177,7 @@ def fetched(path: str, most_bytes: int, root: Root = ANYWHERE) -> tuple[bytes, b
         ManifestError: As `Root.opened`.
         MissingError: There is none.
         FormatError: It is no file, or too large.
-        ChangedError: It shrank or grew while it was read.
+        ChangedError: It was written to while it was read.
         SourceError: The system does not let it be read.
     """
     started = time.perf_counter()
@@ -184,9 +188,11 @@ def fetched(path: str, most_bytes: int, root: Root = ANYWHERE) -> tuple[bytes, b
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
-        size = _size(number, path, most_bytes)
+        state = _state(number, path, most_bytes)
         cold = is_cold(number, 0)
-        data = _all_bytes(number, path, size)
+        data = _all_bytes(number, path, state.st_size)
+        if os.fstat(number).st_mtime_ns != state.st_mtime_ns:
+            raise _changed(path)
     except OSError as error:
         raise _unreadable(path, error) from error
     finally:
@@ -194,17 +200,21 @@ def fetched(path: str, most_bytes: int, root: Root = ANYWHERE) -> tuple[bytes, b
     return data, time.perf_counter() - started > _SLOW_S if cold is None else cold
 
 
+def _changed(path: str) -> ChangedError:
+    return ChangedError(f"{path}: was written to while it was read; do not do that during training", file=path)
+
+
 def _unreadable(path: str, error: OSError) -> SourceError:
     return SourceError(f"{path}: cannot be read ({error.strerror})", file=path)
 
 
-def _size(number: int, path: str, most_bytes: int) -> int:
+def _state(number: int, path: str, most_bytes: int) -> os.stat_result:
     found = os.fstat(number)
     if not stat.S_ISREG(found.st_mode):
         raise FormatError(f"{path}: not a file (a folder, a pipe or a device)", file=path)
     if found.st_size > most_bytes:
         raise FormatError(f"{path}: {found.st_size} bytes, of which at most {most_bytes} are read", file=path)
-    return found.st_size
+    return found
 
 
 def _all_bytes(number: int, path: str, size: int) -> bytes:
@@ -213,7 +223,5 @@ def _all_bytes(number: int, path: str, size: int) -> bytes:
         pieces.append(piece)
         left -= len(piece)
     if left != 1:
-        raise ChangedError(
-            f"{path}: has changed its size while it was read; do not write to it during training", file=path
-        )
+        raise _changed(path)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
