@@ -245,15 +245,15 @@ started = time.perf_counter()
 source = ManifestSource(sys.argv[1], ("path", "label"), image_size=int(sys.argv[2]), resize="random_crop")
 with AsyncLoader(source, {"batch_size": 64}) as loader:
     loader.next()
-print(1000 * (time.perf_counter() - started))
+    print(1000 * (time.perf_counter() - started))
 """
 
 
-def until(first: Callable[[], Any]) -> float:
-    """Milliseconds until something is there."""
+def until(first: Callable[[], contextlib.AbstractContextManager[Any]]) -> float:
+    """Milliseconds until a first batch is there; what it came from is ended after that."""
     started = time.perf_counter()
-    first()
-    return 1000 * (time.perf_counter() - started)
+    with first():
+        return 1000 * (time.perf_counter() - started)
 
 
 def first_batches(files: Files, side: int) -> dict[str, float]:
@@ -265,19 +265,25 @@ def first_batches(files: Files, side: int) -> dict[str, float]:
     reading = Reading("", files, ImageShape(side, resize="random_crop"))
     sources: list[ManifestSource] = []
 
-    def ours(workers: int | str) -> None:
+    @contextlib.contextmanager
+    def ours(workers: int | str) -> Iterator[Batch]:
         with AsyncLoader(sources[-1], {"batch_size": BATCH, "workers": workers}) as loader:
-            loader.next()
+            yield loader.next()
 
-    def from_table() -> None:
+    def from_table() -> contextlib.AbstractContextManager[Batch]:
         sources.append(reading.source())
-        ours("auto")
+        return ours("auto")
 
-    def theirs(start: str) -> None:
-        options = {"batch_size": BATCH, "shuffle": True, "collate_fn": channels_first, "num_workers": 2}
-        batches: Any = iter(DataLoader(SameDecoder(reading), **options, multiprocessing_context=start))  # type: ignore[arg-type]
-        next(batches)
-        batches._shutdown_workers()
+    @contextlib.contextmanager
+    def theirs(start: str) -> Iterator[Batch]:
+        same = SameDecoder(reading)
+        # As many as are begun until the first is there; all are taken, since a spawned worker that is ended while it
+        # sends one may abort.
+        options: dict[str, Any] = {"sampler": RandomSampler(same, num_samples=5 * BATCH), "num_workers": 2}
+        batches = iter(DataLoader(same, BATCH, collate_fn=channels_first, multiprocessing_context=start, **options))
+        yield next(batches)
+        for _ in batches:
+            pass
 
     command = [sys.executable, "-c", FROM_SCRATCH, files.table, str(side)]
     found = {f"{OURS}, from scratch": float(subprocess.run(command, capture_output=True, check=True).stdout)}
