@@ -773,3 +773,18 @@ def test_without_pillow_what_is_left_to_it_is_no_damage(monkeypatch, photo):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ConfigError, match=r"lit-async-data\[manifest\]"):
         decoded(data, ImageShape(mode="L"), (30, 40))
+
+
+def test_what_a_camera_noted_may_stand_in_two_blocks(photo):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010E] = "x" * 200
+    data = stored(photo.resize((40, 30)), "JPEG", exif=exif)
+    block = exif.tobytes()
+    at = data.index(b"\xff\xe1")
+    end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    halves = [block[:100], b"Exif\0\0" + block[100:]]
+    apart = b"".join(b"\xff\xe1" + struct.pack(">H", len(half) + 2) + half for half in halves)
+    both = data[:at] + apart + data[end:]
+    assert decoded(both, ImageShape()).shape == (40, 30, 3)
+    assert np.array_equal(decoded(both, ImageShape()), decoded(data, ImageShape()))

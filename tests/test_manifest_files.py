@@ -467,6 +467,24 @@ def test_rows_of_hdf5_files_may_be_whole_fractions(stored):
         ManifestSource(pa.table({**table, "row": (order % 40) + 0.5}), {"x": "path"}, root=folder)
 
 
+def test_lists_of_categories_in_several_groups_of_rows(tmp_path):
+    lists = pa.array([["a"], ["b", "a"], [], ["c"], ["b"]]).cast(pa.list_(pa.dictionary(pa.int32(), pa.string())))
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table({"y": lists}), tmp_path / "t.parquet", row_group_size=2)
+    source = ManifestSource(tmp_path / "t.parquet", {"y": "y"})
+    assert source.spec["y"].classes == ("a", "b", "c")
+    wanted = [[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert read(source, np.arange(5))["y"].tolist() == wanted
+
+
+def test_paths_that_are_taken_for_classes_are_told(tmp_path, caplog):
+    ManifestSource(
+        pa.table({"p": ["img_1", "img_2", "img_3"], "y": ["a", "b", "a"]}), {"x": "p", "y": "y"}, root=tmp_path
+    )
+    assert [record.getMessage()[:62] for record in caplog.records] == [
+        "column 'p': each of its 3 rows is a class of its own; if these"
+    ]
+
+
 @pytest.mark.parametrize("named", [None, "more/data", "column"])
 def test_rows_of_hdf5_files(named, stored):
     folder, values, order, table = stored

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,11 @@ from lit_async_data.sources.manifest.labels import Labels
 from lit_async_data.sources.manifest.origin import Origin, shown
 from lit_async_data.sources.manifest.table import Table
 from lit_async_data.spec import Array, FieldSpec
+
+# Rows from which on nobody means a class for each.
+_SUSPICIOUS = 3
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,6 +51,13 @@ class LabelField:
         if isinstance(values, int):
             message = f"{labels.values[values].tolist()} is nothing that {column.element} holds"
             raise table.origin.error(message, row=values, column=", ".join(column.names))
+        if column.kind is None and column.classes is None and len(labels.classes or ()) == len(values) >= _SUSPICIOUS:
+            _log.warning(
+                "column %s: each of its %d rows is a class of its own; if these are paths of files, say kind: image or "
+                "kind: npy, and look at root",
+                shown(column.names[0]),
+                len(values),
+            )
         return LabelField(column, labels._replace(values=values), table.origin)
 
     @property

@@ -40,10 +40,18 @@ def read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) ->
         check_columns(file.schema_arrow.names, [*wanted, *(each.column for each in filters)], origin)
         try:
             if not filters:
-                return file.read(columns=list(wanted)), file.metadata.num_rows, None
+                return _whole(file, list(wanted)), file.metadata.num_rows, None
             return _filtered(file, wanted, filters, path)
         except (library.ArrowException, OSError) as error:
             raise CorruptError(f"{named(path)}: does not decode: {shown(str(error))}", file=path) from error
+
+
+def _whole(file: Any, wanted: list[str]) -> Any:
+    try:
+        return file.read(columns=wanted)
+    except arrow().ArrowNotImplementedError:  # lists of categories, which it can read from one group of rows only
+        groups = [file.read_row_group(group, columns=wanted) for group in range(file.num_row_groups)]
+        return arrow().concat_tables(groups)
 
 
 def _filtered(
