@@ -20,9 +20,8 @@ _EXIF = b"Exif\x00\x00"
 # Of JPEG: what begins a frame that every decoder knows (baseline, extended, progressive), the pixels, and a block of a
 # camera; and those that have no length.
 _FRAMES, _SCAN, _APP1 = (0xC0, 0xC1, 0xC2), 0xDA, 0xE1
-_OTHER_FRAMES = (0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 _ALONE = (0x01, *range(0xD0, 0xDA))
-# Of PNG: modes of 8 bits that the faster library knows, by the type of colour, and parts that change what pixels mean.
+# Of PNG: modes of 8 bits that the faster library knows, by the type of colour.
 _MODES = {0: "L", 2: "RGB", 6: "RGBA"}
 
 
@@ -91,7 +90,7 @@ def _jpeg(data: bytes) -> Head | None:
     place, frame, exif, end = 2, None, b"", len(data) - 9
     while place < end and data[place] == 0xFF:
         marker = data[place + 1]
-        if marker in _ALONE or marker in _OTHER_FRAMES or marker == 0xFF:
+        if marker in _ALONE or marker == 0xFF:
             return None
         length = int.from_bytes(data[place + 2 : place + 4], "big")
         if marker == _SCAN:
@@ -112,8 +111,7 @@ def _jpeg(data: bytes) -> Head | None:
 
 def _png(data: bytes, parts: Parts) -> Head | None:
     width, height, depth, colours, _, _, interlaced = HEAD.unpack_from(data, 16)
-    # Frames of an animation, or a colour that stands for nothing.
-    unusual = depth != 8 or interlaced or colours not in _MODES or b"acTL" in parts or b"tRNS" in parts
+    unusual = depth != 8 or interlaced or colours not in _MODES or b"acTL" in parts  # frames of an animation
     return None if unusual else Head((width, height), _MODES[colours], exif_of_png(data, parts), 8)
 
 

@@ -53,7 +53,7 @@ class ManifestSource:
         filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
         check: Which files are looked at now: ``"first"`` those of the first sample, and a few others where all must
             have one shape; ``"all"``, with a progress bar; or ``"none"``. What is wrong with others is said when they
-            are read.
+            are read. HDF5 files are opened in any case.
         outside: Whether paths, and links on them, may leave ``root``.
         table_cache: A folder in which the columns that are used are kept as they are held, of tables in files from a
             million rows on: the next source maps them, and all processes of a machine share one copy. They are read
