@@ -463,6 +463,8 @@ def test_rows_of_hdf5_files_may_be_whole_fractions(stored):
     )
     np.testing.assert_array_equal(read(source, [3])["x"], values[order[[4]]])
     source.close()
+    with pytest.raises(ManifestError, match=r"row 3.*no row number; give one, or say null: drop"):
+        ManifestSource(pa.table({**table, "row": pa.array(rows)}), {"x": "path"}, root=folder)
     with pytest.raises(ConfigError, match="holds no whole numbers"):
         ManifestSource(pa.table({**table, "row": (order % 40) + 0.5}), {"x": "path"}, root=folder)
 

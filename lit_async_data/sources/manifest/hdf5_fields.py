@@ -188,7 +188,15 @@ def missing_rows(columns: Iterable[Column], table: Table) -> list[Indices]:
 
 
 def row_numbers(column: Column, table: Table) -> Indices:
-    """The row of its file that each row of the table names; int64."""
+    """The row of its file that each row of the table names; int64.
+
+    Raises:
+        ManifestError: A row of the table names none.
+        ConfigError: They are no whole numbers.
+    """
+    missing = table.missing(column.row)
+    if missing.size:
+        raise table.origin.error("no row number; give one, or say null: drop", row=int(missing[0]), column=column.row)
     found = table.labels(column.row, numbers=True).values
     if found.dtype.kind == "f" and found.ndim == 1 and (np.mod(found, 1) == 0).all():
         found = found.astype(np.int64)  # pandas has no other numbers where one is missing
