@@ -14,7 +14,7 @@ import pytest
 from oracle import read
 
 from lit_async_data import ManifestSource
-from lit_async_data.errors import ChangedError, ConfigError, ManifestError
+from lit_async_data.errors import ChangedError, ConfigError, ManifestError, MissingError
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -24,7 +24,6 @@ pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 from lit_async_data.sources.manifest import given, reading, table_cache  # noqa: E402
 
 COUNT = 30
-os.umask(UMASK := os.umask(0))
 COLUMNS = {
     "id": [f"{number:03d}" for number in range(COUNT)],
     "species": [["owl", "auk", "emu"][number % 3] for number in range(COUNT)],
@@ -179,6 +178,43 @@ def test_a_table_that_was_changed_a_moment_ago_is_not_kept_yet(tmp_path, cache, 
     assert len(list(cache.iterdir())) == 1
 
 
+def test_other_rights_are_no_other_table(tmp_path, cache):
+    path = written(tmp_path)
+    source = ManifestSource(path, {"n": "number"})
+    path.chmod(0o600)
+    os.link(path, tmp_path / "beside")
+    assert source.column("species").tolist()[:2] == source.column("species").tolist()[3:5]
+
+
+def test_what_cannot_be_opened_now_is_not_thrown_away(tmp_path, cache, monkeypatch, caplog):
+    path = written(tmp_path)
+    ManifestSource(path, FIELDS, table_cache=cache)
+    before = [each.stat().st_ino for each in cache.iterdir()]
+
+    def none_left(_):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as context:
+        context.setattr(table_cache, "_mapped", none_left)
+        ManifestSource(path, FIELDS, table_cache=cache)
+    assert "is of no use" in caplog.text
+    assert [each.stat().st_ino for each in cache.iterdir()] == before
+
+
+def test_columns_of_several_files_are_for_those_who_may_read_all(tmp_path, cache):
+    for name, mode in (("a", 0o644), ("b", 0o440)):
+        written(tmp_path, name=name).chmod(mode)
+    ManifestSource(tmp_path / "*.csv", {"n": "number"}, table_cache=cache)
+    (kept,) = cache.iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o440
+
+
+def test_a_link_to_no_table_is_named(tmp_path):
+    (tmp_path / "x.csv").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(MissingError, match=r"x\.csv: cannot be opened"):
+        ManifestSource(tmp_path / "*.csv", {"n": "number"})
+
+
 def test_a_table_in_memory_is_not_kept(cache, caplog):
     ManifestSource(pa.table(COLUMNS), FIELDS, table_cache=cache)
     assert not list(cache.iterdir())
@@ -190,7 +226,7 @@ def test_whoever_may_read_the_table_may_read_its_columns(tmp_path, cache):
     path.chmod(0o640)
     ManifestSource(path, FIELDS, table_cache=cache)
     (kept,) = cache.iterdir()
-    assert kept.stat().st_mode & 0o777 == 0o640 & ~UMASK
+    assert kept.stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("kept", [False, True])

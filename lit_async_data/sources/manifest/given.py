@@ -59,14 +59,16 @@ class GivenTable:
         return table if self._kept is None else table.taken(self._kept)
 
     def _read(self, names: list[str], files: Mapping[str, Identity]) -> Table:
+        if not files:
+            return Table.of(self._given, names, self._filters)
         key = TableKey(files, names, self._filters)
-        kept = self._cache.load(key) if files else None
+        kept = self._cache.load(key)
         if kept is not None:
             return kept
         table = Table.of(self._given, names, self._filters)
         # One that was written to meanwhile is of neither state.
         _check_same(files, self._states())
-        return self._cache.store(key, table) if files else table
+        return self._cache.store(key, table)
 
     def _states(self) -> Mapping[str, Identity]:
         """The state of each file; none of what is in memory."""
@@ -82,7 +84,8 @@ class GivenTable:
 
 
 def _check_same(then: Mapping[str, Identity], now: Mapping[str, Identity]) -> None:
-    changed = [file for file in {**then, **now} if then.get(file) != now.get(file)]
+    # Other rights or another name beside change the last of the times, and no row.
+    changed = [file for file in {**then, **now} if then.get(file, ())[:3] != now.get(file, ())[:3]]
     if changed:
         raise ChangedError(
             f"{named(changed[0])}: has been written to since the source was built; build it again", file=changed[0]
@@ -90,5 +93,8 @@ def _check_same(then: Mapping[str, Identity], now: Mapping[str, Identity]) -> No
 
 
 def _identity(file: str) -> Identity:
-    found = os.stat(file)
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        raise MissingError(f"{named(file)}: cannot be opened: {error.strerror}", file=file) from error
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
+import operator
 import os
 import secrets
 import time
@@ -99,8 +101,9 @@ class TableCache:
             return _table(_mapped(path), key)
         except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
             _log.warning("what is kept of %s in %s is of no use (%s): it is read anew", _named(key), path, error)
-            with contextlib.suppress(OSError):
-                os.unlink(path)  # or it would never be replaced
+            if not isinstance(error, OSError):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)  # damaged, it would never be replaced
             return None
 
     def store(self, key: TableKey, table: Table) -> Table:
@@ -119,7 +122,9 @@ class TableCache:
             return table
         try:
             if not os.path.exists(path):  # another process was faster, and others may have mapped that
-                _write(path, _held(key, table), os.stat(_named(key)).st_mode & 0o666)
+                # Whoever may read all of the table may read its columns.
+                modes = [os.stat(file).st_mode for file in key.files]
+                _write(path, _held(key, table), functools.reduce(operator.and_, modes, 0o666))
             kept = _table(_mapped(path), key)
         except (OSError, ValueError) as error:
             _log.warning("the columns of %s cannot be kept in %s: %s", _named(key), path, error)
@@ -186,14 +191,14 @@ def _sum(pieces: Iterator[memoryview]) -> int:
 
 def _write(path: str, batch: Any, mode: int) -> None:
     new = f"{path}.{secrets.token_hex(8)}.new"
-    # Whoever may read the table may read its columns.
-    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         with arrow().OSFile(new, "wb") as file, arrow("ipc").new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
         with open(new, "r+b") as whole:
             total = _sum(iter(lambda: memoryview(whole.read(_PIECE)), b""))
             whole.write(total.to_bytes(SUM_BYTES, "little"))
+        os.chmod(new, mode)
         os.replace(new, path)
     except BaseException:
         os.unlink(new)
