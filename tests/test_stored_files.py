@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, ManifestError, MissingError, SourceError
-from lit_async_data.sources.manifest import npy
+from lit_async_data.sources.manifest import npy, stored_file
 from lit_async_data.sources.manifest.stored_file import Root, read_file
 
 
@@ -185,6 +185,33 @@ def test_a_file_that_is_written_to_while_it_is_read_is_an_error_though_it_keeps_
     monkeypatch.setattr(os, "read", reading)
     with pytest.raises(ChangedError, match="a: was written to while it was read"):
         read_file(str(path), 1000)
+
+
+def test_a_file_of_a_moment_ago_is_read_twice(tmp_path, monkeypatch):
+    """A write that goes on sets the time when it begins, and not again."""
+    path, read, stat = tmp_path / "a", os.read, os.stat
+    path.write_bytes(bytes(100))
+    when = stat(path).st_mtime_ns
+    reads = []
+
+    def reading(number, most):
+        reads.append(most)
+        found = read(number, most)
+        with open(path, "r+b") as file:
+            file.write(b"other")
+        os.utime(path, ns=(when, when))
+        return found
+
+    assert read_file(str(path), 1000) == bytes(100)
+    monkeypatch.setattr(os, "read", reading)
+    monkeypatch.setattr(stored_file.time, "time_ns", lambda: when + 10**9)
+    with pytest.raises(ChangedError, match="a: was written to while it was read"):
+        read_file(str(path), 1000)
+    reads.clear()
+    for later in (3 * 10**9, -3 * 10**9):  # also where clocks disagree
+        monkeypatch.setattr(stored_file.time, "time_ns", lambda later=later: when + later)
+        read_file(str(path), 1000)
+    assert len(reads) == 2
 
 
 @pytest.fixture
