@@ -788,3 +788,15 @@ def test_what_a_camera_noted_may_stand_in_two_blocks(photo):
     both = data[:at] + apart + data[end:]
     assert decoded(both, ImageShape()).shape == (40, 30, 3)
     assert np.array_equal(decoded(both, ImageShape()), decoded(data, ImageShape()))
+
+
+def test_a_jpeg_of_which_a_stretch_is_missing_is_refused(photo, decoders):
+    if decoders == "Pillow" or picture.simplejpeg() is None:
+        pytest.skip("Pillow does not hear that anything is missing")
+    data = stored(photo, "JPEG", restart_marker_blocks=40)
+    marks = [at for at in range(len(data) - 1) if data[at] == 0xFF and 0xD0 <= data[at + 1] <= 0xD7]
+    without = data[: marks[0]] + data[marks[2] :]
+    stray = data[: marks[0]] + b"\x12" * 30 + data[marks[0] :]
+    for damaged in (without, stray):
+        with pytest.raises(CorruptError, match=r"^there/x.png: the JPEG cannot be decoded"):
+            decoded(damaged, ImageShape())
