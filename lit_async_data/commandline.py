@@ -100,8 +100,9 @@ def _near(key: str, typed: list[str], config_dir: str) -> str:
     choices = [argument for argument in typed if argument.partition("=")[0] in groups]
     with initialize_config_dir(config_dir, version_base="1.3"):
         known = list(_keys(compose(config_name="train", overrides=choices)))
-    if parent.endswith("fields"):
-        return f"to add a field, write +{key}=COLUMN"
+    fields = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
+    if parent.endswith("fields") and fields:
+        return f"there are {', '.join(fields)}; to add a field, write +{key}=…"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     if near == [key]:
         return f"some of what is given for it is not there; to add that, write +{key}.NAME=…"

@@ -239,7 +239,7 @@ def test_an_hdf5_file_may_be_named_in_several_ways(tmp_path):
     source = ManifestSource(table, {"x": "path"}, root=tmp_path)
     assert labels(source, "x") == [4, 2, 3]
     rowless = pa.table({"path": ["a.h5", "a.h5"], "row": [None, 3]})
-    with pytest.raises(ManifestError, match=r"row 0, column 'row': no value"):
+    with pytest.raises(ManifestError, match=r"row 0, column 'row': no row number"):
         ManifestSource(rowless, {"x": "path"}, root=tmp_path)
     with contextlib.closing(ManifestSource(rowless, {"x": {"name": "path", "null": "drop"}}, root=tmp_path)) as left:
         assert labels(left, "x") == [3]

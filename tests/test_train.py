@@ -152,7 +152,7 @@ def test_every_experiment_runs(typed, choice):
         (["data=manifest", "data.source.table=no.csv"], "no.csv: no such file"),
         (
             ["data=manifest", "data.source.fields.z=w"],
-            "no such key; to add a field, write +data.source.fields.z=COLUMN",
+            "there are x, y; to add a field, write +data.source.fields.z=…",
         ),
         (["data=manifest", "data.source.fields={x: a, y: b, z: c}"], "to add that, write +data.source.fields.NAME=…"),
         (["data=hdf5", "data.train.pth=x.h5"], "data.train.pth: no such key; did you mean data.train.path?"),

@@ -198,7 +198,7 @@ def row_numbers(column: Column, table: Table) -> Indices:
     if missing.size:
         raise table.origin.error("no row number; give one, or say null: drop", row=int(missing[0]), column=column.row)
     found = table.labels(column.row, numbers=True).values
-    if found.dtype.kind == "f" and found.ndim == 1 and (np.mod(found, 1) == 0).all():
+    if found.dtype.kind == "f" and found.ndim == 1 and (np.abs(found) < 2**53).all() and (found % 1 == 0).all():
         found = found.astype(np.int64)  # pandas has no other numbers where one is missing
     if found.dtype.kind != "i" or found.ndim > 1:
         raise ConfigError(f"row: column {column.row!r} holds no whole numbers, which rows of HDF5 files must be")

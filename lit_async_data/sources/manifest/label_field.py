@@ -20,7 +20,7 @@ from lit_async_data.sources.manifest.table import Table
 from lit_async_data.spec import Array, FieldSpec
 
 # Rows from which on nobody means a class for each.
-_SUSPICIOUS = 3
+_SUSPICIOUS = 10
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ class LabelField:
         if isinstance(values, int):
             message = f"{labels.values[values].tolist()} is nothing that {column.element} holds"
             raise table.origin.error(message, row=values, column=", ".join(column.names))
-        if column.kind is None and column.classes is None and len(labels.classes or ()) == len(values) >= _SUSPICIOUS:
+        own = len(labels.classes or ()) == len(values) >= _SUSPICIOUS and values.ndim == 1
+        if own and column.kind is None and column.classes is None:
             _log.warning(
                 "column %s: each of its %d rows is a class of its own; if these are paths of files, say kind: image or "
                 "kind: npy, and look at root",
