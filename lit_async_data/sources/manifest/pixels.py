@@ -17,7 +17,7 @@ from lit_async_data.spec import Bytes
 
 # What libjpeg says where pixels are missing or made up, which Pillow does not hear. Bytes too many before the end of a
 # file are common, and mostly harmless.
-_DAMAGED = re.compile(r"premature end|bad Huffman code|instead of RST|extraneous bytes before marker 0x(?!d9)")
+_DAMAGED = re.compile(r"[Pp]remature end|bad Huffman code|instead of RST|extraneous bytes before marker 0x(?!d9)")
 # Modes of Pillow whose values have more than 8 bits.
 SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 # A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are

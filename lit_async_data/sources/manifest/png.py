@@ -82,13 +82,13 @@ def check_rows(data: bytes, parts: Parts) -> None:
     for left, upper, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
         columns, rows = -(-(width - left) // across), -(-(height - upper) // down)
         wanted += rows * (1 + -(-columns * bits // 8)) if columns > 0 and rows > 0 else 0
-    stream = b"".join(data[part] for part in parts.get(_PIXELS, ()))
+    stream = _stream(data, parts)
     if len(zlib.decompressobj().decompress(stream, wanted)) < wanted:
         raise ValueError("it has fewer rows than it says")
 
 
 def png_pixels(data: bytes, parts: Parts, shape: tuple[int, int, int], out: Bytes | None, codecs: Any) -> Bytes:
-    """The pixels of a PNG of 8 bits that is not interlaced, has no palette and no transparent colour.
+    """The pixels of a PNG of 8 bits that is not interlaced and has no palette.
 
     Args:
         data: All of the file.
@@ -108,7 +108,7 @@ def png_pixels(data: bytes, parts: Parts, shape: tuple[int, int, int], out: Byte
     if _LEAST_BYTES <= nbytes <= _MOST_BYTES:
         data = _inflated(data, parts, nbytes, codecs)
     elif parts.keys() - _NEEDED:  # of which texts may be deflated, and libspng inflates them to any size
-        stream = b"".join(data[part] for part in parts.get(_PIXELS, ()))
+        stream = _stream(data, parts)
         data = _file(data[:_BEGIN], len(stream), stream)
     pixels: Bytes = codecs.spng_decode(data, out=out)
     return pixels.reshape(shape)  # of one channel it has none
@@ -116,11 +116,16 @@ def png_pixels(data: bytes, parts: Parts, shape: tuple[int, int, int], out: Byte
 
 def _inflated(data: bytes, parts: Parts, nbytes: int, codecs: Any) -> bytes:
     """The same image in a file that is not compressed."""
-    stream = b"".join(data[part] for part in parts.get(_PIXELS, ()))
+    stream = _stream(data, parts)
     rows = codecs.deflate_decode(stream, out=nbytes)
     # The check sum of the rows is the stream's own.
     length = len(_STREAM) + -(-len(rows) // _MOST_IN_BLOCK) * _BLOCK.size + len(rows) + 4
     return _file(data[:_BEGIN], length, _STREAM, *_blocks(memoryview(rows)), stream[-4:])
+
+
+def _stream(data: bytes, parts: Parts) -> bytes:
+    """The deflated rows, which may be spread over several parts."""
+    return b"".join(data[part] for part in parts.get(_PIXELS, ()))
 
 
 def _file(begin: bytes, length: int, *stream: bytes | memoryview) -> bytes:

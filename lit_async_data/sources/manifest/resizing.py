@@ -48,16 +48,19 @@ def write_resized(pixels: Bytes, box: Box, shape: ImageShape, out: Bytes) -> Non
 
 
 def _by_torch(pixels: Bytes, interpolation: str, out: Bytes) -> None:
-    _, width, channels = pixels.shape
-    # Torch would copy, too, by threads of its own, or warn. And it would believe the strides of a single row or column,
-    # which numpy calls contiguous whatever they are.
-    if pixels.strides != (width * channels, channels, 1) or not pixels.flags.writeable:
-        pixels = np.array(pixels, order="C")
-    straight = out.flags.c_contiguous and out.shape[2] == pixels.shape[2]
+    if not (_dense(pixels) and pixels.flags.writeable):
+        pixels = np.array(pixels, order="C")  # torch would copy, too, by threads of its own, or warn
+    straight = _dense(out) and out.shape[2] == pixels.shape[2]
     found = out if straight else np.empty((*out.shape[:2], pixels.shape[2]), np.uint8)
     _KERNELS[interpolation](_channels_first(pixels), out.shape[:2], False, None, None, out=_channels_first(found))
     if not straight:
         out[...] = found
+
+
+def _dense(pixels: Bytes) -> bool:
+    # Numpy calls a single row or column contiguous, whatever its strides are; torch would believe them.
+    _, width, channels = pixels.shape
+    return pixels.strides == (width * channels, channels, 1)
 
 
 def _channels_first(pixels: Bytes) -> torch.Tensor:
