@@ -110,9 +110,11 @@ class ReadError(AsyncDataError):
             cause.worker = worker if cause.worker is None else cause.worker
             cause.add_note(f"in batch {step} of epoch {epoch}, samples {few(samples)}")
             return cause
+        which = (
+            f"batch {step} of epoch {epoch} (samples {few(samples)})" if samples else f"batch {step} of epoch {epoch}"
+        )
         error = ReadError(
-            f"batch {step} of epoch {epoch} (samples {few(samples)}) could not be read: "
-            f"{type(cause).__name__}: {cause}",
+            f"{which} could not be read: {type(cause).__name__}: {cause}",
             sample_id=samples[0] if samples else None,
             stage="read",
             worker=worker,

@@ -1,7 +1,7 @@
 """`ThreadWorker`: a thread that does one piece of work after another until there is none.
 
-What it knows of its thread it keeps itself, in locks made of C. An interrupt (Ctrl-C) inside `threading.Thread.is_alive`
-or `join` makes that class take a living thread for a dead one for ever (bpo-45274), and one inside
+What it knows of its thread it keeps itself, in locks made of C. An interrupt (Ctrl-C) inside `is_alive` or `join` of
+`threading.Thread` makes that class take a living thread for a dead one for ever (bpo-45274), and one inside
 `threading.Condition.__enter__` leaves its lock locked.
 """
 
@@ -45,12 +45,16 @@ class ThreadWorker:
         number: Which worker it is, for messages.
         work: Does one piece and returns True, or returns False to end the thread. It gets the worker, and says in
             `begin` and `rest` what it is doing.
+
+    Attributes:
+        error: What has ended the thread, if ``work`` raised it.
     """
 
     def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
         self.number = number
         self._work: Callable[[ThreadWorker], bool] | None = work  # None when the thread has ended, or will never work
         self._task: tuple[object, float] | None = None
+        self.error: BaseException | None = None
         self._started = False  # whether `start` has returned
         self._fate = threading.Lock()  # taken by the thread that begins to work, or by whoever keeps it from that
         self._working = threading.Lock()  # held by the thread while it works
@@ -73,6 +77,11 @@ class ThreadWorker:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._started and self._work is not None
+
+    @property
+    def reason(self) -> str:
+        """What has ended the thread, for a message; empty if no error has."""
+        return "" if self.error is None else f" by {type(self.error).__name__}: {self.error}"
 
     def begin(self, task: object) -> None:
         """Note what the worker is at from now on; it is made text only if somebody asks."""
@@ -112,6 +121,8 @@ class ThreadWorker:
             return
         try:
             self._run()
+        except BaseException as error:  # noqa: BLE001  # whoever waits for this worker raises it
+            self.error = error
         finally:
             self._work = None
             self._working.release()
