@@ -19,7 +19,6 @@ from lit_async_data.sources.manifest.checking import Check
 from lit_async_data.sources.manifest.checking import check as looked_at
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Given
-from lit_async_data.sources.manifest.fetching import HELD_BYTES
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.given import GivenTable
 from lit_async_data.sources.manifest.header import NoColumnError
@@ -277,10 +276,13 @@ class ManifestSource:
         """Bytes of decoded chunks of HDF5 files; see `KeepingSource.decoded_bytes`."""
         return self._fields.held_bytes(chunks)
 
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes of files that are read ahead, at most."""
-        return HELD_BYTES if self._fields.files else 0
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample; see `FetchingSource.file_bytes`."""
+        return self._fields.file_bytes
+
+    def read_ahead(self, nbytes: int) -> Callable[[], None]:
+        """Allow to read files ahead; see `FetchingSource.read_ahead`."""
+        return self._fields.fetching.keep(nbytes)
 
     @property
     def band_bytes(self) -> int:
@@ -293,5 +295,5 @@ class ManifestSource:
         return sum(stored.source.decodable_bytes for stored in self._fields.stored)
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks, and allow to read files ahead; see `KeepingSource.keep`."""
+        """Make room for decoded chunks of HDF5 files; see `KeepingSource.keep`."""
         return self._fields.keep(chunks, cache_bytes)
