@@ -9,6 +9,7 @@ import io
 import itertools
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -34,6 +35,7 @@ from lit_async_data.errors import (
     FormatError,
     ManifestError,
     MissingError,
+    SourceError,
 )
 from lit_async_data.sources.manifest import fetching, stored_file
 
@@ -391,6 +393,71 @@ def test_a_tree_that_is_none(tree, tmp_path):
         ManifestSource.from_folder(tmp_path / "nope")
     with pytest.raises(ConfigError, match="deep"):
         ManifestSource.from_folder(tree / "emu/deep")
+
+
+def test_files_of_other_kinds_are_counted(tree, caplog):
+    (tree / "auk/phone.HEIC").write_bytes(b"nothing")
+    ManifestSource.from_folder(tree)
+    (record,) = caplog.records
+    assert "left out what is no image or .npy file: 1 .heic, 1 .txt" in record.getMessage()
+    (tree / "dodo").mkdir()
+    (tree / "dodo/phone.HEIC").write_bytes(b"nothing")
+    with pytest.raises(
+        MissingError, match=r"^from_folder: .*dodo has no images .*in it, but 1 \.heic; convert those, or"
+    ):
+        ManifestSource.from_folder(tree)
+    (tree / "dodo/phone.HEIC").unlink()
+    with pytest.raises(
+        MissingError, match=r"dodo has no images or .npy files in it; put some there, or move the folder"
+    ):
+        ManifestSource.from_folder(tree)
+
+
+STAGES = [["train"], ["train", "val"], ["Train", "valid", "TEST"], ["training", "validation", "evaluation"]]
+
+
+@pytest.mark.parametrize("stages", STAGES, ids=lambda stages: "-".join(stages))
+def test_folders_of_stages_are_no_classes(stages, tree, tmp_path):
+    for stage in stages:
+        shutil.copytree(tree, tmp_path / "img" / stage)
+    with pytest.raises(ConfigError, match="which are names of stages") as caught:
+        ManifestSource.from_folder(tmp_path / "img")
+    for stage in stages:
+        assert f"from_folder('{tmp_path}/img/{stage}')" in str(caught.value)
+        assert len(ManifestSource.from_folder(tmp_path / "img" / stage)) == 12
+    assert "if these are the classes, rename one" in str(caught.value)
+    (tmp_path / "img" / stages[0]).rename(tmp_path / "img/bus")
+    assert "bus" in ManifestSource.from_folder(tmp_path / "img").spec["y"].classes
+
+
+def test_folders_of_stages_among_which_is_one_of_files(tree, tmp_path):
+    # Tests without labels: their files lie beside each other.
+    shutil.copytree(tree, tmp_path / "img/train")
+    shutil.copytree(tree / "owl", tmp_path / "img/test")
+    with pytest.raises(ConfigError, match="names of stages"):
+        ManifestSource.from_folder(tmp_path / "img")
+
+
+def test_classes_that_are_called_as_stages_are(tree, tmp_path):
+    for name in ("train", "test"):
+        shutil.copytree(tree / "owl", tmp_path / "img" / name)
+    assert ManifestSource.from_folder(tmp_path / "img").spec["y"].classes == ("test", "train")
+
+
+def test_errors_in_a_tree_name_the_folder_and_no_table(tree):
+    (tree / "emu/deep/10.png").write_bytes(b"nothing")
+    source = ManifestSource.from_folder(tree, check="none")
+    with pytest.raises(SourceError, match=rf"^file 7 of {tree}: {tree}/emu/deep/10\.png: ") as caught:
+        read(source, [7])
+    assert caught.value.row == 7
+    assert source.locate([7])[0].file == str(tree)
+    assert [part.file for part in source.parts] == [str(tree)]
+    source = ManifestSource.from_folder(tree, id="path", check="none")
+    (tree / "emu/deep/10.png").unlink()
+    with pytest.raises(MissingError, match=rf"^file 7 of {tree}, id 'emu/deep/10\.png': "):
+        read(source, [7])
+    with pytest.raises(ManifestError, match=rf"^{tree}, file 0, column 'label': 'auk' is not a number"):
+        ManifestSource.from_folder(tree, {"y": {"name": "label", "kind": "number"}}, check="none")
 
 
 def test_links_in_a_tree(tree, tmp_path):

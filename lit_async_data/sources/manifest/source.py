@@ -115,12 +115,13 @@ class ManifestSource:
         """The images, or ``.npy`` files, in a tree of folders, one for each class.
 
         Args:
-            root: A folder that holds a folder for each class. Hidden files and files of other kinds are left out.
+            root: A folder that holds a folder for each class. Hidden files are left out, and files of other kinds, which
+                a warning counts.
             fields: As for the class, over the columns ``path`` and ``label``; None: ``{"x": "path", "y": "label"}``.
             **options: As for the class; with ``outside`` links to folders are followed.
 
         Raises:
-            ConfigError: It is no folder, or holds none.
+            ConfigError: It is no folder, holds none, or those of stages (``train``, ``val``), not of classes.
             MissingError: A class has no files.
 
         Example:
