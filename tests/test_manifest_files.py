@@ -416,7 +416,7 @@ def test_files_of_other_kinds_are_counted(tree, caplog):
 STAGES = [["train"], ["train", "val"], ["Train", "valid", "TEST"], ["training", "validation", "evaluation"]]
 
 
-@pytest.mark.parametrize("stages", STAGES, ids=lambda stages: "-".join(stages))
+@pytest.mark.parametrize("stages", STAGES, ids="-".join)
 def test_folders_of_stages_are_no_classes(stages, tree, tmp_path):
     for stage in stages:
         shutil.copytree(tree, tmp_path / "img" / stage)

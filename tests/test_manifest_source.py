@@ -865,3 +865,35 @@ def test_categories_in_several_orders_are_sorted_and_said(caplog):
     assert source.column("y").tolist() == [1, 0, 0, 1]
     (record,) = caplog.records
     assert "column 'a': its parts have ordered categories in different orders" in record.getMessage()
+
+
+def test_patients_that_are_no_label_stay_out_of_the_fields_and_are_looked_up():
+    # Folds by patient: those of validation are none of training's, which is what is wanted.
+    count = 12
+    table = pa.table(
+        {
+            "patient": [f"p{number // 2}" for number in range(count)],
+            "fold": [number // 4 for number in range(count)],
+            "y": [number % 2 for number in range(count)],
+        }
+    )
+    fields = {"y": "y", "patient": "patient"}
+    train = ManifestSource(table, fields, filters=[["fold", "!=", 2]])
+    val = ManifestSource(table, fields, filters=[["fold", "==", 2]])
+    with pytest.raises(ManifestError, match="'p4' is not one of the 4 classes") as caught:
+        val.with_classes({"patient": train.spec["patient"].classes})
+    message = str(caught.value)
+    assert "train with it" not in message
+    assert "leave the row out" not in message
+    # Each way out that it names works.
+    given = {"y": "y", "patient": {"name": "patient", "classes": [f"p{number}" for number in range(6)]}}
+    assert '{"name": "patient", "classes": [...]}' in message
+    val = ManifestSource(table, given, filters=[["fold", "==", 2]]).with_classes({"patient": ["p0"]})
+    assert val.column("patient").tolist() == [4, 4, 5, 5]
+    assert "source.column('patient')[batch['ids']]" in message
+    source = ManifestSource(table, {"y": "y"}, filters=[["fold", "==", 2]])
+    for side in (source, SubsetSource(source, np.array([3, 1, 0]))):
+        with AsyncLoader(side, LoaderOptions(batch_size=4, shuffle="none", with_ids=True)) as loader:
+            batch = next(loader)
+            found = source.column("patient")[batch["ids"]].tolist()
+            assert found == (["p4", "p4", "p5", "p5"] if side is source else ["p5", "p4", "p4"])

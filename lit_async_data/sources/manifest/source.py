@@ -115,8 +115,8 @@ class ManifestSource:
         """The images, or ``.npy`` files, in a tree of folders, one for each class.
 
         Args:
-            root: A folder that holds a folder for each class. Hidden files are left out, and files of other kinds, which
-                a warning counts.
+            root: A folder that holds a folder for each class. Hidden files are left out, and so are files of other
+                kinds, which a warning counts.
             fields: As for the class, over the columns ``path`` and ``label``; None: ``{"x": "path", "y": "label"}``.
             **options: As for the class; with ``outside`` links to folders are followed.
 
