@@ -559,6 +559,51 @@ def test_paths_that_are_taken_for_classes_are_told(tmp_path, caplog):
     ]
 
 
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (["scan.dat", "1.png", "2.png"], r"begins with 'scan\.dat', which is no file .* but also holds '1\.png'; mend"),
+        (["gone", "1.png", "1.png"], r"begins with 'gone', which is no file .* also holds '1\.png'"),
+        (["gone", "plain", "gone"], r"begins with 'gone', which is no file .* also holds 'plain'"),
+        (["a.dcm", "b.dcm", "a.dcm"], r"begins with 'a\.dcm', and all end in \.dcm, but there is no such file in "),
+    ],
+)
+@pytest.mark.parametrize("table", [dict, "csv", "dictionary"], ids=["memory", "csv", "dictionary"])
+def test_paths_are_not_made_classes_in_silence(paths, message, table, tmp_path):
+    for number in range(1, 3):
+        Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "plain").write_bytes((tmp_path / "1.png").read_bytes())
+    given = pa.table({"p": paths})
+    if table == "csv":
+        given = tmp_path / "t.csv"
+        given.write_text("\n".join(["p", *paths]))
+    if table == "dictionary":
+        given = pa.table({"p": pa.array(paths).dictionary_encode()})
+    with pytest.raises(ConfigError, match=rf"^fields\.x\.kind: column 'p' {message}") as caught:
+        ManifestSource(given, {"x": "p"}, root=tmp_path)
+    assert "say kind: image, npy or hdf5 if these are paths, or kind: class if they are classes" in str(caught.value)
+    source = ManifestSource(given, {"x": {"name": "p", "kind": "class"}}, root=tmp_path)
+    assert source.spec["x"].classes == tuple(sorted(set(paths)))
+
+
+def test_class_names_with_dots_and_slashes_are_classes(tmp_path, caplog):
+    for names in (["E.coli", "S.aureus"], ["v1.2", "v1.3"], ["Mr. X", "Mrs. Y"], ["one.txt"], ["n/a", "yes"]):
+        source = ManifestSource(pa.table({"y": names}), {"y": "y"}, root=tmp_path)
+        assert source.spec["y"].classes == tuple(sorted(names))
+    assert not caplog.records
+    ManifestSource(pa.table({"y": ["a/alley", "b/beach"]}), {"y": "y"}, root=tmp_path)
+    (record,) = caplog.records
+    assert "'a/alley' and others like it are taken for classes, since there are no such files" in record.getMessage()
+    given = {"name": "y", "kind": "class"}
+    ManifestSource(pa.table({"y": ["a/alley", "b/beach"]}), {"y": given}, root=tmp_path)
+    assert len(caplog.records) == 1
+
+
+def test_image_size_without_images_says_kind(tmp_path):
+    with pytest.raises(ConfigError, match=r"^image_size: .*: x \(column 'p'\); say kind: image of a column of paths"):
+        ManifestSource(pa.table({"p": ["one", "two"]}), {"x": "p"}, image_size=8)
+
+
 @pytest.mark.parametrize("named", [None, "more/data", "column"])
 def test_rows_of_hdf5_files(named, stored):
     folder, values, order, table = stored

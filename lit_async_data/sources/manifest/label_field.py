@@ -104,10 +104,10 @@ class LabelField:
         listed = ", ".join(map(shown, classes[:10])) + (", …" if len(classes) > 10 else "")
         column = self.column.names[0]
         message = (
-            f"{shown(name)} is not one of the {len(classes)} classes ({listed}) of training. If this column is a label, "
-            f'name all its classes: {{"name": {json.dumps(column)}, "classes": [...]}}. If it only says whose samples these '
-            "are, such as a patient, leave it out of fields: with_ids=true adds sample numbers to each batch, and "
-            f"source.column({column!r})[batch['ids']] looks up its text"
+            f"{shown(name)} is not one of the {len(classes)} classes ({listed}) of training. If this column is a "
+            f'label, name all its classes: {{"name": {json.dumps(column)}, "classes": [...]}}. If it only says whose '
+            "samples these are, such as a patient, leave it out of fields: with_ids=true adds sample numbers to each "
+            f"batch, and source.column({column!r})[batch['ids']] looks up its text"
         )
         return self.origin.error(message, row=row, column=column)
 

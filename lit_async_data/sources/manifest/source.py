@@ -104,7 +104,9 @@ class ManifestSource:
         place = Root(root_of(table) if root is None else os.fspath(root), outside=outside)
         self._fields = Fields(columns, self._given, place, id)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
-            raise ConfigError("image_size: none of the fields holds paths of images")
+            given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
+            hint = "say kind: image of a column of paths that do not end as images do"
+            raise ConfigError(f"image_size: none of the fields holds paths of images: {given}; {hint}")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
         looked_at(check, self._fields.files, self._fields.stored, self._fields.entries)
 
