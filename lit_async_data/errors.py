@@ -23,6 +23,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class AsyncDataError(Exception):
@@ -74,7 +75,27 @@ class MemoryBudgetError(ConfigError):
 
 
 class SourceError(AsyncDataError):
-    """The data are not what the source was told they are."""
+    """The data are not what the source was told they are.
+
+    Args:
+        message: As for `AsyncDataError`.
+        errors: Where this one stands for several, each of them, in the order of the samples.
+        **where: As for `AsyncDataError`.
+
+    Example:
+        >>> error = ManifestError("2 files cannot be read", errors=[CorruptError(row=3), MissingError(row=7)])
+        >>> [each.row for each in error.errors]
+        [3, 7]
+    """
+
+    def __init__(self, message: str = "", *, errors: Sequence[SourceError] = (), **where: Any) -> None:
+        super().__init__(message, **where)
+        self._errors = tuple(errors)
+
+    @property
+    def errors(self) -> tuple[SourceError, ...]:
+        """The error of each sample that is wrong: this one itself, where there is one only."""
+        return self._errors or (self,)
 
 
 class MissingError(SourceError):
@@ -94,7 +115,7 @@ class CorruptError(SourceError):
 
 
 class ManifestError(SourceError):
-    """A row of a manifest table is wrong."""
+    """A row of a manifest table is wrong, or several rows name files that cannot be read."""
 
 
 class ReadError(AsyncDataError):

@@ -63,8 +63,8 @@ class LoaderOptions:
         queue_depth: Slots of memory being filled or ready on the host, ≥ 1; there is one more. A slot holds a
             batch, or several small ones (up to 12 MiB) where reading is no more than a copy.
         cache_bytes: Bytes of decoded chunks that are kept for good: a dataset that fits is decoded once.
-        memory_budget: Bytes this loader may hold: slots, decoded chunks and cache. None: a quarter of the memory
-            this machine or its container has, shared by the ranks of the node.
+        memory_budget: Bytes this loader may hold: slots, decoded chunks, files read ahead and cache. None: a quarter of
+            the memory this machine or its container has, shared by the ranks of the node.
         timeout_s: Seconds without a batch after which `StalledError` is raised.
         balance: Key of a field of classes. Samples are drawn, with replacement, so that each class comes as often as
             any other. Training only.

@@ -264,3 +264,23 @@ class KeepingSource(Source, Protocol):
             What gives the room back.
         """
         ...
+
+
+@runtime_checkable
+class FetchingSource(KeepingSource, Protocol):
+    """A source that can read files as a whole before their samples are wanted, and hold them until then."""
+
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample, as estimated from a few; 0 where nothing would be held."""
+        ...
+
+    def read_ahead(self, nbytes: int) -> Callable[[], None]:
+        """Allow `prepare` to read files ahead.
+
+        Args:
+            nbytes: Room for those that are held.
+
+        Returns:
+            What takes that back.
+        """
+        ...

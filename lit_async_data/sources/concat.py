@@ -17,6 +17,7 @@ from lit_async_data.permutation import Indices, Words
 from lit_async_data.sources.base import (
     ChunkLayout,
     DrawingSource,
+    FetchingSource,
     KeepingSource,
     Location,
     Part,
@@ -249,6 +250,10 @@ class ConcatSource:
     def _keepers(self) -> list[KeepingSource]:
         return [source for source in self._keeping if source is not None]
 
+    @property
+    def _fetchers(self) -> list[FetchingSource]:
+        return [source for source in self._keepers if isinstance(source, FetchingSource)]
+
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """Get ready what will be read soon; see `KeepingSource.prepare`."""
         useful = False
@@ -271,10 +276,17 @@ class ConcatSource:
         """Bytes of everything that must be decoded."""
         return sum(source.decodable_bytes for source in self._keepers)
 
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes of files that they read ahead, at most."""
-        return sum(getattr(source, "fetched_bytes", 0) for source in self.sources)
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample, of the source with the largest; see `FetchingSource.file_bytes`."""
+        return max((source.file_bytes() for source in self._fetchers), default=0)
+
+    def read_ahead(self, nbytes: int) -> Callable[[], None]:
+        """Allow to read files ahead; the room is shared in proportion to the bytes of their files."""
+        sizes = [source.file_bytes() * len(source) for source in self._fetchers]
+        with contextlib.ExitStack() as stack:
+            for source, size in zip(self._fetchers, sizes, strict=True):
+                stack.callback(source.read_ahead(nbytes * size // max(sum(sizes), 1)))
+            return stack.pop_all().close
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; the cache is shared in proportion to what must be decoded."""

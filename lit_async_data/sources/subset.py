@@ -16,6 +16,7 @@ from lit_async_data.permutation import Indices, Words
 from lit_async_data.sources.base import (
     ChunkLayout,
     DrawingSource,
+    FetchingSource,
     KeepingSource,
     Location,
     Part,
@@ -207,10 +208,13 @@ class SubsetSource:
         """Bytes of everything in the whole that must be decoded."""
         return 0 if self._keeping is None else self._keeping.decodable_bytes
 
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes of files that the whole reads ahead, at most."""
-        return int(getattr(self.source, "fetched_bytes", 0))
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample; see `FetchingSource.file_bytes`."""
+        return self.source.file_bytes() if isinstance(self.source, FetchingSource) else 0
+
+    def read_ahead(self, nbytes: int) -> Callable[[], None]:
+        """Allow to read files ahead; see `FetchingSource.read_ahead`."""
+        return self.source.read_ahead(nbytes) if isinstance(self.source, FetchingSource) else _nothing
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `KeepingSource.keep`."""
