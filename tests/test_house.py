@@ -117,6 +117,7 @@ ORDER = [
     "streams",
     "device_clock",
     "canary",
+    "randomness",
     "device_transform",
     "device",
     "feed",
