@@ -133,6 +133,9 @@ ORDER = [
     "staging",
     "packing",
     "puller",
+    "draw_watch",
+    "marks",
+    "snapshot",
     "iterator_feed",
     "host_queue",
     "relay",
@@ -204,6 +207,8 @@ def test_a_module_has_at_most_300_lines(path):
         "passes",
         "nested",
         "staging",
+        "marks",
+        "snapshot",
         "waiting",
     ],
 )
