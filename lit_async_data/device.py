@@ -6,6 +6,7 @@ On CPU and MPS nothing is copied: the user gets the slot on a lease. For devices
 from __future__ import annotations
 
 import collections
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -170,11 +171,12 @@ def transformed(transform: Transform, batch: Batch, key: Key) -> Batch:
     """What the transform makes of a batch, without gradients.
 
     Raises:
-        TransformError: It failed; an error of this package is passed on as it is.
+        TransformError: It failed, or returned something that is no batch; an error of this package is passed on as it
+            is.
     """
     try:
         with torch.inference_mode(False), torch.no_grad():
-            return transform(batch, key) if isinstance(transform, DeviceTransform) else transform(batch)
+            made = transform(batch, key) if isinstance(transform, DeviceTransform) else transform(batch)
     except AsyncDataError:
         raise
     except Exception as error:
@@ -182,3 +184,12 @@ def transformed(transform: Transform, batch: Batch, key: Key) -> Batch:
             f"device_transform failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
             stage="transform",
         ) from error
+    if (made is None and batch is not None) or inspect.iscoroutine(made) or inspect.isgenerator(made):
+        # Lightning skips a batch that is None without a word, and nothing would be trained.
+        what = "None" if made is None else f"a {type(made).__name__}"
+        raise TransformError(
+            f"device_transform returned {what} for batch {key.step} of epoch {key.epoch}; it must return the batch to "
+            "hand out",
+            stage="transform",
+        )
+    return made

@@ -1,9 +1,14 @@
-"""`DeviceTransform`: what is done with a batch on its device, and what is drawn at random for it."""
+"""`DeviceTransform`: what is done with a batch on its device, and what is drawn at random for it.
+
+A transform that was given once for all stages may draw at random by itself, in evaluation too, where results should be
+the same each time. `EvaluatedAlike` marks it, and the first batch that it changes in evaluation shows whether it draws.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +17,32 @@ import torch
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.plan import Key
+from lit_async_data.randomness import drawn, states
 from lit_async_data.spec import BatchSpec
+
+log = logging.getLogger(__name__)
 
 # The name of the argument that gets what is drawn.
 RNG = "rng"
+
+
+class EvaluatedAlike:
+    """A transform of training that evaluation uses too, because nobody gave evaluation one of its own.
+
+    Args:
+        function: The transform.
+
+    Attributes:
+        watched: Whether a batch of evaluation has shown whether it draws: one is enough.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.watched = False
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """What the transform returns."""
+        return self.function(*given, **named)
 
 
 class DeviceTransform:
@@ -49,6 +76,8 @@ class DeviceTransform:
         number: Callable[[Key], int] | None = None,
         cast: Callable[[Any], Any] | None = None,
     ) -> None:
+        alike = function if isinstance(function, EvaluatedAlike) else None
+        function = _itself(function)
         if isinstance(function, torch.nn.Module):
             function = function.to(device)
         self._function = function
@@ -56,6 +85,7 @@ class DeviceTransform:
         self._number = number
         self._cast = cast
         self._passed = None if function is None else _passed(function)
+        self._alike = alike
 
     def __call__(self, batch: Any, key: Key) -> Any:
         """What becomes of a batch."""
@@ -63,25 +93,50 @@ class DeviceTransform:
             batch = self._cast(batch)
         if self._function is None:
             return batch
+        if self._alike is None or self._alike.watched:
+            return self._called(self._function, batch, key)
+        before = states(self._device)
+        made = self._called(self._function, batch, key)
+        self._alike.watched = True
+        if found := drawn(before, states(self._device)):
+            log.warning(
+                "device_transform drew random numbers from %s on a batch of evaluation, so results change from run to "
+                'run; give evaluation a transform of its own, as in device_transform={"train": …, "eval": None}, or '
+                "take the random numbers from a parameter rng, which is None in evaluation",
+                " and ".join(found),
+            )
+        return made
+
+    def _called(self, function: Callable[..., Any], batch: Any, key: Key) -> Any:
         if self._passed is None:
-            return self._function(batch)
+            return function(batch)
         rng = None if self._number is None else torch.Generator(self._device).manual_seed(self._number(key))
-        return self._function(batch, **{RNG: rng}) if self._passed == RNG else self._function(batch, rng)
+        return function(batch, **{RNG: rng}) if self._passed == RNG else function(batch, rng)
 
 
 def check_callable(where: str, given: object) -> None:
     """Refuse what is no transform; the message begins with ``where``.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is none, or a class: called with a batch, that would make an object of it.
     """
+    if isinstance(given, type):
+        raise ConfigError(
+            f"{where}: {given.__name__} is a class, and a transform is called with a batch; build one: "
+            f"{given.__name__}(…)"
+        )
     if not (given is None or callable(given)):
         raise ConfigError(f"{where}: {given!r} cannot be called with a batch")
 
 
 def takes_rng(function: Callable[..., Any] | None) -> bool:
     """Whether a transform is one that is given random numbers."""
-    return function is not None and _passed(function) is not None
+    itself = _itself(function)
+    return itself is not None and _passed(itself) is not None
+
+
+def _itself(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    return function.function if isinstance(function, EvaluatedAlike) else function
 
 
 def _passed(function: Callable[..., Any]) -> str | None:

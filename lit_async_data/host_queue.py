@@ -9,7 +9,7 @@ import torch
 
 from lit_async_data.device import Batch, Transform, transformed
 from lit_async_data.feed import Arrived, Cloned, Feed, HostBatch
-from lit_async_data.nested import flatten
+from lit_async_data.nested import leaves_in
 from lit_async_data.packing import Ask
 from lit_async_data.plan import Key
 
@@ -54,8 +54,8 @@ class HostQueue:
 
 def as_it_came(batch: Batch, ask: Ask[Any]) -> HostBatch:  # noqa: ARG001
     """A batch of which nothing is copied."""
-    tensors, _ = flatten(batch, lambda value: isinstance(value, torch.Tensor))
-    nbytes = sum(tensor.nbytes for tensor in tensors.values() if tensor.layout is torch.strided)
+    tensors = leaves_in(batch, lambda value: isinstance(value, torch.Tensor))
+    nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
     return HostBatch(unpacked=functools.partial(_itself, batch), nbytes=nbytes)
 
 

@@ -8,15 +8,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
+from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.feed import HostBatch, Room
+from lit_async_data.marks import Mark, Marks
 from lit_async_data.packing import Ask
 from lit_async_data.plan import Key
 from lit_async_data.puller import Pulled, Puller
+from lit_async_data.snapshot import Snapshot
 from lit_async_data.stats import ReadStats
 
 log = logging.getLogger(__name__)
+
+
+class _Note(NamedTuple):
+    """What is to be known about a loader after a batch.
+
+    Attributes:
+        state: Of the loader; None where that is not taken.
+        mark: Whether Accelerate takes the batch for the last; None for other loaders.
+    """
+
+    state: Snapshot | None
+    mark: Mark | None
 
 
 class IteratorFeed:
@@ -26,7 +41,8 @@ class IteratorFeed:
         loader: Any iterable.
         prepare: Makes a batch ready to be copied.
         depth: Batches that are read ahead, in a thread; 0 reads each when it is asked for.
-        state: The loader's state, to be known for each batch that is read ahead.
+        state: The loader's ``state_dict``, to be called for each batch that is read ahead.
+        watch: Says whether the loader may be read ahead at all; it is known after the first batches.
     """
 
     def __init__(
@@ -35,14 +51,17 @@ class IteratorFeed:
         prepare: Callable[[Any, Ask[Any]], HostBatch],
         depth: int,
         state: Callable[[], Any] | None = None,
+        watch: DrawWatch | None = None,
     ) -> None:
         self._loader = loader
         self._prepare = prepare
         self._depth = depth
         self._state = state
+        self._watch = DrawWatch(loader) if watch is None else watch
+        self._marks = Marks.of(loader)
         self._puller: Puller | None = None
         self._expected = Key(-1, 0)  # what the puller gives next
-        self._states: dict[Key, Any] = {}
+        self._notes: dict[Key, _Note] = {}
         # What the last batches took.
         self._rooms: tuple[Room | None, Room | None] = (None, None)
         self._read = ReadStats()
@@ -50,14 +69,14 @@ class IteratorFeed:
 
     @property
     def depth(self) -> int:
-        """Batches that are read ahead; it can be set at any time."""
-        return self._depth
+        """Batches that are read ahead; it can be set at any time. 0 where the loader may not be read ahead."""
+        return 0 if self._watch.draws else self._depth
 
     @depth.setter
     def depth(self, depth: int) -> None:
         self._depth = depth
         if self._puller is not None:
-            self._puller.depth = depth
+            self._puller.depth = self._ahead
 
     @property
     def ready(self) -> int:
@@ -100,15 +119,30 @@ class IteratorFeed:
             self._begin(key.epoch)
         if self._puller is None:
             return HostBatch(error=StopIteration())
-        return self._host_batch(self._puller.get())
+        if self._watch.over or not self._depth:
+            return self._host_batch(self._puller.get())
+        pulled = self._watch.watched(self._puller.get, first=key.step == 0)
+        self._puller.depth = self._ahead
+        if pulled.host.error is None:
+            self._puller.start()
+        return self._host_batch(pulled)
 
     def given(self, key: Key) -> bool:
         """Whether the batch of a key, or the error in its place, has been given out."""
         return key.epoch == self._expected.epoch and key.step < self._expected.step
 
-    def state_after(self, key: Key) -> Any:
-        """The loader's state after a batch; None where it was not read ahead."""
-        return self._states.pop(key, None)
+    def handed_over(self, key: Key) -> Snapshot | None:
+        """The consumer has the batch of a key from now on.
+
+        Returns:
+            The loader's state after it; None where it is as the loader says, since nothing has been read ahead.
+        """
+        note = self._notes.pop(key, None)
+        if note is None:
+            return None
+        if self._marks is not None and note.mark is not None:
+            self._marks.show(note.mark)
+        return note.state
 
     def end(self, *, wait: bool) -> None:
         """End the pass. What has been read ahead goes.
@@ -116,13 +150,31 @@ class IteratorFeed:
         Args:
             wait: For a `next` of the loader that is under way, as long as it takes; else a few seconds at most.
         """
+        self._end_reading(wait=wait)
+        if self._marks is not None:
+            self._marks.end()
+
+    @property
+    def _ahead(self) -> int:
+        """Batches that may be read ahead at present."""
+        return self.depth if self._watch.over else 0
+
+    def _end_reading(self, *, wait: bool) -> None:
         while self._puller is not None and not self._puller.close() and wait:
             log.warning("ending a pass: the loader's next() has not returned yet")
         self._puller = None  # and with it the iterator, and whatever ends with that
 
+    def _note(self) -> _Note:
+        """What is to be known about the loader after a batch. Called by whichever thread has read it."""
+        # Where nothing is read ahead the loader says it itself, and it may take long to say.
+        state = Snapshot.of(self._state) if self._state is not None and self.depth else None
+        return _Note(state, None if self._marks is None else self._marks.now())
+
     def _begin(self, epoch: int) -> None:
         self.end(wait=True)
-        self._states.clear()
+        self._notes.clear()
+        if self._marks is not None:
+            self._marks.begin()
         iterator = iter(self._loader)
         if iterator is self._loader and self._expected.epoch >= 0 and not self._once:
             self._once = True
@@ -131,18 +183,17 @@ class IteratorFeed:
                 "anew, such as a DataLoader",
                 type(iterator).__name__,
             )
-        self._puller = Puller(iterator, self._prepare, self._depth, self._state)
+        self._puller = Puller(iterator, self._prepare, self._ahead, self._note)
         self._expected, self._rooms = Key(epoch, 0), (None, None)
 
     def _host_batch(self, pulled: Pulled) -> HostBatch:
         host = pulled.host
         if isinstance(host.error, StopIteration):
-            self.end(wait=True)
+            self._end_reading(wait=True)  # the consumer may still have batches to come
             return host
         if host.error is None:
             self._rooms = host.room, self._rooms[0]
             self._read = self._read.plus(1, host.nbytes, pulled.seconds)
-            if pulled.state is not None:
-                self._states[self._expected] = pulled.state
+            self._notes[self._expected] = pulled.note
         self._expected = self.following(self._expected)
         return host

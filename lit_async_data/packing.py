@@ -3,7 +3,7 @@
 Pageable tensors are packed into one pinned block: large ones each aligned, to be copied each by itself, small ones side
 by side, to travel together. Tensors that came pinned are copied from where they are. Whatever else knows how to move
 itself (a tensor of a class of its own, a sparse one, one that requires a gradient, any object with ``to``) does so when
-its turn comes. The rest is handed on as it is.
+its turn comes. The rest is handed on as it is; so is an object whose ``to`` takes a unit or a time zone.
 
 On the device a tensor has the strides that ``tensor.to(device)`` would give it.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +26,9 @@ from lit_async_data.spec import ALIGNMENT, SMALL_BYTES, Bytes
 from lit_async_data.staging import Staging
 
 T = TypeVar("T")
+# How the first argument of a method ``to`` is called where that converts an object to something else than a device:
+# the units of pint, astropy and unyt, time zones, currencies.
+OTHER_TARGETS = ("unit", "other", "tz", "timezone", "currency")
 # Has the consumer's thread do something, again and again until it gives anything but None, and returns that.
 Ask = Callable[[Callable[[], T | None]], T]
 
@@ -169,8 +173,22 @@ class _Content:
 
 
 def moves(value: Any) -> bool:
-    """Whether something in a batch goes to the device: a tensor, or an object with a method ``to``."""
-    return isinstance(value, torch.Tensor) or callable(getattr(type(value), "to", None))
+    """Whether something in a batch goes to the device: a tensor, or an object whose method ``to`` takes a device."""
+    kind: Any = type(value)
+    return isinstance(value, torch.Tensor) or _takes_device(kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _takes_device(kind: type) -> bool:
+    to = getattr(kind, "to", None)
+    if not callable(to):
+        return False
+    try:
+        names = list(inspect.signature(to).parameters)
+    except (TypeError, ValueError):  # of methods that are not written in Python, not all have a signature
+        return True
+    first = names[1] if len(names) > 1 else ""
+    return "device" in names or not first.startswith(OTHER_TARGETS)
 
 
 def is_plain(value: Any) -> bool:

@@ -16,12 +16,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_async_data.device import Batch, Transform
+from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.errors import ClosedError, TransferError
 from lit_async_data.options import counted
 from lit_async_data.passes import Pass
 from lit_async_data.plan import Key
 from lit_async_data.relay import Relay
 from lit_async_data.sharding import check_sharded
+from lit_async_data.snapshot import Snapshot
 from lit_async_data.stats import DeviceWait, Fill, LoaderStats, ReadStats, WaitMeter
 from lit_async_data.streams import checked_device, exact_device
 
@@ -64,7 +66,9 @@ class PrefetchedLoader:
         """As new: nothing has been read."""
         self._pass, self._step = -1, 0
         self._fresh, self._over, self._wanted_pass = True, False, 0
-        self._state: Any = None  # of the loader, after the batch that was handed out last; None where it is as it says
+        # Of the loader, after the batch that was handed out last; None where it is as it says.
+        self._state: Snapshot | None = None
+        self._watch = DrawWatch(self.loader)
         self._meter, self._read = WaitMeter(), ReadStats()
         self._waited: DeviceWait | None = None
         self._relay: Relay | None = None
@@ -235,7 +239,7 @@ class PrefetchedLoader:
             self._step += relay.feed.given(key) and not isinstance(error, TransferError)
             raise
         self._step += 1
-        self._state = relay.feed.state_after(key)
+        self._state = relay.feed.handed_over(key)
         return batch
 
     def _begin(self) -> Relay:
@@ -273,6 +277,7 @@ class PrefetchedLoader:
             transform=self._device_transform,
             canary=self._canary,
             state=getattr(self.loader, "state_dict", None) if self._stateful else None,
+            watch=self._watch,
         )
         self._relay, self._closer = relay, weakref.finalize(self, relay.close)
         return relay

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import copy
+import contextlib
 import logging
 import math
 import threading
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from lit_async_data.errors import ClosedError
+from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.feed import HostBatch
 from lit_async_data.packing import Ask, T
 from lit_async_data.workers.thread import ThreadWorker
@@ -39,17 +39,21 @@ CLOSE_S = 5.0
 LONG_S = 60.0
 
 
+def _no_note() -> None:
+    pass
+
+
 class Pulled(NamedTuple):
     """What one `next` gave.
 
     Attributes:
         host: The batch, made ready, or the error that came instead; at the end a `StopIteration`.
-        state: Of the loader after it, if that was asked for.
+        note: What was to be known about the loader after it.
         seconds: Spent in `next`.
     """
 
     host: HostBatch
-    state: Any
+    note: Any
     seconds: float
 
 
@@ -72,7 +76,7 @@ class Puller:
         iterator: What `iter` of a loader gave.
         prepare: Makes a batch ready to be copied, in the thread that pulled it.
         depth: Batches that are read ahead; 0 reads each in the consumer's thread when it asks.
-        state: The loader's state, taken after each batch that is read ahead.
+        note: Called after each `next`, in the thread that made it; what it returns comes with the batch.
     """
 
     def __init__(
@@ -80,11 +84,11 @@ class Puller:
         iterator: Iterator[Any],
         prepare: Callable[[Any, Ask[Any]], HostBatch],
         depth: int,
-        state: Callable[[], Any] | None = None,
+        note: Callable[[], Any] = _no_note,
     ) -> None:
         self._iterator = iterator
         self._prepare = prepare
-        self._state = state
+        self._note = note
         # Everything below is guarded by this.
         self._changed = threading.Condition()
         self._depth = depth
@@ -139,7 +143,12 @@ class Puller:
             if time.monotonic() > deadline:
                 deadline = math.inf
                 log.warning("no batch for %.0f s: %s", LONG_S, worker)
-        return self._pull(_at_once, None)
+        return self._pull(_at_once)
+
+    def start(self) -> None:
+        """Begin to read ahead now, not with the next `get`, which reports what keeps a thread from being started."""
+        with self._changed, contextlib.suppress(WorkerError):
+            self._reader()
 
     def close(self) -> bool:
         """Read nothing more; waits a few seconds at most. Idempotent, from any thread.
@@ -214,17 +223,17 @@ class Puller:
                 return False
         worker.begin("the loader's next()")
         # Not named here: see `Pipeline._fill`.
-        going_on = self._deliver(self._pull(self._ask, self._state))
+        going_on = self._deliver(self._pull(self._ask))
         worker.rest()
         return going_on
 
-    def _pull(self, ask: Ask[Any], state: Callable[[], Any] | None) -> Pulled:
+    def _pull(self, ask: Ask[Any]) -> Pulled:
         began = time.perf_counter()
         try:
             batch = next(self._iterator)
             seconds = time.perf_counter() - began
-            after = None if state is None else copy.deepcopy(state())  # a loader may go on to change what it gave
-            return Pulled(self._prepare(batch, ask), after, seconds)
+            note = self._note()
+            return Pulled(self._prepare(batch, ask), note, seconds)
         except BaseException as caught:  # noqa: BLE001  # whatever it is, it is raised at its place
             return Pulled(HostBatch(error=caught), None, time.perf_counter() - began)
 

@@ -13,6 +13,7 @@ from lit_async_data import memory
 from lit_async_data.canary import Canary
 from lit_async_data.device import Transform
 from lit_async_data.device_transform import DeviceTransform
+from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.errors import WorkerError
 from lit_async_data.host_queue import HostQueue, as_it_came
 from lit_async_data.iterator_feed import IteratorFeed
@@ -36,7 +37,8 @@ class Relay:
         transform: Called with each batch on its device; what it draws begins with the numbers of rank, pass
             and batch.
         canary: Batches that are watched on their way.
-        state: The loader's state, to be known for each batch that is read ahead.
+        state: The loader's ``state_dict``, to be called for each batch that is read ahead.
+        watch: Says whether the loader may be read ahead.
     """
 
     def __init__(
@@ -49,13 +51,14 @@ class Relay:
         transform: Transform | None,
         canary: int,
         state: Callable[[], Any] | None,
+        watch: DrawWatch,
     ) -> None:
         self.device = device
         self._threaded = threaded
         self._pid = os.getpid()
         self._staging = Staging(functools.partial(memory.allocated, pinned=True), most=0)
         on_device = has_streams(device)
-        self.feed = IteratorFeed(loader, Packer(self._staging) if on_device else as_it_came, 0, state)
+        self.feed = IteratorFeed(loader, Packer(self._staging) if on_device else as_it_came, 0, state, watch)
         called = (
             DeviceTransform(transform, device, number=functools.partial(_drawn, _rank()))
             if transform is not None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from lit_async_data.device import Transform
-from lit_async_data.device_transform import check_callable
+from lit_async_data.device_transform import EvaluatedAlike, check_callable
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
@@ -79,14 +79,15 @@ def options_of(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOp
 
 
 def transforms_of(given: Transform | Mapping[str, Transform | None] | None) -> dict[str, Transform | None]:
-    """The transform of each stage.
+    """The transform of each stage; one that is given for all is marked where it serves evaluation.
 
     Raises:
         ConfigError: One is for a stage that there is not, or cannot be called.
     """
     if not isinstance(given, Mapping):
         check_callable("device_transform", given)
-        return dict.fromkeys(STAGES, given)
+        evaluating = None if given is None else EvaluatedAlike(given)
+        return {stage: given if stage == "train" else evaluating for stage in STAGES}
     for stage in given:
         if stage not in (*STAGES, "eval"):
             raise ConfigError(f"device_transform: {stage!r} is not one of {', '.join(STAGES)}, eval")

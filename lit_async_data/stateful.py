@@ -16,8 +16,12 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
     _stateful = True
 
     def state_dict(self) -> Any:
-        """The loader's state after the last batch that was handed out."""
-        return self.loader.state_dict() if self._state is None else self._state  # type: ignore[attr-defined]
+        """The loader's state after the last batch that was handed out.
+
+        Raises:
+            Exception: What the loader's own ``state_dict`` raised.
+        """
+        return self.loader.state_dict() if self._state is None else self._state.told()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
         """Have the loader go on from a state, with the next pass."""

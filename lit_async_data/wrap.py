@@ -62,7 +62,7 @@ def prefetched(
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
         raise ConfigError(f"prefetched(loader): {loader!r} cannot be iterated over; give it a DataLoader, for instance")
     check_callable("device_transform", device_transform)
-    stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+    stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
     return (StatefulPrefetchedLoader if stateful else PrefetchedLoader)(
         loader, device_depth=device_depth, device=device, device_transform=device_transform
     )

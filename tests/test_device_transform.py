@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import random
 
 import numpy as np
 import pytest
 import torch
 
+from lit_async_data import AsyncDataModule, Normalize, prefetched
 from lit_async_data.device_transform import DeviceTransform, takes_rng
 from lit_async_data.engine import DRAWN_ON_DEVICE
-from lit_async_data.errors import TransformError
+from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.permutation import derived_key
@@ -202,14 +205,24 @@ def test_epochs_differ_by_what_is_drawn_also_where_the_order_is_as_stored():
         assert next(loader)["drawn"].item() == found[steps][1]
 
 
+@pytest.fixture
+def pretended(monkeypatch):
+    """Has loaders take this pretended device for theirs."""
+
+    def on(streams):
+        monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: streams)
+        for module in "engine", "loader":
+            monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
+        monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+        return streams
+
+    return on
+
+
 @pytest.mark.parametrize("slow", ["side", "compute"])
-def test_a_device_with_streams_draws_the_same(monkeypatch, slow):
+def test_a_device_with_streams_draws_the_same(pretended, slow):
     wanted = drawn_by(loader_of())
-    streams = FakeStreams(slow)
-    monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: streams)
-    for module in "engine", "loader":
-        monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
-    monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    streams = pretended(FakeStreams(slow))
     with loader_of() as loader:
         found = []
         for _ in range(2):
@@ -261,3 +274,127 @@ def test_a_module_is_where_the_batches_are():
     transform = DeviceTransform(module := Scaled(), torch.device("meta"))
     assert module.scale.device.type == "meta"
     assert transform({"x": torch.ones(2, device="meta")}, Key(0, 0))["x"].device.type == "meta"
+
+
+# -- what is no transform ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "key"),
+    [
+        (lambda given: AsyncLoader(source(), {"batch_size": 4}, device_transform=given), "device_transform"),
+        (lambda given: prefetched([1], device_transform=given), "device_transform"),
+        (
+            lambda given: AsyncDataModule(train=source(), loader={"batch_size": 4}, device_transform=given),
+            "device_transform",
+        ),
+        (
+            lambda given: AsyncDataModule(train=source(), loader={"batch_size": 4}, device_transform={"eval": given}),
+            "device_transform.eval",
+        ),
+    ],
+)
+def test_a_class_is_refused(made, key):
+    with pytest.raises(ConfigError, match=rf"^{key}: Normalize is a class.*build one: Normalize\(…\)"):
+        made(Normalize)
+
+
+async def later(batch):
+    return batch
+
+
+def one_by_one(batch):
+    yield batch
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("transform", "what"),
+    [(lambda batch: None, "None"), (lambda batch, rng: None, "None"), (one_by_one, "a generator")],
+)
+def test_a_transform_that_returns_no_batch_is_an_error_of_that_batch(pretended, streamed, transform, what):
+    if streamed:
+        pretended(FakeStreams("side"))
+    message = rf"^device_transform returned {what} for batch 0 of epoch 0; it must return the batch"
+    with loader_of(transform=transform) as loader, pytest.raises(TransformError, match=message) as caught:
+        next(loader)
+    assert caught.value.stage == "transform"
+
+
+def test_a_coroutine_is_no_batch():
+    with (
+        pytest.warns(RuntimeWarning, match="never awaited"),
+        loader_of(transform=later) as loader,
+        pytest.raises(TransformError, match="returned a coroutine for batch 0"),
+    ):
+        next(loader)
+
+
+def test_what_is_none_may_stay_none():
+    with prefetched([None, 1], device="cpu", device_transform=lambda batch: batch) as batches:
+        assert list(batches) == [None, 1]
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def flipped(batch):
+    return batch if torch.rand(()) < 0.5 else batch | {"x": batch["x"].flip(-1)}
+
+
+def noisy(batch):
+    return batch | {"x": batch["x"] + np.random.random()}  # noqa: NPY002  # as many a transform does
+
+
+def chosen(batch):
+    return batch | {"x": batch["x"] * random.choice([1.0, 2.0])}
+
+
+def heedless(batch, rng):
+    return batch | {"x": batch["x"] + torch.rand((), generator=rng)}  # None stands for the global generator
+
+
+def warned(caplog):
+    return [record.getMessage() for record in caplog.records if "batch of evaluation" in record.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("transform", "generator"), [(flipped, "torch"), (noisy, "numpy"), (chosen, "random"), (heedless, "torch")]
+)
+def test_a_transform_for_all_stages_that_draws_in_evaluation_is_warned_of_once(caplog, transform, generator):
+    dm = AsyncDataModule(
+        train=source(), val=[source(), source()], test=source(), loader={"batch_size": 4}, device_transform=transform
+    )
+    with contextlib.closing(dm):
+        list(dm.train_dataloader())
+        assert not warned(caplog)  # training may draw what it likes
+        for loader in [*dm.val_dataloader(), *dm.test_dataloader()]:
+            list(loader)
+    (line,) = warned(caplog)
+    assert line.startswith(f"device_transform drew random numbers from {generator} on a batch of evaluation")
+
+
+@pytest.mark.parametrize("explicit", ["eval", "val"])
+def test_a_transform_that_was_given_for_evaluation_may_draw(caplog, explicit):
+    dm = AsyncDataModule(val=source(), loader={"batch_size": 4}, device_transform={explicit: flipped})
+    with contextlib.closing(dm):
+        list(dm.val_dataloader()[0])
+    assert not warned(caplog)
+
+
+@pytest.mark.parametrize("transform", [drawing, Normalize(mean=0.5, std=0.5), None])
+def test_a_transform_that_does_not_draw_in_evaluation_is_not_warned_of(caplog, transform):
+    dm = AsyncDataModule(val=source(), loader={"batch_size": 4}, device_transform=transform)
+    with contextlib.closing(dm):
+        assert len(list(dm.val_dataloader()[0])) == 6
+    assert not warned(caplog)
+
+
+def test_a_module_for_all_stages_is_moved_to_the_device_in_evaluation_too():
+    module = Scaled()
+    dm = AsyncDataModule(val=source(), loader={"batch_size": 4, "with_ids": True}, device_transform=module)
+    with contextlib.closing(dm):
+        for batch in dm.val_dataloader()[0]:
+            assert torch.equal(batch["x"][:, 0], 3.0 * batch["ids"])
+            assert not batch["drawn"]
+    assert module.moves == [CPU]

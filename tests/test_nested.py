@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import array
 import collections
+import collections.abc
 import copy
 import dataclasses
+import functools
 import types
 from typing import Any, NamedTuple
 
@@ -15,7 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_async_data.nested import Place, flatten, rebuilt
+from lit_async_data.errors import FormatError
+from lit_async_data.nested import Place, flatten, leaves_in, rebuilt
 
 
 class Leaf:
@@ -127,7 +130,7 @@ def leaves_of(value):
 @given(BATCHES)
 def test_what_is_taken_out_and_put_back_is_the_same(batch):
     leaves, skeleton = flatten(batch, is_leaf)
-    assert set(leaves.values()) == set(leaves_of(batch))
+    assert set(leaves.values()) == set(leaves_of(batch)) == set(leaves_in(batch, is_leaf))
     assert leaves_of(skeleton) == []
     assert_same(rebuilt(skeleton, leaves), batch)
 
@@ -209,3 +212,149 @@ def test_as_deep_as_python_goes():
     leaves, skeleton = flatten(copy.copy(batch), is_leaf)
     assert list(leaves.values()) == [leaf]
     assert_same(rebuilt(skeleton, leaves), batch)
+
+
+# -- classes of somebody's own -----------------------------------------------------------------------------------------
+
+
+class Spread(tuple):
+    """Takes its elements one by one, as many a tuple class does."""
+
+    __slots__ = ()
+
+    def __new__(cls, *elements):
+        return super().__new__(cls, elements)
+
+
+class Noted(Spread):
+    """Holds something beside its elements."""
+
+
+class Named(Pair):
+    def __new__(cls, both):
+        made = super().__new__(cls, *both)
+        made.note = None
+        return made
+
+
+class OnItsOwn(collections.abc.MutableMapping):
+    """Has a dict and no ``__copy__``: `copy.copy` gives one with the same dict."""
+
+    def __init__(self, **items):
+        self.items_ = items
+
+    def __getitem__(self, key):
+        return self.items_[key]
+
+    def __setitem__(self, key, value):
+        self.items_[key] = value
+
+    def __delitem__(self, key):
+        del self.items_[key]
+
+    def __iter__(self):
+        return iter(self.items_)
+
+    def __len__(self):
+        return len(self.items_)
+
+
+def test_a_tuple_class_with_a_new_of_its_own_keeps_its_value():
+    batch = Noted(Leaf(), 2)
+    batch.note = "mine"
+    leaves, skeleton = flatten(batch, is_leaf)
+    made = rebuilt(skeleton, leaves)
+    assert type(made) is Noted
+    assert made == batch
+    assert made.note == "mine"
+
+
+def test_a_named_tuple_class_with_a_new_of_its_own_keeps_its_value():
+    batch = Named((Leaf(), Spread(Leaf())))
+    batch.note = "mine"
+    made = rebuilt(*reversed(flatten(batch, is_leaf)))
+    assert type(made) is Named
+    assert type(made.second) is Spread
+    assert made == batch
+    assert made.note == "mine"
+
+
+def test_a_container_that_shares_its_memory_with_its_copies_is_not_changed():
+    inner = Leaf()
+    batch = OnItsOwn(x=inner, y="text")
+    leaves, skeleton = flatten(batch, is_leaf)
+    assert batch["x"] is inner
+    made = rebuilt(skeleton, dict.fromkeys(leaves, "moved"))
+    assert (type(made), dict(made)) == (OnItsOwn, {"x": "moved", "y": "text"})
+    assert batch["x"] is inner
+    assert isinstance(skeleton["x"], Place)
+
+
+class Odd(collections.abc.Sequence):
+    """Cannot be built from its elements."""
+
+    def __init__(self, *elements):
+        self.elements = elements
+
+    def __getitem__(self, index):
+        return self.elements[index]
+
+    def __len__(self):
+        return len(self.elements)
+
+
+class OddMapping(collections.abc.Mapping):
+    def __init__(self, name):
+        self.content = {"x": Leaf(), "name": name}
+
+    def __getitem__(self, key):
+        return self.content[key]
+
+    def __iter__(self):
+        return iter(self.content)
+
+    def __len__(self):
+        return len(self.content)
+
+
+class Refusing(Odd):
+    def __init__(self, first, second):
+        super().__init__(first, second)
+
+
+@pytest.mark.parametrize("odd", [Odd(Leaf(), 2), OddMapping("text"), Refusing(Leaf(), 2)])
+def test_a_class_that_cannot_be_built_again_is_an_error_that_names_it_and_its_place(odd):
+    kind = type(odd).__name__
+    with pytest.raises(
+        FormatError, match=rf"^batch\['here'\] is a {kind}, which cannot be built.*Give {kind} a method"
+    ):
+        flatten({"here": odd}, is_leaf)
+
+
+def test_a_class_that_cannot_be_built_again_may_hold_no_leaves_or_be_one():
+    odd = Odd(1, [2])
+    assert flatten([odd, Leaf()], is_leaf)[1][0] is odd
+    odd = Odd(Leaf())
+    assert flatten(odd, lambda value: isinstance(value, Odd))[0] == {"batch": odd}
+
+
+def test_leaves_are_found_without_anything_being_built():
+    leaf = Leaf()
+    assert leaves_in([Odd(leaf, 2), {"a": leaf}, OnItsOwn(x=(leaf,))], is_leaf) == [leaf]
+
+
+@dataclasses.dataclass
+class Boxes:
+    corners: Any
+
+    @functools.cached_property
+    def doubled(self):
+        return [self.corners, self.corners]
+
+
+def test_what_a_dataclass_has_computed_from_its_leaves_is_computed_anew():
+    batch = Boxes(Leaf())
+    assert batch.doubled[0] is batch.corners
+    made = rebuilt(flatten(batch, is_leaf)[1], {"batch.corners": "moved"})
+    assert made.doubled == ["moved", "moved"]
+    assert batch.doubled[0] is batch.corners

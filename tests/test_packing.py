@@ -14,11 +14,12 @@ import torch
 from test_device import ComputeNeverWaits, CopiesCountAsDoneAtOnce, SideNeverWaits, TransformWaitsForAnOlderEvent
 from torch.nn.utils.rnn import pack_sequence
 
+from lit_async_data.feed import Arrived
 from lit_async_data.form import dense, raw_bytes
 from lit_async_data.iterator_feed import IteratorFeed
 from lit_async_data.memory import pinned
 from lit_async_data.nested import flatten
-from lit_async_data.packing import Packer
+from lit_async_data.packing import Packer, moves
 from lit_async_data.plan import Key
 from lit_async_data.ring import Lease
 from lit_async_data.spec import SMALL_BYTES
@@ -448,6 +449,60 @@ def test_objects_are_moved_in_their_own_way():
     assert itself.where == (cpu, {"non_blocking": True})
     tensor = torch.zeros(3)
     assert moved(tensor, cpu) is tensor
+
+
+class Quantity:
+    """Converts to a unit, as those of pint do."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def to(self, other=None, *contexts, **context):
+        raise AssertionError(f"asked for {other!r}")
+
+
+class WithUnit(Quantity):
+    """As those of astropy."""
+
+    def to(self, unit, equivalencies=(), copy=True):
+        return super().to(unit)
+
+
+class InUnits(Quantity):
+    """As those of unyt."""
+
+    def to(self, units, equivalence=None, **kwargs):
+        return super().to(units)
+
+
+class Moment(Quantity):
+    """As those of arrow."""
+
+    def to(self, tz):
+        return super().to(tz)
+
+
+def test_objects_that_convert_to_a_unit_or_a_time_zone_are_handed_on_as_they_are():
+    batch = [made(3.5) for made in (Quantity, WithUnit, InUnits, Moment)]
+    host = Packer(Staging(Memory(), most=1), is_pinned=lambda tensor: False)(batch, lambda work: work())
+    assert host.own == {}
+    made = host.unpacked(Arrived({}, None, {}), torch.clone)
+    assert all(one is other for one, other in zip(batch, made, strict=True))
+
+
+class OtherName:
+    def to(self, where):
+        return "moved"
+
+
+class LaterDevice:
+    def to(self, other=None, device=None):
+        return "moved"
+
+
+@pytest.mark.parametrize("kind", [Once, InPlace, OtherName, LaterDevice])
+def test_objects_move_themselves_however_they_call_the_device(kind):
+    assert moves(kind())
 
 
 class PinsItself:

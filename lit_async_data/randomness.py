@@ -1,0 +1,41 @@
+"""The random generators that all code of a process shares: has anybody drawn from one in between?"""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import numpy as np
+import torch
+
+
+def states(device: torch.device | None = None) -> dict[str, object]:
+    """The states of the global generators of torch, numpy and `random`, by name.
+
+    Args:
+        device: One whose generator counts too; None for the CPU alone.
+
+    Example:
+        >>> before = states()
+        >>> drawn(before, states())
+        []
+        >>> _ = random.random(), torch.rand(1)
+        >>> drawn(before, states())
+        ['torch', 'random']
+    """
+    found: dict[str, object] = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        # In bytes, whichever of its generators numpy has been given.
+        "numpy": pickle.dumps(np.random.get_state(legacy=False)),  # noqa: NPY002  # the global one is what is watched
+        "random": random.getstate(),
+    }
+    get = getattr(getattr(torch, "cpu" if device is None else device.type, None), "get_rng_state", None)
+    if device is not None and get is not None:
+        state: torch.Tensor = get() if device.type == "mps" else get(device)
+        found[f"torch on {device}"] = state.numpy().tobytes()
+    return found
+
+
+def drawn(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """The generators of which the state has changed, by name."""
+    return [name for name, state in before.items() if state != after[name]]

@@ -1,0 +1,48 @@
+"""`Snapshot`: the state of somebody else's loader after one of its batches, or the error that came instead.
+
+A loader may have a ``state_dict`` that cannot be called: Accelerate's have, unless they are made with
+``use_stateful_dataloader``. That is an error of whoever asks for the state, and not of the batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Snapshot(NamedTuple):
+    """A state that does not change with the loader.
+
+    Attributes:
+        state: A copy of it.
+        error: What ``state_dict`` raised instead; None if nothing.
+
+    Example:
+        >>> held = {"given": 1}
+        >>> snapshot = Snapshot.of(lambda: held)
+        >>> held["given"] = 2
+        >>> snapshot.told()
+        {'given': 1}
+    """
+
+    state: Any
+    error: Exception | None = None
+
+    @staticmethod
+    def of(state_dict: Callable[[], Any]) -> Snapshot:
+        """The state now."""
+        try:
+            return Snapshot(copy.deepcopy(state_dict()))  # a loader may go on to change what it gave
+        except Exception as error:  # noqa: BLE001  # raised when the state is asked for
+            return Snapshot(None, error.with_traceback(None))  # the traceback refers to frames, and those to batches
+
+    def told(self) -> Any:
+        """The state.
+
+        Raises:
+            Exception: What ``state_dict`` raised.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.state
