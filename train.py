@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_async_data.commandline import check_types, explained, keep_wait
-from lit_async_data.errors import ConfigError, SourceError
+from lit_async_data.errors import ConfigError, ResumeError, SourceError
 
 ROOT = Path(__file__).resolve().parent
 os.environ.setdefault("PROJECT_ROOT", str(ROOT))
@@ -113,7 +113,7 @@ if __name__ == "__main__":
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         main()
-    except (HydraException, OmegaConfBaseException, ConfigError, SourceError) as error:
+    except (HydraException, OmegaConfBaseException, ConfigError, ResumeError, SourceError) as error:
         if asked:
             raise
         sys.exit(f"error: {explained(error, sys.argv[1:], str(ROOT / 'configs'))}")

@@ -141,6 +141,7 @@ ORDER = [
     "wrap",
     "summary",
     "lightning",
+    "resume",
     "stages",
     "classes",
     "datamodule",
