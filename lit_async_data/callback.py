@@ -83,6 +83,9 @@ class DevicePrefetcher(pl.Callback):
         # Whether validation is yet to be read ahead of; whether it has been said who copies batches.
         self._due = self._said = False
 
+    def __repr__(self) -> str:
+        return f"DevicePrefetcher(device_depth={self.device_depth}, canary={self.canary})"
+
     def __getstate__(self) -> dict[str, Any]:
         # For strategies that spawn: loaders stay in the process that built them.
         own = ("_active", "_adopted", "_gauge", "_takeover")

@@ -183,8 +183,8 @@ def test_a_module_imports_only_modules_above_it(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_a_module_has_at_most_300_lines(path):
-    assert len(path.read_text().splitlines()) <= 300
+def test_a_module_has_at_most_400_lines(path):
+    assert len(path.read_text().splitlines()) <= 400
 
 
 @pytest.mark.parametrize(
