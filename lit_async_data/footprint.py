@@ -11,6 +11,7 @@ from lit_async_data.memory import Budget, default_budget, ranks_here
 from lit_async_data.options import LoaderOptions
 from lit_async_data.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.sources.base import FetchingSource, KeepingSource, Source
+from lit_async_data.sources.places import name_of
 from lit_async_data.spec import BatchLayout, BatchSpec
 from lit_async_data.weighted import WeightedChunkOrder
 
@@ -140,9 +141,9 @@ def slow(
     """
     if source.chunks.reading == "python" and options.workers == "auto" and ahead:
         yield (
-            f"workers=auto reads each batch of {source} when it is asked for, since Python code per sample would, in a "
-            "thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that lets go "
-            "of Python's lock, and prefetched(loader) takes a DataLoader with processes"
+            f"workers=auto reads each batch of {name_of(source)} when it is asked for, since Python code per sample "
+            "would, in a thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that "
+            "releases the GIL, and prefetched(loader) takes a DataLoader with processes"
         )
     if footprint.amplification > WORTH_A_WARNING:
         yield amplified(order.shuffle, footprint.amplification, source.chunks.rows)

@@ -119,6 +119,10 @@ class AsyncLoader:
         """Batches of a whole epoch on this rank, the same on every rank."""
         return self._schedule.steps
 
+    def __repr__(self) -> str:
+        shuffle = f"shuffle={self.options.shuffle}"
+        return f"<AsyncLoader of {len(self):,} batches of {self.options.batch_size}, {shuffle}, from {self.source!r}>"
+
     def __iter__(self) -> Self:
         """Begin a new pass with the next batch. Costs nothing; Lightning calls it more often than it reads."""
         self._passes.restart()

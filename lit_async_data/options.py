@@ -107,7 +107,15 @@ class LoaderOptions:
     def __new__(cls, **values: object) -> Self:  # noqa: D102
         # Here rather than in __init__, which dataclass writes: names are checked before it sees them.
         check_names(values, [field.name for field in dataclasses.fields(cls)])
+        if "batch_size" not in values:
+            raise ConfigError(
+                "batch_size: missing; say how many samples a batch has, as in LoaderOptions(batch_size=64)"
+            )
         return super().__new__(cls)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        # Without it, a copy or pickle would be made by a call without names.
+        return (), {"batch_size": self.batch_size}
 
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
@@ -189,9 +197,7 @@ class LoaderOptions:
             raise ConfigError(f"{where.rstrip('.') or 'options'}: {given!r} is neither LoaderOptions nor a mapping")
         values = dict(given or {})
         try:
-            check_names(values, [field.name for field in dataclasses.fields(cls)])
-            if "batch_size" not in values:
-                raise _NO_BATCH_SIZE
+            check_names(values, [field.name for field in dataclasses.fields(cls)])  # some may be no text
             return cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{where}{error}") from None
@@ -223,9 +229,6 @@ def _is_key_or_numbers(given: object) -> bool:
     if isinstance(given, str):
         return bool(given)
     return isinstance(given, Sequence | np.ndarray) and np.ndim(given) == 1 and len(given) > 0
-
-
-_NO_BATCH_SIZE = ConfigError("batch_size: missing; how many samples shall a batch have?")
 
 
 def check_names(given: Mapping[Any, object], known: list[str]) -> None:

@@ -146,6 +146,7 @@ ORDER = [
     "wrap",
     "summary",
     "lightning",
+    "resume",
     "stages",
     "classes",
     "datamodule",

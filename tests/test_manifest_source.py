@@ -117,7 +117,7 @@ def test_a_table_of_text(format_, as_, folder):
     assert_is_the_table(source)
     where = source.locate([7])[0]
     assert (*where, where.id, where.path) == (str(path), "/", 7, "007", str(folder / "a/7.npy"))
-    assert str(source) == str(path)
+    assert source.name == str(path)
 
 
 def test_a_parquet_file(folder):

@@ -27,6 +27,7 @@ from lit_async_data.sources.base import (
     draws,
     ids_of,
     layout_of,
+    shown,
 )
 from lit_async_data.sources.places import (
     Places,
@@ -65,8 +66,8 @@ class ConcatSource:
     Example:
         >>> from lit_async_data.testing import ArraySource
         >>> both = ConcatSource([ArraySource({"y": np.arange(3)}), ArraySource({"y": np.arange(5)})])
-        >>> len(both), str(both), both.locate([4])[0].row
-        (8, 'ArraySource and 1 more', 1)
+        >>> len(both), both, both.locate([4])[0].row
+        (8, <ConcatSource of 8 samples from ArraySource and 1 more: y int64>, 1)
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -86,7 +87,12 @@ class ConcatSource:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return shown(self, self.name)
+
+    @property
+    def name(self) -> str:
+        """The first source, and how many more, for messages."""
         more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
         return f"{name_of(self.sources[0])}{more}"
 

@@ -25,6 +25,7 @@ from lit_async_data.sources.base import (
     draws,
     ids_of,
     layout_of,
+    shown,
 )
 from lit_async_data.sources.places import (
     Places,
@@ -64,8 +65,8 @@ class SubsetSource:
         >>> from lit_async_data.testing import ArraySource
         >>> whole = ArraySource({"y": np.arange(10)})
         >>> subset = SubsetSource(whole, [7, 3, 4])
-        >>> len(subset), subset.ids(np.array([0, 2])).tolist(), str(subset)
-        (3, [7, 4], '3 of 10 samples of ArraySource')
+        >>> len(subset), subset.ids(np.array([0, 2])).tolist(), subset
+        (3, [7, 4], <SubsetSource of 3 of 10 samples of ArraySource: y int64>)
         >>> len(SubsetSource(whole, np.arange(10) % 2 == 0))
         5
     """
@@ -86,7 +87,12 @@ class SubsetSource:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return shown(self, self.name)
+
+    @property
+    def name(self) -> str:
+        """How many samples of which source, for messages."""
         return f"{len(self):,} of {len(self.source):,} samples of {name_of(self.source)}"
 
     @property

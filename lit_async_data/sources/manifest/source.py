@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.permutation import Indices, Words
-from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn
+from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
 from lit_async_data.sources.manifest.arrow import plain_of
 from lit_async_data.sources.manifest.checking import Check
 from lit_async_data.sources.manifest.checking import check as looked_at
@@ -148,7 +148,12 @@ class ManifestSource:
     def __len__(self) -> int:
         return len(self._fields.entries)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return shown(self, self.name)
+
+    @property
+    def name(self) -> str:
+        """The table or folder, for messages."""
         return self._name or self._fields.entries.table.origin.name
 
     @property
