@@ -93,6 +93,8 @@ ORDER = [
     "sources.manifest.cropping",
     "sources.manifest.orientation",
     "sources.manifest.image_bytes",
+    "sources.manifest.jpeg",
+    "sources.manifest.tiff",
     "sources.manifest.png",
     "sources.manifest.resizing",
     "sources.manifest.picture",
