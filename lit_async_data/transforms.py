@@ -111,7 +111,11 @@ class Normalize:
     def _changed(self, values: Tensor) -> Tensor:
         channels = max(len(self.mean), len(self.std))
         if channels > 1 and (values.ndim < 2 or values.shape[1] != channels):
-            raise ConfigError(f"mean, std: {channels} channels, but the field has the shape {tuple(values.shape)}")
+            raise ConfigError(
+                f"mean, std: {channels} channels, but the field has the shape {tuple(values.shape)}, and channels are "
+                'on axis 1; a source puts them there if its layout says which axis is C: layout={"x": "NHWC"}, or "NC" '
+                "for windows of rows"
+            )
         # x · (1 / (largest · std)) − mean / std: two passes over the pixels.
         scale, shift = self._constants(values.device)
         if channels > 1:

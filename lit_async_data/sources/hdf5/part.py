@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
 from collections.abc import Mapping
@@ -176,9 +177,7 @@ def _look_at(within: Within, wanted: Wanted) -> StoredPart:
     lengths = {field.stored: field.stored.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
-        raise FormatError(
-            f"{path}: the fields are of different lengths: {said}; is layout right about their N?", file=path
-        )
+        raise FormatError(f"{path}: the fields are of different lengths: {said}; {_advice(fields)}", file=path)
     spans = [field.span for field in fields.values()]
     rows = next(iter(lengths.values()))
     part = StoredPart(path, within.group, fields, Anchors.within(rows, spans, wanted.stride))
@@ -186,6 +185,37 @@ def _look_at(within: Within, wanted: Wanted) -> StoredPart:
         dataset = within.whole(wanted.rows, "rows: ")
         return part.at(row_numbers(dataset[...], part.rows, f"{path}:{dataset.name}"))
     return part
+
+
+def _advice(fields: Mapping[str, StoredField]) -> str:
+    """What may be meant where fields are of different lengths: another axis, or rows that are looked up."""
+    longest = max(field.stored.rows for field in fields.values())
+    key = min(fields, key=lambda key: fields[key].stored.rows)
+    name = fields[key].stored.name
+    asked = [_other_axis(key, field, fields) for key, field in fields.items()]
+    return (
+        next(filter(None, asked), "")
+        + f"a sample takes the same row of each, or a window around it, and rows= chooses among these rows. If one row "
+        f"of {name} belongs to several of the {longest}, store its row number for each of them in a dataset, and write "
+        f"fields={{{key!r}: Field({name!r}, via=NAME)}} with the name of that dataset; {name} is then kept in memory"
+    )
+
+
+def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField]) -> str:
+    """A question, if an axis of a field has as many rows as another field; else nothing."""
+    others = {each.stored.rows for each in fields.values()} - {field.stored.rows}
+    shape = field.values.shape
+    axes = [axis for axis, n in enumerate(shape) if n in others]
+    if field.values is not field.stored or not axes:
+        return ""
+    letters = itertools.chain("HWDTABEFGIJKLMOPQRSUVXYZ", itertools.repeat("?"))
+    layout = "".join("N" if axis == axes[-1] else next(letters) for axis in range(len(shape)))
+    name, single = field.values.name, sorted(shape)[:-1] == [1]
+    column = f", and for class numbers Field({name!r}, column=0, dtype='int64')" if single else ""
+    return (
+        f"are the samples of {name}, of shape {shape}, on axis {axes[-1]}? Then write "
+        f"layout={{{key!r}: {layout!r}}}{column}. Else: "
+    )
 
 
 def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:
