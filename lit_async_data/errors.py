@@ -5,7 +5,7 @@
     AsyncDataError                 anything below; carries where it happened
     ├── ConfigError (ValueError)   an option is wrong: change the named key and start again
     │   └── MemoryBudgetError      the batches do not fit: the message says how many bytes they need
-    ├── SourceError                the data are not what the source was told they are
+    ├── SourceError                the data are not what the source was told they are, or the system does not read them
     │   ├── MissingError           a file or dataset is not there
     │   ├── FormatError            it is there, but cannot be a field of a batch
     │   ├── ChangedError           a file is not the one that was opened
@@ -75,7 +75,7 @@ class MemoryBudgetError(ConfigError):
 
 
 class SourceError(AsyncDataError):
-    """The data are not what the source was told they are.
+    """The data are not what the source was told they are, or the system does not read them: the message says why.
 
     Args:
         message: As for `AsyncDataError`.

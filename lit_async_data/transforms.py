@@ -123,7 +123,7 @@ class Normalize:
             raise ConfigError(
                 f"mean, std: {channels} channels, but a batch of the field has {there}: its shape is "
                 f"{tuple(values.shape)}; give one number, or one for each channel. If its channels are on another "
-                "axis, name that with the source's layout, as in layout={'x': 'NHWC'}"
+                'axis, say which with the source\'s layout: layout={"x": "NHWC"}, or "NC" for windows of rows'
             )
         # x · (1 / (largest · std)) − mean / std: two passes over the pixels.
         scale, shift = self._constants(values.device)

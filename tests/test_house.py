@@ -30,6 +30,7 @@ ORDER = [
     "sources.base",
     "sources.hdf5.extra_codecs",
     "sources.hdf5.codecs",
+    "sources.hdf5.failures",
     "sources.hdf5.index_file",
     "sources.hdf5.index_cache",
     "sources.hdf5.records",
