@@ -27,6 +27,7 @@ ORDER = [
     "field",
     "stats",
     "sources.base",
+    "sources.cache_files",
     "sources.hdf5.extra_codecs",
     "sources.hdf5.codecs",
     "sources.hdf5.index_file",
@@ -182,8 +183,8 @@ def test_a_module_imports_only_modules_above_it(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_a_module_has_at_most_300_lines(path):
-    assert len(path.read_text().splitlines()) <= 300
+def test_a_module_has_at_most_400_lines(path):
+    assert len(path.read_text().splitlines()) <= 400
 
 
 @pytest.mark.parametrize(
