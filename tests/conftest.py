@@ -87,6 +87,14 @@ def nothing_left_behind() -> Iterator[None]:
     assert not left, f"left behind: {left}"
 
 
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of the user: never that of whoever runs the tests."""
+    folder = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "lit_async_data"
+
+
 @pytest.fixture
 def h5(tmp_path: Path) -> Callable[..., str]:
     """Writes a file: ``h5("x.h5", data=array, labels=array)`` returns its path."""

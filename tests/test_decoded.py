@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import mmap
 import threading
+import types
 
 import h5py
 import numpy as np
@@ -15,7 +18,7 @@ from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import CorruptError, MemoryBudgetError
 from lit_async_data.plan import EpochPlan, Key, Schedule
 from lit_async_data.preparation import Preparation
-from lit_async_data.sources.hdf5 import holding
+from lit_async_data.sources.hdf5 import decoded, holding
 from lit_async_data.sources.hdf5.band_memory import LEAST_BYTES, BandMemory
 from lit_async_data.sources.hdf5.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
@@ -42,6 +45,19 @@ def test_the_band_decoded_first_goes_first_however_often_it_was_used():
 def test_without_room_nothing_is_held():
     bands = RecentBands()
     assert [fetched(bands, 1)[1] for _ in range(2)] == [True, True]
+
+
+def test_turns_whose_bands_have_all_moved_on_leave_nothing():
+    """As under shuffle=chunk where all chunks fit: each turn finds the bands of the one before, and evicts none."""
+    bands = RecentBands()
+    bands.add_room(2 * BAND.nbytes)
+    for number in (1, 2):
+        bands.fetch(("x", number), lambda: BAND, wait=True, turn=(0, 0))
+    for turn in range(1, 50):
+        assert not len(bands.missing("x", np.array([1, 2]), (0, turn)))
+    assert [len(of_turn) for of_turn in bands._bands.values()] == [2]
+    bands.clear()
+    assert not bands._bands
 
 
 def test_room_that_is_given_back_is_emptied():
@@ -155,6 +171,67 @@ def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeyp
     out = np.zeros((2, 2), "i4")
     assert kept.taken(np.array([4, 8]), out, lambda taken, _: taken).tolist() == [1]
     assert out.tolist() == [[1, 1], [0, 0]]
+
+
+def huge_bands(room):
+    """Of a dataset of 64 GiB, in bands of 64 KiB."""
+    return KeptBands(2**20, 1, (2**16,), np.dtype("u1"), room)
+
+
+def mapped(monkeypatch, fails=False):
+    """The bytes of each anonymous map that is made; of none, if they fail."""
+    made = []
+
+    def mapping(number, length, **options):
+        made.append(length)
+        if fails:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return mmap.mmap(number, length, **options)
+
+    # Of this module alone: slots and files are mapped too.
+    monkeypatch.setattr(decoded, "mmap", types.SimpleNamespace(**vars(mmap) | {"mmap": mapping}))
+    return made
+
+
+def test_only_what_the_budget_holds_is_mapped(monkeypatch):
+    made = mapped(monkeypatch)
+    kept = huge_bands(Room(3 * 2**16 + 5))
+    for number in (2**19, 7, 8, 9):
+        kept.put(number, np.full((1, 2**16), number % 251, np.uint8))
+    assert made == [3 * 2**16]
+    out = np.zeros((4, 2**16), np.uint8)
+    assert kept.taken(np.array([9, 8, 7, 2**19]), out, lambda taken, _: taken).tolist() == [0]
+    assert out[1:, 0].tolist() == [8, 7, 2**19 % 251]
+
+
+def test_room_that_another_loader_adds_later_is_used_too(monkeypatch):
+    made = mapped(monkeypatch)
+    room = Room(2**16)
+    kept = huge_bands(room)
+    kept.put(1, np.full((1, 2**16), 1, np.uint8))
+    room.add(2**16)
+    for number in (2, 1):
+        kept.put(number, np.full((1, 2**16), number, np.uint8))
+    out = np.zeros((2, 2**16), np.uint8)
+    assert kept.taken(np.array([1, 2]), out, lambda taken, _: taken) is None
+    assert out[:, 0].tolist() == [1, 2]
+    assert made == [2**16, 2**17]
+    assert room.add(0) == 0
+    kept.clear()
+    assert room.add(0) == 2**17
+
+
+def test_where_nothing_can_be_mapped_there_is_no_cache_and_one_warning(file, monkeypatch, caplog):
+    source = HDF5Source(file)
+    made = mapped(monkeypatch, fails=True)
+    found = epochs(source, 2, shuffle="none", workers=1, cache_bytes=600 * 50 * 4)
+    assert [sorted(epoch) for epoch in found] == [list(range(600))] * 2
+    assert made == [600 * 50 * 4]
+    (said,) = [record.message for record in caplog.records if "cannot be mapped" in record.message]
+    assert said == (
+        "120000 bytes for the cache of decoded chunks cannot be mapped ([Errno 12] Cannot allocate memory): no more "
+        "are kept of this dataset; raise the limit on memory (ulimit -v), or set a smaller cache_bytes"
+    )
 
 
 # -- through the loader ------------------------------------------------------------------------------------------------
@@ -432,6 +509,47 @@ def test_memory_of_another_size_is_given_back_before_more_is_taken():
         assert sum(vacant.qsize() for vacant in memory._vacant.values()) == 1
     memory.clear()
     assert not memory._vacant
+
+
+class Noticed:
+    """A lock that says when somebody is about to wait for it."""
+
+    def __init__(self, reached):
+        self._lock, self._reached = threading.RLock(), reached
+
+    def __enter__(self):
+        if threading.current_thread() is not threading.main_thread():
+            self._reached.set()
+        self._lock.acquire()
+
+    def __exit__(self, *error):
+        self._lock.release()
+
+
+def test_memory_of_several_sizes_may_be_taken_by_two_threads(monkeypatch):
+    """1. A finds no vacant memory of its size and goes through the others. 2. B takes memory of a size that was never
+    seen, or waits for A. 3. A goes on."""
+    memory, reached = BandMemory(), threading.Event()
+    monkeypatch.setattr(memory, "_lock", Noticed(reached), raising=False)
+    found = []
+
+    def other():
+        found.append(memory.copied(np.full((9, LEAST_BYTES), 9, np.uint8)))
+        reached.set()
+
+    thread = threading.Thread(target=other)
+
+    class Vacant:
+        def empty(self):
+            if not thread.ident:
+                thread.start()
+                assert reached.wait(10)
+            return True
+
+    memory._vacant = {1: Vacant(), 2: Vacant()}
+    assert (memory.copied(large(3)) == 3).all()
+    thread.join(10)
+    assert (found[0] == 9).all()
 
 
 def test_a_small_band_stays_where_it_is():

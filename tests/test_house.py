@@ -28,6 +28,7 @@ ORDER = [
     "field",
     "stats",
     "sources.base",
+    "sources.cache_files",
     "sources.hdf5.extra_codecs",
     "sources.hdf5.codecs",
     "sources.hdf5.failures",

@@ -21,6 +21,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
+from lit_async_data.sources import cache_files  # noqa: E402
 from lit_async_data.sources.manifest import given, reading, table_cache  # noqa: E402
 
 COUNT = 30
@@ -192,11 +193,11 @@ def test_what_cannot_be_opened_now_is_not_thrown_away(tmp_path, cache, monkeypat
     (kept,) = cache.iterdir()
     os.link(kept, tmp_path / "held")  # so that its number is given to no other
 
-    def none_left(_):
+    def none_left(*_):
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as context:
-        context.setattr(table_cache, "_mapped", none_left)
+        context.setattr(table_cache, "_content", none_left)
         ManifestSource(path, FIELDS, table_cache=cache)
     assert "is of no use" in caplog.text
     assert [os.path.samefile(each, tmp_path / "held") for each in cache.iterdir()] == [True]
@@ -255,6 +256,78 @@ def test_where_nothing_can_be_kept_the_table_is_used_as_it_was_read(tmp_path, ca
     assert same(ManifestSource(path, FIELDS, table_cache=cache), ManifestSource(path, FIELDS))
     assert "cannot be kept" in caplog.text
     assert not list(cache.iterdir())
+
+
+STRANGER = 65534
+
+
+def given_away(monkeypatch, file):
+    """As if a file belonged to somebody else."""
+    number, once = file.stat().st_ino, cache_files.owner
+
+    def owner(status):
+        return STRANGER if status.st_ino == number else once(status)
+
+    monkeypatch.setattr(cache_files, "owner", owner)
+    monkeypatch.setattr(table_cache, "owner", owner)
+
+
+def really_given_away(_, file):
+    os.chown(file, STRANGER, STRANGER)
+
+
+def forged(path, cache):
+    """Kept columns with a right head and sum, and the rows backwards; and what the true ones are."""
+    true = values(ManifestSource(path, {"n": "number"}, table_cache=cache))
+    (kept,) = cache.iterdir()
+    batch = table_cache._content(str(kept), table_cache.TableKey({str(path): (0, 0, 0, 0)}, (), None))
+    kept.unlink()
+    table_cache._write(str(kept), batch.take(pa.array(range(COUNT)[::-1])), 0o644)
+    assert values(ManifestSource(path, {"n": "number"}, table_cache=cache))["n"] == true["n"][::-1]
+    return kept, true
+
+
+@pytest.mark.parametrize("give", [given_away] + ([really_given_away] if os.geteuid() == 0 else []))
+def test_columns_that_somebody_else_has_made_are_not_believed(tmp_path, cache, give, monkeypatch, tables_read):
+    path = written(tmp_path)
+    kept, true = forged(path, cache)
+    give(monkeypatch, kept)
+    content = kept.read_bytes()
+    for _ in range(2):
+        assert values(ManifestSource(path, {"n": "number"}, table_cache=cache)) == true
+    assert kept.read_bytes() == content
+    assert len(list(cache.iterdir())) == 2  # mine has another name
+    assert len(tables_read) == 2
+
+
+def test_columns_that_others_may_write_to_are_not_believed_and_replaced(tmp_path, cache, caplog):
+    path = written(tmp_path)
+    path.chmod(0o666)
+    kept, true = forged(path, cache)
+    assert kept.stat().st_mode & 0o022 == 0
+    kept.chmod(0o664)
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            assert values(ManifestSource(path, {"n": "number"}, table_cache=cache)) == true
+    assert f"in {kept} is not believed: others may write to it: its mode is 0o664" in caplog.text
+    assert [file.stat().st_mode & 0o777 for file in cache.iterdir()] == [0o644]
+
+
+def test_columns_behind_a_link_are_not_read(tmp_path, cache):
+    path = written(tmp_path)
+    kept, true = forged(path, cache)
+    kept.rename(tmp_path / "elsewhere")
+    kept.symlink_to(tmp_path / "elsewhere")
+    assert values(ManifestSource(path, {"n": "number"}, table_cache=cache)) == true
+
+
+def test_on_a_network_columns_are_copied_and_not_mapped(tmp_path, cache, monkeypatch):
+    path = written(tmp_path)
+    monkeypatch.setattr(cache_files, "file_system", lambda _: "nfs4")
+    for _ in range(2):
+        source = ManifestSource(path, FIELDS, table_cache=cache)
+        assert str(cache) not in pathlib.Path("/proc/self/maps").read_text()
+    assert same(source, ManifestSource(path, FIELDS))
 
 
 def test_small_tables_and_tables_in_memory_are_not_kept(tmp_path, cache, monkeypatch):

@@ -6,6 +6,7 @@ A *band* is what is decoded together: the samples that share chunks, as one arra
 from __future__ import annotations
 
 import collections
+import logging
 import mmap
 import threading
 from collections.abc import Callable, Hashable
@@ -25,6 +26,8 @@ POLL_S = 0.5
 MAP_NORESERVE = 0x4000
 # Turns that are told apart: that which is dealt, the next, and what a slow worker may still be at.
 TURNS = 8
+
+_log = logging.getLogger(__name__)
 
 
 class RecentBands:
@@ -112,7 +115,7 @@ class RecentBands:
         with self._changed:
             for key in [(name, number) for number in numbers.tolist()] if turn else ():
                 if key in self._turn_of:
-                    self._put(key, self._bands[self._turn_of[key]].pop(key), turn)
+                    self._put(key, self._taken_out(key), turn)
             left = [n for n in numbers.tolist() if (name, n) not in self._turn_of and (name, n) not in self._decoding]
         return np.array(left, np.int64)
 
@@ -124,6 +127,15 @@ class RecentBands:
             self._bands.clear()
             self._turn_of.clear()
             self._memory.clear()
+
+    def _taken_out(self, key: Hashable) -> Array:
+        """A band that is no longer of its turn; of a turn without any nothing is left."""
+        number = self._turn_of.pop(key)
+        bands = self._bands[number]
+        band = bands.pop(key)
+        if not bands:
+            del self._bands[number]
+        return band
 
     def _put(self, key: Hashable, band: Array, turn: Turn) -> None:
         number = self._number(turn)
@@ -141,10 +153,8 @@ class RecentBands:
 
     def _make_room(self, nbytes: int) -> None:
         while self._turn_of and self._taken + nbytes > self._room:
-            earliest = min(number for number, bands in self._bands.items() if bands)
-            key, band = self._bands[earliest].popitem(last=False)
-            del self._turn_of[key]
-            self._bands = {number: bands for number, bands in self._bands.items() if bands}
+            earliest = self._bands[min(self._bands)]
+            band = self._taken_out(next(iter(earliest)))
             self._taken -= band.nbytes  # after it: popping may collect garbage, and come here again
 
 
@@ -206,11 +216,12 @@ class KeptBands:
         # one what is in another, when all is let go of and kept anew meanwhile.
         self._kept: tuple[Array, Indices] | None = None
         self._next = 0
+        self._refused = False  # by the system, for want of address space
 
     @property
     def wanted(self) -> bool:
         """Whether there is any room."""
-        return self._room.limit > 0
+        return self._room.limit > 0 and not (self._refused and self._kept is None)
 
     def missing(self, numbers: Indices) -> Indices:
         """Those of these bands that are not kept."""
@@ -271,14 +282,29 @@ class KeptBands:
         """Let go of all of them."""
         with self._lock:
             self._room.give_back(self._next * self._band_bytes)
-            self._kept, self._next = None, 0
+            self._kept, self._next, self._refused = None, 0, False
 
     def _made(self) -> tuple[Array, Indices] | None:
-        """The table, for all bands, in memory that is taken from the system only as it is written to."""
-        if self._kept is None and self._band_bytes <= self._room.limit:
-            # Not reserved: there may be more bands than the machine has memory. `Room` says how many are kept.
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-            memory = mmap.mmap(-1, self._bands * self._band_bytes, flags=flags)
-            table = np.frombuffer(memory, self._dtype).reshape(-1, *self._shape)
-            self._kept = table, np.full(self._bands, -1, np.int64)
+        """The table, for as many bands as there may be; None if there can be none."""
+        bands = min(self._bands, self._room.limit // max(self._band_bytes, 1))
+        # One that is full begins anew, larger, when another loader has made more room.
+        full = self._kept is None or self._next * self._rows == len(self._kept[0])
+        if self._refused or not full or bands <= self._next:
+            return self._kept
+        # Not reserved: other datasets may have taken the room meanwhile. `Room` says how many bands are kept.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        try:
+            memory = mmap.mmap(-1, bands * self._band_bytes, flags=flags)
+        except (OSError, MemoryError, OverflowError) as error:
+            self._refused = True
+            _log.warning(
+                "%d bytes for the cache of decoded chunks cannot be mapped (%s): no more are kept of this dataset; "
+                "raise the limit on memory (ulimit -v), or set a smaller cache_bytes",
+                bands * self._band_bytes,
+                error,
+            )
+            return self._kept
+        self.clear()
+        table = np.frombuffer(memory, self._dtype).reshape(-1, *self._shape)
+        self._kept = table, np.full(self._bands, -1, np.int64)
         return self._kept

@@ -12,6 +12,7 @@ import functools
 import logging
 import math
 import os
+import secrets
 from typing import Any
 
 import h5py
@@ -197,7 +198,8 @@ def _proved(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     there = np.flatnonzero(index.offsets >= 0) if some_missing else range(len(index.offsets))
     if not len(there):
         return True
-    between = np.random.default_rng(0).integers(len(there), size=PROBES - 2).tolist()
+    # Drawn anew each time: who makes a false index must not know which chunks to leave alone.
+    between = np.random.default_rng(secrets.randbits(128)).integers(len(there), size=PROBES - 2).tolist()
     edges = _edges(dataset, index)
     for number in {*(int(there[which]) for which in (0, -1, *between)), *edges}:
         corner = tuple(int(n) * c for n, c in zip(np.unravel_index(number, index.grid), index.shape, strict=True))

@@ -15,7 +15,6 @@ import math
 import mmap
 import os
 import secrets
-import stat
 import zlib
 from typing import Any, NamedTuple
 
@@ -23,15 +22,21 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.sources.cache_files import on_network, opened, owner
+
 # Larger files are mapped, smaller ones read: a map holds a descriptor open for as long as it is used, and a source of a
-# thousand files would run out of them.
+# thousand files would run out of them. On a network all are read: see `on_network`.
 MOST_READ_BYTES = 2**24
 BEGINNING = b"lit_async_data: an index of chunks, version "
 # To be raised when the columns or what they mean change.
-VERSION = 1
+VERSION = 2
 # The columns begin at a multiple of this.
 ALIGNMENT = 64
 SUM_BYTES = 4
+
+
+class StaleError(ValueError):
+    """A file holds the index of another dataset, or of another state of it."""
 
 
 class Columns(NamedTuple):
@@ -75,6 +80,9 @@ class IndexKey:
         inode: Of the file.
         size: Of the file in bytes.
         mtime_ns: When the file was changed.
+        ctime_ns: When anything about it was changed, which no program can set. It is in the head of a file, so that one
+            that was rewritten and given its old time is not taken for what it was. But keys that differ in it alone are
+            equal: other rights, or one more link, change it too.
         dtype: As stored, byte order included.
         shape: As stored.
         chunk: Shape of a chunk.
@@ -86,6 +94,7 @@ class IndexKey:
     inode: int
     size: int
     mtime_ns: int
+    ctime_ns: int = dataclasses.field(compare=False)
     dtype: str
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
@@ -102,6 +111,7 @@ class IndexKey:
             now.st_ino,
             now.st_size,
             now.st_mtime_ns,
+            now.st_ctime_ns,
             dataset.dtype.str,
             tuple(int(n) for n in dataset.shape),
             tuple(int(n) for n in dataset.chunks),
@@ -112,6 +122,11 @@ class IndexKey:
     def chunks(self) -> int:
         """How many chunks there can be."""
         return math.prod(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of a file of this index."""
+        return len(self.head()) + 16 * self.chunks + SUM_BYTES
 
     def head(self) -> bytes:
         """How a file of this index begins; of a length that leaves the columns aligned."""
@@ -128,22 +143,22 @@ def read(path: str, key: IndexKey) -> Columns:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is not of this dataset in this state, or is damaged.
+        ForeignError: It is somebody else's.
+        StaleError: It is not of this dataset in this state.
+        ValueError: It is damaged.
     """
-    head = key.head()
-    length = len(head) + 16 * key.chunks + SUM_BYTES
-    with open(path, "rb", buffering=0, opener=_opened) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no file")
+    head, length = key.head(), key.file_bytes
+    with open(opened(path, {owner(os.stat(key.path))}), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
         found = file.read(len(head))
         if found != head and len(found) == len(head) and found.startswith(BEGINNING):
-            raise ValueError("it is not of the file in its present state")
+            raise StaleError("it is not of the file in its present state")
         if found != head:
             raise ValueError("it is damaged: it does not begin as an index does")
-        if status.st_size != length:
-            raise ValueError(f"it is damaged: {status.st_size} bytes instead of {length}")
-        if length > MOST_READ_BYTES:
+        if size != length:
+            raise ValueError(f"it is damaged: {size} bytes instead of {length}")
+        mapped = length > MOST_READ_BYTES and not on_network(file.fileno())
+        if mapped:
             buffer: Any = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ)
         else:
             file.seek(0)
@@ -151,12 +166,7 @@ def read(path: str, key: IndexKey) -> Columns:
     with memoryview(buffer) as data:
         if len(data) != length or zlib.crc32(data[:-SUM_BYTES]) != int.from_bytes(data[-SUM_BYTES:], "little"):
             raise ValueError("it is damaged: its checksum is wrong")
-    return Columns.of(buffer, len(head), key.chunks, path if length > MOST_READ_BYTES else None)
-
-
-def _opened(path: str, flags: int) -> int:
-    """Neither through a link nor waiting for the other end of a pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return Columns.of(buffer, len(head), key.chunks, path if mapped else None)
 
 
 def write(path: str, key: IndexKey, columns: Columns) -> None:
@@ -169,8 +179,8 @@ def write(path: str, key: IndexKey, columns: Columns) -> None:
     """
     new = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.chunks-new")
     data = os.stat(key.path)
-    # Whoever may read the data may read their index.
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, data.st_mode & 0o666)
+    # Whoever may read the data may read their index, and nobody else may write it: it would not be believed.
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, data.st_mode & 0o444 | 0o200)
     with contextlib.suppress(OSError):
         os.fchown(descriptor, -1, data.st_gid)
     try:

@@ -47,6 +47,8 @@ class OpenFile:
         self._identity = identity
         self._lock = threading.Lock()
         self._reading = 0
+        # The time of the last change of any kind at which pieces of a file were compared, by path.
+        self._seen: dict[str, int] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -90,7 +92,7 @@ class OpenFile:
         self._check_same(self.descriptor() if self._descriptor is None else self._descriptor)
         for path, was in self._others:
             try:
-                _refuse_changed(path, was, os.stat(path))
+                self._check_other(path, was)
             except OSError as error:
                 raise MissingError(
                     f"{path}, which {self.path} takes values from, is gone: {error}", file=path
@@ -101,6 +103,24 @@ class OpenFile:
         same = now.st_mtime_ns == was.mtime_ns and now.st_size == was.size
         if not same or now.st_ino != was.inode or now.st_dev != was.device:
             _refuse_changed(self.path, was, now)
+        if now.st_ctime_ns != self._seen.get(self.path, was.ctime_ns):
+            self._check_pieces(self.path, was, now, descriptor)
+
+    def _check_other(self, path: str, was: FileIdentity) -> None:
+        now = os.stat(path)
+        _refuse_changed(path, was, now)
+        if now.st_ctime_ns != self._seen.get(path, was.ctime_ns):
+            with open(path, "rb", buffering=0) as file:
+                self._check_pieces(path, was, now, file.fileno())
+
+    def _check_pieces(self, path: str, was: FileIdentity, now: os.stat_result, descriptor: int) -> None:
+        """Of a file of which something has changed, but nothing else shows what: rights, links, or its values."""
+        if not was.holds(descriptor):
+            raise ChangedError(
+                f"{path} was written to since the source was built, and its time of writing set back; build it again",
+                file=path,
+            )
+        self._seen[path] = now.st_ctime_ns
 
     def map(self, *, at_random: bool = True) -> npt.NDArray[np.uint8]:
         """The bytes of the whole file, read-only; pages are read as they are touched.

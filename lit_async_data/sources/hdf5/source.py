@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
+from lit_async_data.sources.hdf5.identity import PIECE_BYTES, PIECES, FileIdentity, drawn
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.locality import locality, widest
 from lit_async_data.sources.hdf5.part import StoredPart, Wanted, check_same, look_at_file, warn_of
@@ -42,8 +45,10 @@ class HDF5Source:
             of its part, as long as all of its windows lie inside the part; ``first`` is 0, or the least row around
             which they do. Windows never cross parts.
         index_cache: Where to keep the indexes of datasets of many chunks (`FEWEST_CHUNKS`), so that opening them again
-            takes no time: ``"auto"`` for a hidden file beside the data, or in the user's cache folder if that cannot
-            be written to; a folder; or False for nowhere.
+            takes no time: ``"auto"`` for the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``), of which the
+            files used longest ago are removed; ``"beside"`` for a hidden file beside the data, for all who read them;
+            a folder; or False for nowhere. Only files are believed that belong to you, to root or to the owner of the
+            data, and that nobody else may write to.
         memory_map: Whether files may be mapped. Without, they are read by ``pread``, a little slower where samples are
             small, and what lies scattered by h5py; a file that another process truncates is then an error and not the
             end of this process.
@@ -108,7 +113,10 @@ class HDF5Source:
             check_same(part, parts[0])
         warn_of(parts[0])
         self._stored = with_samples(parts if wanted.rows or rows is None else chosen_rows(parts, rows))
-        self._identities = dict(zip(self.paths, (identity for identity, _ in looked_at), strict=True))
+        self._identities = {
+            path: identity.with_pieces(path, list(_pieces(found, identity)))
+            for path, (identity, found) in zip(self.paths, looked_at, strict=True)
+        }
         specs = {key: field.spec for key, field in parts[0].fields.items()}
         self._spec = BatchSpec(specs, as_mapping=as_mapping)
         self._widest = widest(parts[0])
@@ -263,3 +271,19 @@ def _fits(part: StoredPart, widest: str) -> bool:
     rows = part.fields[widest].values.chunk_rows
     others = (field for key, field in part.fields.items() if key != widest and field.values.filtered)
     return all(field.values.chunk_rows <= rows and field.span[1] - field.span[0] == 1 for field in others)
+
+
+def _pieces(parts: Sequence[StoredPart], identity: FileIdentity) -> Iterator[tuple[int, int]]:
+    """Places in a file that tell whether what is read of it has changed: a few, drawn from its datasets in turn."""
+    datasets = list({d.name: d for part in parts for field in part.fields.values() for d in field.datasets}.values())
+    secrets.SystemRandom().shuffle(datasets)
+    for stored in itertools.islice(itertools.cycle(datasets), PIECES):
+        if stored.offset is not None:
+            yield drawn(stored.offset, stored.nbytes)
+        elif stored.index is None:
+            yield drawn(0, identity.size)  # only libhdf5 knows where
+        else:
+            number = secrets.randbelow(len(stored.index.offsets))
+            begin, size = int(stored.index.offsets[number]), int(stored.index.sizes[number])
+            if begin >= 0:  # of those that were written, the end, where sums stand that change with every byte
+                yield begin + max(size - PIECE_BYTES, 0), min(size, PIECE_BYTES)

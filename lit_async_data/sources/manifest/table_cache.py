@@ -24,6 +24,7 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices
+from lit_async_data.sources.cache_files import ForeignError, is_foreign, on_network, opened, own_name, owner
 from lit_async_data.sources.manifest.arrow import arrow, numbered, values_of
 from lit_async_data.sources.manifest.origin import Origin
 from lit_async_data.sources.manifest.table import Table
@@ -93,18 +94,23 @@ class TableCache:
         object.__setattr__(self, "folder", folder)  # absolute: the source may outlive the working folder
 
     def load(self, key: TableKey) -> Table | None:
-        """What was kept of a table in the state it is in; None if nothing whole was."""
-        path = self._path(key)
-        if path is None or not os.path.exists(path):
-            return None
-        try:
-            return _table(_mapped(path), key)
-        except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-            _log.warning("what is kept of %s in %s is of no use (%s): it is read anew", _named(key), path, error)
-            if not isinstance(error, OSError):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)  # damaged, it would never be replaced
-            return None
+        """What was kept of a table in the state it is in; None if nothing whole was, or nothing that is believed."""
+        for path in self._paths(key):
+            try:
+                return _table(_content(path, key), key)
+            except FileNotFoundError:
+                continue
+            except ForeignError as error:
+                _log.info("what is kept of %s in %s is not believed: %s", _named(key), path, str(error))
+                if not is_foreign(path):
+                    _remove(path)
+            except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+                _log.warning(
+                    "what is kept of %s in %s is of no use (%s): it is read anew", _named(key), path, str(error)
+                )
+                if not isinstance(error, OSError):
+                    _remove(path)
+        return None
 
     def store(self, key: TableKey, table: Table) -> Table:
         """Keep a table, if that pays. It is never an error if it cannot be kept.
@@ -114,29 +120,37 @@ class TableCache:
         Returns:
             The table to be used from now on: the one that is kept, or the one that was given.
         """
-        path = self._path(key)
+        # Under a second name where somebody else's file has the first.
+        path = next((path for path in self._paths(key) if not is_foreign(path)), None)
         if path is None or len(table) < FEWEST_ROWS:
             return table
-        if any(abs(time.time_ns() - state[2]) < YOUNG_NS for state in key.files.values()):
+        if any(abs(time.time_ns() - max(state[2:])) < YOUNG_NS for state in key.files.values()):
             _log.debug("%s was changed a moment ago: its columns are not kept yet", _named(key))
             return table
         try:
             if not os.path.exists(path):  # another process was faster, and others may have mapped that
-                # Whoever may read all of the table may read its columns.
+                # Whoever may read all of the table may read its columns; nobody else may write them.
                 modes = [os.stat(file).st_mode for file in key.files]
-                _write(path, _held(key, table), functools.reduce(operator.and_, modes, 0o666))
-            kept = _table(_mapped(path), key)
+                _write(path, _held(key, table), functools.reduce(operator.and_, modes, 0o644))
+            kept = _table(_content(path, key), key)
         except (OSError, ValueError) as error:
-            _log.warning("the columns of %s cannot be kept in %s: %s", _named(key), path, error)
+            _log.warning("the columns of %s cannot be kept in %s: %s", _named(key), path, str(error))
             return table
         _log.info("the columns of %s, %d rows, are kept in %s", _named(key), len(table), path)
         return kept
 
-    def _path(self, key: TableKey) -> str | None:
+    def _paths(self, key: TableKey) -> list[str]:
         if self.folder is None:
-            return None
+            return []
         digest = hashlib.blake2b(str(key).encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
-        return os.path.join(self.folder, f"{digest}.columns")
+        path = os.path.join(self.folder, f"{digest}.columns")
+        return [path, own_name(path)]
+
+
+def _remove(path: str) -> None:
+    """A file that is of no use, and would never be replaced."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _named(key: TableKey) -> str:
@@ -165,11 +179,16 @@ def _table(batch: Any, key: TableKey) -> Table:
     return Table(columns, Origin(list(key.files), starts, kept))
 
 
-def _mapped(path: str) -> Any:
-    """The batch in a file, whose bytes stay there."""
+def _content(path: str, key: TableKey) -> Any:
+    """The batch in a file, whose bytes stay there; on a network file system they are copied."""
     library = arrow()
-    with library.memory_map(path) as file:
-        content = file.read_buffer()  # keeps the map, not the file
+    with open(opened(path, {owner(os.stat(file)) for file in key.files}), "rb", buffering=0) as file:
+        if on_network(file.fileno()):
+            content = library.py_buffer(file.read())
+        else:
+            # By its descriptor: the path may lead to another file by now.
+            with library.memory_map(f"/proc/self/fd/{file.fileno()}") as whole:
+                content = whole.read_buffer()  # keeps the map, not the file
     end = content.size - SUM_BYTES
     if end < 0 or _sum(_pieces(content)) != int.from_bytes(memoryview(content)[end:], "little"):
         raise ValueError("its check sum is wrong")
