@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import re
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -230,6 +231,23 @@ def test_damage_beside_the_fields_is_named_too(broken):
     with pytest.raises(CorruptError, match=rf"{broken}:/bad .*damaged"):
         source.column("bad")
     source.close()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_values_that_are_said_to_lie_behind_the_end_of_the_file_are_damage(h5, chunked):
+    path = h5(data={"data": np.arange(64, dtype="i4"), "chunks": (8,) if chunked else None})
+    with h5py.File(path) as file:
+        stored = file["data"].id
+        offset = stored.get_chunk_info(3).byte_offset if chunked else stored.get_offset()
+    content = bytearray(Path(path).read_bytes())
+    # Of values in one piece, how many bytes they have stands behind it.
+    at = content.index(offset.to_bytes(8, "little") + (b"" if chunked else (256).to_bytes(8, "little")))
+    content[at : at + 8] = (len(content) - 16).to_bytes(8, "little")
+    Path(path).write_bytes(content)
+    with pytest.raises(
+        CorruptError, match=rf"{path}:/data.* behind the {len(content)} bytes of the file; was it trunc"
+    ):
+        HDF5Source(path, ["data"])
 
 
 def test_types_that_numpy_has_not_are_named(tmp_path):
