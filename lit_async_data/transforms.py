@@ -119,7 +119,12 @@ class Normalize:
     def _changed(self, values: Tensor) -> Tensor:
         channels = max(len(self.mean), len(self.std))
         if channels > 1 and (values.ndim < 2 or values.shape[1] != channels):
-            raise ConfigError(f"mean, std: {channels} channels, but the field has the shape {tuple(values.shape)}")
+            there = f"{values.shape[1]} on axis 1" if values.ndim > 1 else "no axis 1"
+            raise ConfigError(
+                f"mean, std: {channels} channels, but a batch of the field has {there}: its shape is "
+                f"{tuple(values.shape)}; give one number, or one for each channel. If its channels are on another "
+                "axis, name that with the source's layout, as in layout={'x': 'NHWC'}"
+            )
         # x · (1 / (largest · std)) − mean / std: two passes over the pixels.
         scale, shift = self._constants(values.device)
         if channels > 1:
