@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
+import torch
 
 from lit_async_data.classes import adopted, check_alike, counted, named, of_training
 from lit_async_data.device import Transform
@@ -26,6 +27,18 @@ from lit_async_data.stages import STAGES, Stage, options_of, sides_of, sources_o
 from lit_async_data.summary import lines
 
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What a loader is built from: the same arguments give the same loader."""
+
+    trainer: weakref.ref[pl.Trainer] | None
+    source: Source
+    options: LoaderOptions
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device | None = None
 
 
 class AsyncDataModule(pl.LightningDataModule):
@@ -99,6 +112,8 @@ class AsyncDataModule(pl.LightningDataModule):
             self._options_of(stage)  # wrong ones are an error now, not at the first validation
         self._transforms = transforms_of(device_transform)
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
+        # Those that were described and not handed out yet, with what they were built of.
+        self._described: dict[Stage, list[tuple[Arguments, AsyncLoader]]] = {}
 
     # -- what Lightning asks ---------------------------------------------------------------------------------------
 
@@ -111,20 +126,20 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
         """The loader of the training source; ``[]`` without one. The same for the other stages."""
-        loaders = self._built("train")
+        loaders = self._handed_out("train")
         return loaders[0] if loaders else []
 
     def val_dataloader(self) -> list[AsyncLoader]:
         """One loader for each source."""
-        return self._built("val")
+        return self._handed_out("val")
 
     def test_dataloader(self) -> list[AsyncLoader]:
         """One loader for each source."""
-        return self._built("test")
+        return self._handed_out("test")
 
     def predict_dataloader(self) -> list[AsyncLoader]:
         """One loader for each source."""
-        return self._built("predict")
+        return self._handed_out("predict")
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it by name
         """Close the loaders and the sources' files; both open again when they are needed."""
@@ -143,6 +158,7 @@ class AsyncDataModule(pl.LightningDataModule):
         Raises:
             TransferError: As `AsyncLoader.close`; all are closed all the same.
         """
+        self._described.clear()
         with contextlib.ExitStack() as closing:
             for source in (source for sources in self.sources.values() for source in sources):
                 closing.callback(source.close)
@@ -223,7 +239,10 @@ class AsyncDataModule(pl.LightningDataModule):
         """What will be read and how, in lines for people."""
         said, total = [], 0
         for stage in STAGES:
-            for loader in self._built(stage) if stage in stages else []:
+            if stage not in stages:
+                continue
+            self._described[stage] = self._built(stage)
+            for _, loader in self._described[stage]:
                 total += loader.footprint.budget.total
                 said += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(lines(loader))]
         if not said:
@@ -245,10 +264,10 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         # For strategies that spawn: loaders stay in the process that built them.
-        return {name: value for name, value in vars(self).items() if name != "_loaders"}
+        return {name: value for name, value in vars(self).items() if name not in ("_loaders", "_described")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _loaders=weakref.WeakSet())
+        vars(self).update(state, _loaders=weakref.WeakSet(), _described={})
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
@@ -260,22 +279,39 @@ class AsyncDataModule(pl.LightningDataModule):
             return self._options.as_stored() if overfit else self._options
         return options_of(stage, self._options, self._overrides[stage])
 
-    def _built(self, stage: Stage) -> list[AsyncLoader]:
-        return [self._loader(stage, source, number) for number, source in enumerate(self.sources[stage])]
+    def _handed_out(self, stage: Stage) -> list[AsyncLoader]:
+        """The loaders of a stage: those that were described, once, or new ones."""
+        loaders = self._built(stage)
+        self._described.pop(stage, None)
+        return [loader for _, loader in loaders]
 
-    def _loader(self, stage: Stage, source: Source, number: int) -> AsyncLoader:
+    def _built(self, stage: Stage) -> list[tuple[Arguments, AsyncLoader]]:
+        # Building a loader may read all labels, where samples are drawn by them: those that were described serve.
+        wanted = [self._arguments(stage, source) for source in self.sources[stage]]
+        known = self._described.get(stage, [])
+        if [arguments for arguments, _ in known] == wanted:
+            return known
+        return [(arguments, self._loader(stage, arguments, number)) for number, arguments in enumerate(wanted)]
+
+    def _arguments(self, stage: Stage, source: Source) -> Arguments:
         trainer, options = self.trainer, self._options_of(stage)
-        if trainer is not None and options.memory_budget is None:
+        if trainer is None:
+            return Arguments(None, source, options)
+        if options.memory_budget is None:
             options = dataclasses.replace(options, memory_budget=default_budget(trainer.num_devices))
+        device = trainer.strategy.root_device
+        return Arguments(weakref.ref(trainer), source, options, trainer.global_rank, trainer.world_size, device)
+
+    def _loader(self, stage: Stage, given: Arguments, number: int) -> AsyncLoader:
         loader = AsyncLoader(
-            source,
-            options,
-            rank=0 if trainer is None else trainer.global_rank,
-            world_size=1 if trainer is None else trainer.world_size,
-            device=None if trainer is None else trainer.strategy.root_device,
+            given.source,
+            given.options,
+            rank=given.rank,
+            world_size=given.world_size,
+            device=given.device,
             device_transform=self._transforms.get(stage),
         )
-        if trainer is not None:
-            loader.steps_wanted = functools.partial(steps_wanted, weakref.ref(trainer), stage, number)
+        if given.trainer is not None:
+            loader.steps_wanted = functools.partial(steps_wanted, given.trainer, stage, number)
         self._loaders.add(loader)
         return loader

@@ -106,6 +106,7 @@ class AsyncLoader:
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
         self.spec = with_ids(source.spec) if self.options.with_ids else source.spec
+        self._footprints: dict[tuple[bool, bool], Footprint] = {}
         self.footprint.budget.check()
         self._meter, self._read = WaitMeter(), LoaderStats()
         self._ahead = Unexpected(log, "starting what comes after a batch failed", AsyncDataError)
@@ -272,14 +273,17 @@ class AsyncLoader:
     @property
     def footprint(self) -> Footprint:
         """The threads and the memory that the loader takes from the first batch on."""
-        return Footprint.of(
-            self.source,
-            self.spec.narrowed() if has_streams(self.device) else self.spec,
-            self.options,
-            self._schedule,
-            ahead=self._depth > 0,
-            streams=has_streams(self.device),
-        )
+        ahead, streams = self._depth > 0, has_streams(self.device)
+        if (ahead, streams) not in self._footprints:
+            self._footprints[ahead, streams] = Footprint.of(
+                self.source,
+                self.spec.narrowed() if streams else self.spec,
+                self.options,
+                self._schedule,
+                ahead=ahead,
+                streams=streams,
+            )
+        return self._footprints[ahead, streams]
 
     @property
     def order(self) -> EpochPlan:

@@ -8,6 +8,7 @@ import pytest
 
 from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
 from lit_async_data.errors import ConfigError, MemoryBudgetError
+from lit_async_data.footprint import Footprint
 from lit_async_data.summary import lines
 from lit_async_data.testing import ArraySource
 
@@ -121,3 +122,67 @@ def test_close_closes_loaders_and_files(h5):
     dm.close()
     assert len(list(dm.train_dataloader())) == 3
     dm.close()
+
+
+# -- loaders that were described -----------------------------------------------------------------------------------
+
+
+class Counting(ArraySource):
+    """Counts how often all values of a field are read."""
+
+    whole = 0
+
+    def read_into(self, samples, out):
+        self.whole += len(samples) == len(self)
+        super().read_into(samples, out)
+
+
+def balanced():
+    train = Counting({"x": np.zeros((1000, 3)), "y": np.arange(1000) % 5})
+    return train, AsyncDataModule(train=train, val=source(100), loader={"batch_size": 10, "balance": "y"})
+
+
+def test_what_is_described_is_what_is_handed_out_and_labels_are_read_once():
+    train, dm = balanced()
+    described = dm.describe()
+    first = dm.train_dataloader()
+    assert (train.whole, dm.describe()) == (1, described)
+    assert dm.train_dataloader() is not first
+    dm.close()
+
+
+def test_a_loader_is_described_from_one_footprint(monkeypatch):
+    computed = []
+    of = Footprint.of
+    monkeypatch.setattr(Footprint, "of", lambda *given, **named: computed.append(given) or of(*given, **named))
+    _, dm = balanced()
+    dm.describe()
+    dm.train_dataloader(), dm.val_dataloader()
+    assert len(computed) == 2
+    assert dm.train_dataloader().footprint.workers == 1
+    assert len(computed) == 3
+
+
+@pytest.mark.parametrize("change", ["batch_size", "source", "close"])
+def test_a_described_loader_that_no_longer_fits_is_built_anew(change):
+    _, dm = balanced()
+    dm.describe()
+    if change == "batch_size":
+        dm.batch_size = 20
+    elif change == "source":
+        dm.sources["train"] = [ArraySource({"x": np.zeros((50, 3)), "y": np.arange(50) % 5})]
+    else:
+        dm.close()
+    loader = dm.train_dataloader()
+    next(loader)
+    assert len(loader) == {"batch_size": 50, "source": 5, "close": 100}[change]
+    dm.close()
+
+
+def test_a_footprint_follows_what_is_set_later():
+    with AsyncLoader(source(), {"batch_size": 10}) as loader:
+        assert loader.footprint.workers == 1
+        loader.device_depth = 0
+        assert loader.footprint.workers == 0
+        loader.device_depth = 2
+        assert loader.footprint.workers == 1

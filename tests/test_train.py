@@ -91,9 +91,9 @@ def logging_as_before():
 def typed(monkeypatch, tmp_path, capfd, logging_as_before):
     """Runs ``python train.py ARGUMENTS`` in this process; returns what it printed and how it ended."""
     monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
 
     def run(*arguments):
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # which a run sets
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         try:
             runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
