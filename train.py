@@ -17,8 +17,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_async_data.commandline import check_types, explained, keep_wait
-from lit_async_data.errors import ConfigError, SourceError
+from lit_async_data.commandline import check_choices, check_run, check_types, explained, keep_wait, leave_out_unknown
+from lit_async_data.errors import ConfigError, ResumeError, SourceError
 
 ROOT = Path(__file__).resolve().parent
 os.environ.setdefault("PROJECT_ROOT", str(ROOT))
@@ -35,14 +35,12 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     import pytorch_lightning as pl
 
-    if cfg.ckpt_path is not None and not Path(cfg.ckpt_path).is_file():
-        raise ConfigError(f"ckpt_path: {cfg.ckpt_path} is not a file")
     for stage in ("val", "test", "predict"):
         if None in (OmegaConf.select(cfg, f"data.{stage}.{key}", default="") for key in ("path", "table")):
             cfg.data[stage] = None
     datamodule = hydra.utils.instantiate(cfg.data)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    model = hydra.utils.instantiate(cfg.model)
+    model = built_model(cfg)
     callbacks = [hydra.utils.instantiate(callback) for callback in usable_callbacks(cfg, datamodule)]
     loggers = [hydra.utils.instantiate(logger) for logger in cfg.logger.values()]
     trainer = hydra.utils.instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
@@ -51,6 +49,8 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     metrics = dict(trainer.callback_metrics)
     if cfg.test and not datamodule.sources["test"]:
         pl.utilities.rank_zero_info("no test set (data.test): testing is skipped")
+    elif cfg.test and cfg.train and cfg.ckpt_path is None and not trainer.global_step:
+        pl.utilities.rank_zero_info("no step was trained, so that the weights are random: testing is skipped")
     elif cfg.test:
         best = getattr(trainer.checkpoint_callback, "best_model_path", "") if cfg.train else cfg.ckpt_path
         trainer.test(model, datamodule=datamodule, ckpt_path=best or None, weights_only=False)
@@ -59,6 +59,22 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         if cfg.train and hasattr(callback, "waited"):
             pl.utilities.rank_zero_info(f"training waited {callback.waited}")
     return metrics, {"cfg": cfg, "datamodule": datamodule, "model": model, "callbacks": callbacks, "trainer": trainer}
+
+
+def built_model(cfg: DictConfig) -> Any:
+    """The configured model; one of the user's own gets those of the demo's settings that its class takes."""
+    import pytorch_lightning as pl
+
+    from lit_async_data.demo import ImageClassifier
+
+    typed = [override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task]
+    leave_out_unknown(cfg.model, typed, ImageClassifier)
+    model = hydra.utils.instantiate(cfg.model)
+    if not isinstance(model, pl.LightningModule):
+        raise ConfigError(
+            f"model._target_: {cfg.model['_target_']} gives a {type(model).__name__}, not a LightningModule"
+        )
+    return model
 
 
 def usable_callbacks(cfg: DictConfig, datamodule: Any) -> list[DictConfig]:
@@ -97,6 +113,7 @@ def main(cfg: DictConfig) -> float | None:
             "use trainer.devices=1, trainer.strategy=ddp_spawn, or one call per setting"
         )
     check_types(cfg)
+    check_run(cfg)
     rank_zero_only(show)(cfg)
     metrics, objects = train(cfg)
     rank_zero_only(keep_wait)(cfg.paths.output_dir, objects["callbacks"])
@@ -111,9 +128,11 @@ if __name__ == "__main__":
     # Hydra would say what is wrong over several lines; with its own variable set, it still does.
     asked = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    configs = str(ROOT / "configs")
     try:
+        check_choices(sys.argv[1:], configs)
         main()
-    except (HydraException, OmegaConfBaseException, ConfigError, SourceError) as error:
+    except (HydraException, OmegaConfBaseException, ConfigError, ResumeError, SourceError) as error:
         if asked:
             raise
-        sys.exit(f"error: {explained(error, sys.argv[1:], str(ROOT / 'configs'))}")
+        sys.exit(f"error: {explained(error, sys.argv[1:], configs)}")

@@ -7,6 +7,8 @@
 * first: how long the first batch takes, in a process that has read none.
 * rows: tables of 50 million rows: seconds until they can be used, and memory, each in a process of its own.
 * ahead: photographs that are not in the page cache, with and without reading ahead; also where each takes 5 ms to come.
+* in-time: ``.npy`` files of 100 kB, 500 kB and 2 MB that take 5 ms each to come, batch 16, one worker: how many of them
+  have been read when their batch is.
 
 Turns, medians and machine as in hdf5.py. Files are in the page cache except for `ahead`; batches are only counted, by
 their number and by the processor's time that all processes take for them. Before that, labels and pixels are compared.
@@ -40,6 +42,7 @@ from manifest_files import BATCH, Reading
 from peers import OURS, Way
 from program import arguments, ran
 
+from lit_async_data import AsyncLoader
 from lit_async_data.sources.manifest import fetching
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.stored_file import fetched, read_file
@@ -236,6 +239,30 @@ def ahead(run: Run) -> Figures:
     return found
 
 
+def in_time(run: Run) -> Figures:
+    """Files of several sizes that come from far away."""
+    number, found, turns = 320 if run.quick else 960, [], 3 if run.quick else run.rounds
+    print("\n.npy files that take 5 ms each, batch 16, one worker, from the first batch on")
+    print("     bytes   files/s   read ahead")
+    for nbytes in (100_000, 500_000, 2_000_000):
+        with tempfile.TemporaryDirectory(dir=run.folder) as folder:
+            source = manifest_files.linked(folder, nbytes, number)
+            rates, shares = [], []
+            for _ in range(turns):
+                ahead_of = manifest_files.Counted()
+                options = {"batch_size": 16, "workers": 1, "shuffle": "global"}
+                with mock.patch.object(fetching, "fetched", ahead_of), AsyncLoader(source, options) as loader:
+                    started = time.perf_counter()
+                    files = sum(len(batch["x"]) for batch in loader)
+                    rates.append(files / (time.perf_counter() - started))
+                shares.append(ahead_of.share)
+            source.close()
+        row = {"bytes": nbytes, "files_per_s": statistics.median(rates), "ahead": statistics.median(shares)}
+        found.append(row)
+        print(f"{nbytes:>10,} {row['files_per_s']:>9,.0f} {row['ahead']:>12.0%}")
+    return found
+
+
 # -- goals -------------------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +284,7 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[Run], Figures]]
-PARTS = {"photographs": photographs, "small": small, "first": first, "rows": rows, "ahead": ahead}
+PARTS = {"photographs": photographs, "small": small, "first": first, "rows": rows, "ahead": ahead, "in-time": in_time}
 
 
 def main() -> None:

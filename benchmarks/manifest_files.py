@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -242,6 +243,34 @@ def delayed(path: str, most_bytes: int, root: Root) -> tuple[bytes, bool]:
     """A file that comes from far away."""
     time.sleep(DELAY_S)
     return fetched(path, most_bytes, root)[0], True
+
+
+class Counted:
+    """Files that come from far away, and how many of them were read by threads that read ahead."""
+
+    def __init__(self) -> None:
+        # Appended to by several threads, which is atomic.
+        self._ahead: list[bool] = []
+
+    def __call__(self, path: str, most_bytes: int, root: Root) -> tuple[bytes, bool]:
+        """As `delayed`."""
+        self._ahead.append("fetcher" in threading.current_thread().name)
+        return delayed(path, most_bytes, root)
+
+    @property
+    def share(self) -> float:
+        """Of all files."""
+        return sum(self._ahead) / len(self._ahead)
+
+
+def linked(folder: str, nbytes: int, number: int) -> ManifestSource:
+    """Files of so many bytes, which are links to one: reading each costs a copy from the page cache."""
+    first = Path(folder, "0.npy")
+    np.save(first, np.zeros(nbytes, np.uint8))
+    names = [f"{each}.npy" for each in range(number)]
+    for name in names[1:]:
+        Path(folder, name).hardlink_to(first)
+    return ManifestSource(pa.table({"x": names}), {"x": "x"}, root=folder, check="none")
 
 
 def nothing_kept(_: Any) -> Callable[[], None]:

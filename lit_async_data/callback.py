@@ -12,8 +12,10 @@ import torch
 from lit_async_data.batch_hooks import transfer_of
 from lit_async_data.errors import TransferError
 from lit_async_data.lightning import pl
+from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import counted
 from lit_async_data.progress import QueueGauge
+from lit_async_data.resume import check_position
 from lit_async_data.stages import Driven, loaders_in
 from lit_async_data.stats import DeviceWait, LoaderStats
 from lit_async_data.streams import has_streams
@@ -80,6 +82,9 @@ class DevicePrefetcher(pl.Callback):
         self._gauge, self._takeover = QueueGauge(), Takeover()
         # Whether validation is yet to be read ahead of; whether it has been said who copies batches.
         self._due = self._said = False
+
+    def __repr__(self) -> str:
+        return f"DevicePrefetcher(device_depth={self.device_depth}, canary={self.canary})"
 
     def __getstate__(self) -> dict[str, Any]:
         # For strategies that spawn: loaders stay in the process that built them.
@@ -184,6 +189,9 @@ class DevicePrefetcher(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Start the next copy, so that it runs beside this step; and, once, to read what validation begins with."""
+        if self._due and any(isinstance(loader, AsyncLoader) for loader in self._active):
+            # A loader that no AsyncDataModule has built does not know of the Trainer; no step has been made yet.
+            check_position(trainer, trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1)
         self._started = time.perf_counter()
         self._top_up()
         if self._due:

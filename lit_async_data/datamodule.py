@@ -90,6 +90,9 @@ class AsyncDataModule(pl.LightningDataModule):
         if not any(self.sources.values()):
             raise ConfigError("train: no source was given for any of train, val, test, predict; or source, and a split")
         check_alike(self.sources)
+        if not self.sources["val"]:
+            # A DataModule has all four hooks, and Lightning takes this one for a loader that somebody gave.
+            warnings.filterwarnings("ignore", "You passed in a `val_dataloader` but have no `validation_step`")
         self._options = LoaderOptions.of(loader, "loader.")
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:
@@ -228,6 +231,10 @@ class AsyncDataModule(pl.LightningDataModule):
         said_of = self._split.removeprefix("split ")
         split = [f"{'split':<8}{said_of}"] if said_of and "train" in stages else []
         return "\n".join([*split, *said, f"{'memory':<8}{readable(total)} in all"])
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{stage} {sum(map(len, given)):,}" for stage, given in self.sources.items() if given)
+        return f"<AsyncDataModule of {sizes} samples: {self.spec}>"
 
     def __str__(self) -> str:
         # Lightning's own builds every loader and reads it to the end.

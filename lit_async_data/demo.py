@@ -134,6 +134,10 @@ class ImageClassifier(pl.LightningModule):
         classes: Number of classes.
         width: Channels after the first convolution.
         lr: Learning rate at its peak, for AdamW; it rises over a tenth of the training and falls from there.
+
+    Raises:
+        ConfigError: ``width`` or ``lr`` is not a number above 0. Before training: the data have no such fields, or
+            others than ``channels`` and ``classes`` say.
     """
 
     def __init__(
@@ -143,10 +147,13 @@ class ImageClassifier(pl.LightningModule):
         *,
         channels: int | None = None,  # noqa: ARG002
         classes: int | None = None,  # noqa: ARG002
-        width: int = 32,  # noqa: ARG002
-        lr: float = 0.01,  # noqa: ARG002
+        width: int = 32,
+        lr: float = 0.01,
     ) -> None:
         super().__init__()
+        for name, value in {"width": width, "lr": lr}.items():
+            if not value > 0:
+                raise ConfigError(f"model.{name}: {value!r} is not above 0")
         self.save_hyperparameters()
         self.net: nn.Module | None = None
 
@@ -158,15 +165,10 @@ class ImageClassifier(pl.LightningModule):
         dm: Any = getattr(self.trainer, "datamodule", None)
         if dm is None and None in (hparams["channels"], hparams["classes"]):
             raise ConfigError("model.channels, model.classes: give both where there is no AsyncDataModule to ask")
-        # Into the checkpoint, so that the model can be loaded without the data.
-        if hparams["channels"] is None:
-            hparams["channels"] = _channels(dm, hparams["x"])
-        if hparams["classes"] is None:
-            if hparams["y"] not in dm.num_classes:
-                raise ConfigError(
-                    f"field {hparams['y']!r} holds no class numbers: this model takes one each, 0 or more"
-                )
-            hparams["classes"] = dm.num_classes[hparams["y"]]
+        if dm is not None:
+            # Into the checkpoint, so that the model can be loaded without the data.
+            hparams["channels"] = _channels(dm, hparams["x"], hparams["channels"])
+            hparams["classes"] = _classes(dm, hparams["y"], hparams["classes"])
         self.net = _network(hparams["channels"], hparams["classes"], hparams["width"])
 
     def forward(self, images: Tensor) -> Tensor:
@@ -215,7 +217,7 @@ class ImageClassifier(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW, with a rate that rises and falls once over the whole training."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
-        steps = float(self.trainer.estimated_stepping_batches)
+        steps = max(float(self.trainer.estimated_stepping_batches), 1.0)  # 0 where no batch is trained on
 
         def rate(step: int) -> float:
             # A function of the step and not a state: a run that is resumed for longer goes on along a longer curve.
@@ -228,7 +230,43 @@ class ImageClassifier(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def _channels(dm: Any, key: str) -> int:
+def _check_field(dm: Any, option: str, key: str) -> None:
+    """Make sure that batches have a field.
+
+    Raises:
+        ConfigError: They have not; names those that there are.
+    """
+    spec, keys = dm.spec, list(dm.spec)
+    if not spec.as_mapping:
+        fields = ", ".join(f"{name}: {given}" for name, given in zip("xy", keys, strict=False))
+        raise ConfigError(
+            f"fields: batches are tuples of {', '.join(keys)}, and this model takes what it needs by key; name the "
+            f"fields, as in 'data.train.fields={{{fields}}}'"
+        )
+    if key not in spec:
+        raise ConfigError(
+            f"model.{option}: there is no field {key!r}, but {', '.join(keys)}; name one of these with "
+            f"model.{option}=KEY, or add {key} to the fields of the data"
+        )
+
+
+def _classes(dm: Any, key: str, wanted: int | None) -> int:
+    _check_field(dm, "y", key)
+    if key not in dm.num_classes:
+        raise ConfigError(
+            f"field {key!r} is {dm.spec[key]} and holds no class numbers: this model takes one each, 0 or more"
+        )
+    found: int = dm.num_classes[key]
+    if wanted is not None and wanted < found:
+        raise ConfigError(
+            f"model.classes: {wanted}, but field {key!r} has {found} classes, 0 to {found - 1}; leave it out, and they "
+            "are counted"
+        )
+    return found if wanted is None else wanted
+
+
+def _channels(dm: Any, key: str, wanted: int | None) -> int:
+    _check_field(dm, "x", key)
     shape = dm.spec[key].shape
     if len(shape) not in (2, 3):
         raise ConfigError(
@@ -240,7 +278,13 @@ def _channels(dm: Any, key: str) -> int:
             f"field {key!r} has samples of shape {shape}; if the last axis holds the channels, set "
             "data.train.layout=NHWC"
         )
-    return shape[0] if len(shape) == 3 else 1
+    found: int = shape[0] if len(shape) == 3 else 1
+    if wanted not in (None, found):
+        raise ConfigError(
+            f"model.channels: {wanted}, but the images of field {key!r} have {found} (shape {shape}); leave it out, "
+            "and they are counted"
+        )
+    return found
 
 
 def _network(channels: int, classes: int, width: int) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -16,14 +17,14 @@ from lit_async_data.canary import Canary
 from lit_async_data.device import DeviceQueue, InlineQueue, Transform
 from lit_async_data.device_transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError
-from lit_async_data.footprint import Footprint
+from lit_async_data.footprint import AHEAD, Footprint
 from lit_async_data.options import LoaderOptions
 from lit_async_data.permutation import Indices, derived_key, derived_keys
 from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import Key, Schedule
 from lit_async_data.preparation import Preparation
 from lit_async_data.slot_feed import SlotFeed
-from lit_async_data.sources.base import DrawingSource, KeepingSource, Source, draws, ids_of
+from lit_async_data.sources.base import DrawingSource, FetchingSource, KeepingSource, Source, draws, ids_of
 from lit_async_data.spec import BatchSpec, FieldSpec
 from lit_async_data.stats import Fill, LoaderStats
 from lit_async_data.stream_queue import StreamQueue
@@ -32,8 +33,6 @@ from lit_async_data.streams import TorchStreams, has_streams
 IDS = "ids"
 # Tell the keys of what is drawn, for samples and for whole batches, from those of the order.
 DRAWN, DRAWN_ON_DEVICE = 1, 2
-# Batches between what is read and what the kernel is told to fetch from the disk, if that must be.
-AHEAD = 8
 
 
 class Engine:
@@ -91,9 +90,7 @@ class Engine:
             else StreamQueue(SlotFeed(self.pipeline), streams, depth, called, watch)
         )
         self._depths = options.queue_depth * footprint.layout.batches if footprint.workers else 0, depth * on_device
-        self._give_back: Callable[[], None] = (
-            _nothing if keeping is None else keeping.keep(footprint.chunks, footprint.budget.cache)
-        )
+        self._give_back = _kept(source, footprint)
 
     def stats(self, so_far: LoaderStats) -> LoaderStats:
         """What the loader saw, with what was read for it."""
@@ -167,6 +164,17 @@ def with_ids(spec: BatchSpec) -> BatchSpec:
     if IDS in spec.fields:
         raise ConfigError(f"with_ids: the source has a field {IDS!r} of its own; give that field another key")
     return spec.with_field(IDS, FieldSpec((), np.dtype(np.int64)))
+
+
+def _kept(source: Source, footprint: Footprint) -> Callable[[], None]:
+    """Make room in a source for what is read ahead; what is returned takes it back."""
+    budget = footprint.budget
+    with contextlib.ExitStack() as stack:  # what was made is given back if the second fails
+        if isinstance(source, KeepingSource):
+            stack.callback(source.keep(footprint.chunks, budget.cache))
+        if budget.fetched and isinstance(source, FetchingSource):
+            stack.callback(source.read_ahead(budget.fetched))
+        return stack.pop_all().close
 
 
 def _nothing() -> None:

@@ -5,7 +5,7 @@
     AsyncDataError                 anything below; carries where it happened
     ├── ConfigError (ValueError)   an option is wrong: change the named key and start again
     │   └── MemoryBudgetError      the batches do not fit: the message says how many bytes they need
-    ├── SourceError                the data are not what the source was told they are
+    ├── SourceError                the data are not what the source was told they are, or the system does not read them
     │   ├── MissingError           a file or dataset is not there
     │   ├── FormatError            it is there, but cannot be a field of a batch
     │   ├── ChangedError           a file is not the one that was opened
@@ -23,6 +23,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class AsyncDataError(Exception):
@@ -74,7 +75,27 @@ class MemoryBudgetError(ConfigError):
 
 
 class SourceError(AsyncDataError):
-    """The data are not what the source was told they are."""
+    """The data are not what the source was told they are, or the system does not read them: the message says why.
+
+    Args:
+        message: As for `AsyncDataError`.
+        errors: Where this one stands for several, each of them, in the order of the samples.
+        **where: As for `AsyncDataError`.
+
+    Example:
+        >>> error = ManifestError("2 files cannot be read", errors=[CorruptError(row=3), MissingError(row=7)])
+        >>> [each.row for each in error.errors]
+        [3, 7]
+    """
+
+    def __init__(self, message: str = "", *, errors: Sequence[SourceError] = (), **where: Any) -> None:
+        super().__init__(message, **where)
+        self._errors = tuple(errors)
+
+    @property
+    def errors(self) -> tuple[SourceError, ...]:
+        """The error of each sample that is wrong: this one itself, where there is one only."""
+        return self._errors or (self,)
 
 
 class MissingError(SourceError):
@@ -94,7 +115,7 @@ class CorruptError(SourceError):
 
 
 class ManifestError(SourceError):
-    """A row of a manifest table is wrong."""
+    """A row of a manifest table is wrong, or several rows name files that cannot be read."""
 
 
 class ReadError(AsyncDataError):
@@ -110,9 +131,11 @@ class ReadError(AsyncDataError):
             cause.worker = worker if cause.worker is None else cause.worker
             cause.add_note(f"in batch {step} of epoch {epoch}, samples {few(samples)}")
             return cause
+        which = (
+            f"batch {step} of epoch {epoch} (samples {few(samples)})" if samples else f"batch {step} of epoch {epoch}"
+        )
         error = ReadError(
-            f"batch {step} of epoch {epoch} (samples {few(samples)}) could not be read: "
-            f"{type(cause).__name__}: {cause}",
+            f"{which} could not be read: {type(cause).__name__}: {cause}",
             sample_id=samples[0] if samples else None,
             stage="read",
             worker=worker,

@@ -88,6 +88,12 @@ class Field:
         """
         if isinstance(given, Field):
             return given
+        several: Any = given
+        if isinstance(several, list | tuple) and several and all(isinstance(name, str) for name in several):
+            raise ConfigError(
+                f"{where.rstrip('.') or 'field'}: {several!r} are several datasets, and a field is one; give each a "
+                f"key of its own, and stack them in a transform: torch.stack([batch[{several[0]!r}], …], 1)"
+            )
         if not isinstance(given, str | Mapping) or not given:
             raise ConfigError(f"{where.rstrip('.') or 'field'}: {given!r} is not a dataset name, a Field or a mapping")
         values = {"name": given} if isinstance(given, str) else dict(given)

@@ -10,12 +10,18 @@ from lit_async_data.job import together
 from lit_async_data.memory import Budget, default_budget, ranks_here
 from lit_async_data.options import LoaderOptions
 from lit_async_data.plan import EpochPlan, Order, Schedule, amplification
-from lit_async_data.sources.base import KeepingSource, Source
+from lit_async_data.sources.base import FetchingSource, KeepingSource, Source
+from lit_async_data.sources.places import name_of
 from lit_async_data.spec import BatchLayout, BatchSpec
 from lit_async_data.weighted import WeightedChunkOrder
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds Python's lock.
 MOST_WORKERS = 4
+# Batches between what is read and what is fetched from the disk, if that must be.
+AHEAD = 8
+# Room for files that are read ahead: twice the estimated bytes of the next batches, between these bounds, and at most
+# half of what slots and chunks leave of the budget, since a user who keeps batches needs more slots.
+LEAST_FETCHED, MOST_FETCHED = 2**25, 2**30
 # Samples decoded for each one used.
 WORTH_A_WARNING = 1.5
 
@@ -70,18 +76,26 @@ class Footprint:
             in_hand = max(workers, 1) * options.batch_size * schedule.plan(0).world_size
             groups = -(-in_hand // (order.width * order.rows))
             chunks = min((groups + 1) * order.width, order.chunks)
-        decoded = cache = fetched = 0
+        decoded = cache = 0
         if isinstance(source, KeepingSource):
             decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.band_bytes
             cache = min(options.cache_bytes, source.decodable_bytes)
-            fetched = getattr(source, "fetched_bytes", 0)
         layout = BatchLayout(spec, schedule.capacity)
         if ahead and source.chunks.reading == "copied" and not streams:
-            left = limit - decoded - cache - fetched
+            left = limit - decoded - cache
             most = min(left // (slots * layout.nbytes), schedule.steps)
             layout = BatchLayout(spec, schedule.capacity, together(layout.nbytes, most))
-        budget = Budget(slots, layout.nbytes, limit, decoded, cache, fetched)
+        budget = Budget(slots, layout.nbytes, limit, decoded, cache)
+        if workers:
+            fetched = _fetched_bytes(source, schedule.capacity * (AHEAD + layout.batches), limit - budget.total)
+            budget = dataclasses.replace(budget, fetched=fetched)
         return cls(workers, layout, budget, chunks, _amplification(source, schedule.plan(0), cache))
+
+
+def _fetched_bytes(source: Source, samples: int, left: int) -> int:
+    """Room for files that are read ahead, of so many samples."""
+    size = source.file_bytes() if isinstance(source, FetchingSource) else 0
+    return max(min(max(2 * size * samples, LEAST_FETCHED), MOST_FETCHED, left // 2), 0) if size else 0
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
@@ -127,9 +141,9 @@ def slow(
     """
     if source.chunks.reading == "python" and options.workers == "auto" and ahead:
         yield (
-            f"workers=auto reads each batch of {source} when it is asked for, since Python code per sample would, in a "
-            "thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that lets go "
-            "of Python's lock, and prefetched(loader) takes a DataLoader with processes"
+            f"workers=auto reads each batch of {name_of(source)} when it is asked for, since Python code per sample "
+            "would, in a thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that "
+            "releases the GIL, and prefetched(loader) takes a DataLoader with processes"
         )
     if footprint.amplification > WORTH_A_WARNING:
         yield amplified(order.shuffle, footprint.amplification, source.chunks.rows)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ReadError, few
+from lit_async_data.errors import ReadError, SourceError, few
 from lit_async_data.permutation import Indices
 from lit_async_data.plan import Key, Schedule
 from lit_async_data.spec import BatchLayout, Bytes
@@ -50,11 +51,13 @@ class Filled(NamedTuple):
         slot: Which slot; where no batch could be read, it has been let go.
         batches: In their order, at least one.
         good: How many of them could be read.
+        unexplained: The traceback of an error that came while they were read together, if it was none of the source.
     """
 
     slot: int
     batches: Sequence[ReadBatch]
     good: int
+    unexplained: str = ""
 
     @property
     def samples(self) -> int:
@@ -97,33 +100,46 @@ class Job:
 
     def done(self, read: Read, schedule: Schedule, layout: BatchLayout, memory: Bytes) -> Filled:
         """Read, and say what became of each batch."""
+        try:
+            batches = self._planned(schedule)
+        except BaseException as caught:
+            if self._is_interrupt(caught):
+                raise
+            # Not named here, nor below: see `Pipeline._fill`.
+            return self._counted([self._failed(ReadBatch(key, 0, np.empty(0, np.int64)), caught) for key in self.keys])
+        unexplained, samples = "", self._samples
+        if len(batches) > 1 and samples is not None:
+            try:
+                read(batches[0].key.epoch, samples, layout.views(memory, len(samples)))
+            except Exception as error:  # noqa: BLE001  # raised below, by the batch it belongs to: the others are read
+                unexplained = "" if isinstance(error, SourceError) else traceback.format_exc()
+            else:
+                return Filled(self.slot, batches, len(batches))
+        return self._counted([self._alone(read, layout, memory, batch) for batch in batches], unexplained)
+
+    def _planned(self, schedule: Schedule) -> list[ReadBatch]:
         epoch, step = self.keys[0]
         samples, edges = schedule.plan(epoch).stretch(step, len(self.keys))
-        batches = [
+        self._samples = samples
+        return [
             ReadBatch(key, begin, samples[begin:end])
             for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
         ]
-        self._samples = samples
-        if len(batches) > 1:
-            try:
-                read(epoch, samples, layout.views(memory, len(samples)))
-            except Exception:  # noqa: BLE001, S110  # said below, by the batch it belongs to: the others are read
-                pass
-            else:
-                return Filled(self.slot, batches, len(batches))
-        return self._counted([self._alone(read, layout, memory, batch) for batch in batches])
 
-    def _counted(self, batches: list[ReadBatch]) -> Filled:
-        return Filled(self.slot, batches, sum(batch.error is None for batch in batches))
+    def _counted(self, batches: list[ReadBatch], unexplained: str = "") -> Filled:
+        return Filled(self.slot, batches, sum(batch.error is None for batch in batches), unexplained)
+
+    def _is_interrupt(self, caught: BaseException) -> bool:
+        """Whether it is Ctrl-C, or the like, in the caller's own thread; a worker's is an error of the batch."""
+        return self.worker is None and not isinstance(caught, Exception)
 
     def _alone(self, read: Read, layout: BatchLayout, memory: Bytes, batch: ReadBatch) -> ReadBatch:
         self._samples = batch.samples
         try:
             read(batch.key.epoch, batch.samples, layout.views(memory, len(batch.samples), batch.first))
         except BaseException as caught:
-            if self.worker is None and not isinstance(caught, Exception):
-                raise  # Ctrl-C in the caller's own thread
-            # Not named here: see `Pipeline._fill`.
+            if self._is_interrupt(caught):
+                raise
             return self._failed(batch, caught)
         return batch
 

@@ -8,7 +8,7 @@ import operator
 import time
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from lit_async_data.device import Batch, Transform
 from lit_async_data.device_transform import check_callable, takes_rng
 from lit_async_data.engine import Engine, with_ids
-from lit_async_data.errors import ClosedError, ConfigError, ReadError, SourceError, TransformError
+from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, ReadError, SourceError, TransformError
 from lit_async_data.footprint import Footprint, slow
 from lit_async_data.options import LoaderOptions, counted
 from lit_async_data.ordering import schedule_of
@@ -25,6 +25,7 @@ from lit_async_data.plan import EpochPlan
 from lit_async_data.sources.base import Source
 from lit_async_data.stats import Fill, LoaderStats, WaitMeter
 from lit_async_data.streams import checked_device, has_streams
+from lit_async_data.unexpected import Unexpected
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ class AsyncLoader:
 
     One thread may iterate at a time, and one pass goes at a time: a second ``iter`` ends the first. Nothing is started
     or allocated before the first batch.
+
+    After an interrupt (Ctrl-C) it can be used on, as in a notebook. What was read ahead is dropped, batches that you
+    have stay as they are, and the next one is the one that you did not get: none is skipped and none is another.
 
     Args:
         source: Where samples come from.
@@ -104,13 +108,20 @@ class AsyncLoader:
         self.spec = with_ids(source.spec) if self.options.with_ids else source.spec
         self.footprint.budget.check()
         self._meter, self._read = WaitMeter(), LoaderStats()
+        self._ahead = Unexpected(log, "starting what comes after a batch failed", AsyncDataError)
         self._engine: Engine | None = None
         self._closer: weakref.finalize[Any, Any] | None = None
+        # Whether a request never came to its end: the engine may be in any state, and is replaced by a new one.
+        self._interrupted = False
         self._closed = False
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same on every rank."""
         return self._schedule.steps
+
+    def __repr__(self) -> str:
+        shuffle = f"shuffle={self.options.shuffle}"
+        return f"<AsyncLoader of {len(self):,} batches of {self.options.batch_size}, {shuffle}, from {self.source!r}>"
 
     def __iter__(self) -> Self:
         """Begin a new pass with the next batch. Costs nothing; Lightning calls it more often than it reads."""
@@ -132,21 +143,27 @@ class AsyncLoader:
         started = time.perf_counter()
         engine = self._running()
         fill = engine.pipeline.ready + engine.queue.ready
-        key = self._passes.advance(self.steps_wanted)
+        key = self._passes.upcoming(self.steps_wanted)
         if key is None:
             raise StopIteration
+        after = self._passes.after(key)
+        self._interrupted = True  # unless this comes to an end
         try:
             batch = engine.queue.take(key)
-        except BaseException as error:
-            # A batch that failed has had its turn. One that never came is asked for again.
-            if not isinstance(error, ReadError | SourceError | TransformError):
-                self._passes.step_back()
+            if not self.driven:
+                # This batch is here; what is wrong with a later one is raised when that is asked for.
+                with self._ahead:
+                    engine.queue.top_up(self._passes.following(key))
+            self._meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
+        except (ReadError, SourceError, TransformError):
+            self._passes.at, self._interrupted = after, False  # the batch has had its turn
             raise
-        if not self.driven:
-            # This batch is here; what is wrong with a later one is said when that is asked for.
-            with contextlib.suppress(Exception):
-                engine.queue.top_up(self._passes.wanted)
-        self._meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
+        except Exception:
+            self._interrupted = False  # it never came, and is asked for again
+            raise
+        # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so that none comes
+        # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
+        self._passes.at, self._interrupted = after, False
         return batch
 
     def next(self) -> Batch:
@@ -165,7 +182,8 @@ class AsyncLoader:
         Raises:
             WorkerError, ClosedError: As `__next__`.
         """
-        self._running().queue.top_up(self._passes.wanted)
+        with self._request() as engine:
+            engine.queue.top_up(self._passes.wanted)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that begins the one of this epoch, counted from 0."""
@@ -179,7 +197,8 @@ class AsyncLoader:
         """
         if self._depth:
             self._passes.expect(self.steps_wanted)
-            self._running().queue.read_ahead(self._passes.wanted)
+            with self._request() as engine:
+                engine.queue.read_ahead(self._passes.wanted)
 
     @property
     def device_depth(self) -> int:
@@ -267,33 +286,55 @@ class AsyncLoader:
         """The plan of the first epoch."""
         return self._schedule.plan(0)
 
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[Engine]:
+        engine = self._running()
+        self._interrupted = True  # unless this comes to an end
+        try:
+            yield engine
+        except Exception:
+            self._interrupted = False
+            raise
+        self._interrupted = False
+
     def _running(self) -> Engine:
         if self._closed:
             raise ClosedError("the loader is closed; build a new one")
+        if self._interrupted:
+            self._stop()
         if self._engine is not None:
             self._engine.pipeline.check()
-        else:
-            footprint = self.footprint
-            # With the first batch, since a loader that is only described is not used.
-            for line in slow(self.source, self.options, footprint, self.order, ahead=self._depth > 0):
-                log.warning("%s", line)
-            self._engine = Engine(
-                self.source,
-                self.options,
-                self._schedule,
-                footprint,
-                device=self.device,
-                spec=self.spec,
-                depth=self._depth,
-                transform=self._device_transform,
-                canary=self._canary,
-            )
-            self._closer = weakref.finalize(self, self._engine.close)
-        return self._engine
+            return self._engine
+        footprint = self.footprint
+        # With the first batch, since a loader that is only described is not used.
+        for line in slow(self.source, self.options, footprint, self.order, ahead=self._depth > 0):
+            log.warning("%s", line)
+        engine = Engine(
+            self.source,
+            self.options,
+            self._schedule,
+            footprint,
+            device=self.device,
+            spec=self.spec,
+            depth=self._depth,
+            transform=self._device_transform,
+            canary=self._canary,
+        )
+        closer = weakref.finalize(self, engine.close)
+        self._engine, self._closer = engine, closer
+        return engine
 
     def _stop(self) -> None:
-        closer = self._closer
-        if closer is not None:
+        engine, closer = self._engine, self._closer
+        if engine is not None and closer is not None:
             self._read = self.stats()
+            self._interrupted = True  # until it is closed: where that is interrupted, it is done again
+            try:
+                engine.close()
+            except Exception:  # it is closed all the same
+                self._engine = self._closer = None
+                closer.detach()
+                raise
             self._engine = self._closer = None
-            closer()
+            closer.detach()
+        self._interrupted = False

@@ -63,8 +63,8 @@ class LoaderOptions:
         queue_depth: Slots of memory being filled or ready on the host, ≥ 1; there is one more. A slot holds a
             batch, or several small ones (up to 12 MiB) where reading is no more than a copy.
         cache_bytes: Bytes of decoded chunks that are kept for good: a dataset that fits is decoded once.
-        memory_budget: Bytes this loader may hold: slots, decoded chunks and cache. None: a quarter of the memory
-            this machine or its container has, shared by the ranks of the node.
+        memory_budget: Bytes this loader may hold: slots, decoded chunks, files read ahead and cache. None: a quarter of
+            the memory this machine or its container has, shared by the ranks of the node.
         timeout_s: Seconds without a batch after which `StalledError` is raised.
         balance: Key of a field of classes. Samples are drawn, with replacement, so that each class comes as often as
             any other. Training only.
@@ -107,7 +107,15 @@ class LoaderOptions:
     def __new__(cls, **values: object) -> Self:  # noqa: D102
         # Here rather than in __init__, which dataclass writes: names are checked before it sees them.
         check_names(values, [field.name for field in dataclasses.fields(cls)])
+        if "batch_size" not in values:
+            raise ConfigError(
+                "batch_size: missing; say how many samples a batch has, as in LoaderOptions(batch_size=64)"
+            )
         return super().__new__(cls)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        # Without it, a copy or pickle would be made by a call without names.
+        return (), {"batch_size": self.batch_size}
 
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
@@ -189,9 +197,7 @@ class LoaderOptions:
             raise ConfigError(f"{where.rstrip('.') or 'options'}: {given!r} is neither LoaderOptions nor a mapping")
         values = dict(given or {})
         try:
-            check_names(values, [field.name for field in dataclasses.fields(cls)])
-            if "batch_size" not in values:
-                raise _NO_BATCH_SIZE
+            check_names(values, [field.name for field in dataclasses.fields(cls)])  # some may be no text
             return cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{where}{error}") from None
@@ -223,9 +229,6 @@ def _is_key_or_numbers(given: object) -> bool:
     if isinstance(given, str):
         return bool(given)
     return isinstance(given, Sequence | np.ndarray) and np.ndim(given) == 1 and len(given) > 0
-
-
-_NO_BATCH_SIZE = ConfigError("batch_size: missing; how many samples shall a batch have?")
 
 
 def check_names(given: Mapping[Any, object], known: list[str]) -> None:

@@ -9,7 +9,7 @@ nothing: what was read ahead serves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from lit_async_data.plan import Key, Limits, Schedule
 
@@ -17,74 +17,92 @@ from lit_async_data.plan import Key, Limits, Schedule
 StepsWanted = Callable[[], tuple[int | None, int | None]]
 
 
+class At(NamedTuple):
+    """Where the consumer is.
+
+    Attributes:
+        epoch: Of the pass that has begun last; -1 before the first.
+        step: The next one of it.
+        fresh: Whether the next batch begins a pass.
+        told: The epoch that was named for the pass that begins next.
+    """
+
+    epoch: int = -1
+    step: int = 0
+    fresh: bool = True
+    told: int | None = None
+
+
 class Passes:
     """Where the consumer is. Refers to no loader, so that one that is dropped is closed at once.
 
+    All of its state is one value, replaced as a whole: an interrupt leaves that before or that after.
+
     Args:
         schedule: The order; its ``limits`` are set when a pass begins.
+
+    Attributes:
+        at: Where the consumer is. To be set to what `after` gives, once a batch has had its turn.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._fresh = True
-        self._told: int | None = None
-        self._epoch = -1
-        self._step = 0
+        self.at = At()
 
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch of the next pass that begins."""
-        self._told = epoch
+        self.at = self.at._replace(told=epoch)
 
     def restart(self) -> None:
         """The next batch begins a pass."""
-        self._fresh = True
+        self.at = self.at._replace(fresh=True)
 
     @property
     def begun(self) -> bool:
         """Whether the pass has had its first batch."""
-        return not self._fresh
+        return not self.at.fresh
 
     @property
     def over(self) -> bool:
         """Whether the pass has had its last batch."""
-        return not self._fresh and self._step >= self._schedule.steps
+        return not self.at.fresh and self.at.step >= self._schedule.steps
 
     def expect(self, steps_wanted: StepsWanted) -> None:
         """Be told already how much of the pass that begins next will be wanted; it is to be read ahead."""
-        if self._fresh:
+        if self.at.fresh:
             self._schedule.limits = Limits(self._next_epoch, *steps_wanted())
 
-    def advance(self, steps_wanted: StepsWanted) -> Key | None:
-        """The key of the next batch, or None if the pass is over.
+    def upcoming(self, steps_wanted: StepsWanted) -> Key | None:
+        """The key of the next batch, or None if the pass is over; the same until `at` is set.
 
         Args:
             steps_wanted: Asked when a pass begins.
         """
-        if self._fresh:
-            self._epoch, self._told = self._next_epoch, None
-            self._fresh, self._step = False, 0
-            self._schedule.limits = Limits(self._epoch, *steps_wanted())
-        if self.over:
-            return None
-        self._step += 1
-        return Key(self._epoch, self._step - 1)
+        if self.at.fresh:
+            self._schedule.limits = Limits(self._next_epoch, *steps_wanted())
+            return Key(self._next_epoch, 0) if self._schedule.steps else None
+        return None if self.over else Key(self.at.epoch, self.at.step)
 
-    def step_back(self) -> None:
-        """The batch of the last key never came: it is still the next."""
-        self._step -= 1
+    def after(self, key: Key) -> At:
+        """Where the consumer is when the batch of this key, which is the upcoming one, has had its turn."""
+        told = None if self.at.fresh else self.at.told  # what was named for this pass is used up
+        return At(key.epoch, key.step + 1, fresh=False, told=told)
+
+    def following(self, key: Key) -> Key:
+        """The key that will be asked for after this one, as far as can be known."""
+        return self._schedule.following(key)
 
     @property
     def wanted(self) -> Key:
         """The key that will be asked for next, as far as can be known."""
-        if self._fresh:
+        if self.at.fresh:
             return Key(self._next_epoch, 0)
-        if self._step == 0:
-            return Key(self._epoch, 0)
-        return self._schedule.following(Key(self._epoch, self._step - 1))
+        return self._schedule.following(Key(self.at.epoch, self.at.step - 1))
 
     @property
     def _next_epoch(self) -> int:
-        return self._epoch + 1 if self._told is None or not self._schedule.shuffled else self._told
+        told = self.at.told
+        return self.at.epoch + 1 if told is None or not self._schedule.shuffled else told
 
 
 class Pass:

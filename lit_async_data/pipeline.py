@@ -13,14 +13,17 @@ The failure contract:
 5. `close` is idempotent, wakes every waiter and returns in bounded time.
 6. Garbage collection and the interpreter's exit do the same as `close`.
 7. A fork shares nothing: used in a forked child, the pipeline says so.
+8. An interrupt (Ctrl-C) can arrive between any two steps of a request. Then nothing but `close` may be called any more;
+   that works whatever state the request has left, also if it was interrupted itself. The order is pure, so whoever goes
+   on does so with a new pipeline.
 
 No wait is without a time-out and a look at whether the other side is alive. Nothing starts before the first request.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import logging
 import os
 import threading
 import time
@@ -35,7 +38,10 @@ from lit_async_data.plan import Key, Schedule
 from lit_async_data.ring import Ring
 from lit_async_data.spec import BatchLayout, Bytes
 from lit_async_data.stats import ReadStats
-from lit_async_data.workers.thread import ThreadWorker
+from lit_async_data.unexpected import Unexpected
+from lit_async_data.workers.thread import Bell, ThreadWorker
+
+log = logging.getLogger(__name__)
 
 # Seconds between two looks at whether the workers live.
 POLL_S = 0.5
@@ -85,8 +91,12 @@ class Pipeline:
         self._timeout_s = timeout_s
         self._pid = os.getpid()
         self._started = False
+        self._unprepared = Unexpected(log, "preparing batches that come later failed; they are read all the same")
+        self._unread = Unexpected(log, "reading several batches together failed, and each of them alone did not")
+        # Wakes the consumer. Not a Condition: an interrupt inside one of its methods can leave the lock locked.
+        self._arrived = Bell()
         # Everything below is guarded by this.
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
         self._cursor: Key | None = None  # the key to be claimed next; None before the first request
         # By the first key of each slot, in order; None while it is being filled.
         self._claimed: dict[Key, Filled | None] = {}
@@ -103,18 +113,17 @@ class Pipeline:
             WorkerError: It belongs to another process, or a worker died.
         """
         self.check()
-        with self._changed:
+        with self._lock:
             head = next(iter(self._claimed), self._cursor)
             if head != key:
                 self._forget()
                 self._cursor = key
-                self._changed.notify_all()
         if not self._started:
             self._start()
 
     def poll(self, key: Key) -> Filled | None:
         """What is ready from a key on, else None; it is then the caller's, slot and all."""
-        with self._changed:
+        with self._lock:
             if self._claimed.get(key) is None:
                 return None
             return self._claimed.pop(key)
@@ -130,15 +139,14 @@ class Pipeline:
         if not self._workers and self._claimed.get(key) is None:
             self._fill_here()
         deadline = time.monotonic() + self._timeout_s
-        with self._changed:
-            while (filled := self._claimed.get(key)) is None:
+        while (filled := self.poll(key)) is None:
+            with self._lock:
                 self.check()
                 if time.monotonic() > deadline:
                     raise self._stalled(key)
                 self._grow()
-                self._changed.wait(POLL_S)
-            del self._claimed[key]
-            return filled
+            self._arrived.wait(POLL_S)
+        return filled
 
     def must_copy(self) -> bool:
         """Whether a slot must be handed out as a copy: the user keeps all others, and the budget is spent."""
@@ -151,21 +159,22 @@ class Pipeline:
 
     def stats(self) -> ReadStats:
         """What has been read so far."""
-        with self._changed:
+        with self._lock:
             return dataclasses.replace(
                 self._stats, ready=self.ready, slots=len(self.ring), slot_bytes=self.layout.nbytes
             )
 
     def close(self) -> None:
-        """End the workers and give back the slots. Idempotent, from any thread; waits a few seconds at most."""
+        """End the workers and give back the slots; waits a few seconds at most.
+
+        From any thread, and as often as one likes: where it was interrupted, it is to be called again.
+        """
         if self.forked:  # the workers are in another process, and so may be whoever held the lock at the fork
             return
-        with self._changed:
-            if self._closed:
-                return
+        with self._lock:
             self._closed = True
-            self._forget()
-            self._changed.notify_all()
+            self._claimed.clear()  # whatever states the slots are in: nobody uses them any more
+        self._arrived.ring()
         self.ring.wake(len(self._workers))
         deadline = time.monotonic() + CLOSE_S
         for worker in self._workers:
@@ -211,42 +220,49 @@ class Pipeline:
         slot = self.ring.take()
         if slot is None:
             return False
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return False
             job = self._claim(slot, worker.number)
         worker.begin(job)
         self._fill(job)
         if self._prepare is not None:
-            # What goes wrong here goes wrong again when it is read, and is said there.
+            # An error of the source recurs, and is raised, when the batch is read.
             started = time.perf_counter()
-            with self._changed:
+            with self._lock:
                 being_read = next((key for key, filled in self._claimed.items() if filled is None), None)
-            with contextlib.suppress(Exception):
+            with self._unprepared:
                 self._prepare(job.keys, self._cursor, being_read)
-            with self._changed:
+            with self._lock:
                 self._stats = self._stats.plus(0, 0, time.perf_counter() - started)
         worker.rest()
         return True
 
     def _fill_here(self) -> None:
-        slot = self.ring.take(timeout=0)
-        if slot is None:
-            with self._changed:
-                self._grow()
-            slot = self.ring.take(timeout=0)
-        assert slot is not None  # the last slot is never lent: see `must_copy`
-        with self._changed:
+        slot = self._vacant_slot()
+        with self._lock:
             job = self._claim(slot, None)
-        try:
-            self._fill(job)
-        except BaseException:
-            # Ctrl-C: nothing was read, the next request begins anew.
-            with self._changed:
-                self._forget()
-                self._cursor = None
-                self.ring.abandon(job.slot)
-            raise
+        self._fill(job)
+
+    def _vacant_slot(self) -> int:
+        """A slot for the caller's own thread, which must not wait for one that the user keeps."""
+        deadline = time.monotonic() + self._timeout_s
+        slot = self.ring.take(timeout=0)
+        while slot is None:
+            with self._lock:
+                self.check()
+                self._grow()
+            # 1. Another thread drops a batch: its lease is dead, so it is not held, and the ring need not grow. 2. We
+            # ask for a slot. 3. The callback of the lease makes its slot vacant. So a moment's wait may be needed; the
+            # last slot is never lent: see `must_copy`, and test_a_batch_that_another_thread_is_dropping_is_waited_for.
+            slot = self.ring.take(timeout=POLL_S)
+            if slot is None and time.monotonic() > deadline:
+                raise StalledError(
+                    f"no slot became free in {self._timeout_s:g} s, of {len(self.ring)}, of which {self.ring.held} "
+                    "hold batches that are in use; timeout_s sets how long to wait",
+                    stage="read",
+                )
+        return slot
 
     def _fill(self, job: Job) -> None:
         started = time.perf_counter()
@@ -256,7 +272,7 @@ class Pipeline:
 
     def _deliver(self, job: Job, filled: Filled, started: float) -> None:
         seconds = time.perf_counter() - started
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             # 1. A worker claims (0, 3) and begins to read. 2. The consumer wants (1, 0): everything claimed is
@@ -271,7 +287,9 @@ class Pipeline:
                 self.ring.filled(job.slot)
                 self._stats = self._stats.plus(filled.good, filled.samples * self.layout.spec.nbytes, seconds)
             self._claimed[job.keys[0]] = filled
-            self._changed.notify_all()
+        self._arrived.ring()
+        if filled.unexplained and filled.good == len(filled.batches):
+            self._unread.log(filled.unexplained)
 
     @property
     def forked(self) -> bool:
@@ -289,7 +307,9 @@ class Pipeline:
             raise ClosedError("the loader is closed; build a new one")
         for worker in self._workers if self._started else ():
             if not worker.alive:
-                raise WorkerError(f"{worker}: its thread has ended; close the loader", worker=worker.number)
+                raise WorkerError(
+                    f"{worker}: its thread has ended{worker.reason}; close the loader", worker=worker.number
+                ) from worker.error
 
     def _stalled(self, key: Key) -> StalledError:
         return StalledError(

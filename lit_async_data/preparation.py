@@ -16,7 +16,7 @@ import numpy as np
 from lit_async_data.chunk_order import Group
 from lit_async_data.permutation import Indices
 from lit_async_data.plan import EpochPlan, Key, Schedule
-from lit_async_data.sources.base import KeepingSource, Turn
+from lit_async_data.sources.base import FetchingSource, KeepingSource, Turn
 
 # Reads after which it is looked again whether anything must be fetched, where the last time nothing was.
 LOOKS = 8
@@ -38,6 +38,8 @@ class Preparation:
         self._schedule = schedule
         self._steps = steps
         self._rows = source.chunks.rows
+        # Whether it reads files as a whole. It knows without looking whether that helps.
+        self._holds = isinstance(source, FetchingSource) and source.file_bytes() > 0
         self._idle = 0
         self._fetching = False
         # Batches that have been read, and for which nothing has been decoded yet.
@@ -157,6 +159,9 @@ class Preparation:
             self._idle -= 1
             return
         later = range(keys[0].step + self._steps, keys[-1].step + self._steps + 1)
+        if self._holds and not self._fetching:
+            # Nearest first: threads begin files in the order in which they are named.
+            later = range(keys[-1].step + 1, later.stop)
         found = self._source.prepare(self._of_steps(keys[0].epoch, later), decode=False)
         between = range(keys[-1].step + 1, later.start)
         if found and not self._fetching and between:

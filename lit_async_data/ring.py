@@ -58,6 +58,13 @@ class Lease:
         self.__array_interface__ = dict(memory.__array_interface__)
 
 
+class _Ended(weakref.ref[Lease]):
+    """A reference to a lease that knows its slot: it puts itself among the vacant slots when the lease dies."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+
 class Ring:
     """The slots of one loader. Safe to use from several threads.
 
@@ -70,11 +77,12 @@ class Ring:
         self._lock = threading.RLock()
         self._memories: list[Bytes] = []
         self._states: list[SlotState] = []
-        self._leases: dict[int, weakref.ref[Lease]] = {}
+        self._leases: dict[int, _Ended] = {}
         # Slots that nobody can see any more. A SimpleQueue because a lease can end inside any allocation of any
         # thread, also of one that is in the middle of `put` or `get` here, or that holds our lock: its put is
-        # reentrant, where a queue.Queue or a lock of ours would wait for itself.
-        self._vacant: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        # reentrant, where a queue.Queue or a lock of ours would wait for itself. It is itself the callback of a lease:
+        # it runs no Python code, in which CPython would take an interrupt (Ctrl-C), print it and drop it.
+        self._vacant: queue.SimpleQueue[int | _Ended | None] = queue.SimpleQueue()
         for memory in memories:
             self.add(memory)
 
@@ -124,9 +132,10 @@ class Ring:
         with contextlib.suppress(queue.Empty):
             while True:
                 vacant.append(self._vacant.get_nowait())
-        slot = vacant.pop()
+        last = vacant.pop()
         for other in vacant:  # whoever else waits is woken by them
             self._vacant.put(other)
+        slot = last.slot if isinstance(last, _Ended) else last
         if slot is not None:
             if self._states[slot] is LENT:
                 self._move(slot, "returned")
@@ -170,9 +179,10 @@ class Ring:
         """
         self._move(slot, "lend")
         lease = Lease(self._memories[slot])
-        self._leases[slot] = weakref.ref(lease)
         # The callback does one thing, because it can run inside any allocation of any thread: no lock, no log.
-        weakref.finalize(lease, self._vacant.put, slot).atexit = False
+        ended = _Ended(lease, self._vacant.put)
+        ended.slot = slot
+        self._leases[slot] = ended
         return np.asarray(lease)
 
     def clear(self) -> None:

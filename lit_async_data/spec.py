@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -48,6 +48,9 @@ class FieldSpec:
     classes: tuple[str, ...] = ()
     narrow: np.dtype[Any] | None = None
 
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
+
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of one sample as it lies in the slot: the file's order of axes, so that no byte moves."""
@@ -71,8 +74,8 @@ class FieldSpec:
         return stored.transpose(order) if isinstance(stored, np.ndarray) else stored.permute(order)
 
 
-class BatchSpec:
-    """The fields of a batch in their order, and whether batches are dicts or tuples.
+class BatchSpec(Mapping[str, FieldSpec]):
+    """The fields of a batch in their order, and whether batches are dicts or tuples. A mapping of keys to fields.
 
     Args:
         fields: What each batch key holds.
@@ -80,8 +83,10 @@ class BatchSpec:
 
     Example:
         >>> spec = BatchSpec({"x": FieldSpec((3, 8, 8), np.dtype("u1"))}, as_mapping=True)
-        >>> spec["x"].shape, list(spec.fields)
-        ((3, 8, 8), ['x'])
+        >>> spec["x"].shape, list(spec), "y" in spec
+        ((3, 8, 8), ['x'], False)
+        >>> spec
+        <BatchSpec of dicts: x uint8 (3, 8, 8)>
     """
 
     def __init__(self, fields: Mapping[str, FieldSpec], *, as_mapping: bool) -> None:
@@ -90,6 +95,18 @@ class BatchSpec:
 
     def __getitem__(self, key: str) -> FieldSpec:
         return self.fields[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key} {field}" for key, field in self.fields.items())
+
+    def __repr__(self) -> str:
+        return f"<BatchSpec of {'dicts' if self.as_mapping else 'tuples'}: {self}>"
 
     def __reduce__(self) -> Any:
         return functools.partial(BatchSpec, as_mapping=self.as_mapping), (dict(self.fields),)

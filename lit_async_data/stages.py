@@ -15,6 +15,7 @@ from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.prefetched_loader import PrefetchedLoader
+from lit_async_data.resume import check_position
 from lit_async_data.sources.base import Source
 from lit_async_data.sources.places import check_source
 from lit_async_data.sources.split import split as split_source
@@ -104,10 +105,16 @@ def loaders_in(nested: Any) -> list[Driven]:
 
 
 def steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -> tuple[int | None, int | None]:
-    """Batches that the Trainer will take of a pass, and of those after it; it knows only when the pass begins."""
+    """Batches that the Trainer will take of a pass, and of those after it; it knows only when the pass begins.
+
+    Raises:
+        ResumeError: It has resumed in the middle of an epoch.
+    """
     found = trainer()
     if found is None or found.state.status != "running":
         return None, None
+    if stage == "train":
+        check_position(found, found.fit_loop.epoch_loop.batch_progress.current.ready)
     limits: Any = {
         "train": lambda: found.num_training_batches,
         "val": lambda: found.num_val_batches[number],

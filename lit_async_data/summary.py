@@ -16,7 +16,7 @@ from lit_async_data.memory import readable
 from lit_async_data.mixing import evenness, mixing, ranks_per_chunk
 from lit_async_data.permutation import Indices, Permutation, derived_key
 from lit_async_data.plan import EpochPlan
-from lit_async_data.sources.base import Source
+from lit_async_data.sources.base import Source, described
 from lit_async_data.sources.places import name_of, parts_of
 from lit_async_data.weighted import WeightedChunkOrder, WeightedOrder
 
@@ -31,19 +31,13 @@ Values = npt.NDArray[Any]
 def lines(loader: AsyncLoader) -> list[str]:
     """Samples and fields; batches and steps; the price of the shuffle; workers, slots and their memory."""
     source, options, footprint = loader.source, loader.options, loader.footprint
-    fields = ", ".join(
-        f"{key} {field.dtype}{' ' + str(tuple(field.shape)) if field.shape else ''}"
-        for key, field in loader.spec.fields.items()
-    )
     step = options.batch_size * loader.world_size
     ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
     workers = f"{footprint.workers} worker{'s' if footprint.workers > 1 else ''}, queue depth {options.queue_depth}"
     if not footprint.workers:
         workers = "no workers, read in the training loop"
-    name = name_of(source)
-    whole = "" if name.startswith(f"{len(source):,} ") else f"{len(source):,} samples from "
     return [
-        f"{whole}{name}: {fields}",
+        described(len(source), name_of(source), loader.spec),
         f"batch {options.batch_size}{ranks}, {len(loader):,} steps, {_drawn(loader)}shuffle {_shuffle(loader)}",
         f"{workers}: {footprint.budget}",
     ]
@@ -75,7 +69,8 @@ def _shuffle(loader: AsyncLoader) -> str:
         )
     rows = source.chunks.rows
     if rows == 1:
-        return "global: every sample is read alone, once per epoch"
+        often = "each time it is drawn" if loader.options.drawn else "once per epoch"
+        return f"global: every sample is read alone, {often}"
     if times == 1:
         return "global: what is decoded is kept, and decoded once"
     return (

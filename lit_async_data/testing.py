@@ -22,7 +22,7 @@ from lit_async_data.checksum import checksum
 from lit_async_data.errors import MissingError
 from lit_async_data.permutation import Indices
 from lit_async_data.ring import Lease
-from lit_async_data.sources.base import ChunkLayout, Location, Part
+from lit_async_data.sources.base import ChunkLayout, Location, Part, shown
 from lit_async_data.spec import BatchSpec, Bytes, FieldSpec
 from lit_async_data.streams import moved
 
@@ -47,6 +47,9 @@ class ArraySource:
 
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
+
+    def __repr__(self) -> str:
+        return shown(self, "memory")
 
     @property
     def spec(self) -> BatchSpec:

@@ -40,6 +40,9 @@ class ToFloat:
             raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(_TYPES)}")
         self.dtype = _TYPES[dtype]
 
+    def __repr__(self) -> str:
+        return f"ToFloat({None if self.fields is None else list(self.fields)}, dtype={_name(self.dtype)!r})"
+
     def __call__(self, batch: Any) -> Any:
         """The batch with these fields changed: a new dict or tuple; tensors keep their memory format.
 
@@ -92,6 +95,11 @@ class Normalize:
         self._float = ToFloat(fields, dtype=dtype)
         self._made: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
+    def __repr__(self) -> str:
+        mean, std = (each[0] if len(each) == 1 else each for each in (self.mean, self.std))
+        fields = None if self.fields is None else list(self.fields)
+        return f"Normalize(mean={mean}, std={std}, fields={fields}, dtype={_name(self._float.dtype)!r})"
+
     @property
     def fields(self) -> tuple[str | int, ...] | None:
         """Those that are normalised; None for the first."""
@@ -111,7 +119,12 @@ class Normalize:
     def _changed(self, values: Tensor) -> Tensor:
         channels = max(len(self.mean), len(self.std))
         if channels > 1 and (values.ndim < 2 or values.shape[1] != channels):
-            raise ConfigError(f"mean, std: {channels} channels, but the field has the shape {tuple(values.shape)}")
+            there = f"{values.shape[1]} on axis 1" if values.ndim > 1 else "no axis 1"
+            raise ConfigError(
+                f"mean, std: {channels} channels, but a batch of the field has {there}: its shape is "
+                f"{tuple(values.shape)}; give one number, or one for each channel. If its channels are on another "
+                'axis, say which with the source\'s layout: layout={"x": "NHWC"}, or "NC" for windows of rows'
+            )
         # x · (1 / (largest · std)) − mean / std: two passes over the pixels.
         scale, shift = self._constants(values.device)
         if channels > 1:
@@ -132,6 +145,10 @@ class Normalize:
             # Copied before this returns, so that other streams may use them too.
             self._made[device] = made[0], made[1]
         return self._made[device]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return next(name for name, each in _TYPES.items() if each == dtype)
 
 
 def _wide(dtype: torch.dtype, values: Tensor) -> torch.dtype:

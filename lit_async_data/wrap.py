@@ -12,6 +12,7 @@ from lit_async_data.device_transform import check_callable
 from lit_async_data.errors import ConfigError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.prefetched_loader import PrefetchedLoader
+from lit_async_data.sources.base import Source
 from lit_async_data.stateful import StatefulPrefetchedLoader
 
 
@@ -58,6 +59,11 @@ def prefetched(
     if isinstance(loader, AsyncLoader | PrefetchedLoader):
         raise ConfigError(
             f"prefetched(loader): {type(loader).__name__} prefetches by itself; set its device and device_depth instead"
+        )
+    if isinstance(loader, Source):
+        raise ConfigError(
+            f"prefetched(loader): {loader!r} is a source, and no loader yet: AsyncLoader(source, "
+            "LoaderOptions(batch_size=64)) makes batches of its samples, and reads them ahead"
         )
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
         raise ConfigError(f"prefetched(loader): {loader!r} cannot be iterated over; give it a DataLoader, for instance")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
+from lit_async_data import AsyncLoader, Field, HDF5Source, LoaderOptions
 from lit_async_data.errors import (
     AsyncDataError,
     ConfigError,
@@ -22,6 +22,7 @@ from lit_async_data.errors import (
     MissingError,
     SourceError,
 )
+from lit_async_data.transforms import Normalize
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -120,7 +121,7 @@ def test_for_a_dataset_that_is_not_there_near_names_or_all_are_shown(file, name,
 
 def test_a_path_alone_needs_data_and_labels(h5):
     path = h5(data=np.arange(3.0), target=np.arange(3))
-    refused(MissingError, [path, "'labels'", "holds: data, target"], lambda: HDF5Source(path))
+    refused(MissingError, [path, "'labels'", "holds: data, target; choose", "fields={"], lambda: HDF5Source(path))
 
 
 def test_of_very_many_names_the_first_are_shown(h5):
@@ -201,10 +202,10 @@ def endless_link(file):
 @pytest.mark.parametrize(
     ("write", "said"),
     [
-        (text, ["text", "store class numbers"]),
+        (text, ["text", "store class numbers", "Field(classes=["]),
         (fixed_text, ["text", "store class numbers"]),
         (compound, ["compound", "store each part as a dataset of its own"]),
-        (variable_length, ["variable length", "store them padded"]),
+        (variable_length, ["variable length", "store them padded", "values", "offsets"]),
         (opaque, ["|V2", "store it as another type"]),
         (references, ["references", "store what they refer to"]),
         (arrays, ["i4", "store it as another type"]),
@@ -238,12 +239,83 @@ def test_a_link_into_another_file_names_that_file(h5, file):
 
 
 def test_fields_of_different_lengths_are_named_with_their_lengths(file):
-    said = [file, "different lengths", "data has 10", "others has 9"]
-    refused(FormatError, said, lambda: HDF5Source(file, {"x": "data", "y": "others"}))
+    said = [
+        file,
+        "different lengths",
+        "data has 10",
+        "others has 9",
+        "fields={'y': Field('others', via=NAME)}",
+        "rows=",
+    ]
+    error = refused(FormatError, said, lambda: HDF5Source(file, {"x": "data", "y": "others"}))
+    assert "layout" not in str(error)  # which would not help
+
+
+def test_what_is_said_of_lengths_that_differ_helps(h5):
+    path = h5(signal=np.arange(12), images=np.arange(3.0) * 10, frame=np.arange(12) // 4)
+    said = ["signal has 12", "images has 3", "fields={'y': Field('images', via=NAME)}"]
+    refused(FormatError, said, lambda: HDF5Source(path, {"x": "signal", "y": "images"}))
+    source = HDF5Source(path, {"x": "signal", "y": Field("images", via="frame")})
+    assert source.column("y").tolist() == [0.0] * 4 + [10.0] * 4 + [20.0] * 4
+    source.close()
 
 
 def test_lengths_that_differ_by_a_wrong_layout_point_to_it(file):
-    refused(FormatError, ["data has 8", "labels has 10", "layout"], lambda: HDF5Source(file, layout="HNWC"))
+    said = ["data has 8", "labels has 10", "on axis 0? Then write layout={'data': 'NHWD'}. Else"]
+    refused(FormatError, said, lambda: HDF5Source(file, layout="HNWC"))
+
+
+def test_labels_as_matlab_stores_them_are_pointed_to_their_column(h5):
+    path = h5(data=np.zeros((50, 8)), labels=np.arange(50.0)[None] % 3)
+    said = [
+        "of shape (1, 50), on axis 1? Then write layout={'labels': 'HN'}",
+        "Field('labels', column=0, dtype='int64')",
+    ]
+    refused(FormatError, said, lambda: HDF5Source(path))
+    y = Field("labels", column=0, dtype="int64")
+    source = HDF5Source(path, {"x": "data", "y": y}, layout={"y": "HN"})
+    assert source.column("y").tolist() == [n % 3 for n in range(50)]
+    source.close()
+
+
+def test_an_attribute_is_called_one(h5, file):
+    with h5py.File(file, "r+") as opened:
+        opened.attrs["age"] = 40
+        opened["patient"].attrs["sex"] = 1
+        opened["data"].attrs["site"] = 2
+    for name, of in {"age": "the file", "patient/sex": "/patient", "data/site": "/data"}.items():
+        said = [f"no dataset {name!r}: {name.split('/')[-1]!r} is an attribute of {of}", "one value per sample"]
+        refused(MissingError, said, lambda name=name: HDF5Source(file, ["data", name]))
+
+
+def test_several_datasets_as_one_field_are_pointed_to_a_transform(file):
+    said = ["fields.x: ['data', 'others'] are several datasets", "torch.stack([batch['data'], …], 1)"]
+    refused(ConfigError, said, lambda: HDF5Source(file, {"x": ["data", "others"]}))
+
+
+def test_channels_that_are_not_on_axis_1_are_pointed_to_the_layout(h5):
+    path = h5(data=np.zeros((600, 3), "f4"))
+    field, normalize = Field("data", window=(0, 512)), Normalize(mean=[0, 0, 0], std=[1, 1, 1])
+    wrong, right = HDF5Source(path, {"x": field}), HDF5Source(path, {"x": field}, layout={"x": "NC"})
+    batches = []
+    for source in (wrong, right):
+        with AsyncLoader(source, {"batch_size": 1, "workers": 0}) as loader:
+            batches.append(next(iter(loader)))
+        source.close()
+    said = ["3 channels", "(1, 512, 3)", "axis 1", '"NC" for windows of rows']
+    refused(ConfigError, said, lambda: normalize(batches[0]))
+    assert normalize(batches[1])["x"].shape == (1, 3, 512)
+
+
+@pytest.mark.parametrize(("group", "hint"), [("run_*/camera", True), ("run_*/camera_*", False)])
+def test_wildcards_before_the_last_component_are_pointed_to_the_names(h5, group, hint):
+    path = h5(**{"run_1/camera/x": np.arange(3), "run_2/camera/x": np.arange(2)})
+    said = ["only the last component", *["group='run_*', fields={KEY: 'camera/NAME'}"] * hint]
+    error = refused(ConfigError, said, lambda: HDF5Source(path, ["x"], group=group))
+    assert ("fields=" in str(error)) == hint
+    source = HDF5Source(path, {"x": "camera/x"}, group="run_*")
+    assert len(source) == 5
+    source.close()
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_it_is_a_source_that_lies_in_no_chunks_and_keeps_nothing():
     source = DatasetSource(DATASETS["tensors"])
     assert isinstance(source, Source)
     assert not isinstance(source, KeepingSource)
-    assert (len(source), str(source)) == (LENGTH, "TensorDataset")
+    assert (len(source), source.name) == (LENGTH, "TensorDataset")
     assert (source.chunks.reading, source.chunks.runs, source.chunks.rows) == ("python", (), 1)
     source.close()
     source.close()

@@ -511,3 +511,31 @@ def test_a_broken_chunk_of_an_hdf5_file_is_named(check, stored):
     with pytest.raises(SourceError) as caught:
         hdf5(stored, path="broken.h5", check=check) if source is None else read(source, [0, 2])
     assert_named(caught.value, "broken.h5", row=2, id_="r-1")
+
+
+def test_the_error_of_a_check_holds_the_error_of_each_bad_file(folder, tmp_path):
+    # 37 of 40 were once five in the text, and one in the attributes.
+    paths = [f"gone-{number}.png" for number in range(40)]
+    for number in (3, 17, 38):
+        paths[number] = "0.png"
+    bad = [number for number in range(40) if number not in (3, 17, 38)]
+    table = pa.table({"id": [f"q-{number:03d}" for number in range(40)], "path": paths})
+    with pytest.raises(ManifestError, match="37 files of 40 samples cannot be read") as caught:
+        ManifestSource(table, {"x": "path"}, id="id", root=folder, image_size=2, check="all")
+    error = caught.value
+    assert "and 32 more" in str(error)
+    assert "the attribute errors" in str(error)
+    assert [each.row for each in error.errors] == [each.sample_id for each in error.errors] == bad
+    assert [each.file for each in error.errors] == [f"{folder}/gone-{number}.png" for number in bad]
+    assert {type(each) for each in error.errors} == {MissingError}
+    assert (error.row, error.sample_id, error.file) == (bad[0], bad[0], error.errors[0].file)
+    again = pickle.loads(pickle.dumps(error))
+    assert [each.row for each in again.errors] == bad
+    with pytest.raises(MissingError) as single:
+        ManifestSource(
+            table[2:5], {"x": "path"}, root=folder, image_size=2, filters=[["id", "<", "q-004"]], check="all"
+        )
+    assert single.value.errors == (single.value,)  # so that who leaves rows out need not ask how many there are
+    # What remains is a source.
+    rest = table.take([row for row in range(40) if row not in {each.row for each in error.errors}])
+    assert len(ManifestSource(rest, {"x": "path"}, id="id", root=folder, image_size=2, check="all")) == 3

@@ -12,9 +12,10 @@ import pytest
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.errors import MissingError
 from lit_async_data.sources.manifest import fetching
-from lit_async_data.sources.manifest.fetching import HELD_BYTES, THREADS, Fetching
+from lit_async_data.sources.manifest.fetching import THREADS, Fetching
 
 MOST = 2**30
+ROOM = 2**25
 
 
 class Disk:
@@ -53,9 +54,13 @@ def made_cold(reader, files):
         reader.read(path, MOST)
 
 
+def there(reader, path):
+    assert reader._files[path].done.wait(30)
+
+
 def test_nothing_is_read_ahead_of_what_is_in_memory(files, monkeypatch):
     disk, reader = Disk(monkeypatch, cold=False), Fetching()
-    give_back = reader.keep()
+    give_back = reader.keep(ROOM)
     made_cold(reader, files)
     assert not reader.wanted
     assert not fetchers()
@@ -74,11 +79,13 @@ def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
 
 def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, monkeypatch):
     disk, reader = Disk(monkeypatch), Fetching()
-    give_back = reader.keep()
+    give_back = reader.keep(ROOM)
     made_cold(reader, files)
     assert reader.wanted
     del disk.asked[:]
     reader.fetch(files[10:30], MOST)
+    for path in files[10:30]:
+        there(reader, path)
     found = [reader.read(path, MOST) for path in files[10:30]]
     assert found == [bytes([number]) * 100 for number in range(10, 30)]
     assert sorted(path for path, _ in disk.asked) == sorted(files[10:30])
@@ -87,22 +94,22 @@ def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, mon
     assert not fetchers()
 
 
-def test_so_many_files_are_waited_for_at_a_time(files, monkeypatch):
+def test_at_most_sixteen_files_are_waited_for_at_a_time(files, monkeypatch):
     disk, reader = Disk(monkeypatch, gated=True), Fetching()
-    give_back = reader.keep()
+    give_back = reader.keep(ROOM)
     reader.fetch(files, MOST)
     for _ in range(THREADS):
         assert disk.arrived.acquire(timeout=30)
     # All of them wait at the gate, and no further one is asked for.
     assert len(disk.asked) == THREADS
     disk.gate.set()
-    assert reader.read(files[39], MOST) == bytes([39]) * 100
+    there(reader, files[39])
     give_back()
 
 
 def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, monkeypatch):
     disk, reader, found = Disk(monkeypatch, gated=True), Fetching(), []
-    give_back = reader.keep()
+    give_back = reader.keep(ROOM)
     reader.fetch(files[:1], MOST)
     assert disk.arrived.acquire(timeout=30)
     waiting = threading.Thread(target=lambda: found.append(reader.read(files[0], MOST)))
@@ -115,25 +122,39 @@ def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, monkeypatch):
     give_back()
 
 
-def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch):
-    # 1. All threads are in the middle of a read, and a file waits for its turn. 2. A worker waits for that file. 3. The
-    # loader is closed, and threads end once they are through: nobody would ever read it.
-    disk, reader, found = Disk(monkeypatch, gated=True), Fetching(), []
-    monkeypatch.setattr(fetching, "_END_S", 0.0)
-    give_back = reader.keep()
+def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypatch):
+    # 1. All threads are in the middle of a read, and a file waits for its turn. 2. A worker needs that file. Were it to
+    # wait for the threads, it would get it after all others; and never, if the loader is closed meanwhile.
+    disk, reader = Disk(monkeypatch, gated=True), Fetching()
+    give_back = reader.keep(ROOM)
     reader.fetch(files, MOST)
     for _ in range(THREADS):
         assert disk.arrived.acquire(timeout=30)
+    monkeypatch.setattr(fetching, "fetched", lambda path, most, root: (b"read here", True))
+    assert reader.read(files[39], MOST) == b"read here"
+    disk.gate.set()
+    give_back()
+    assert reader._held == 0
+
+
+def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch):
+    # 1. A thread is in the middle of a read. 2. A worker waits for that file. 3. The loader is closed: the worker must
+    # not wait for the disk any longer than it would by itself.
+    disk, reader, found = Disk(monkeypatch, gated=True), Fetching(), []
+    monkeypatch.setattr(fetching, "_END_S", 0.0)
+    give_back = reader.keep(ROOM)
+    reader.fetch(files[:1], MOST)
+    assert disk.arrived.acquire(timeout=30)
     begun = threading.Event()
     monkeypatch.setattr(fetching, "fetched", lambda path, most, root: begun.set() or (disk.fetched(path, most)))
-    waiting = threading.Thread(target=lambda: found.append(reader.read(files[39], MOST)))
+    waiting = threading.Thread(target=lambda: found.append(reader.read(files[0], MOST)))
     waiting.start()
     threads = fetchers()
     give_back()
     assert begun.wait(30)  # it reads the file by itself
     disk.gate.set()
     waiting.join(30)
-    assert found == [bytes([39]) * 100]
+    assert found == [bytes(100)]
     for thread in threads:
         thread.join(30)
 
@@ -141,7 +162,7 @@ def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch
 def test_what_cannot_be_read_is_said_to_who_asks_for_it(files, monkeypatch):
     Disk(monkeypatch)
     reader = Fetching()
-    give_back = reader.keep()
+    give_back = reader.keep(ROOM)
     reader.fetch([files[0] + ".gone", files[1]], MOST)
     assert reader.read(files[1], MOST) == bytes([1]) * 100
     with pytest.raises(MissingError, match="gone: no such file"):
@@ -149,47 +170,101 @@ def test_what_cannot_be_read_is_said_to_who_asks_for_it(files, monkeypatch):
     give_back()
 
 
-def test_no_more_is_held_than_is_allowed(files, monkeypatch):
+def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(files, monkeypatch):
     disk, reader = Disk(monkeypatch), Fetching()
-    monkeypatch.setattr(fetching, "HELD_BYTES", 250)
-    monkeypatch.setattr(fetching, "THREADS", 1)
-    give_back = reader.keep()
-    reader.fetch(files[:1], MOST)
-    reader._files[files[0]].done.wait(30)
-    for number in range(1, 10):
-        reader.fetch(files[number : number + 1], MOST)
-        if files[number] in reader._files:
-            reader._files[files[number]].done.wait(30)
-    assert len(disk.asked) == 2  # with a third one it would be 300 bytes
-    assert reader.read(files[0], MOST) == bytes(100)
-    reader.fetch(files[20:21], MOST)
-    reader._files[files[20]].done.wait(30)
-    assert len(disk.asked) == 3
+    give_back = reader.keep(250)
+    reader.fetch(files[:10], MOST)
+    there(reader, files[0])
+    there(reader, files[1])
+    assert reader._held == 200  # with a third one it would be 300 bytes
+    for number in range(8):
+        assert reader.read(files[number], MOST) == bytes([number]) * 100
+        there(reader, files[number + 2])
+        # Room for one: it goes to the file that is wanted next.
+        assert sorted(path for path, _ in disk.asked) == sorted(files[: number + 3])
+    assert all("fetcher" in name for _, name in disk.asked)
     give_back()
     assert reader._held == 0
+    assert len(disk.asked) == 10
 
 
 def test_what_is_queued_while_nothing_has_been_read_yet_counts_too(files, monkeypatch):
     # 1. Files are queued while none is there yet. 2. Each is read when its turn comes, whatever came meanwhile. Were
     # only those counted that are there, all of them would be held.
     disk, reader = Disk(monkeypatch, gated=True), Fetching()
-    monkeypatch.setattr(fetching, "HELD_BYTES", 450)
-    give_back = reader.keep()
+    give_back = reader.keep(450)
     reader.fetch(files, MOST)
-    queued = list(reader._files.values())
     disk.gate.set()
-    for file in queued:
-        assert file.done.wait(30)
+    for path in files[:4]:
+        there(reader, path)
     assert reader._held == 400
-    assert len(disk.asked) == 4
     assert reader.read(files[39], MOST) == bytes([39]) * 100
     give_back()
+    assert sorted(path for path, _ in disk.asked) == sorted([*files[:4], files[39]])
+
+
+def test_a_file_that_there_is_no_room_for_does_not_hold_up_the_others(files, tmp_path, monkeypatch):
+    Disk(monkeypatch)
+    (tmp_path / "large").write_bytes(bytes(1000))
+    reader = Fetching()
+    give_back = reader.keep(450)
+    reader.fetch([str(tmp_path / "large"), str(tmp_path / "gone"), *files[:2]], MOST)
+    there(reader, files[1])
+    assert reader.read(str(tmp_path / "large"), MOST) == bytes(1000)
+    give_back()
+
+
+def test_room_that_is_taken_back_holds_up_nobody(files, monkeypatch):
+    # 1. Two loaders give room for 250 bytes. 2. Two files are held, and the next one waits for room. 3. One loader is
+    # closed, and what remains is too little for any file. 4. Reading goes on without reading ahead.
+    Disk(monkeypatch)
+    reader = Fetching()
+    first, second = reader.keep(200), reader.keep(50)
+    reader.fetch(files[:4], MOST)
+    there(reader, files[1])
+    waiting = reader._files[files[2]]
+    first()
+    assert waiting.done.wait(30)
+    assert [reader.read(path, MOST) for path in files[:4]] == [bytes([number]) * 100 for number in range(4)]
+    second()
+    assert reader._held == 0
+
+
+def test_a_mistake_of_its_own_is_logged_once_and_holds_up_nobody(files, monkeypatch, caplog):
+    reader = Fetching()
+    disk = Disk(monkeypatch)
+
+    def fails(path, most_bytes, root):
+        if "fetcher" in threading.current_thread().name:
+            raise AssertionError("a mistake")
+        return disk.fetched(path, most_bytes)
+
+    monkeypatch.setattr(fetching, "fetched", fails)
+    give_back = reader.keep(ROOM)
+    reader.fetch(files, MOST)
+    for path in files:
+        there(reader, path)
+    assert [reader.read(path, MOST) for path in files] == [bytes([number]) * 100 for number in range(40)]
+    give_back()
+    (record,) = caplog.records
+    assert "could not be read ahead" in record.getMessage()
+    assert record.exc_info[1].args == ("a mistake",)
+
+
+def test_what_is_wrong_with_a_file_is_not_logged(files, monkeypatch, caplog):
+    Disk(monkeypatch)
+    reader = Fetching()
+    give_back = reader.keep(ROOM)
+    reader.fetch([files[0] + "/no folder", *files[:1]], 10)  # and more than may be read
+    there(reader, files[0])
+    give_back()
+    assert not caplog.records
 
 
 def test_where_no_thread_can_be_started_nothing_waits_for_one(files, monkeypatch):
     Disk(monkeypatch)
     reader = Fetching()
-    give_back = reader.keep()
+    give_back = reader.keep(ROOM)
 
     def refuses(self):
         raise RuntimeError("can't start new thread")
@@ -204,7 +279,7 @@ def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
     Disk(monkeypatch)
     monkeypatch.setattr(fetching, "_STALE", 3)
     reader = Fetching()
-    give_back = reader.keep()
+    give_back = reader.keep(ROOM)
     reader.fetch(files[:1], MOST)
     reader._files[files[0]].done.wait(30)
     for number in range(1, 5):
@@ -219,7 +294,7 @@ def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
 def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
     Disk(monkeypatch)
     reader = Fetching()
-    first, second = reader.keep(), reader.keep()
+    first, second = reader.keep(ROOM), reader.keep(ROOM)
     made_cold(reader, files)
     reader.fetch(files[5:7], MOST)
     first()
@@ -235,7 +310,7 @@ def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
 def test_a_copy_in_another_process_begins_anew(files, monkeypatch):
     Disk(monkeypatch)
     reader = Fetching()
-    give_back = reader.keep()
+    give_back = reader.keep(ROOM)
     made_cold(reader, files)
     again = pickle.loads(pickle.dumps(reader))
     assert (again.wanted, reader.wanted) == (False, True)
@@ -254,7 +329,7 @@ def test_a_loader_reads_cold_files_ahead_and_delivers_the_same(tmp_path, monkeyp
     disk = Disk(monkeypatch)
     options = {"batch_size": 2, "shuffle": "global", "workers": 1, "queue_depth": 1}
     with AsyncLoader(source, options) as loader:
-        assert f"{HELD_BYTES >> 20}.0 MiB of files read ahead" in str(loader.footprint.budget)
+        assert "32.0 MiB of files read ahead" in str(loader.footprint.budget)
         batches = [next(loader) for _ in range(30)]
     assert all((batch["x"][:, 0] == batch["y"]).all() for batch in batches)
     assert sorted(int(number) for batch in batches for number in batch["y"]) == list(range(60))

@@ -9,6 +9,7 @@ import io
 import itertools
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -34,6 +35,7 @@ from lit_async_data.errors import (
     FormatError,
     ManifestError,
     MissingError,
+    SourceError,
 )
 from lit_async_data.sources.manifest import fetching, stored_file
 
@@ -393,6 +395,71 @@ def test_a_tree_that_is_none(tree, tmp_path):
         ManifestSource.from_folder(tree / "emu/deep")
 
 
+def test_files_of_other_kinds_are_counted(tree, caplog):
+    (tree / "auk/phone.HEIC").write_bytes(b"nothing")
+    ManifestSource.from_folder(tree)
+    (record,) = caplog.records
+    assert "left out what is no image or .npy file: 1 .heic, 1 .txt" in record.getMessage()
+    (tree / "dodo").mkdir()
+    (tree / "dodo/phone.HEIC").write_bytes(b"nothing")
+    with pytest.raises(
+        MissingError, match=r"^from_folder: .*dodo has no images .*in it, but 1 \.heic; convert those, or"
+    ):
+        ManifestSource.from_folder(tree)
+    (tree / "dodo/phone.HEIC").unlink()
+    with pytest.raises(
+        MissingError, match=r"dodo has no images or .npy files in it; put some there, or move the folder"
+    ):
+        ManifestSource.from_folder(tree)
+
+
+STAGES = [["train"], ["train", "val"], ["Train", "valid", "TEST"], ["training", "validation", "evaluation"]]
+
+
+@pytest.mark.parametrize("stages", STAGES, ids="-".join)
+def test_folders_of_stages_are_no_classes(stages, tree, tmp_path):
+    for stage in stages:
+        shutil.copytree(tree, tmp_path / "img" / stage)
+    with pytest.raises(ConfigError, match="which are names of stages") as caught:
+        ManifestSource.from_folder(tmp_path / "img")
+    for stage in stages:
+        assert f"from_folder('{tmp_path}/img/{stage}')" in str(caught.value)
+        assert len(ManifestSource.from_folder(tmp_path / "img" / stage)) == 12
+    assert "if these are the classes, rename one" in str(caught.value)
+    (tmp_path / "img" / stages[0]).rename(tmp_path / "img/bus")
+    assert "bus" in ManifestSource.from_folder(tmp_path / "img").spec["y"].classes
+
+
+def test_folders_of_stages_among_which_is_one_of_files(tree, tmp_path):
+    # Tests without labels: their files lie beside each other.
+    shutil.copytree(tree, tmp_path / "img/train")
+    shutil.copytree(tree / "owl", tmp_path / "img/test")
+    with pytest.raises(ConfigError, match="names of stages"):
+        ManifestSource.from_folder(tmp_path / "img")
+
+
+def test_classes_that_are_called_as_stages_are(tree, tmp_path):
+    for name in ("train", "test"):
+        shutil.copytree(tree / "owl", tmp_path / "img" / name)
+    assert ManifestSource.from_folder(tmp_path / "img").spec["y"].classes == ("test", "train")
+
+
+def test_errors_in_a_tree_name_the_folder_and_no_table(tree):
+    (tree / "emu/deep/10.png").write_bytes(b"nothing")
+    source = ManifestSource.from_folder(tree, check="none")
+    with pytest.raises(SourceError, match=rf"^file 7 of {tree}: {tree}/emu/deep/10\.png: ") as caught:
+        read(source, [7])
+    assert caught.value.row == 7
+    assert source.locate([7])[0].file == str(tree)
+    assert [part.file for part in source.parts] == [str(tree)]
+    source = ManifestSource.from_folder(tree, id="path", check="none")
+    (tree / "emu/deep/10.png").unlink()
+    with pytest.raises(MissingError, match=rf"^file 7 of {tree}, id 'emu/deep/10\.png': "):
+        read(source, [7])
+    with pytest.raises(ManifestError, match=rf"^{tree}, file 0, column 'label': 'auk' is not a number"):
+        ManifestSource.from_folder(tree, {"y": {"name": "label", "kind": "number"}}, check="none")
+
+
 def test_links_in_a_tree(tree, tmp_path):
     (tmp_path / "kiwi").mkdir()
     Image.fromarray(np.full((4, 4, 3), 99, np.uint8)).save(tmp_path / "kiwi/1.png")
@@ -490,6 +557,51 @@ def test_paths_that_are_taken_for_classes_are_told(tmp_path, caplog):
     assert [record.getMessage()[:62] for record in caplog.records] == [
         "column 'p': each of its 10 rows is a class of its own; if thes"
     ]
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (["scan.dat", "1.png", "2.png"], r"begins with 'scan\.dat', which is no file .* but also holds '1\.png'; mend"),
+        (["gone", "1.png", "1.png"], r"begins with 'gone', which is no file .* also holds '1\.png'"),
+        (["gone", "plain", "gone"], r"begins with 'gone', which is no file .* also holds 'plain'"),
+        (["a.dcm", "b.dcm", "a.dcm"], r"begins with 'a\.dcm', and all end in \.dcm, but there is no such file in "),
+    ],
+)
+@pytest.mark.parametrize("table", [dict, "csv", "dictionary"], ids=["memory", "csv", "dictionary"])
+def test_paths_are_not_made_classes_in_silence(paths, message, table, tmp_path):
+    for number in range(1, 3):
+        Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "plain").write_bytes((tmp_path / "1.png").read_bytes())
+    given = pa.table({"p": paths})
+    if table == "csv":
+        given = tmp_path / "t.csv"
+        given.write_text("\n".join(["p", *paths]))
+    if table == "dictionary":
+        given = pa.table({"p": pa.array(paths).dictionary_encode()})
+    with pytest.raises(ConfigError, match=rf"^fields\.x\.kind: column 'p' {message}") as caught:
+        ManifestSource(given, {"x": "p"}, root=tmp_path)
+    assert "say kind: image, npy or hdf5 if these are paths, or kind: class if they are classes" in str(caught.value)
+    source = ManifestSource(given, {"x": {"name": "p", "kind": "class"}}, root=tmp_path)
+    assert source.spec["x"].classes == tuple(sorted(set(paths)))
+
+
+def test_class_names_with_dots_and_slashes_are_classes(tmp_path, caplog):
+    for names in (["E.coli", "S.aureus"], ["v1.2", "v1.3"], ["Mr. X", "Mrs. Y"], ["one.txt"], ["n/a", "yes"]):
+        source = ManifestSource(pa.table({"y": names}), {"y": "y"}, root=tmp_path)
+        assert source.spec["y"].classes == tuple(sorted(names))
+    assert not caplog.records
+    ManifestSource(pa.table({"y": ["a/alley", "b/beach"]}), {"y": "y"}, root=tmp_path)
+    (record,) = caplog.records
+    assert "'a/alley' and others like it are taken for classes, since there are no such files" in record.getMessage()
+    given = {"name": "y", "kind": "class"}
+    ManifestSource(pa.table({"y": ["a/alley", "b/beach"]}), {"y": given}, root=tmp_path)
+    assert len(caplog.records) == 1
+
+
+def test_image_size_without_images_says_kind(tmp_path):
+    with pytest.raises(ConfigError, match=r"^image_size: .*: x \(column 'p'\); say kind: image of a column of paths"):
+        ManifestSource(pa.table({"p": ["one", "two"]}), {"x": "p"}, image_size=8)
 
 
 @pytest.mark.parametrize("named", [None, "more/data", "column"])

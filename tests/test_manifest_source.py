@@ -117,7 +117,7 @@ def test_a_table_of_text(format_, as_, folder):
     assert_is_the_table(source)
     where = source.locate([7])[0]
     assert (*where, where.id, where.path) == (str(path), "/", 7, "007", str(folder / "a/7.npy"))
-    assert str(source) == str(path)
+    assert source.name == str(path)
 
 
 def test_a_parquet_file(folder):
@@ -799,3 +799,101 @@ def test_a_field_that_is_wrong_begins_the_message(column, message, folder):
 def test_fields_that_are_none(fields):
     with pytest.raises(ConfigError, match=r"^fields"):
         ManifestSource(given(), fields)
+
+
+ORDER = ["low", "mid", "high", "never"]
+
+
+VALUES = ["mid", "low", "high", "mid"]
+
+
+def ordered_table(name, folder):
+    """A column of ordered categories, one of which never occurs, as each library and format has it."""
+    codes = pa.array([ORDER.index(value) for value in VALUES], pa.int8())
+    dictionary = pa.DictionaryArray.from_arrays(codes, ORDER, ordered=True)
+    if name == "polars Enum":
+        polars = pytest.importorskip("polars")
+        return polars.DataFrame({"a": polars.Series(VALUES, dtype=polars.Enum(ORDER))})
+    if name == "Arrow in chunks":  # the first of which knows fewer of the categories
+        first = pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.int8()), ["low", "mid"], ordered=True)
+        empty = pa.DictionaryArray.from_arrays(pa.array([], pa.int8()), pa.array([], pa.string()), ordered=True)
+        return pa.table({"a": pa.chunked_array([first, empty, dictionary[2:]])})
+    table = pa.table({"a": dictionary})
+    if "pandas" in name:
+        pandas = pytest.importorskip("pandas")
+        table = pandas.DataFrame({"a": pandas.Categorical(VALUES, ORDER, ordered=True)})
+    if name == "pandas in Parquet":
+        table = pa.Table.from_pandas(table)
+    if "Parquet" not in name:
+        return table
+    pq.write_table(table, folder / "t.parquet", row_group_size=2)
+    return folder / "t.parquet"
+
+
+@pytest.mark.parametrize(
+    "name", ["pandas", "polars Enum", "Arrow", "Arrow in chunks", "Arrow in Parquet", "pandas in Parquet"]
+)
+def test_ordered_categories_are_the_classes_in_their_order(name, tmp_path):
+    given = ordered_table(name, tmp_path)
+    source = ManifestSource(given, {"y": "a"})
+    assert source.spec["y"].classes == tuple(ORDER)
+    assert source.column("y").tolist() == [1, 0, 2, 1]
+    # Rows that are left out take no class with them.
+    source = ManifestSource(given, {"y": "a"}, filters=[["a", "!=", "low"]])
+    assert source.spec["y"].classes == tuple(ORDER)
+    assert source.column("y").tolist() == [1, 2, 1]
+    given_classes = {"name": "a", "classes": ["high", "mid", "low"]}
+    assert ManifestSource(given, {"y": given_classes}).column("y").tolist() == [1, 2, 0, 1]
+
+
+def test_lists_of_categories_of_polars():
+    polars = pytest.importorskip("polars")
+    lists = [["mid"], [], None, ["high", "low"]]
+    for kind, classes in ((polars.Enum(ORDER), tuple(ORDER)), (polars.Categorical, ("high", "low", "mid"))):
+        frame = polars.DataFrame({"a": polars.Series(lists, dtype=polars.List(kind))})
+        source = ManifestSource(frame, {"y": {"name": "a", "null": "drop"}})
+        assert source.spec["y"].classes == classes
+        found = [{classes[place] for place in np.flatnonzero(row)} for row in read(source, [0, 1, 2])["y"]]
+        assert found == [{"mid"}, set(), {"high", "low"}]
+
+
+def test_categories_in_several_orders_are_sorted_and_said(caplog):
+    one = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["low", "high"], ordered=True)
+    other = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["high", "low"], ordered=True)
+    source = ManifestSource(pa.table({"a": pa.chunked_array([one, other])}), {"y": "a"})
+    assert source.spec["y"].classes == ("high", "low")
+    assert source.column("y").tolist() == [1, 0, 0, 1]
+    (record,) = caplog.records
+    assert "column 'a': its parts have ordered categories in different orders" in record.getMessage()
+
+
+def test_patients_that_are_no_label_stay_out_of_the_fields_and_are_looked_up():
+    # Folds by patient: those of validation are none of training's, which is what is wanted.
+    count = 12
+    table = pa.table(
+        {
+            "patient": [f"p{number // 2}" for number in range(count)],
+            "fold": [number // 4 for number in range(count)],
+            "y": [number % 2 for number in range(count)],
+        }
+    )
+    fields = {"y": "y", "patient": "patient"}
+    train = ManifestSource(table, fields, filters=[["fold", "!=", 2]])
+    val = ManifestSource(table, fields, filters=[["fold", "==", 2]])
+    with pytest.raises(ManifestError, match="'p4' is not one of the 4 classes") as caught:
+        val.with_classes({"patient": train.spec["patient"].classes})
+    message = str(caught.value)
+    assert "train with it" not in message
+    assert "leave the row out" not in message
+    # Each way out that it names works.
+    given = {"y": "y", "patient": {"name": "patient", "classes": [f"p{number}" for number in range(6)]}}
+    assert '{"name": "patient", "classes": [...]}' in message
+    val = ManifestSource(table, given, filters=[["fold", "==", 2]]).with_classes({"patient": ["p0"]})
+    assert val.column("patient").tolist() == [4, 4, 5, 5]
+    assert "source.column('patient')[batch['ids']]" in message
+    source = ManifestSource(table, {"y": "y"}, filters=[["fold", "==", 2]])
+    for side in (source, SubsetSource(source, np.array([3, 1, 0]))):
+        with AsyncLoader(side, LoaderOptions(batch_size=4, shuffle="none", with_ids=True)) as loader:
+            batch = next(loader)
+            found = source.column("patient")[batch["ids"]].tolist()
+            assert found == (["p4", "p4", "p5", "p5"] if side is source else ["p5", "p4", "p4"])

@@ -20,8 +20,9 @@ def passes(*, shuffled=True):
 def run(of, steps=None, wanted=None):
     """The keys of one pass, or of its first steps."""
     keys = []
-    while (steps is None or len(keys) < steps) and (key := of.advance(lambda: (wanted, wanted))) is not None:
+    while (steps is None or len(keys) < steps) and (key := of.upcoming(lambda: (wanted, wanted))) is not None:
         keys.append(tuple(key))
+        of.at = of.after(key)
     return keys
 
 
@@ -71,9 +72,15 @@ def test_epochs_without_a_shuffle_are_counted_and_cannot_be_chosen():
 
 def test_a_batch_that_never_came_is_asked_for_again():
     of = passes()
-    run(of, steps=2)
-    of.step_back()
+    run(of, steps=1)
+    of.set_epoch(5)
+    assert of.upcoming(lambda: (None, None)) == of.upcoming(lambda: (None, None)) == (0, 1)
     assert run(of) == [(0, 1), (0, 2)]
+    of.restart()
+    assert of.upcoming(lambda: (None, None)) == (5, 0)
+    assert not of.begun
+    of.restart()
+    assert run(of) == whole(5)
 
 
 @pytest.mark.parametrize(("steps", "wanted"), [(0, (0, 0)), (1, (0, 1)), (2, (0, 2)), (3, (1, 0))])
@@ -95,8 +102,8 @@ def test_a_limit_is_where_the_next_epoch_is_expected_and_the_pass_goes_on_if_it_
 
 def test_a_check_before_training_takes_less_than_the_passes_after_it():
     of = passes()
-    first, second = of.advance(lambda: (2, None)), of.advance(lambda: (2, None))
-    assert [first, second, of.wanted] == [(0, 0), (0, 1), (1, 0)]
+    of.at = of.after(of.upcoming(lambda: (2, None)))
+    assert [*run(of, steps=1), of.wanted] == [(0, 1), (1, 0)]
     assert of._schedule.following(Key(1, 1)) == (1, 2)
     of.restart()
     assert run(of) == whole(1)

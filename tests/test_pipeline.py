@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -94,6 +95,12 @@ def taken(pipeline, key):
     return values
 
 
+def until(pipeline, true):
+    """Wait as its consumer does."""
+    while not true():
+        assert pipeline._arrived._silent.acquire(timeout=30)
+
+
 def epoch(pipeline, number):
     return [taken(pipeline, Key(number, step)) for step in range(3)]
 
@@ -113,8 +120,7 @@ def test_order_is_kept_when_a_later_batch_is_read_first():
         pipeline.prefetch(Key(0, 0))
         gate.wait_for(2)
         gate.open(4)
-        with pipeline._changed:
-            assert pipeline._changed.wait_for(lambda: pipeline._claimed[Key(0, 1)], 30)
+        until(pipeline, lambda: pipeline._claimed[Key(0, 1)])
         assert pipeline.poll(Key(0, 0)) is None
         gate.open(0, 8)
         assert epoch(pipeline, 0) == WHOLE
@@ -126,8 +132,7 @@ def test_no_more_is_read_ahead_than_there_are_slots():
     with running(gate, depth=2) as pipeline:
         pipeline.prefetch(Key(0, 0))
         gate.wait_for(3)
-        with pipeline._changed:
-            assert pipeline._changed.wait_for(lambda: pipeline.ready == 3, 30)
+        until(pipeline, lambda: pipeline.ready == 3)
         assert gate.asked == [0, 4, 8]
         assert len(pipeline.ring) == 3
 
@@ -194,17 +199,9 @@ def test_nothing_that_a_read_raises_kills_a_worker(error):
 
 
 def test_an_interrupt_in_the_callers_thread_is_an_interrupt():
-    interrupts = [KeyboardInterrupt()]
-
-    def read(epoch, samples, out):
-        if interrupts:
-            raise interrupts.pop()
-        copy_numbers(epoch, samples, out)
-
-    with running(read, workers=0) as pipeline:
-        with pytest.raises(KeyboardInterrupt):
-            taken(pipeline, Key(0, 0))
-        assert epoch(pipeline, 0) == WHOLE
+    """What follows it is the loader's business: see test_interrupts.py."""
+    with running(failing_at(0, KeyboardInterrupt()), workers=0) as pipeline, pytest.raises(KeyboardInterrupt):
+        taken(pipeline, Key(0, 0))
 
 
 def test_a_dead_worker_is_an_error_that_names_it(monkeypatch):
@@ -212,6 +209,113 @@ def test_a_dead_worker_is_an_error_that_names_it(monkeypatch):
     with running() as pipeline, pytest.raises(WorkerError, match="worker 0 is dead") as caught:
         pipeline.get(Key(0, 0))
     assert caught.value.worker == 0
+
+
+def test_a_worker_that_died_of_an_error_says_of_which(monkeypatch):
+    def claim(self, slot, worker):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(Pipeline, "_claim", claim)
+    with running() as pipeline, pytest.raises(WorkerError, match=r"ended by MemoryError: no more; close") as caught:
+        pipeline.get(Key(0, 0))
+    assert isinstance(caught.value.__cause__, MemoryError)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_in_planning_comes_at_its_place(workers, monkeypatch):
+    """It killed the worker, whose death then had no cause."""
+    stretch = EpochPlan.stretch
+
+    def planned(self, step, count):
+        if step == 1:
+            raise MemoryError("no more")
+        return stretch(self, step, count)
+
+    monkeypatch.setattr(EpochPlan, "stretch", planned)
+    with running(workers=workers) as pipeline:
+        assert taken(pipeline, Key(0, 0)) == WHOLE[0]
+        with pytest.raises(ReadError, match=r"^batch 1 of epoch 0 could not be read: MemoryError: no more$") as caught:
+            taken(pipeline, Key(0, 1))
+        assert isinstance(caught.value.__cause__, MemoryError)
+        assert taken(pipeline, Key(0, 2)) == WHOLE[2]
+
+
+class PutsLate:
+    """Slots that are put here become vacant when somebody waits for one."""
+
+    def __init__(self):
+        self._there, self._late = queue.SimpleQueue(), []
+
+    def put(self, slot):
+        self._late.append(slot)
+
+    def get_nowait(self):
+        return self._there.get_nowait()
+
+    def get(self, timeout):
+        for slot in self._late:
+            self._there.put(slot)
+        self._late.clear()
+        return self._there.get(timeout=timeout)
+
+
+def test_a_batch_that_another_thread_is_dropping_is_waited_for():
+    """1. The lease is dead. 2. The consumer asks for a slot. 3. The slot becomes vacant."""
+    with running(workers=0, depth=0, most_slots=1) as pipeline:
+        pipeline.prefetch(Key(0, 0))
+        there, pipeline.ring._vacant = pipeline.ring._vacant, PutsLate()
+        pipeline.ring._vacant.put(there.get_nowait())
+        assert pipeline.ring.take() == 0
+        pipeline.ring.abandon(0)
+        assert taken(pipeline, Key(0, 0)) == WHOLE[0]
+        assert taken(pipeline, Key(0, 1)) == WHOLE[1]
+
+
+def test_a_slot_that_never_becomes_vacant_is_an_error(monkeypatch):
+    monkeypatch.setattr(pipeline_module, "POLL_S", 0.001)
+    with running(workers=0, depth=0, most_slots=1, timeout_s=0.01) as pipeline:
+        batch = kept(pipeline, Key(0, 0))
+        with pytest.raises(StalledError, match=r"no slot became free in 0.01 s, of 1, of which 1 hold batches"):
+            pipeline.get(Key(0, 1))
+        del batch
+
+
+# -- errors that stop nothing ------------------------------------------------------------------------------------------
+
+
+def logged(caplog):
+    return [record.getMessage() for record in caplog.records if "please report" in record.getMessage()]
+
+
+@pytest.mark.parametrize(("error", "lines"), [(ValueError("a bug"), 1), (SourceError("the disk"), 0)])
+def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(error, lines, caplog):
+    def prepare(keys, cursor, oldest):
+        raise error
+
+    with running() as pipeline:
+        pipeline._prepare = prepare
+        for number in range(3):
+            assert epoch(pipeline, number) == WHOLE
+    assert len(logged(caplog)) == lines
+    if lines:
+        (line,) = logged(caplog)
+        assert "in prepare" in line
+        assert "ValueError: a bug" in line
+
+
+def test_an_error_of_reading_together_that_no_batch_has_alone_is_logged_once(caplog):
+    def read(epoch, samples, out):
+        if len(samples) > BATCH:
+            raise RuntimeError("dictionary changed size")
+        copy_numbers(epoch, samples, out)
+
+    with running(read, length=24, batches=6) as pipeline:
+        inline = InlineQueue(pipeline, 1, None)
+        for number in range(3):
+            assert [taken_from(inline, Key(number, step)).tolist()[0] for step in range(6)] == [0, 4, 8, 12, 16, 20]
+        inline.close()
+    (line,) = logged(caplog)
+    assert "RuntimeError: dictionary changed size" in line
 
 
 def test_a_thread_that_cannot_start_is_an_error(monkeypatch):

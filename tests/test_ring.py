@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 import threading
 from pathlib import Path
 
@@ -263,3 +264,17 @@ def test_being_woken_is_not_lost_among_free_slots():
     ring = ring_of(2)
     ring.wake(1)
     assert [ring.take(timeout=0) for _ in range(4)].count(None) == 2
+
+
+def test_the_end_of_a_lease_runs_no_python_code():
+    """Else an interrupt can arrive there, which CPython prints and drops: Ctrl-C would have no effect."""
+    ring = ring_of(1)
+    kept = lent(ring)[3:]
+    called = []
+    sys.setprofile(lambda frame, event, argument: called.append((event, frame.f_code.co_name)))
+    try:
+        del kept
+    finally:
+        sys.setprofile(None)
+    assert [name for event, name in called if event == "call"] == []
+    assert ring.take(timeout=0) == 0

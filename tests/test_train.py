@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,16 @@ import h5py
 import hydra
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf, open_dict, read_write
+
+from lit_async_data import commandline
 
 with contextlib.suppress(ImportError):
     from pyarrow import csv
@@ -159,6 +165,55 @@ def test_every_experiment_runs(typed, choice):
         (["ckpt_path=nope.ckpt"], "ckpt_path: nope.ckpt is not a file"),
         (["data=hdf5"], "data.train.path: missing; give it, as in data.train.path=VALUE"),
         (["data=hdf5", "data.train.path=no.h5"], "no.h5: there is no such file"),
+        # What was meant, found by the last part of the key; never a key of another stage.
+        (["batch_size=32"], "batch_size: no such key; did you mean loader.batch_size?"),
+        (["data.loader.batch_size=3"], "data.loader.batch_size: no such key; did you mean loader.batch_size?"),
+        (["data.train.batch_size=4"], "did you mean loader.batch_size?"),
+        (["data.val.batch_size=4"], "did you mean data.val_loader.batch_size?"),
+        (["data.val_loader.shuffle=true"], "to set it for this stage only, write +data.val_loader.shuffle=…"),
+        (["optimizer.lr=1"], "optimizer.lr: no such key; did you mean model.lr?"),
+        (["num_workers=2"], "num_workers: no such key; did you mean loader.workers?"),
+        (["prefetch_factor=2"], "prefetch_factor: no such key; of the loader, use queue_depth"),
+        (["epochs=2"], "epochs: no such key; did you mean trainer.max_epochs or trainer.min_epochs?"),
+        (["trainer.xyzzy=2"], "trainer.overfit_batches, … (30 in all; --cfg job shows them)"),
+        (["data=hdf5", "data.path=x.h5"], "data.path: no such key; did you mean data.train.path?"),
+        (["data=hdf5_split", "data.path=x.h5"], "data.path: no such key; did you mean data.source.path?"),
+        (["data.path=x.h5"], "data.path: no such key; for files of your own, write data=hdf5 data.train.path=…"),
+        (
+            ["data=hdf5", "data.train.path=x.h5", "data.train.fields.x=X_train"],
+            "data.train.fields.x: no such key; give all of it at once: 'data.train.fields={x: X_train, y: labels}'",
+        ),
+        (["data=hdf5_split", "data.split.train=0.8"], "'data.split={train: 0.8, val: 0.15, test: 0.15}'"),
+        # What Hydra and Lightning would say over several lines, or in words that lead astray.
+        (["data.train.path=x (v2).h5"], "in quotes of its own; write 'data.train.path=\"x (v2).h5\"'"),
+        (["data.train.fields={x: a"], "data.train.fields: {x: a cannot be read (no viable alternative"),
+        (["data"], "data: no value; write data=VALUE"),
+        (["loader=null"], "loader: null is no choice; there are threads; leave loader= out for the usual one"),
+        (
+            ["callbacks=null"],
+            "there are default, device_prefetcher, early_stopping, model_checkpoint, none, progress_bar",
+        ),
+        (
+            ["data=hdf5", "data.train=x.h5"],
+            "data.train: 'x.h5' cannot replace all of its settings; set one of them, as in",
+        ),
+        (
+            ["model._target_=nope.Net"],
+            "model._target_: there is no nope.Net to import. Are you sure that module 'nope' is",
+        ),
+        (["model._target_=torch.nn.ReLU"], "model._target_: torch.nn.ReLU gives a ReLU, not a LightningModule"),
+        (["ckpt_path=last"], "ckpt_path: 'last' is Lightning's word for a checkpoint of the same run"),
+        (["ckpt_path=."], "ckpt_path: . is a folder; give a file in it"),
+        # What would be trained or tested in vain.
+        (["train=false"], "train: false without ckpt_path would test weights that nobody has trained"),
+        (["data.train=null"], "data.train: null leaves nothing to train on"),
+        (["debug=fdr", "data.train=null"], "data.train: null leaves nothing to train on"),
+        (["model.classes=3"], "model.classes: 3, but field 'y' has 10 classes, 0 to 9; leave it out"),
+        (["model.channels=3"], "model.channels: 3, but the images of field 'x' have 1"),
+        (["model.x=image"], "model.x: there is no field 'image', but x, y; name one of these with model.x=KEY"),
+        (["model.y=label"], "model.y: there is no field 'label', but x, y"),
+        (["model.width=0"], "model.width: 0 is not above 0"),
+        (["model.lr=-1"], "model.lr: -1 is not above 0"),
         (["optimized_metric=val/ac", "train=false", "test=false"], "optimized_metric: 'val/ac' is not one of"),
         (["-m", "trainer.devices=2", "trainer=ddp_sim"], "trainer.devices: 2 with --multirun: each process would"),
     ],
@@ -171,6 +226,26 @@ def test_a_mistake_ends_with_one_line_that_names_the_key_as_typed(typed, argumen
     assert ending.startswith("error: ")
     assert said in ending
     assert "\n" not in ending
+
+
+@pytest.mark.parametrize("value", ["x (v2).h5", r"file:(patient_\d+)", "it's (a).h5", 'a "b" (c).h5', "a b=c (d),e.h5"])
+def test_the_quotes_that_a_message_names_are_right(value):
+    with pytest.raises(OverrideParseException) as caught:
+        OverridesParser.create().parse_overrides([f"data.train.path={value}"])
+    (written,) = shlex.split(commandline.explained(caught.value, [], "").partition("; write ")[2])
+    assert OverridesParser.create().parse_override(written).value() == value
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "older.ckpt"])
+def test_the_newest_last_checkpoint_is_named_for_the_word_of_lightning(typed, tmp_path, name):
+    for number, run in enumerate(("2026-11-21", "2026-11-22")):
+        file = tmp_path / "logs/train/runs" / run / "checkpoints" / "last.ckpt"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (number, number) if name == "last.ckpt" else (-number, -number))
+    _, ending = typed("ckpt_path=last", *QUIET)
+    newest = "2026-11-22" if name == "last.ckpt" else "2026-11-21"
+    assert ending.endswith(f"as in ckpt_path={tmp_path}/logs/train/runs/{newest}/checkpoints/last.ckpt")
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -219,6 +294,77 @@ def test_a_foreign_file_says_what_is_left_out(composed, tmp_path, monkeypatch):
     assert "callback early_stopping is left out" in text
     assert "no test set (data.test): testing is skipped" in text
     assert said[-1].startswith("training waited ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("[data, labels]", "tuples of data, labels.*name the fields, as in 'data.train.fields={x: data, y: labels}'"),
+        ("{x: data}", "model.y: there is no field 'y', but x; name one of these with model.y=KEY, or add y to"),
+        ("{x: data, y: weights}", "field 'y' is float64 and holds no class numbers"),
+        ("{x: weights, y: labels}", r"field 'x' has samples of shape \(\)"),
+    ],
+)
+def test_fields_that_the_model_cannot_take_are_named(typed, tmp_path, fields, said):
+    path = image_file(tmp_path / "x.h5")
+    with h5py.File(path, "a") as file:
+        file["weights"] = np.ones(len(file["labels"]))
+    _, ending = typed("data=hdf5", f"data.train.path={path}", f"data.train.fields={fields}", *QUIET)
+    assert re.search(said, ending)
+    assert "\n" not in ending
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before:UserWarning")
+def test_a_run_that_would_resume_in_mid_epoch_ends_with_one_line(typed, tmp_path):
+    saving = ["+callbacks.model_checkpoint.every_n_train_steps=7", "callbacks.model_checkpoint.monitor=null"]
+    assert typed("trainer.max_epochs=1", "test=false", *saving, *QUIET)[1] is None
+    saved = next((tmp_path / "logs").rglob("epoch_000.ckpt"))
+    _, ending = typed(f"ckpt_path={saved}", "test=false", *saving, *QUIET)
+    assert ending.startswith(f"error: ckpt_path: {saved} was written after 14 of 20 batches of epoch 0, and training")
+    assert "\n" not in ending
+
+
+def test_weights_of_no_step_are_not_tested(composed, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    import train
+
+    metrics, _ = train.train(composed("trainer.max_epochs=0", *QUIET))
+    assert "test/acc" not in metrics
+
+
+class Small(pl.LightningModule):
+    """A network of a user's own, which takes none of what the demo's takes but one."""
+
+    def __init__(self, lr=0.5, depth=1):
+        super().__init__()
+        self.lr, self.depth = lr, depth
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, number):
+        return self.layer(batch["x"].float().mean()[None])
+
+    def validation_step(self, batch, number):
+        self.log("val/acc", 0.0)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+@pytest.mark.parametrize("typed_too", [[], ["+model.depth=3", "model.lr=0.25"]])
+def test_a_network_of_ones_own_gets_what_it_takes(composed, monkeypatch, typed_too):
+    monkeypatch.syspath_prepend(str(ROOT))
+    import train
+
+    target = f"model._target_={__name__}.Small"
+    cfg = composed(target, *typed_too, "test=false", "trainer.fast_dev_run=true", "trainer.limit_val_batches=0", *QUIET)
+    model = train.train(cfg)[1]["model"]
+    assert (model.lr, model.depth) == ((0.25, 3) if typed_too else (0.01, 1))
+
+
+def test_what_is_typed_for_a_network_of_ones_own_is_never_left_out(typed):
+    _, ending = typed(f"model._target_={__name__}.Small", "model.width=3", *QUIET)
+    assert "model: TypeError: " in ending
+    assert "unexpected keyword argument 'width'" in ending
 
 
 # -- tables of files ---------------------------------------------------------------------------------------------------
@@ -339,6 +485,6 @@ def test_a_sweep_ends_with_how_long_each_run_waited(typed):
 
 
 def test_a_sweep_without_training_or_callback_knows_of_no_waiting(typed):
-    said, ending = typed("-m", "train=false", "callbacks=none", "seed=1,2", *QUIET)
+    said, ending = typed("-m", "train=false", "test=false", "callbacks=none", "seed=1,2", *QUIET)
     assert ending is None
     assert said.strip().splitlines()[-1] == "data wait unknown → unknown"

@@ -192,6 +192,23 @@ class DrawingSource(Source, Protocol):
         ...
 
 
+def shown(source: Source, name: str) -> str:
+    """A source as ``repr`` shows it: its class, size, origin and fields."""
+    return f"<{type(source).__name__} of {described(len(source), name, source.spec)}>"
+
+
+def described(samples: int, name: str, spec: BatchSpec) -> str:
+    """How many samples there are, where they come from, and their fields.
+
+    Args:
+        samples: How many.
+        name: Where they come from, as messages say it; that of a subset begins with how many there are.
+        spec: Their fields.
+    """
+    size = f"{samples:,} "
+    return f"{name if name.startswith(size) else f'{size}samples from {name}'}: {spec}"
+
+
 def layout_of(source: Source) -> ChunkLayout:
     """Which samples lie together, also where every sample must be looked at to tell: such a source has a ``layout``."""
     found = getattr(source, "layout", None)
@@ -262,5 +279,25 @@ class KeepingSource(Source, Protocol):
 
         Returns:
             What gives the room back.
+        """
+        ...
+
+
+@runtime_checkable
+class FetchingSource(KeepingSource, Protocol):
+    """A source that can read files as a whole before their samples are wanted, and hold them until then."""
+
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample, as estimated from a few; 0 where nothing would be held."""
+        ...
+
+    def read_ahead(self, nbytes: int) -> Callable[[], None]:
+        """Allow `prepare` to read files ahead.
+
+        Args:
+            nbytes: Room for those that are held.
+
+        Returns:
+            What takes that back.
         """
         ...

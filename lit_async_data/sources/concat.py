@@ -17,6 +17,7 @@ from lit_async_data.permutation import Indices, Words
 from lit_async_data.sources.base import (
     ChunkLayout,
     DrawingSource,
+    FetchingSource,
     KeepingSource,
     Location,
     Part,
@@ -26,6 +27,7 @@ from lit_async_data.sources.base import (
     draws,
     ids_of,
     layout_of,
+    shown,
 )
 from lit_async_data.sources.places import (
     Places,
@@ -64,8 +66,8 @@ class ConcatSource:
     Example:
         >>> from lit_async_data.testing import ArraySource
         >>> both = ConcatSource([ArraySource({"y": np.arange(3)}), ArraySource({"y": np.arange(5)})])
-        >>> len(both), str(both), both.locate([4])[0].row
-        (8, 'ArraySource and 1 more', 1)
+        >>> len(both), both, both.locate([4])[0].row
+        (8, <ConcatSource of 8 samples from ArraySource and 1 more: y int64>, 1)
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -85,7 +87,12 @@ class ConcatSource:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return shown(self, self.name)
+
+    @property
+    def name(self) -> str:
+        """The first source, and how many more, for messages."""
         more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
         return f"{name_of(self.sources[0])}{more}"
 
@@ -249,6 +256,10 @@ class ConcatSource:
     def _keepers(self) -> list[KeepingSource]:
         return [source for source in self._keeping if source is not None]
 
+    @property
+    def _fetchers(self) -> list[FetchingSource]:
+        return [source for source in self._keepers if isinstance(source, FetchingSource)]
+
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """Get ready what will be read soon; see `KeepingSource.prepare`."""
         useful = False
@@ -271,10 +282,17 @@ class ConcatSource:
         """Bytes of everything that must be decoded."""
         return sum(source.decodable_bytes for source in self._keepers)
 
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes of files that they read ahead, at most."""
-        return sum(getattr(source, "fetched_bytes", 0) for source in self.sources)
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample, of the source with the largest; see `FetchingSource.file_bytes`."""
+        return max((source.file_bytes() for source in self._fetchers), default=0)
+
+    def read_ahead(self, nbytes: int) -> Callable[[], None]:
+        """Allow to read files ahead; the room is shared in proportion to the bytes of their files."""
+        sizes = [source.file_bytes() * len(source) for source in self._fetchers]
+        with contextlib.ExitStack() as stack:
+            for source, size in zip(self._fetchers, sizes, strict=True):
+                stack.callback(source.read_ahead(nbytes * size // max(sum(sizes), 1)))
+            return stack.pop_all().close
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; the cache is shared in proportion to what must be decoded."""

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError, few
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, Location
+from lit_async_data.sources.base import ChunkLayout, Location, shown
 from lit_async_data.sources.values import ELSEWHERE, UnfitError, as_array, filled_at_once
 from lit_async_data.spec import Array, BatchSpec, FieldSpec
 
@@ -71,7 +71,7 @@ class DatasetSource:
             raise SourceError(said, sample_id=0) from error.__cause__
         fields = {key: self._field(key, value) for key, value in _by_key(first).items()}
         if not fields:
-            raise FormatError(f"{self}[0] holds no value; a sample needs at least one", sample_id=0)
+            raise FormatError(f"{self.name}[0] holds no value; a sample needs at least one", sample_id=0)
         self._spec = BatchSpec(fields, as_mapping=isinstance(first, Mapping))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,7 +80,12 @@ class DatasetSource:
     def __len__(self) -> int:
         return self._length
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return shown(self, self.name)
+
+    @property
+    def name(self) -> str:
+        """The class of the dataset, for messages."""
         return type(self.dataset).__name__
 
     @property
@@ -118,7 +123,7 @@ class DatasetSource:
         Raises:
             IndexError: A number is not in ``range(len(self))``.
         """
-        return [Location(str(self), "/", number) for number in self._checked(ids)]
+        return [Location(self.name, "/", number) for number in self._checked(ids)]
 
     def close(self) -> None:
         """Nothing to close: the dataset is yours."""
@@ -133,7 +138,7 @@ class DatasetSource:
         for number in numbers:
             # A list counts negative numbers from its end, and so do datasets over one.
             if type(number) is not int or not 0 <= number < self._length:
-                raise IndexError(f"sample {number!r} of {self._length} in {self}")
+                raise IndexError(f"sample {number!r} of {self._length} in {self.name}")
         return numbers
 
     # -- the dataset's own code -----------------------------------------------------------------------------------
@@ -150,10 +155,10 @@ class DatasetSource:
         try:
             return _plain(self.dataset[number])
         except Exception as error:
-            raise _failed(f"{self}[{number}]", number, error) from error
+            raise _failed(f"{self.name}[{number}]", number, error) from error
 
     def _many(self, numbers: list[int]) -> list[Any]:
-        call = f"{self}.__getitems__([{few(numbers)}])"
+        call = f"{self.name}.__getitems__([{few(numbers)}])"
         try:
             found = self.dataset.__getitems__(list(numbers))
             samples = [_plain(sample) for sample in found]
@@ -187,7 +192,7 @@ class DatasetSource:
 
     def _field(self, key: Any, value: Any) -> FieldSpec:
         if not isinstance(key, str):
-            raise FormatError(f"{self}[0]: the key {key!r} is no text; name the fields of a sample", sample_id=0)
+            raise FormatError(f"{self.name}[0]: the key {key!r} is no text; name the fields of a sample", sample_id=0)
         array = self._array(0, key, value)
         return FieldSpec(array.shape, array.dtype.newbyteorder("="))
 
@@ -195,29 +200,29 @@ class DatasetSource:
         try:
             return as_array(value)
         except UnfitError as error:
-            raise FormatError(f"{self}[{number}], field {key!r}: {error}", sample_id=number) from None
+            raise FormatError(f"{self.name}[{number}], field {key!r}: {error}", sample_id=number) from None
 
     def _fitting(self, number: int, key: str, value: Any) -> Array:
         """A value as an array of the shape of sample 0, and of a type that casts to that of sample 0."""
         array, field = self._array(number, key, value), self._spec[key]
         if array.shape != field.shape:
             raise FormatError(
-                f"{self}[{number}], field {key!r}: its shape is {array.shape}, that of sample 0 is {field.shape}; pad "
-                f"or crop in the dataset, or else: {ELSEWHERE}",
+                f"{self.name}[{number}], field {key!r}: its shape is {array.shape}, that of sample 0 is {field.shape}; "
+                f"pad or crop in the dataset, or else: {ELSEWHERE}",
                 sample_id=number,
             )
         if array.dtype != field.dtype and not np.can_cast(array.dtype, field.dtype, "safe"):
             raise FormatError(
-                f"{self}[{number}], field {key!r}: its type is {array.dtype}, that of sample 0 is {field.dtype}, which "
-                "cannot hold all of its values; make all samples of one type in the dataset",
+                f"{self.name}[{number}], field {key!r}: its type is {array.dtype}, that of sample 0 is {field.dtype}, "
+                "which cannot hold all of its values; make all samples of one type in the dataset",
                 sample_id=number,
             )
         return array
 
     def _other_keys(self, number: int, values: Mapping[Any, Any]) -> FormatError:
         return FormatError(
-            f"{self}[{number}] has the fields {list(values)}, sample 0 has {list(self._spec.fields)}; return the same "
-            "ones for every sample",
+            f"{self.name}[{number}] has the fields {list(values)}, sample 0 has {list(self._spec.fields)}; return "
+            "the same ones for every sample",
             sample_id=number,
         )
 

@@ -150,7 +150,10 @@ def values_of(source: Source, key: str, option: str) -> npt.NDArray[Any]:
 
 
 def name_of(source: Source) -> str:
-    """A source as messages name it: as it says, or by its class."""
+    """A source as messages name it: by where its samples come from, as it says, or by its class."""
+    name = getattr(source, "name", None)
+    if isinstance(name, str):
+        return name
     return type(source).__name__ if type(source).__str__ is object.__str__ else str(source)
 
 

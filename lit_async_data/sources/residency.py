@@ -13,7 +13,8 @@ def is_cold(descriptor: int, offset: int) -> bool | None:
     except BlockingIOError:
         return True
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+        # Of a disk that fails, the read itself will say so.
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.EIO):
             raise
         return None
     return False

@@ -16,6 +16,7 @@ from lit_async_data.permutation import Indices, Words
 from lit_async_data.sources.base import (
     ChunkLayout,
     DrawingSource,
+    FetchingSource,
     KeepingSource,
     Location,
     Part,
@@ -24,6 +25,7 @@ from lit_async_data.sources.base import (
     draws,
     ids_of,
     layout_of,
+    shown,
 )
 from lit_async_data.sources.places import (
     Places,
@@ -63,8 +65,8 @@ class SubsetSource:
         >>> from lit_async_data.testing import ArraySource
         >>> whole = ArraySource({"y": np.arange(10)})
         >>> subset = SubsetSource(whole, [7, 3, 4])
-        >>> len(subset), subset.ids(np.array([0, 2])).tolist(), str(subset)
-        (3, [7, 4], '3 of 10 samples of ArraySource')
+        >>> len(subset), subset.ids(np.array([0, 2])).tolist(), subset
+        (3, [7, 4], <SubsetSource of 3 of 10 samples of ArraySource: y int64>)
         >>> len(SubsetSource(whole, np.arange(10) % 2 == 0))
         5
     """
@@ -85,7 +87,12 @@ class SubsetSource:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return shown(self, self.name)
+
+    @property
+    def name(self) -> str:
+        """How many samples of which source, for messages."""
         return f"{len(self):,} of {len(self.source):,} samples of {name_of(self.source)}"
 
     @property
@@ -207,10 +214,13 @@ class SubsetSource:
         """Bytes of everything in the whole that must be decoded."""
         return 0 if self._keeping is None else self._keeping.decodable_bytes
 
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes of files that the whole reads ahead, at most."""
-        return int(getattr(self.source, "fetched_bytes", 0))
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample; see `FetchingSource.file_bytes`."""
+        return self.source.file_bytes() if isinstance(self.source, FetchingSource) else 0
+
+    def read_ahead(self, nbytes: int) -> Callable[[], None]:
+        """Allow to read files ahead; see `FetchingSource.read_ahead`."""
+        return self.source.read_ahead(nbytes) if isinstance(self.source, FetchingSource) else _nothing
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `KeepingSource.keep`."""

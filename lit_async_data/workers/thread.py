@@ -1,12 +1,41 @@
-"""`ThreadWorker`: a thread that does one piece of work after another until there is none."""
+"""`ThreadWorker`: a thread that does one piece of work after another until there is none.
+
+What it knows of its thread it keeps itself, in locks made of C. An interrupt (Ctrl-C) inside `is_alive` or `join` of
+`threading.Thread` makes that class take a living thread for a dead one for ever (bpo-45274), and one inside
+`threading.Condition.__enter__` leaves its lock locked.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 
 from lit_async_data.errors import WorkerError
+
+
+class Bell:
+    """Wakes one thread that waits, now or when it next does. An interrupt can come at any point of it.
+
+    Example:
+        >>> bell = Bell()
+        >>> bell.ring()
+        >>> bell.wait(60.0)  # returns at once
+    """
+
+    def __init__(self) -> None:
+        self._silent = threading.Lock()  # held while there is nothing to wake up for
+        self._silent.acquire()
+
+    def ring(self) -> None:
+        """Wake the thread that waits, or the next that does; several rings may count as one."""
+        with contextlib.suppress(RuntimeError):  # it has rung already
+            self._silent.release()
+
+    def wait(self, timeout: float) -> None:
+        """Wait for a ring, at most this many seconds."""
+        self._silent.acquire(timeout=timeout)
 
 
 class ThreadWorker:
@@ -16,29 +45,43 @@ class ThreadWorker:
         number: Which worker it is, for messages.
         work: Does one piece and returns True, or returns False to end the thread. It gets the worker, and says in
             `begin` and `rest` what it is doing.
+
+    Attributes:
+        error: What has ended the thread, if ``work`` raised it.
     """
 
     def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
         self.number = number
-        self._work = work
+        self._work: Callable[[ThreadWorker], bool] | None = work  # None when the thread has ended, or will never work
         self._task: tuple[object, float] | None = None
-        self._thread = threading.Thread(target=self._run, name=f"lit_async_data reader {number}", daemon=True)
+        self.error: BaseException | None = None
+        self._started = False  # whether `start` has returned
+        self._fate = threading.Lock()  # taken by the thread that begins to work, or by whoever keeps it from that
+        self._working = threading.Lock()  # held by the thread while it works
+        self._thread = threading.Thread(target=self._main, name=f"lit_async_data reader {number}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread.
+        """Start the thread. If that is interrupted, `join` sees to it that it does no work.
 
         Raises:
             WorkerError: The system gives no more threads.
         """
         try:
+            self._working.acquire()
             self._thread.start()
         except RuntimeError as error:
             raise WorkerError(f"worker {self.number} could not be started: {error}", worker=self.number) from error
+        self._started = True
 
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread.is_alive()
+        return self._started and self._work is not None
+
+    @property
+    def reason(self) -> str:
+        """What has ended the thread, for a message; empty if no error has."""
+        return "" if self.error is None else f" by {type(self.error).__name__}: {self.error}"
 
     def begin(self, task: object) -> None:
         """Note what the worker is at from now on; it is made text only if somebody asks."""
@@ -55,11 +98,35 @@ class ThreadWorker:
             doing = f"has been at {task} for {time.monotonic() - since:.1f} s"
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
 
-    def join(self, timeout: float) -> None:
-        """Wait for the thread to end, at most this many seconds."""
-        if self.alive and threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread to end, at most this many seconds.
+
+        Returns:
+            Whether it has ended. One that has not begun to work never will.
+        """
+        if threading.current_thread() is self._thread:
+            return False
+        if self._fate.acquire(blocking=False):
+            self._work = None  # an interrupted `start` may have left the thread in Python's own lists: it keeps nothing
+        elif self._work is not None:
+            if not self._working.acquire(timeout=timeout):
+                return False
+            self._working.release()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)  # it has only to leave
+        return True
+
+    def _main(self) -> None:
+        if not self._fate.acquire(blocking=False):
+            return
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001  # whoever waits for this worker raises it
+            self.error = error
+        finally:
+            self._work = None
+            self._working.release()
 
     def _run(self) -> None:
-        while self._work(self):
+        while self._work is not None and self._work(self):
             pass

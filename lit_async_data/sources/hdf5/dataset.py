@@ -8,15 +8,25 @@ import functools
 import logging
 import math
 import os
+import posixpath
 from typing import Any
 
 import h5py
 import numpy as np
 
-from lit_async_data.errors import ConfigError, FormatError, MissingError
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.codecs import filters_of
+from lit_async_data.sources.hdf5.failures import FOREIGN, retried
 from lit_async_data.sources.hdf5.identity import Others, other_files
-from lit_async_data.sources.hdf5.index import MISSING, ChunkIndex, index_of, lies_as_numpy, refusal
+from lit_async_data.sources.hdf5.index import (
+    MISSING,
+    ChunkIndex,
+    check_refused,
+    in_one_file,
+    index_of,
+    lies_as_numpy,
+    refusal,
+)
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.spec import TENSOR_TYPES, FieldSpec
 
@@ -90,9 +100,10 @@ def look_at(
     Raises:
         MissingError: There is no such dataset; near names are suggested.
         FormatError: It is a group, holds no numbers, or no samples, or nothing here decodes it.
+        CorruptError: It is damaged.
         ConfigError: ``layout`` does not fit it.
     """
-    dataset = _opened(file, path, name)
+    dataset = opened_dataset(file, path, name)
     where: dict[str, Any] = {"file": path, "dataset": name}
     full = f"{path}:/{name.strip('/')}"
     others = other_files(dataset, file, name, allowed=external)
@@ -108,7 +119,7 @@ def look_at(
     if not stored and dtype.kind in "iu":
         dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
-    offset = None if others else _raw_offset(dataset)
+    offset = None if others else _raw_offset(dataset, full, where)
     index, slow = (None, "its values lie in other files") if others else _index(dataset, cache, full, where)
     return StoredDataset(
         path=path,
@@ -161,51 +172,109 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, i
     return layout.index("N"), rest.index("C") if "C" in rest else None
 
 
-def _opened(file: h5py.File, path: str, name: str) -> h5py.Dataset:
+def opened_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
+    """A dataset of a file that is open.
+
+    Args:
+        file: The file.
+        path: Its path, for messages.
+        name: Name of the dataset.
+
+    Raises:
+        MissingError: There is none of this name, or a link leads nowhere; near names are suggested.
+        FormatError: It is something else.
+        CorruptError: It is there, but libhdf5 cannot open it.
+    """
+    full = f"{path}:/{name.strip('/')}"
     where: dict[str, Any] = {"file": path, "dataset": name}
     try:
-        found = file.get(name)
-    except (OSError, RuntimeError) as error:
-        raise FormatError(f"{path}:/{name.strip('/')} cannot be opened: {error}", **where) from error
-    if found is None:
-        link = file.get(name, getlink=True)
-        if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
-            to = f"{link.path} of {link.filename}" if isinstance(link, h5py.ExternalLink) else link.path
-            raise MissingError(f"{path}:/{name.strip('/')} is a link to {to}, which is not there", **where)
-        raise MissingError(f"{path} has no dataset {name!r}; {_names_near(file, name)}", **where)
+        found = file[name]
+    except KeyError as error:
+        raise _not_found(file, path, name, error) from error
+    except RuntimeError as error:
+        if "too many links" not in str(error):
+            raise
+        raise FormatError(f"{full} cannot be opened, since its links lead in a circle: {error}", **where) from error
     if isinstance(found, h5py.Group):
-        raise FormatError(f"{path}:/{name.strip('/')} is a group, not a dataset; {_names_in(found)}", **where)
+        raise FormatError(f"{full} is a group, not a dataset; {_names_in(found)}", **where)
     if not isinstance(found, h5py.Dataset):
-        raise FormatError(f"{path}:/{name.strip('/')} is a {type(found).__name__}, not a dataset", **where)
+        raise FormatError(f"{full} is a {type(found).__name__}, not a dataset", **where)
     return found
 
 
-def _names_near(file: h5py.File, name: str) -> str:
-    parent, _, last = name.strip("/").rpartition("/")
-    group = file.get(parent) if parent else file
-    if not isinstance(group, h5py.Group):
-        return _names_in(file)
-    near = difflib.get_close_matches(last, list(group), n=3, cutoff=0.5)
-    if not near:
-        return _names_in(group)
-    return "did you mean " + " or ".join(f"{parent}/{n}" if parent else n for n in near) + "?"
+def _not_found(file: h5py.File, path: str, name: str, error: KeyError) -> SourceError:
+    """Why h5py does not find a dataset: there is no link of this name, its link leads nowhere, or it is damaged."""
+    full = f"{path}:/{name.strip('/')}"
+    where: dict[str, Any] = {"file": path, "dataset": name}
+    try:
+        link = file.get(name, getlink=True)
+    except TypeError:
+        return FormatError(f"{full} is a link of a kind that h5py cannot follow; give the dataset it leads to", **where)
+    if link is None:
+        return MissingError(f"{path} has no dataset {name!r}{_instead(file, name)}", **where)
+    if isinstance(link, h5py.ExternalLink):
+        to = f"{link.path} of {link.filename}"
+        return MissingError(f"{full} is a link to {to}, which is not there: {_text(error)}", **where)
+    if isinstance(link, h5py.SoftLink):
+        target = posixpath.join(posixpath.dirname(f"/{name.strip('/')}"), link.path)
+        if not isinstance(file.get(target, getlink=True), h5py.HardLink):
+            return MissingError(f"{full} is a link to {link.path}, which is not there", **where)
+    return CorruptError(
+        f"{full} is in the file, but cannot be opened: {_text(error)}; the file is damaged: restore it", **where
+    )
+
+
+def _text(error: KeyError) -> str:
+    return str(error.args[0]) if error.args else "no reason is given"  # the text of a KeyError is quoted
+
+
+def _instead(file: h5py.File, name: str) -> str:
+    """What may have been meant by a dataset that is not there."""
+    above, _, last = name.strip("/").rpartition("/")
+    holder: Any = file.get(above) if above else file
+    if isinstance(holder, h5py.Group | h5py.Dataset) and last in holder.attrs:
+        of = holder.name if above else "the file"
+        return (
+            f": {last!r} is an attribute of {of}, one value for all samples, and fields are read from datasets; store "
+            "it as a dataset of one value per sample, or give it in a column of a table (ManifestSource)"
+        )
+    group = holder if isinstance(holder, h5py.Group) else file
+    near = difflib.get_close_matches(last, _names_of(group), n=3, cutoff=0.5) if group is holder else []
+    if near:
+        return "; did you mean " + " or ".join(f"{above}/{n}" if above else n for n in near) + "?"
+    return f'; {_names_in(group)}; choose datasets by fields={{"x": NAME, "y": NAME}}'
 
 
 def _names_in(group: h5py.Group) -> str:
-    names = list(group)
+    what = "the file" if group.name == "/" else group.name
+    try:
+        names = _names_of(group)
+    except FOREIGN as error:
+        return f"the names in {what} cannot be listed: {error}"
     shown = ", ".join(names[:NAMES_SHOWN]) + (f", … ({len(names)} in all)" if len(names) > NAMES_SHOWN else "")
-    return f"{'the file' if group.name == '/' else group.name} holds: {shown or 'nothing'}"
+    return f"{what} holds: {shown or 'nothing'}"
+
+
+def _names_of(group: h5py.Group) -> list[str]:
+    """The names in a group; h5py gives those that are no UTF-8 as bytes."""
+    return [each.decode(errors="backslashreplace") if isinstance(each, bytes) else each for each in group]
 
 
 def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> None:
     if not dataset.shape:
         what = "no value" if dataset.shape is None else "a single value"
         raise FormatError(f"{full} holds {what}: a field has one per sample", **where)
-    dtype = dataset.dtype
+    try:
+        dtype = dataset.dtype
+    except FOREIGN as error:
+        raise FormatError(
+            f"{full} holds values of a type that numpy has not: {error}; store it as another type", **where
+        ) from error
     refusals = {
-        "text; store class numbers, and the names beside them": bool(h5py.check_string_dtype(dtype))
+        "text; store class numbers, and give their names as Field(classes=[…])": bool(h5py.check_string_dtype(dtype))
         or dtype.kind in "SU",
-        "values of variable length; store them padded to one length": h5py.check_vlen_dtype(dtype) is not None,
+        "values of variable length; store them padded to one length, or as a group of two datasets: values, one sample "
+        "after the other, and offsets, where each begins and the last ends": h5py.check_vlen_dtype(dtype) is not None,
         "references; store what they refer to": h5py.check_ref_dtype(dtype) is not None,
         "compound values; store each part as a dataset of its own": dtype.names is not None,
     }
@@ -214,23 +283,34 @@ def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> No
             raise FormatError(f"{full} holds {reason}", **where)
     if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES or dtype.subdtype:
         raise FormatError(f"{full} holds {dtype}, which no tensor can hold; store it as another type", **where)
+    if h5py.h5t.find(dataset.id.get_type(), h5py.h5t.py_create(dtype)) is None:
+        raise FormatError(f"{full} holds values that libhdf5 cannot make {dtype} of; store it as another type", **where)
 
 
-def _raw_offset(dataset: h5py.Dataset) -> int | None:
+def _raw_offset(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> int | None:
     """Where the raw values lie in the file, if they do so in one piece and as numpy would have them."""
     offset = dataset.id.get_offset()
-    if offset is None or dataset.chunks is not None or not lies_as_numpy(dataset):
+    if offset is None or dataset.chunks is not None or not in_one_file(dataset):
+        return None
+    handle = dataset.file.id.get_vfd_handle()
+    nbytes, size = math.prod(dataset.shape) * dataset.dtype.itemsize, os.fstat(handle).st_size
+    if offset + nbytes > size and dataset.id.get_type().get_size() == dataset.dtype.itemsize:
+        raise CorruptError(
+            f"{full} has {nbytes} bytes at byte {offset}, behind the {size} bytes of the file; was it truncated? "
+            "Restore it",
+            **where,
+        )
+    if not lies_as_numpy(dataset):
         return None
     # A last proof that the offset means what it seems to: the first and the last values, read both ways.
     values = min(dataset.shape[-1], PROVED)
     length = values * dataset.dtype.itemsize
-    last = offset + math.prod(dataset.shape) * dataset.dtype.itemsize - length
-    ends = ((0, slice(0, values), offset), (-1, slice(dataset.shape[-1] - values, None), last))
-    with open(dataset.file.filename, "rb", buffering=0) as raw:
-        for corner, some, at in ends:
-            line = dataset[(*(corner,) * (dataset.ndim - 1), some)]
-            if os.pread(raw.fileno(), length, at) != line.astype(dataset.dtype, copy=False).tobytes():
-                return None
+    ends = ((0, slice(0, values), offset), (-1, slice(dataset.shape[-1] - values, None), offset + nbytes - length))
+    for corner, some, at in ends:
+        line = retried(functools.partial(dataset.__getitem__, (*(corner,) * (dataset.ndim - 1), some)))
+        found = retried(functools.partial(os.pread, handle, length, at))
+        if found != line.astype(dataset.dtype, copy=False).tobytes():
+            return None
     return int(offset)
 
 
@@ -239,6 +319,8 @@ def _index(
 ) -> tuple[ChunkIndex | None, str | None]:
     """The index of a dataset, or None and why, if h5py must read it, and can."""
     reason = refusal(dataset)
+    if reason is not None:
+        check_refused(dataset)
     index = None if reason else index_of(dataset, cache)
     if index is not None:
         return index, None

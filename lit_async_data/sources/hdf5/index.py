@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import os
@@ -17,11 +18,12 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ChangedError, CorruptError
+from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError
 from lit_async_data.sources.hdf5.codecs import FLETCHER32, FilterPipeline, filters_of
+from lit_async_data.sources.hdf5.failures import FOREIGN, REMEDIES, errno_of, opened, retried
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.index_file import Columns, IndexKey, read
-from lit_async_data.sources.hdf5.records import columns_of, grid_of, plausible
+from lit_async_data.sources.hdf5.records import check_records, columns_of, grid_of, plausible
 
 # Larger chunks are no unit of reading ahead.
 MOST_CHUNK_BYTES = 2**30
@@ -98,10 +100,28 @@ def refusal(dataset: h5py.Dataset) -> str | None:
         and math.prod(dataset.chunks) * dataset.dtype.itemsize > MOST_CHUNK_BYTES,
         "it has too many chunks": dataset.chunks is not None
         and math.prod(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)) > MOST_CHUNKS,
-        "the file is spread over several": dataset.file.id.get_access_plist().get_driver() != h5py.h5fd.SEC2,
+        "the file is spread over several": not in_one_file(dataset),
         MISSING: any(which.codec is not None and which.codec.missing for which in filters),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def check_refused(dataset: h5py.Dataset) -> None:
+    """Make sure that the index of a dataset with a `refusal` is possible: h5py would read wherever it leads.
+
+    Raises:
+        CorruptError: It cannot be true; names a chunk.
+        SourceError: The system does not let libhdf5 read it.
+    """
+    if dataset.chunks is None or not in_one_file(dataset):
+        return
+    if math.prod(grid_of(dataset)) <= MOST_CHUNKS:
+        check_records(dataset)
+
+
+def in_one_file(dataset: h5py.Dataset) -> bool:
+    """Whether its file is read as one file of the system, so that bytes of it can be read by their offset."""
+    return bool(dataset.file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
 def lies_as_numpy(dataset: h5py.Dataset) -> bool:
@@ -121,6 +141,10 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
     Args:
         dataset: Open, and without a `refusal`.
         cache: Where it may have been kept, and is kept.
+
+    Raises:
+        CorruptError: It cannot be true; names a chunk.
+        SourceError: The system does not let libhdf5 read it.
     """
     key = IndexKey.of(dataset)
     kept = cache.load(key)
@@ -142,7 +166,7 @@ def _unpickled(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
     with contextlib.suppress(OSError, ValueError):
         columns = read(path, key)
     if columns is None:
-        with contextlib.suppress(OSError, KeyError), h5py.File(key.path, "r", locking="best-effort") as file:
+        with contextlib.suppress(KeyError, MissingError, FormatError), opened(key.path) as file:
             columns = columns_of(file[key.name]) if IndexKey.of(file[key.name]) == key else None
     if columns is None:
         raise ChangedError(f"{key} is not what it was when the source was built; build it again", file=key.path)
@@ -153,7 +177,7 @@ def _believed(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIn
     """The index that has these columns, if some chunks prove it and none is missing that must be there."""
     fill = None  # undefined, or never written by whoever made it: then every chunk must be there
     if dataset.id.get_create_plist().get_fill_time() != h5py.h5d.FILL_TIME_NEVER:
-        with contextlib.suppress(RuntimeError, ValueError):
+        with contextlib.suppress(*FOREIGN):
             fill = dataset.fillvalue
     if fill is None and (columns.offsets < 0).any():
         return None
@@ -177,12 +201,14 @@ def _proved(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     edges = _edges(dataset, index)
     for number in {*(int(there[which]) for which in (0, -1, *between)), *edges}:
         corner = tuple(int(n) * c for n, c in zip(np.unravel_index(number, index.grid), index.shape, strict=True))
+        handle, size, offset = dataset.file.id.get_vfd_handle(), int(index.sizes[number]), int(index.offsets[number])
         try:
-            mask, stored = dataset.id.read_direct_chunk(corner)
-        except (OSError, RuntimeError):
+            mask, stored = retried(functools.partial(dataset.id.read_direct_chunk, corner))
+            found = retried(functools.partial(os.pread, handle, size, offset))
+        except FOREIGN as error:
+            if errno_of(error) in REMEDIES:
+                raise
             return False
-        handle = dataset.file.id.get_vfd_handle()
-        found = os.pread(handle, int(index.sizes[number]), int(index.offsets[number]))
         if mask != index.masks[number] or found != stored:
             return False
         if number in edges and not _decodes(dataset, index, corner, found):
@@ -219,7 +245,7 @@ def _decodes(dataset: h5py.Dataset, index: ChunkIndex, corner: tuple[int, ...], 
     try:
         values = index.filters.decoded(np.frombuffer(stored, np.uint8), 0)
         read_by_h5py = dataset[inside]
-    except (CorruptError, OSError, RuntimeError):
+    except (CorruptError, *FOREIGN):
         return False  # stored as it is, perhaps, or damaged
     mine = values.view(dataset.dtype).reshape(index.shape)[tuple(slice(s.stop - s.start) for s in inside)]
     # Of single bytes, shuffle changes nothing in any case.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, CorruptError, MissingError, WorkerError
+from lit_async_data.sources.hdf5.failures import as_source_errors, errno_of, opened, opened_descriptor, source_error
 from lit_async_data.sources.hdf5.identity import FileIdentity, Others
 from lit_async_data.sources.residency import is_cold
 
@@ -61,6 +63,8 @@ class OpenFile:
 
         Raises:
             MissingError: The file is gone.
+            FormatError: There is a pipe or a folder in its place.
+            SourceError: The system does not open it; says what to do.
             WorkerError: This process is a fork of the one that opened it.
         """
         self.check_process()
@@ -69,10 +73,7 @@ class OpenFile:
         with self._lock:
             if self._descriptor is None:
                 self._pid = os.getpid()
-                try:
-                    self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise MissingError(f"{self.path} cannot be opened: {error}", file=self.path) from error
+                self._descriptor = opened_descriptor(self.path)
                 self._closer = weakref.finalize(self, os.close, self._descriptor)
             return self._descriptor
 
@@ -114,7 +115,8 @@ class OpenFile:
             return mapped_before
         with self._lock:
             if at_random not in self._maps:
-                mapped = mmap.mmap(descriptor, self._identity.size, access=mmap.ACCESS_READ)
+                with as_source_errors(self.path, "cannot be mapped", file=self.path):
+                    mapped = mmap.mmap(descriptor, self._identity.size, access=mmap.ACCESS_READ)
                 if at_random and is_cold(descriptor, 0) is not None:
                     mapped.madvise(mmap.MADV_RANDOM)
                 self._maps[at_random] = np.frombuffer(mapped, np.uint8)
@@ -125,10 +127,14 @@ class OpenFile:
 
         Raises:
             ChangedError: The file ends before that.
+            SourceError: The system does not read them, tried twice; names the byte.
         """
         descriptor, view, done = self.descriptor(), out.data, 0
         while done < len(view):
-            got = os.preadv(descriptor, [view[done:]], offset + done)
+            try:
+                got = os.preadv(descriptor, [view[done:]], offset + done)
+            except OSError as error:
+                got = self._read_again(error, descriptor, view[done:], offset + done)
             if not got:
                 raise ChangedError(
                     f"{self.path} ends at byte {offset + done}, in the middle of a sample: it shrank since the source "
@@ -136,6 +142,16 @@ class OpenFile:
                     file=self.path,
                 )
             done += got
+
+    def _read_again(self, error: OSError, descriptor: int, view: memoryview, offset: int) -> int:
+        """Read once more after an error of input or output, which may pass."""
+        try:
+            if errno_of(error) != errno.EIO:
+                raise error
+            return os.preadv(descriptor, [view], offset)
+        except OSError as again:
+            where = f"{self.path}, {len(view)} bytes at byte {offset}"
+            raise source_error(again, where, "cannot be read", file=self.path) from again
 
     def bytes_at(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
         """Some bytes: of the map, if they are few and there may be one, else a copy.
@@ -189,10 +205,10 @@ class OpenFile:
         self.check_process()
         with self._lock:
             if self._h5py is None:
-                opened = h5py.File(self.path, "r", locking="best-effort")
+                found = opened(self.path)
                 # By path, unlike the descriptor: it may be another file by now.
-                self._check_same(opened.id.get_vfd_handle())
-                self._h5py, self._pid = opened, os.getpid()
+                self._check_same(found.id.get_vfd_handle())
+                self._h5py, self._pid = found, os.getpid()
             if name not in self._datasets:
                 access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
                 # Slots of the cache's table: a prime well above the chunks it can hold, as HDF5 advises.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
 from collections.abc import Mapping
@@ -12,11 +13,12 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, FormatError, MissingError
+from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.field import Field
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.hdf5.anchors import Anchors, room
 from lit_async_data.sources.hdf5.encoded import StoredRanges
+from lit_async_data.sources.hdf5.failures import as_source_errors, opened
 from lit_async_data.sources.hdf5.identity import FileIdentity, Others
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.selection import chosen_groups
@@ -24,9 +26,6 @@ from lit_async_data.sources.hdf5.stored_field import StoredField, look_at_field
 from lit_async_data.sources.hdf5.within import Tables, Within
 
 log = logging.getLogger(__name__)
-
-# The first bytes of the formats that NetCDF had before it was HDF5.
-NETCDF3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +106,8 @@ class StoredPart:
             MissingError: There is no such dataset.
             FormatError: It has not one value for each row, or lies elsewhere.
         """
-        with h5py.File(self.path, "r", locking="best-effort") as file:
+        full = f"{self.path}:/{name.strip('/')}"
+        with as_source_errors(full, "cannot be read", file=self.path, dataset=name), opened(self.path) as file:
             dataset = Within(file, self.path, self.group, IndexCache(False), external).whole(name, "")
             if dataset.shape != (self.rows,):
                 raise FormatError(
@@ -149,41 +149,27 @@ def look_at_file(path: str, wanted: Wanted, cache: IndexCache) -> tuple[FileIden
     Raises:
         MissingError: A file, group or dataset is not there.
         FormatError: The file is not HDF5, or a dataset cannot be a field.
+        CorruptError: It is damaged.
+        SourceError: The system does not let it be read; says what to do.
         ConfigError: What is wanted does not fit.
     """
-    if not os.path.exists(path):
-        raise MissingError(f"{path}: there is no such file", file=path)
-    if not os.path.isfile(path):
-        what = f"a folder; for all files in it write {path}/*.h5" if os.path.isdir(path) else "no regular file"
-        raise FormatError(f"{path} is {what}", file=path)
-    try:
-        with h5py.File(path, "r", locking="best-effort") as file:
-            identity = FileIdentity.of(os.stat(path))
-            tables: Tables = {}
-            groups = chosen_groups(file, path, wanted.group)
-            return identity, [
-                _look_at(Within(file, path, group, cache, wanted.external, tables), wanted) for group in groups
-            ]
-    except OSError as error:
-        raise FormatError(f"{path} {_what_is_wrong(path, error)}: {error}", file=path) from error
-
-
-def _what_is_wrong(path: str, error: OSError) -> str:
-    if "unable to lock" in str(error) or "already open for write" in str(error):
-        return "is open for writing in another process; wait until it is closed"
-    if not os.access(path, os.R_OK):
-        return "may not be read"
-    with open(path, "rb") as file:
-        if file.read(4) in NETCDF3:
-            return f"is NetCDF of the classic format (3), not HDF5; convert it: nccopy -k nc4 {path} new.nc"
-    return "is not an HDF5 file, or is damaged"
+    with as_source_errors(path, "cannot be read", file=path), opened(path) as file:
+        identity = FileIdentity.of(os.stat(path))
+        tables: Tables = {}
+        groups = chosen_groups(file, path, wanted.group)
+        return identity, [
+            _look_at(Within(file, path, group, cache, wanted.external, tables), wanted) for group in groups
+        ]
 
 
 def _look_at(within: Within, wanted: Wanted) -> StoredPart:
     path = within.path
     fields: dict[str, StoredField] = {}
     for key, field in wanted.fields.items():
-        found = look_at_field(within, key, field, wanted.layouts.get(key))
+        name = within.name(field.name)
+        full = f"{path}:/{name.strip('/')}"
+        with as_source_errors(full, "cannot be read", file=path, dataset=name):
+            found = look_at_field(within, key, field, wanted.layouts.get(key))
         twice = set(found) & (set(fields) | set(wanted.fields) - {key})
         if twice:
             raise ConfigError(f"fields: {twice.pop()} is the key of the lengths of {key}; give that field another one")
@@ -191,9 +177,7 @@ def _look_at(within: Within, wanted: Wanted) -> StoredPart:
     lengths = {field.stored: field.stored.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
-        raise FormatError(
-            f"{path}: the fields are of different lengths: {said}; is layout right about their N?", file=path
-        )
+        raise FormatError(f"{path}: the fields are of different lengths: {said}; {_advice(fields)}", file=path)
     spans = [field.span for field in fields.values()]
     rows = next(iter(lengths.values()))
     part = StoredPart(path, within.group, fields, Anchors.within(rows, spans, wanted.stride))
@@ -201,6 +185,37 @@ def _look_at(within: Within, wanted: Wanted) -> StoredPart:
         dataset = within.whole(wanted.rows, "rows: ")
         return part.at(row_numbers(dataset[...], part.rows, f"{path}:{dataset.name}"))
     return part
+
+
+def _advice(fields: Mapping[str, StoredField]) -> str:
+    """What may be meant where fields are of different lengths: another axis, or rows that are looked up."""
+    longest = max(field.stored.rows for field in fields.values())
+    key = min(fields, key=lambda key: fields[key].stored.rows)
+    name = fields[key].stored.name
+    asked = [_other_axis(key, field, fields) for key, field in fields.items()]
+    return (
+        next(filter(None, asked), "")
+        + f"a sample takes the same row of each, or a window around it, and rows= chooses among these rows. If one row "
+        f"of {name} belongs to several of the {longest}, store its row number for each of them in a dataset, and write "
+        f"fields={{{key!r}: Field({name!r}, via=NAME)}} with the name of that dataset; {name} is then kept in memory"
+    )
+
+
+def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField]) -> str:
+    """A question, if an axis of a field has as many rows as another field; else nothing."""
+    others = {each.stored.rows for each in fields.values()} - {field.stored.rows}
+    shape = field.values.shape
+    axes = [axis for axis, n in enumerate(shape) if n in others]
+    if field.values is not field.stored or not axes:
+        return ""
+    letters = itertools.chain("HWDTABEFGIJKLMOPQRSUVXYZ", itertools.repeat("?"))
+    layout = "".join("N" if axis == axes[-1] else next(letters) for axis in range(len(shape)))
+    name, single = field.values.name, sorted(shape)[:-1] == [1]
+    column = f", and for class numbers Field({name!r}, column=0, dtype='int64')" if single else ""
+    return (
+        f"are the samples of {name}, of shape {shape}, on axis {axes[-1]}? Then write "
+        f"layout={{{key!r}: {layout!r}}}{column}. Else: "
+    )
 
 
 def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:

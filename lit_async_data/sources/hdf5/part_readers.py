@@ -15,6 +15,7 @@ from lit_async_data.errors import SourceError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
+from lit_async_data.sources.hdf5.failures import source_error
 from lit_async_data.sources.hdf5.holding import Holding
 from lit_async_data.sources.hdf5.identity import FileIdentity
 from lit_async_data.sources.hdf5.locality import Locality
@@ -123,6 +124,9 @@ class PartReaders:
                 found = self._stored[part].sample(error.dataset, error.row, own)
                 error.sample_id = None if found is None else int(self.starts[part]) + found
             raise
+        except (OSError, MemoryError) as error:
+            path = self._stored[part].path
+            raise source_error(error, path, "cannot be read", file=path) from error
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """Get ready what will be read soon of samples, of which there is at least one; see `KeepingSource.prepare`."""

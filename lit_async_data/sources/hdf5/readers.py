@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.dataset import StoredDataset
+from lit_async_data.sources.hdf5.failures import FOREIGN, retried, source_error
 from lit_async_data.sources.hdf5.open_file import OpenFile
 
 Array = npt.NDArray[Any]
@@ -110,13 +111,17 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
 
     Raises:
         CorruptError: libhdf5 cannot read them.
+        SourceError: The system does not let it; says what to do.
     """
-    dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)
     try:
-        block = dataset[(*(slice(None),) * stored.axis, slice(first, end))]
-    except (OSError, RuntimeError) as error:
-        raise CorruptError(
-            f"{stored}, rows {first} to {end - 1}: {error}", file=stored.path, dataset=stored.name, row=first
+        dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)
+        block = retried(lambda: dataset[(*(slice(None),) * stored.axis, slice(first, end))])
+    except AsyncDataError:
+        raise
+    except FOREIGN as error:
+        rows = f"row {first}" if end - first == 1 else f"rows {first} to {end - 1}"
+        raise source_error(
+            error, f"{stored}, {rows}", "cannot be read", file=stored.path, dataset=stored.name, row=first
         ) from error
     return np.moveaxis(block, stored.axis, 0)
 

@@ -99,11 +99,15 @@ def chosen_groups(file: h5py.File, path: str, group: str | None) -> list[str]:
     if group is None or group == "/":
         return ["/"]
     if not isinstance(group, str) or not group.strip("/"):
-        raise ConfigError(f"group: {group!r} is not the name of a group or a pattern such as patient_*")
+        raise ConfigError(f"group: {group!r} is not the name of a group or a pattern such as patient_* or run_[123]")
     name = group.strip("/")
     above, _, last = name.rpartition("/")
     if glob.has_magic(above):
-        raise ConfigError(f"group: {group!r}: only the last component of a name may have wildcards")
+        rest = f"; write the rest before names: group={above!r}, fields={{KEY: '{last}/NAME'}}"
+        raise ConfigError(
+            f"group: {group!r}: only the last component of a name may have wildcards"
+            f"{'' if glob.has_magic(last) or '/' in above else rest}"
+        )
     if not glob.has_magic(last) or (above or "/") not in file:
         if name not in file:
             raise MissingError(f"{path} has no group {name!r}", file=path, dataset=name)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn
+from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 from lit_async_data.sources.hdf5.locality import locality, widest
 from lit_async_data.sources.hdf5.part import StoredPart, Wanted, check_same, look_at_file, warn_of
@@ -129,7 +129,12 @@ class HDF5Source:
     def __len__(self) -> int:
         return int(self._reader.starts[-1])
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return shown(self, self.name)
+
+    @property
+    def name(self) -> str:
+        """The first file, and how many more, for messages."""
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         return f"{self.paths[0]}{more}"
 
@@ -250,7 +255,7 @@ class HDF5Source:
         # As unsigned numbers those below 0 are the greatest: one look instead of two.
         if samples.size and samples.view(np.uint64).max() >= len(self):
             bad = samples[(samples < 0) | (samples >= len(self))][0]
-            raise IndexError(f"sample {bad} of {len(self)} in {self}")
+            raise IndexError(f"sample {bad} of {len(self)} in {self.name}")
 
 
 def _fits(part: StoredPart, widest: str) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 import h5py
 import numpy.typing as npt
 
-from lit_async_data.errors import MissingError
-from lit_async_data.sources.hdf5.dataset import StoredDataset, look_at
+from lit_async_data.errors import SourceError
+from lit_async_data.sources.hdf5.dataset import StoredDataset, look_at, opened_dataset
+from lit_async_data.sources.hdf5.failures import FOREIGN
 from lit_async_data.sources.hdf5.identity import other_files
 from lit_async_data.sources.hdf5.index_cache import IndexCache
 
@@ -45,7 +46,7 @@ class Within:
         """What has this name, if that can be said; `look_at` says what is wrong with it."""
         try:
             return self.file.get(name)
-        except (OSError, RuntimeError):
+        except FOREIGN:
             return None
 
     def whole(self, name: str, what: str) -> h5py.Dataset:
@@ -57,12 +58,14 @@ class Within:
 
         Raises:
             MissingError: There is no such dataset.
-            FormatError: Its values lie in another file, which is not allowed.
+            FormatError: It is no dataset, or its values lie in another file, which is not allowed.
+            CorruptError: It is damaged.
         """
         name = self.name(name)
-        dataset = self.node(name)
-        if not isinstance(dataset, h5py.Dataset):
-            raise MissingError(f"{what}{self.path} has no dataset {name!r}", file=self.path, dataset=name)
+        try:
+            dataset = opened_dataset(self.file, self.path, name)
+        except SourceError as error:
+            raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
         other_files(dataset, self.file, name, allowed=self.external)
         return dataset
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,6 +83,8 @@ def as_one(column: Any) -> Any:
         return as_one(library.chunked_array(decoded, kind.value_type))
     if types.is_dictionary(kind):
         return _one_dictionary(column)
+    if is_list(kind) and types.is_dictionary(kind.value_type):
+        return _lists_of_categories(column)
     if is_text(kind) and (types.is_string_view(kind) or column.nbytes >= _SMALL_TEXT):
         column = column.cast(library.large_string())
     if types.is_list_view(kind) or types.is_large_list_view(kind):
@@ -98,6 +101,17 @@ def _listed(views: Any) -> Any:
     return arrow().LargeListArray.from_arrays(offsets, views.flatten(), mask=views.is_null())
 
 
+def _lists_of_categories(column: Any) -> Any:
+    """Lists of text; of a dictionary of it where the order of its entries counts."""
+    library, kind = arrow(), column.type.value_type
+    lengths = [values_of(arrow("compute").list_value_length(chunk)) for chunk in column.chunks]
+    texts = as_one(library.chunked_array([chunk.flatten() for chunk in column.chunks], kind))
+    if is_coded(texts.type) and not texts.type.ordered:
+        texts = texts.dictionary_decode()
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype=np.int64)])
+    return library.LargeListArray.from_arrays(offsets, texts, mask=_joined(column.is_null()))
+
+
 def _one_dictionary(column: Any) -> Any:
     library = arrow()
     kind = column.type
@@ -106,21 +120,41 @@ def _one_dictionary(column: Any) -> Any:
         # An entry of a dictionary that is no value would count as one.
         decoded = [chunk.dictionary_decode() for chunk in column.chunks]
         return as_one(library.chunked_array(decoded, kind.value_type))
-    chunks = []
+    order = _one_order([chunk.dictionary.to_pylist() for chunk in column.chunks]) if kind.ordered else None
+    ordered, chunks = order is not None, []
+    if ordered:  # first, since entries are joined in the order of the chunks
+        chunks.append(library.DictionaryArray.from_arrays(library.array([], library.int32()), order, ordered=True))
     for chunk in column.chunks:
-        entries = chunk.dictionary.cast(library.large_string())
-        chunks.append(library.DictionaryArray.from_arrays(chunk.indices.cast(library.int32()), entries))
+        entries, codes = chunk.dictionary.cast(library.large_string()), chunk.indices.cast(library.int32())
+        chunks.append(library.DictionaryArray.from_arrays(codes, entries, ordered=ordered))
     return _joined(library.chunked_array(chunks).unify_dictionaries())
+
+
+def _one_order(orders: Sequence[Sequence[str]]) -> Any:
+    """The longest of several orders of categories, if all others are parts of it; else None."""
+    longest = max(orders, key=len, default=[])
+    places = {name: place for place, name in enumerate(longest)}
+    for order in orders:
+        found = [places.get(name, -1) for name in order]
+        if found and (min(found) < 0 or any(later <= before for before, later in itertools.pairwise(found))):
+            return None
+    return arrow().array(longest, arrow().large_string())
+
+
+def is_ordered(kind: Any) -> bool:
+    """Whether a type is a dictionary of text whose entries have an order of their own, or one of lists of such."""
+    return is_ordered(kind.value_type) if is_list(kind) else is_coded(kind) and bool(kind.ordered)
+
+
+def lists_text(kind: Any) -> bool:
+    """Whether a type is one of lists of text, as `as_one` returns them."""
+    return is_list(kind) and (is_text(kind.value_type) or is_coded(kind.value_type))
 
 
 def _plain(kind: Any) -> Any:
     """The type of a list's values, such that they can be joined."""
     library = arrow()
-    if is_text(kind):
-        return library.large_string()
-    if arrow("types").is_dictionary(kind):
-        return _plain(kind.value_type)
-    return kind
+    return library.large_string() if is_text(kind) else kind
 
 
 def _joined(column: Any) -> Any:

@@ -43,7 +43,8 @@ def check(how: Check, fields: Mapping[str, FileField], stored: Sequence[HDF5Fiel
         entries: The samples.
 
     Raises:
-        SourceError: A file cannot be read or decoded; names row, id and path; of several, the first five.
+        SourceError: A file cannot be read or decoded; names row, id and path.
+        ManifestError: Several cannot; names the first five, and its attribute ``errors`` holds the error of each.
         FormatError: Files are of different shapes.
     """
     if how == "none":
@@ -164,10 +165,14 @@ def _raise(wrong: list[SourceError], entries: Entries) -> None:
     listed = "\n".join(f"  {error}" for error in wrong[:_NAMED])
     more = f"\n  … and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
     first = wrong[0]
-    said = f"{len(wrong)} files of {len(entries)} samples cannot be read; mend them, or leave their rows out"
+    said = (
+        f"{len(wrong)} files of {len(entries)} samples cannot be read; mend them, or leave their rows out; the "
+        "attribute errors of this error lists all, each with file, row and sample_id"
+    )
     raise ManifestError(
         f"{said}:\n{listed}{more}",
         file=first.file,
         row=first.row,
         sample_id=first.sample_id,
+        errors=wrong,
     )

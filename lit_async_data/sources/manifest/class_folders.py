@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -12,12 +13,19 @@ from lit_async_data.errors import ConfigError, ManifestError, MissingError
 from lit_async_data.sources.manifest.arrow import arrow
 from lit_async_data.sources.manifest.origin import shown
 from lit_async_data.sources.manifest.paths import IMAGES, NPY
+from lit_async_data.sources.manifest.reading import FolderTable
 
 # Columns of the table.
 PATH, LABEL = "path", "label"
+# What folders are called that hold the classes of a stage, each of them all classes.
+_STAGES = ("train", "training", "trn", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
+# Kinds of files that a message lists.
+_LISTED = 5
+
+_log = logging.getLogger(__name__)
 
 
-def class_folders(root: str, *, links: bool = False) -> Any:
+def class_folders(root: str, *, links: bool = False) -> FolderTable:
     """The images and ``.npy`` files below a folder; the class of each is the folder of the first level that it is in.
 
     Args:
@@ -25,11 +33,13 @@ def class_folders(root: str, *, links: bool = False) -> Any:
         links: Whether to go into folders that are links.
 
     Returns:
-        A ``pyarrow.Table`` of ``path``, relative to ``root``, and ``label``, the names of classes. Classes in the order
-        of their names, and the files of each in the order of theirs; hidden ones and those of other kinds are left out.
+        A table of ``path``, relative to ``root``, and ``label``, the names of classes. Classes in the order of their
+        names, and the files of each in the order of theirs; hidden ones are left out, and those of other kinds, which
+        a warning counts.
 
     Raises:
-        ConfigError: It is no folder, holds none, or one that is a link is not to be gone into.
+        ConfigError: It is no folder, holds none, or one that is a link is not to be gone into; or its folders are those
+            of stages, not of classes.
         MissingError: A class has no files.
     """
     if not os.path.isdir(root):
@@ -40,23 +50,56 @@ def class_folders(root: str, *, links: bool = False) -> Any:
     classes = sorted(_text(entry.name) for entry in folders)
     if not classes:
         raise ConfigError(f"from_folder: {root} holds no folders; it must have one for each class")
+    _check_no_stages(root, classes)
     library = arrow()
-    chunks, counts = [], []
+    chunks, counts, others = [], [], Counter[str]()
     for name in classes:
         # Text of one class at a time: no more of it is held as objects.
-        found = library.array(list(_files(root, name, links=links)), library.large_string())
+        before = others.copy()
+        found = library.array(list(_files(root, name, others, links=links)), library.large_string())
         if not len(found):
+            rest = others - before
+            what = f", but {_counted(rest)}; convert those" if rest else "; put some there"
             raise MissingError(
-                f"{os.path.join(root, name)}: no images or .npy files in it; remove the folder if it is no class",
+                f"from_folder: {os.path.join(root, name)} has no images or .npy files in it{what}, or move the folder "
+                "away if it is no class",
                 file=os.path.join(root, name),
             )
         chunks.append(found)
         counts.append(len(found))
+    if others:
+        _log.warning("from_folder: %s: left out what is no image or .npy file: %s", root, _counted(others))
     names = library.array(classes, library.large_string())
     labels = [
         library.DictionaryArray.from_arrays(np.full(count, code, np.int32), names) for code, count in enumerate(counts)
     ]
-    return library.table({PATH: library.chunked_array(chunks), LABEL: library.chunked_array(labels)})
+    return FolderTable(root, library.table({PATH: library.chunked_array(chunks), LABEL: library.chunked_array(labels)}))
+
+
+def _check_no_stages(root: str, folders: list[str]) -> None:
+    """Refuse folders such as ``train`` and ``val`` that hold the folders of classes; ``test`` often holds files."""
+    stages = all(name.lower() in _STAGES for name in folders)
+    if not stages or not any(_holds_folders_only(os.path.join(root, name)) for name in folders):
+        return
+    sources = " and ".join(f"from_folder({os.path.join(root, name)!r})" for name in folders)
+    raise ConfigError(
+        f"from_folder: {root} holds {', '.join(folders)}, which are names of stages, with the folders of "
+        f"classes in them; give each stage a source of its own, {sources}; or, if these are the classes, rename one"
+    )
+
+
+def _holds_folders_only(folder: str) -> bool:
+    entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    return any(entry.is_dir() for entry in entries) and not any(_is_wanted(entry.name) for entry in entries)
+
+
+def _is_wanted(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in (*IMAGES, *NPY)
+
+
+def _counted(suffixes: Counter[str]) -> str:
+    listed = [f"{count} {suffix}" for suffix, count in suffixes.most_common(_LISTED)]
+    return ", ".join(listed) + (", …" if len(suffixes) > _LISTED else "")
 
 
 def _check_no_links(folders: Iterable[str]) -> None:
@@ -68,8 +111,8 @@ def _check_no_links(folders: Iterable[str]) -> None:
             )
 
 
-def _files(root: str, name: str, *, links: bool) -> Iterator[str]:
-    """Paths below a class's folder, relative to the root."""
+def _files(root: str, name: str, others: Counter[str], *, links: bool) -> Iterator[str]:
+    """Paths below a class's folder, relative to the root; other files are counted by how they end."""
     seen: set[tuple[int, int]] = set()  # folders: links may lead back to where they are
     for folder, below, files in os.walk(os.path.join(root, name), followlinks=links):
         state = os.stat(folder)
@@ -82,8 +125,12 @@ def _files(root: str, name: str, *, links: bool) -> Iterator[str]:
             _check_no_links([os.path.join(folder, each) for each in below])
         inside = os.path.relpath(folder, root)
         for file in sorted(files):
-            if not file.startswith(".") and os.path.splitext(file)[1].lower() in (*IMAGES, *NPY):
+            if file.startswith("."):
+                continue
+            if _is_wanted(file):
                 yield _text(os.path.join(inside, file))
+            else:
+                others[os.path.splitext(file)[1].lower() or "without a suffix"] += 1
 
 
 def _text(path: str) -> str:

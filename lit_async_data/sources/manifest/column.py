@@ -36,7 +36,8 @@ class Column:
             class each. ``"number"``: numbers, also where the table has them as text. None: found from its first value:
             a path if it ends as such files do or is the path of a file, else a number if it is one, else a class.
         dtype: Element type to be delivered, of labels and of rows of HDF5 files. None: as it is.
-        classes: Names of the values 0, 1, 2, … of text; None: what occurs, sorted.
+        classes: Names of the values 0, 1, 2, … of text; None: the categories of an ordered categorical column (also
+            those that do not occur), and of other text what occurs, sorted.
         null: Of rows without a value: ``"error"``, ``"ignore"`` (−100, or NaN in floats), or ``"drop"`` the sample.
         separator: What stands between several values of one cell of text: classes, or numbers of a vector.
         row: Of HDF5 files, the column with the row, counted from 0.

@@ -11,12 +11,9 @@ import numpy as np
 from lit_async_data.errors import AsyncDataError, ManifestError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Location, Part
-from lit_async_data.sources.manifest.origin import named, shown
+from lit_async_data.sources.manifest.origin import GIVEN, named, shown
 from lit_async_data.sources.manifest.table import Table
 from lit_async_data.sources.places import Places
-
-# What a table given in memory is called where a file would be.
-GIVEN = "the table given"
 
 
 class TableRow(Location):
@@ -77,7 +74,7 @@ class Entries:
     def place(self, sample: int) -> tuple[str, int]:
         """File of the table and row there."""
         file, row = self.table.origin.place(sample)
-        return GIVEN if file is None else file, row
+        return self.table.origin.folder or GIVEN if file is None else file, row
 
     def locations(self, samples: Indices, paths: Sequence[str | None]) -> list[Location]:
         """Where samples lie, whose first files have these paths."""
@@ -91,7 +88,7 @@ class Entries:
         """Row and id of a sample, for messages."""
         file, row = self.place(sample)
         (name,) = self.ids([sample])
-        return f"row {row} of {named(file)}" + ("" if name is None else f", id {shown(name)}")
+        return f"{self.table.origin.row} {row} of {named(file)}" + ("" if name is None else f", id {shown(name)}")
 
     def blamed(self, error: AsyncDataError, sample: int, path: str | None = None) -> AsyncDataError:
         """An error of what a row names, as one that says which row that is.
@@ -120,7 +117,7 @@ class Entries:
         """The files of the table."""
         files = self.table.origin.files
         if not files:
-            return (Part(GIVEN, "/", "", len(self)),)
+            return (Part(self.table.origin.folder or GIVEN, "/", "", len(self)),)
         counts = np.bincount(self._files(), minlength=len(files)).tolist()
         above = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
         return tuple(

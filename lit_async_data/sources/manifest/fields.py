@@ -39,6 +39,8 @@ from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table import Table
 from lit_async_data.spec import FieldSpec
 
+# Samples whose files are asked for their size, to know how much room reading ahead takes.
+SIZED = 16
 # Files of a folder that make a chunk of a shuffle by chunks.
 FOLDER_ROWS = 256
 
@@ -182,15 +184,21 @@ class Fields:
             useful += [file.fetch(samples) for file in self.files.values()]
         return any(useful)
 
+    @functools.cached_property
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample that are read as a whole: the mean of a few, spread over the table."""
+        count = len(self.entries)
+        samples = np.unique(np.linspace(0, count - 1, min(SIZED, count)).astype(np.int64))
+        return int(sum(file.mean_bytes(samples) for file in self.files.values()))
+
     def held_bytes(self, chunks: int) -> int:
         """Bytes of decoded chunks."""
         return sum(stored.source.decoded_bytes(chunks) for stored in self.stored)
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for both; what is returned takes it back."""
+        """Make room for decoded chunks; what is returned takes it back."""
         whole = max(sum(stored.source.decodable_bytes for stored in self.stored), 1)
         with contextlib.ExitStack() as stack:  # what was made is given back if one fails
-            stack.callback(self.fetching.keep())
             for stored in self.stored:
                 share = cache_bytes * stored.source.decodable_bytes // whole
                 stack.callback(stored.source.keep(chunks, share))

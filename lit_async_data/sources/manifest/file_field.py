@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import numpy as np
 
 from lit_async_data.errors import SourceError
@@ -63,6 +66,14 @@ class FileField:
             self._fetching.fetch(self.paths.of(samples), MOST_BYTES)
             return True
         return False
+
+    def mean_bytes(self, samples: Indices) -> float:
+        """Mean size of the files of samples; those that cannot be found are left out, since reading them says so."""
+        sizes = []
+        for sample in samples:
+            with contextlib.suppress(SourceError, OSError):
+                sizes.append(os.stat(self.paths.of(np.array([sample]))[0]).st_size)
+        return sum(sizes) / max(len(sizes), 1)
 
     def shape_of(self, sample: int) -> tuple[int, ...]:
         """The stored shape that a sample's file has by itself; raises as `read`."""

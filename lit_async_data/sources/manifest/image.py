@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import io
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.sources.manifest.cropping import Box, Crop, crop_of
 from lit_async_data.sources.manifest.image_bytes import (
     BMP,
@@ -22,21 +23,23 @@ from lit_async_data.sources.manifest.image_bytes import (
     PNG,
     TIFF,
     WEBP,
-    check_ended,
+    DamageError,
     early_size,
     format_of,
 )
 from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.jpeg import head_of as head_of_jpeg
 from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of, upright_size
 from lit_async_data.sources.manifest.picture import Picture, head_of
 from lit_async_data.sources.manifest.pixels import SIXTEEN_BITS, pixels_of, write_as_stored
-from lit_async_data.sources.manifest.png import Parts, exif_of_png, whole_png
+from lit_async_data.sources.manifest.png import Parts, exif_of_png, file_of_pixels, whole_png, xmp_of_png
 from lit_async_data.sources.manifest.resizing import write_resized
+from lit_async_data.sources.manifest.tiff import configured, pages_of, unsupported_tiff
 from lit_async_data.spec import Bytes
 
 # What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
 _UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *SIXTEEN_BITS)
-_WHITE_IS_ZERO = 0
+_WHITE_IS_ZERO, _ORIENTATION = 0, 0x0112
 
 
 def installed() -> bool:
@@ -77,7 +80,7 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
     stored = bytes(data)  # no copy where it is bytes already
     kind = format_of(stored, where)
     picture = _opened(stored, kind, shape, where)
-    turned = _orientation(picture)
+    turned = picture.turned
     target = out.shape[0], out.shape[1]
     height, width = upright_size(picture.size, turned)
     if shape.image_size is None and target != (height, width):
@@ -91,6 +94,9 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
             pixels, box = pixels_of(picture, crop, shape, turned)
             _write(pixels, box, crop, shape, out)
     except (MemoryError, ConfigError):
+        raise
+    except ImportError:
+        _library()  # says what to install
         raise
     except Exception as error:  # Pillow's decoders raise whatever damaged data make them
         raise _broken(kind, error, where) from error
@@ -111,7 +117,7 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
     stored = bytes(data)
     kind = format_of(stored, where)
     picture = _opened(stored, kind, shape, where)
-    return upright_size(picture.size, _orientation(picture))
+    return upright_size(picture.size, picture.turned)
 
 
 def _library() -> Any:
@@ -143,46 +149,74 @@ def _library() -> Any:
 
 def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
     """The image before its pixels are decoded, once everything is checked that can be checked by then."""
+    opening = functools.partial(_pillow, data, kind)
+    if kind == JPEG:
+        jpeg = head_of_jpeg(data, where)
+        _check_pixels(jpeg.size, shape, where)
+        return Picture(kind, data, jpeg.size, jpeg.mode, orientation_of(jpeg.exif, jpeg.xmp), opening, {}, plain=True)
     try:
         _check_pixels(early_size(data, kind), shape, where)
         parts = whole_png(data, where) if kind == PNG else {}
         head = head_of(kind, data, parts)
     except struct.error as error:
         raise _broken(kind, error, where) from error
+    if kind == PNG:
+        opening = functools.partial(_pillow_of_png, data, parts)
     if head is None:
-        return _opened_by_pillow(data, kind, parts, shape, where)
+        return _opened_by_pillow(data, kind, parts, shape, where, opening=opening)
     _check_pixels(head.size, shape, where)
-    if kind == JPEG:
-        check_ended(data, head.pixels, where)
-    opening = functools.partial(_pillow, data, kind)
-    return Picture(kind, data, head.size, head.mode, head.exif, opening, parts, plain=True)
+    return Picture(kind, data, head.size, head.mode, _turned_png(data, parts), opening, parts, plain=True)
 
 
 def _pillow(data: bytes, kind: str) -> Any:
     return _library()[1][kind](io.BytesIO(data))
 
 
-def _opened_by_pillow(data: bytes, kind: str, parts: Parts, shape: ImageShape, where: str) -> Picture:
-    _, classes = _library()
+def _pillow_of_png(data: bytes, parts: Parts) -> Any:
+    return _pillow(file_of_pixels(data, parts), PNG)
+
+
+def _turned_png(data: bytes, parts: Parts) -> int:
+    return orientation_of(exif_of_png(data, parts), xmp_of_png(data, parts))
+
+
+def _opened_by_pillow(
+    data: bytes, kind: str, parts: Parts, shape: ImageShape, where: str, *, opening: Callable[[], Any]
+) -> Picture:
+    _library()
+    pages = pages_of(data, where) if kind == TIFF else []
     try:
-        stream = io.BytesIO(data)
-        image = classes[kind](stream)
-        several = getattr(image, "is_animated", False)
+        image = opening()
+        several = len(pages) > 1 or (kind != TIFF and getattr(image, "is_animated", False))
+        if pages and pages[0] and not several:
+            image.seek(pages[0])
     except MemoryError:
         raise
     except Exception as error:  # Pillow's readers raise whatever damaged data make them
-        raise _broken(kind, error, where) from error
+        raise _not_opened(kind, data, error, where) from error
     _check_pixels(image.size, shape, where)
-    if kind == JPEG:
-        check_ended(data, stream.tell(), where)
     if several:
         raise FormatError(
             f"{where}: a {kind} of several images (frames or pages), where one is expected; store each in a file "
             "of its own"
         )
+    if kind == TIFF and not configured(image.info.get("compression")):
+        raise FormatError(
+            f"{where}: a TIFF of {image.info['compression']} data, which this installation of Pillow cannot decode; "
+            "store it with another compression"
+        )
     _check_values(image, data, kind, shape, where)
-    exif = exif_of_png(data, parts) if kind == PNG else image.info.get("exif", b"")
-    return Picture(kind, data, image.size, image.mode, exif, lambda: image, parts, plain=False)
+    size, turned = image.size, UPRIGHT
+    if kind == PNG:
+        turned = _turned_png(data, parts)
+    else:
+        exif, xmp = (image.info.get(name) for name in ("exif", "xmp"))
+        noted = orientation_of(*(block if isinstance(block, bytes) else b"" for block in (exif, xmp)))
+        if kind != TIFF:
+            turned = noted
+        elif _ORIENTATION not in image.tag_v2 and noted >= 5:
+            size = size[::-1]  # Pillow turns the pixels, but not the size before they are decoded
+    return Picture(kind, data, size, image.mode, turned, lambda: image, parts, plain=False)
 
 
 def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:
@@ -213,14 +247,21 @@ def _check_values(image: Any, data: bytes, kind: str, shape: ImageShape, where: 
 
 
 def _broken(kind: str, error: Exception, where: str) -> CorruptError:
-    said = str(error) or type(error).__name__
+    # Other words come from the insides of a decoder; the error itself is chained.
+    said = str(error) if isinstance(error, DamageError) else "its data contradict themselves or end too soon"
     return CorruptError(f"{where}: the {kind} cannot be decoded ({said}); is the file whole?")
 
 
-def _orientation(picture: Picture) -> int:
-    """How the pixels must be turned; those of a TIFF are turned by Pillow."""
-    turned = picture.kind != TIFF and isinstance(picture.exif, bytes)
-    return orientation_of(picture.exif) if turned else UPRIGHT
+def _not_opened(kind: str, data: bytes, error: Exception, where: str) -> SourceError:
+    """The error of a file that Pillow did not open."""
+    if kind == TIFF and (unsupported := unsupported_tiff(data, error)):
+        return FormatError(
+            f"{where}: a kind of TIFF that is not supported ({unsupported}); convert it to 8 bits per channel, or "
+            "store it as .npy"
+        )
+    if kind == BMP and str(error).startswith("Unsupported BMP"):
+        return FormatError(f"{where}: a kind of BMP that is not supported; convert it, for example to PNG")
+    return _broken(kind, error, where)
 
 
 def _write(pixels: Bytes, box: Box, crop: Crop, shape: ImageShape, out: Bytes) -> None:

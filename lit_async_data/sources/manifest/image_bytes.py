@@ -24,6 +24,10 @@ _BEGINNINGS = {
 _END_OF_JPEG = b"\xff\xd9"
 
 
+class DamageError(ValueError):
+    """What is wrong with the data of an image, in words for people; becomes a `CorruptError` that names the file."""
+
+
 def format_of(data: bytes, where: str) -> str:
     """The format, by its first bytes; what a file is called says nothing.
 

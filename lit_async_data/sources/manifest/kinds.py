@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.permutation import Indices
+from lit_async_data.sources.manifest.arrow import is_number, numbered
 from lit_async_data.sources.manifest.column import FILES, Column, Kind
 from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.origin import shown
 from lit_async_data.sources.manifest.paths import kind_of_path
 from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table import Table
 
+# Rows whose text is compared where it is no path at first sight, and those of them whose files are looked up.
+_COMPARED, _LOOKED_UP = 1024, 16
+# How a file ends that is none of those which can be read.
+_SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,4}")
 # Options of images.
 _IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
+
+_log = logging.getLogger(__name__)
 
 
 def kind_of(key: str, column: Column, table: Table, root: Root) -> Kind | None:
@@ -24,7 +36,10 @@ def kind_of(key: str, column: Column, table: Table, root: Root) -> Kind | None:
     if column.kind is not None or column.several or column.classes is not None:
         kind = column.kind
     else:
-        kind = _kind_of_value(table.first(column.names[0]), root)
+        first = table.first(column.names[0])
+        kind = _kind_of_value(first, root)
+        if kind is None and isinstance(first, str) and column.separator is None and not is_number(first):
+            _check_not_paths(key, column.names[0], table, root, first)
     if kind in FILES and not table.is_text(column.names[0]):
         raise ConfigError(f"fields.{key}.kind: column {column.names[0]!r} holds no paths")
     _check_options(key, column, kind)
@@ -54,6 +69,38 @@ def _kind_of_value(value: Any, root: Root) -> Kind | None:
         return "image" if os.path.isfile(root.path_of(value)) else None
     except ManifestError:
         return None
+
+
+def _check_not_paths(key: str, name: str, table: Table, root: Root, first: str) -> None:
+    """Refuse to make classes of what seems to be paths: without an error, training would go on with their numbers.
+
+    Raises:
+        ConfigError: Other values are paths, or all end alike, as files do.
+    """
+    rows = np.unique(np.linspace(0, len(table) - 1, min(_COMPARED, len(table))).astype(np.int64))
+    texts = list(dict.fromkeys(table.array(name).take(numbered(rows)).drop_null().to_pylist()))
+    begins = f"fields.{key}.kind: column {shown(name)} begins with {shown(first)}"
+    ways = "say kind: image, npy or hdf5 if these are paths, or kind: class if they are classes"
+    known = next((text for text in texts if kind_of_path(text)), None)
+    known = known or next((text for text in texts[:_LOOKED_UP] if _kind_of_value(text, root)), None)
+    if known is not None:
+        raise ConfigError(
+            f"{begins}, which is no file and does not end as one that can be read, but also holds {shown(known)}; mend "
+            f"the first path, or {ways}"
+        )
+    ends = {os.path.splitext(text)[1] for text in texts}
+    if len(texts) > 1 and len(ends) == 1 and _SUFFIX.fullmatch(next(iter(ends))):
+        raise ConfigError(
+            f"{begins}, and all end in {next(iter(ends))}, but there is no such file in {root.root}; {ways}"
+        )
+    if all("/" in text for text in texts):
+        _log.warning(
+            "column %s: %s and others like it are taken for classes, since there are no such files in %s; %s",
+            shown(name),
+            shown(first),
+            root.root,
+            ways,
+        )
 
 
 def missing_of(columns: Iterable[Column], table: Table) -> list[Indices]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -101,10 +102,14 @@ class LabelField:
 
     def _unknown(self, row: int, name: str, classes: Sequence[str]) -> ManifestError:
         listed = ", ".join(map(shown, classes[:10])) + (", …" if len(classes) > 10 else "")
-        message = f"{shown(name)} is not one of the {len(classes)} classes ({listed})"
-        return self.origin.error(
-            f"{message} of training; leave the row out, or train with it", row=row, column=self.column.names[0]
+        column = self.column.names[0]
+        message = (
+            f"{shown(name)} is not one of the {len(classes)} classes ({listed}) of training. If this column is a "
+            f'label, name all its classes: {{"name": {json.dumps(column)}, "classes": [...]}}. If it only says whose '
+            "samples these are, such as a patient, leave it out of fields: with_ids=true adds sample numbers to each "
+            f"batch, and source.column({column!r})[batch['ids']] looks up its text"
         )
+        return self.origin.error(message, row=row, column=column)
 
 
 def labels_of_column(column: Column, table: Table) -> Labels:

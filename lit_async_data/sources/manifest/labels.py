@@ -10,7 +10,16 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.manifest.arrow import arrow, is_coded, is_list, is_text, truth_of, values_of
+from lit_async_data.sources.manifest.arrow import (
+    arrow,
+    is_coded,
+    is_list,
+    is_ordered,
+    is_text,
+    lists_text,
+    truth_of,
+    values_of,
+)
 from lit_async_data.sources.manifest.numeric import INEXACT
 from lit_async_data.sources.manifest.origin import Origin, shown
 from lit_async_data.spec import Array
@@ -84,7 +93,7 @@ def _column_of(array: Any, name: str, origin: Origin, vocabulary: tuple[str, ...
 
     kind = array.type
     of_text = is_text(kind) or is_coded(kind)
-    listed = is_list(kind) and is_text(kind.value_type)
+    listed = lists_text(kind)
     if arrow("types").is_null(kind):
         raise origin.error("no row has a value", column=name)
     if multi and not listed:
@@ -186,7 +195,8 @@ def _classed(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail) -> _Col
     used = np.zeros(len(entries), np.bool_)
     used[codes[~missing]] = True
     present = {entry for entry, each in zip(entries, used.tolist(), strict=True) if each}
-    classes = tuple(sorted(present)) if vocabulary is None else vocabulary
+    own = tuple(dict.fromkeys(entries)) if is_ordered(encoded.type) else tuple(sorted(present))
+    classes = own if vocabulary is None else vocabulary
     numbers = {entry: number for number, entry in enumerate(classes)}
     table = np.array([numbers.get(entry, -1) for entry in [*entries, ""]], np.int64)
     values = table[codes]

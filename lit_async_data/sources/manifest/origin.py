@@ -11,6 +11,8 @@ import numpy as np
 from lit_async_data.errors import ManifestError
 from lit_async_data.permutation import Indices
 
+# What a table given in memory is called where a file would be.
+GIVEN = "the table given"
 # Of a value or a foreign message, in ours.
 _LONGEST = 200
 
@@ -39,6 +41,7 @@ class Origin:
         starts: The first row of each file, counted over all of them, and at the end how many there are; int64.
         kept: Which of those rows the table has; int64, ascending. None: all.
         ids: What the rows of the table are called, an array of Arrow; None where they have no names.
+        folder: Where there is no table: the folder that the rows were found in, each of which is a file.
 
     Example:
         >>> origin = Origin(["a.csv", "b.csv"], np.array([0, 3, 6]), kept=np.array([1, 4]))
@@ -46,15 +49,23 @@ class Origin:
         ('b.csv', 1)
     """
 
-    def __init__(self, files: Sequence[str], starts: Indices, kept: Indices | None = None, ids: Any = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[str],
+        starts: Indices,
+        kept: Indices | None = None,
+        ids: Any = None,
+        folder: str | None = None,
+    ) -> None:
         self.files = tuple(files)
         self.starts = starts
         self.kept = kept
         self._ids = ids
+        self.folder = folder
 
     def called(self, ids: Any) -> Origin:
         """The same, with what rows are called."""
-        return Origin(self.files, self.starts, self.kept, ids)
+        return Origin(self.files, self.starts, self.kept, ids, self.folder)
 
     def taken(self, rows: Indices) -> Origin:
         """That of some of the rows.
@@ -62,7 +73,7 @@ class Origin:
         Args:
             rows: int64, ascending.
         """
-        return Origin(self.files, self.starts, rows if self.kept is None else self.kept[rows])
+        return Origin(self.files, self.starts, rows if self.kept is None else self.kept[rows], folder=self.folder)
 
     @property
     def untyped(self) -> bool:
@@ -73,9 +84,14 @@ class Origin:
     def name(self) -> str:
         """What the table is called in messages."""
         if not self.files:
-            return "the table given"
+            return GIVEN if self.folder is None else named(self.folder)
         more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
         return named(self.files[0]) + more
+
+    @property
+    def row(self) -> str:
+        """What a row is called in messages."""
+        return "row" if self.folder is None else "file"
 
     def place(self, row: int) -> tuple[str | None, int]:
         """File and row there of a row of the table; None and the row as it was given where there is no file."""
@@ -88,7 +104,8 @@ class Origin:
     def where(self, row: int) -> str:
         """A row, for the middle of a message."""
         file, number = self.place(row)
-        return f"row {number}" if file is None or len(self.files) == 1 else f"row {number} of {named(file)}"
+        found = f"{self.row} {number}"
+        return found if file is None or len(self.files) == 1 else f"{found} of {named(file)}"
 
     def error(self, message: str, *, row: int | None = None, column: str | None = None) -> ManifestError:
         """An error that says where.
@@ -103,7 +120,7 @@ class Origin:
             file = self.files[0] if len(self.files) == 1 else None
         place = [self.name if file is None else named(file)]
         if number is not None:
-            place.append(f"row {number}")
+            place.append(f"{self.row} {number}")
         if row is not None and self._ids is not None:
             place.append(f"id {shown(str(self._ids[row].as_py()))}")
         if column is not None:

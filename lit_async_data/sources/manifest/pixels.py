@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 
 from lit_async_data.sources.manifest.cropping import Box, Crop, whole_pixels
-from lit_async_data.sources.manifest.image_bytes import JPEG, PNG
+from lit_async_data.sources.manifest.image_bytes import JPEG, PNG, TIFF
 from lit_async_data.sources.manifest.image_shape import CHANNELS, ImageShape
+from lit_async_data.sources.manifest.jpeg import jpeg_pixels
 from lit_async_data.sources.manifest.orientation import UPRIGHT, mirrored, upright, upright_size
-from lit_async_data.sources.manifest.picture import Picture, imagecodecs, simplejpeg
+from lit_async_data.sources.manifest.picture import Picture, imagecodecs
 from lit_async_data.sources.manifest.png import INTERLACED, check_rows, png_pixels
+from lit_async_data.sources.manifest.tiff import check_jpegs
 from lit_async_data.spec import Bytes
 
-# What libjpeg says where pixels are missing or made up, which Pillow does not hear. Bytes too many before the end of a
-# file are common, and mostly harmless.
-_DAMAGED = re.compile(r"[Pp]remature end|bad Huffman code|instead of RST|extraneous bytes before marker 0x(?!d9)")
 # Modes of Pillow whose values have more than 8 bits.
 SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 # A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are
@@ -62,14 +60,32 @@ def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> t
     box = _reduced(picture, crop, shape, turned, factor)
     pixels = _directly(picture, shape, factor)
     if pixels is None:
-        image = picture.pillow
-        if factor > 1:
-            image.draft(None, (image.size[0] // factor, image.size[1] // factor))
-        image.load()
-        if picture.kind == PNG and (picture.data[INTERLACED] or _last_row(image).getbbox() is None):
-            check_rows(picture.data, picture.parts)
-        pixels = _array(_converted(image, shape))
+        pixels = _array(_converted(_decoded(picture, factor), shape))
     return upright(pixels, turned), box
+
+
+def _decoded(picture: Picture, factor: int) -> Any:
+    """Pillow's image with its pixels, which it has decoded itself unless it is a JPEG."""
+    if picture.kind == JPEG:
+        pixels = jpeg_pixels(picture.data, picture.mode, picture.size, factor)
+        if pixels is not None:
+            return _pillow_image(pixels, picture.mode)
+    image = picture.pillow
+    if picture.kind == TIFF:
+        check_jpegs(picture.data, image.tag_v2)
+    if factor > 1:
+        image.draft(None, (image.size[0] // factor, image.size[1] // factor))
+    image.load()
+    if picture.kind == PNG and (picture.data[INTERLACED] or _last_row(image).getbbox() is None):
+        check_rows(picture.data, picture.parts)
+    return image
+
+
+def _pillow_image(pixels: Bytes, mode: str) -> Any:
+    from PIL import Image
+
+    height, width, _ = pixels.shape
+    return Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1)
 
 
 def _last_row(image: Any) -> Any:
@@ -105,27 +121,22 @@ def _reduced(picture: Picture, crop: Crop, shape: ImageShape, turned: int, facto
 def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | None = None) -> Bytes | None:
     """The pixels by a library that is faster than Pillow, with the same values; None for what is left to Pillow.
 
-    That are other modes, files that are not plain, and what such a library has something to say of, unless that is that
-    pixels are missing: then it is raised. They are written to ``out``, if there is one.
+    Those are other modes, files that are not plain, and PNGs that such a library refuses. They are written to ``out``,
+    if there is one.
+
+    Raises:
+        DamageError: A JPEG is damaged.
     """
     as_stored = picture.mode == shape.mode or (picture.mode == "L" and shape.mode == "RGB")
     if not (picture.plain and as_stored):
         return None
-    width, height = (-(-side // factor) for side in picture.size)
-    try:
-        if picture.kind == JPEG:  # in 0.6 of Pillow's time
-            colours = "GRAY" if picture.mode == "L" else "RGB"
-            pixels: Bytes = simplejpeg().decode_jpeg(
-                picture.data, colours, min_height=height, min_width=width, min_factor=factor, buffer=out
-            )
-        else:  # in 0.4 to 0.6 of it
-            size = height, width, CHANNELS[picture.mode]
-            pixels = png_pixels(picture.data, picture.parts, size, out, imagecodecs())
-    except (ValueError, RuntimeError) as error:
-        if _DAMAGED.search(str(error)):
-            raise
+    if picture.kind == JPEG:  # in 0.6 of Pillow's time
+        return jpeg_pixels(picture.data, picture.mode, picture.size, factor, out)
+    width, height = picture.size
+    try:  # in 0.4 to 0.6 of it
+        return png_pixels(picture.data, picture.parts, (height, width, CHANNELS[picture.mode]), out, imagecodecs())
+    except (ValueError, RuntimeError):
         return None
-    return pixels if pixels.shape[:2] == (height, width) else None
 
 
 def _converted(image: Any, shape: ImageShape) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.manifest.image_bytes import PNG, cut_short
+from lit_async_data.sources.manifest.image_bytes import PNG, DamageError, cut_short
 from lit_async_data.spec import Bytes
 
 # Where the parts of a file lie in it, by name.
@@ -24,6 +24,12 @@ Parts = dict[bytes, list[slice]]
 
 _END, _PIXELS, _EXIF = b"IEND", b"IDAT", b"eXIf"
 _NEEDED = {b"IHDR", _PIXELS, _END}
+# Parts that Pillow makes the image of: those, palette, transparency, and frames of an animation.
+_SEEN = _NEEDED | {b"PLTE", b"tRNS", b"acTL", b"fcTL", b"fdAT"}
+# Parts with texts, and what texts begin with that say how the image must be turned: of ImageMagick, and XMP.
+_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
+_RAW_EXIF, _XMP = b"Raw profile type exif\0", b"XML:com.adobe.xmp\0"
+_MOST_TEXT = 2**20  # inflated; Pillow refuses more
 # What a file begins with: eight bytes for all files, and a part with width, height, depth, type of colour, two that are
 # always 0, and whether it is interlaced.
 _BEGIN = 8 + 12 + 13
@@ -41,7 +47,9 @@ _KEPT, _SHORT = 5 * 2**10, 64 * 2**10
 
 
 def whole_png(data: bytes, where: str) -> Parts:
-    """Where the parts of a PNG lie, once it ends as it should and every check sum is right.
+    """Where the parts of a PNG lie, once it ends as it should and every check sum that matters is right.
+
+    A part with a wrong check sum that changes no pixel, such as a comment, is left out.
 
     Args:
         data: All of the file.
@@ -54,6 +62,8 @@ def whole_png(data: bytes, where: str) -> Parts:
     name, view = b"", memoryview(data)
     for name, start, end in _parts(data):
         if _check_sum(view[start:end]) != int.from_bytes(data[end : end + 4], "big"):
+            if _harmless(name, data[start + 4 : end]):
+                continue
             raise CorruptError(f"{where}: the check sum of a part of the PNG ({name!r}) is wrong; fetch the file again")
         parts.setdefault(name, []).append(slice(start + 4, end))
     if name != _END:
@@ -62,8 +72,27 @@ def whole_png(data: bytes, where: str) -> Parts:
 
 
 def exif_of_png(data: bytes, parts: Parts) -> bytes:
-    """The EXIF block of a PNG, which may stand behind the pixels; empty where there is none."""
-    return data[parts[_EXIF][0]] if _EXIF in parts else b""
+    """The EXIF block of a PNG, which may follow the pixels or be a text of ImageMagick; empty where there is none."""
+    if _EXIF in parts:
+        return data[parts[_EXIF][0]]
+    try:
+        # Three lines with the name and the length come first.
+        return bytes.fromhex("".join(_text(data, parts, _RAW_EXIF).decode("latin-1").split("\n")[3:]))
+    except ValueError:
+        return b""
+
+
+def xmp_of_png(data: bytes, parts: Parts) -> bytes:
+    """The XMP block of a PNG; empty where there is none."""
+    return _text(data, parts, _XMP)
+
+
+def file_of_pixels(data: bytes, parts: Parts) -> bytes:
+    """The same image without parts that say nothing of its pixels: Pillow refuses a PNG if one of those is damaged."""
+    kept = sorted((part for name in _SEEN & parts.keys() for part in parts[name]), key=lambda part: part.start)
+    if 8 + sum(part.stop - part.start + 12 for part in kept) == len(data):
+        return data
+    return data[:8] + b"".join(data[part.start - 8 : part.stop + 4] for part in kept)
 
 
 def check_rows(data: bytes, parts: Parts) -> None:
@@ -74,7 +103,7 @@ def check_rows(data: bytes, parts: Parts) -> None:
         parts: From `whole_png`.
 
     Raises:
-        ValueError: It has.
+        DamageError: It has.
     """
     width, height, depth, colours, _, _, interlaced = HEAD.unpack_from(data, 16)
     bits = depth * _VALUES[colours]
@@ -84,7 +113,7 @@ def check_rows(data: bytes, parts: Parts) -> None:
         wanted += rows * (1 + -(-columns * bits // 8)) if columns > 0 and rows > 0 else 0
     stream = _stream(data, parts)
     if len(zlib.decompressobj().decompress(stream, wanted)) < wanted:
-        raise ValueError("it has fewer rows than it says")
+        raise DamageError("it has fewer rows than it says")
 
 
 def png_pixels(data: bytes, parts: Parts, shape: tuple[int, int, int], out: Bytes | None, codecs: Any) -> Bytes:
@@ -107,7 +136,9 @@ def png_pixels(data: bytes, parts: Parts, shape: tuple[int, int, int], out: Byte
     nbytes = height * (1 + width * channels)  # a byte before each row says how it is filtered
     if _LEAST_BYTES <= nbytes <= _MOST_BYTES:
         data = _inflated(data, parts, nbytes, codecs)
-    elif parts.keys() - _NEEDED:  # of which texts may be deflated, and libspng inflates them to any size
+    elif (
+        file_of_pixels(data, parts) is not data or parts.keys() - _NEEDED
+    ):  # of which texts may be deflated, and libspng inflates them to any size
         stream = _stream(data, parts)
         data = _file(data[:_BEGIN], len(stream), stream)
     pixels: Bytes = codecs.spng_decode(data, out=out)
@@ -139,6 +170,40 @@ def _blocks(rows: memoryview) -> Iterator[bytes | memoryview]:
         block = rows[begin : begin + _MOST_IN_BLOCK]
         yield _BLOCK.pack(begin + len(block) == len(rows), len(block), _MOST_IN_BLOCK - len(block))
         yield block
+
+
+def _harmless(name: bytes, content: bytes) -> bool:
+    """Whether a part of which anything may be wrong changes no pixel."""
+    optional = bool(name[0] & 0x20)
+    # Damage may have made this name of one that matters.
+    other = all(sum(map(int.__ne__, name, known)) > 1 for known in _SEEN | {_EXIF})
+    turning = name in _TEXTS and content.startswith((_RAW_EXIF, _XMP))
+    return optional and other and not turning
+
+
+def _text(data: bytes, parts: Parts, keyword: bytes) -> bytes:
+    """The last text of a keyword, which ends with a zero byte; empty where there is none that can be read."""
+    found = b""
+    for name in _TEXTS:
+        for part in parts.get(name, ()):
+            if data.startswith(keyword, part.start):
+                found = _read_text(name, data[part.start + len(keyword) : part.stop]) or found
+    return found
+
+
+def _read_text(name: bytes, content: bytes) -> bytes:
+    deflated = name == b"zTXt"
+    if name == b"zTXt":
+        content = content[1:]  # the only method there is
+    elif name == b"iTXt":
+        deflated = content[:1] == b"\1"
+        content = content[2:].split(b"\0", 2)[-1]  # language and translated keyword
+    if not deflated:
+        return content
+    try:
+        return zlib.decompressobj().decompress(content, _MOST_TEXT)
+    except zlib.error:
+        return b""
 
 
 def _check_sum(part: memoryview) -> int:

@@ -23,6 +23,18 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz", ".ndjson.gz")
 
 
+class FolderTable(NamedTuple):
+    """A table that was made from what lies in a folder.
+
+    Attributes:
+        folder: Its path.
+        table: A ``pyarrow.Table``.
+    """
+
+    folder: str
+    table: Any
+
+
 class _Read(NamedTuple):
     """Columns of one file: how many rows it has, and which of them are here; None if all."""
 
@@ -52,8 +64,9 @@ def read_table(given: Any, wanted: Sequence[str], filters: Sequence[Filter]) -> 
         files = files_of(os.fspath(given))
         table, origin = _joined(files, [_of_file(file, wanted, filters) for file in files])
     else:
+        folder, given = given if isinstance(given, FolderTable) else (None, given)
         read = _met(_of_memory(given, _all_names(wanted, filters)), wanted, filters, [])
-        table, origin = read.table, Origin([], np.array([0, read.rows]), read.kept)
+        table, origin = read.table, Origin([], np.array([0, read.rows]), read.kept, folder=folder)
     total = int(origin.starts[-1])
     if not total:
         raise origin.error("has no rows")

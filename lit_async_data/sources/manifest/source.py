@@ -13,13 +13,12 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.permutation import Indices, Words
-from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn
+from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
 from lit_async_data.sources.manifest.arrow import plain_of
 from lit_async_data.sources.manifest.checking import Check
 from lit_async_data.sources.manifest.checking import check as looked_at
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Given
-from lit_async_data.sources.manifest.fetching import HELD_BYTES
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.given import GivenTable
 from lit_async_data.sources.manifest.header import NoColumnError
@@ -105,7 +104,9 @@ class ManifestSource:
         place = Root(root_of(table) if root is None else os.fspath(root), outside=outside)
         self._fields = Fields(columns, self._given, place, id)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
-            raise ConfigError("image_size: none of the fields holds paths of images")
+            given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
+            hint = "say kind: image of a column of paths that do not end as images do"
+            raise ConfigError(f"image_size: none of the fields holds paths of images: {given}; {hint}")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
         looked_at(check, self._fields.files, self._fields.stored, self._fields.entries)
 
@@ -116,12 +117,13 @@ class ManifestSource:
         """The images, or ``.npy`` files, in a tree of folders, one for each class.
 
         Args:
-            root: A folder that holds a folder for each class. Hidden files and files of other kinds are left out.
+            root: A folder that holds a folder for each class. Hidden files are left out, and so are files of other
+                kinds, which a warning counts.
             fields: As for the class, over the columns ``path`` and ``label``; None: ``{"x": "path", "y": "label"}``.
             **options: As for the class; with ``outside`` links to folders are followed.
 
         Raises:
-            ConfigError: It is no folder, or holds none.
+            ConfigError: It is no folder, holds none, or those of stages (``train``, ``val``), not of classes.
             MissingError: A class has no files.
 
         Example:
@@ -146,7 +148,12 @@ class ManifestSource:
     def __len__(self) -> int:
         return len(self._fields.entries)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return shown(self, self.name)
+
+    @property
+    def name(self) -> str:
+        """The table or folder, for messages."""
         return self._name or self._fields.entries.table.origin.name
 
     @property
@@ -277,10 +284,13 @@ class ManifestSource:
         """Bytes of decoded chunks of HDF5 files; see `KeepingSource.decoded_bytes`."""
         return self._fields.held_bytes(chunks)
 
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes of files that are read ahead, at most."""
-        return HELD_BYTES if self._fields.files else 0
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample; see `FetchingSource.file_bytes`."""
+        return self._fields.file_bytes
+
+    def read_ahead(self, nbytes: int) -> Callable[[], None]:
+        """Allow to read files ahead; see `FetchingSource.read_ahead`."""
+        return self._fields.fetching.keep(nbytes)
 
     @property
     def band_bytes(self) -> int:
@@ -293,5 +303,5 @@ class ManifestSource:
         return sum(stored.source.decodable_bytes for stored in self._fields.stored)
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks, and allow to read files ahead; see `KeepingSource.keep`."""
+        """Make room for decoded chunks of HDF5 files; see `KeepingSource.keep`."""
         return self._fields.keep(chunks, cache_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,9 @@ from lit_async_data.sources.manifest.arrow import (
     as_one,
     first_true,
     is_coded,
-    is_list,
+    is_ordered,
     is_text,
+    lists_text,
     numbered,
     text_fault,
     truth_of,
@@ -32,6 +34,8 @@ from lit_async_data.sources.manifest.repeats import repeats
 # Rows that a message names.
 _NAMED = 5
 _NONE = np.empty(0, np.int64)
+
+_log = logging.getLogger(__name__)
 
 
 class Table:
@@ -95,6 +99,13 @@ class Table:
             # Not held twice: this was all that still needed it.
             read = read.drop_columns(name) if read.num_columns > 1 else None
             array = as_one(column)
+            if is_ordered(column.type) and not is_ordered(array.type):
+                _log.warning(
+                    "%s, column %s: its parts have ordered categories in different orders, so classes are sorted by "
+                    "name; say in which order with classes: [...]",
+                    origin.name,
+                    shown(name),
+                )
             del column
             fault = text_fault(array)
             if fault:
@@ -155,8 +166,8 @@ class Table:
 
         Args:
             name: A column; or several of numbers, which become the columns of one array.
-            vocabulary: Names of all classes in their order, such as those of the training set. None: what occurs,
-                sorted.
+            vocabulary: Names of all classes in their order, such as those of the training set. None: the categories of
+                an ordered categorical column, all of them in their order; of other text what occurs, sorted.
             null: Of rows without a value, or with NaN: ``"error"``, ``"ignore"`` (−100, or NaN in floats) or
                 ``"drop"`` (they are listed).
             multi: The column holds lists of text: 1 for each class that is in the list, else 0.
@@ -252,7 +263,7 @@ class Table:
     def lists_text(self, name: str, separator: str | None) -> bool:
         """Whether cells hold several texts: lists, or what a separator cuts."""
         kind = self._column(name).type
-        return (is_list(kind) and is_text(kind.value_type)) or (separator is not None and self.is_text(name))
+        return lists_text(kind) or (separator is not None and self.is_text(name))
 
     def check_ids(self, name: str) -> None:
         """Check that no two rows have the same value.

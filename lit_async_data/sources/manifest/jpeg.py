@@ -1,0 +1,243 @@
+"""JPEGs: what their heads say, and their pixels by simplejpeg, which reports what libjpeg has to complain of.
+
+Pillow decodes with the same libjpeg but drops its complaints, so a JPEG with damaged or missing data becomes an image
+with made-up pixels. Whether a JPEG is damaged is therefore decided here alone, for every mode, by one decoder.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data.sources.manifest.image_bytes import JPEG, DamageError, check_ended, cut_short
+from lit_async_data.spec import Bytes
+
+_BEGIN = b"\xff\xd8"
+_APP0, _APP1, _APP14, _SCAN = 0xE0, 0xE1, 0xEE, 0xDA
+_EXIF, _XMP, _JFIF, _ADOBE = b"Exif\x00\x00", b"http://ns.adobe.com/xap/1.0/\x00", b"JFIF\x00", b"Adobe"
+# Markers that no length follows; and those that end a head without pixels.
+_ALONE, _NO_HEAD = (0x01, *range(0xD0, 0xD8)), (0xD8, 0xD9)
+# Frames that libjpeg decodes by Huffman or arithmetic coding, in sequence or progressively; and all others.
+_BASELINE, _SEQUENTIAL = 0xC0, (0xC0, 0xC1, 0xC9)
+_FRAMES = (*_SEQUENTIAL, 0xC2, 0xCA)
+_OTHER_FRAMES = {
+    **dict.fromkeys((0xC3, 0xCB), "lossless"),
+    **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical"),
+}
+_ALL_FRAMES = (*_FRAMES, *_OTHER_FRAMES)
+# Segments that pixels depend on, besides frames and scans: tables of both codings, quantization, restart intervals.
+_TABLES = (0xC4, 0xCC, 0xDB, 0xDD)
+_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+_COLOURS = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}
+_TRANSFORM = 6  # byte behind "Adobe" that says how colours are stored
+_PLAIN_JFIF = _JFIF + bytes((1, 1, 0, 0, 1, 0, 1, 0, 0))
+
+# simplejpeg does not decode sampling factors that it has no name for; libjpeg, and so Pillow, does.
+_UNNAMED_SAMPLING = "determine subsampling"
+_EXTRA = re.compile(r"(\d+) extraneous bytes before marker 0x(\w\w)")
+_LAST_MARKER = "d9"
+# Encoders that fill a stretch up to a word leave up to seven bytes before the next marker. Where damage makes libjpeg
+# read too few bytes, it usually leaves more.
+_FILLING = 7
+
+
+class Head(NamedTuple):
+    """What the head of a JPEG says.
+
+    Attributes:
+        size: (width, height) as stored.
+        mode: As Pillow calls it: ``"L"``, ``"RGB"`` or ``"CMYK"``.
+        exif: The EXIF block; empty where there is none.
+        xmp: The XMP block; empty where there is none.
+    """
+
+    size: tuple[int, int]
+    mode: str
+    exif: bytes
+    xmp: bytes
+
+
+def head_of(data: bytes, where: str) -> Head:
+    """The head of a JPEG that has a last marker.
+
+    Args:
+        data: All bytes of the file.
+        where: Its name, for messages.
+
+    Raises:
+        CorruptError: The head contradicts itself or ends too soon, or the last marker is missing.
+        FormatError: It is a kind of JPEG that is not decoded here.
+    """
+    frame, exif, xmp = None, b"", b""
+    for marker, start, stop in _segments(data):
+        if marker in _ALL_FRAMES:
+            if frame is not None:
+                raise CorruptError(f"{where}: the JPEG states its size twice; fetch the file again")
+            frame = _frame(marker, data[start:stop], where)
+        elif marker == _APP1 and data.startswith(_EXIF, start):
+            exif += data[start + len(_EXIF) if exif else start : stop]
+        elif marker == _APP1 and data.startswith(_XMP, start):
+            xmp = data[start + len(_XMP) : stop]
+        elif marker == _SCAN and frame is not None:
+            check_ended(data, start, where)
+            return Head(*frame, exif, xmp)
+    raise cut_short(JPEG, where)
+
+
+def jpeg_pixels(data: bytes, mode: str, size: tuple[int, int], factor: int, out: Bytes | None = None) -> Bytes | None:
+    """The pixels of a JPEG, with the values that Pillow gives them.
+
+    Args:
+        data: All bytes of the file.
+        mode: Of `Head`.
+        size: (width, height) as stored.
+        factor: By what both sides are divided: 1, 2, 4 or 8.
+        out: uint8, C-contiguous, of the shape of what is returned: gets the pixels. None: an array of its own does.
+
+    Returns:
+        uint8, shape (height, width, channels); None where the sampling is one that only Pillow decodes, in every mode.
+
+    Raises:
+        DamageError: libjpeg found damage.
+        ConfigError: simplejpeg is missing.
+    """
+    width, height = (-(-side // factor) for side in size)
+    decode = functools.partial(
+        _library().decode_jpeg,
+        colorspace=_COLOURS[mode],
+        min_height=height,
+        min_width=width,
+        min_factor=factor,
+        buffer=out,
+    )
+    pixels = _decoded(data, decode)
+    if pixels is None or pixels.shape[:2] != (height, width):
+        return None
+    if mode == "CMYK":  # stored the other way round, as Adobe does it and Pillow takes for granted
+        np.subtract(255, pixels, out=pixels)
+    return pixels
+
+
+def check_jpeg(data: bytes) -> None:
+    """Raise DamageError where libjpeg finds damage in a JPEG, such as a strip of a TIFF.
+
+    Args:
+        data: From the first marker to the last.
+    """
+    frames = [(marker, data[start:stop]) for marker, start, stop in _segments(data) if marker in _ALL_FRAMES]
+    if len(frames) != 1 or frames[0][0] not in _FRAMES:
+        return  # left to Pillow; libjpeg crashes if it is asked for a smaller image of a lossless JPEG
+    colours = "CMYK" if frames[0][1][5:6] == b"\x04" else "GRAY"
+    _decoded(
+        data, functools.partial(_library().decode_jpeg, colorspace=colours, min_height=1, min_width=1, min_factor=8)
+    )
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("simplejpeg")
+    except ImportError:
+        raise ConfigError(
+            "image: simplejpeg, which decodes JPEGs, is missing: pip install 'lit-async-data[manifest]'"
+        ) from None
+
+
+def _decoded(data: bytes, decode: Callable[..., Bytes]) -> Bytes | None:
+    """Pixels if libjpeg has no complaint that matters; None for a sampling that simplejpeg cannot name."""
+    try:
+        return decode(data)
+    except ValueError as error:
+        if _UNNAMED_SAMPLING in str(error):
+            return None
+    # Only the first complaint is reported. So nothing is left in the head that it could be about.
+    tidy = _tidied(data)
+    try:
+        return decode(tidy)
+    except ValueError as error:
+        if _UNNAMED_SAMPLING in str(error):
+            return None
+        extra = _EXTRA.search(str(error))
+        if extra is None or (extra[2] != _LAST_MARKER and int(extra[1]) > _FILLING):
+            raise DamageError(f"libjpeg says: {error}") from error
+    return decode(tidy, strict=False)
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Marker, begin and end of the content of each segment before the pixels, found as libjpeg finds them.
+
+    The last one is that of the first scan, unless the head ends before it. Bytes between segments are passed over.
+    """
+    place = len(_BEGIN)
+    while 0 <= (place := data.find(b"\xff", place)) < len(data) - 3:
+        marker = data[place + 1]
+        if marker == 0xFF:
+            place += 1
+        elif marker == 0 or marker in _ALONE:
+            place += 2
+        elif marker in _NO_HEAD:
+            return
+        else:
+            stop = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+            if not place + 4 <= stop <= len(data):
+                return
+            yield marker, place + 4, stop
+            if marker == _SCAN:
+                return
+            place = stop
+
+
+def _frame(marker: int, content: bytes, where: str) -> tuple[tuple[int, int], str]:
+    """Size and mode."""
+    damaged = CorruptError(f"{where}: the head of the JPEG contradicts itself; fetch the file again")
+    if len(content) < 6:
+        raise damaged
+    bits, height, width, components = struct.unpack_from(">BHHB", content)
+    if len(content) != 6 + 3 * components or not 2 <= bits <= 16 or (marker == _BASELINE and bits != 8):
+        raise damaged
+    kind = _OTHER_FRAMES.get(marker) or (f"{bits}-bit" if bits != 8 else "")
+    if kind:
+        raise FormatError(f"{where}: a {kind} JPEG, which is not supported; convert it to PNG, TIFF or .npy")
+    if components not in _MODES:
+        raise FormatError(
+            f"{where}: a JPEG of {components} channels, where 1, 3 or 4 are supported; convert it to PNG, TIFF or .npy"
+        )
+    return (width, height), _MODES[components]
+
+
+def _tidied(data: bytes) -> bytes:
+    """The same JPEG without anything before its pixels that libjpeg complains of although it changes none of them.
+
+    These are stray bytes between segments, odd versions, and segments that only describe the image.
+
+    Raises:
+        DamageError: What says how colours are stored is among the stray bytes.
+    """
+    kept, sequential, channels, last = [_BEGIN], False, 0, len(_BEGIN)
+    for marker, start, stop in _segments(data):
+        stray = data[last : start - 4].partition(_ADOBE)
+        if stray[1] and stray[2][_TRANSFORM : _TRANSFORM + 1] != b"\x01":  # what is taken for granted without it
+            raise DamageError("the segment that says how colours are stored has no marker")
+        content, last = data[start:stop], stop
+        if marker == _APP0 and content.startswith(_JFIF):
+            content = _PLAIN_JFIF
+        elif marker == _APP14 and content.startswith(_ADOBE) and len(content) >= 12:
+            # libjpeg takes a number that it does not know for the usual one.
+            usual = 2 if channels == 4 else 1
+            content = content[:11] + bytes((content[11] if content[11] <= 2 else usual,)) + content[12:]
+        elif marker in _FRAMES:
+            sequential, channels = marker in _SEQUENTIAL, content[5] if len(content) > 5 else 0
+        elif marker == _SCAN:
+            # Which coefficients a scan has matters to progressive JPEGs only.
+            kept += [data[start - 4 : stop - 3], b"\x00\x3f\x00" if sequential else data[stop - 3 : stop], data[stop:]]
+            break
+        elif marker not in _TABLES:
+            continue
+        kept.append(b"\xff" + bytes((marker,)) + struct.pack(">H", len(content) + 2) + content)
+    return b"".join(kept)

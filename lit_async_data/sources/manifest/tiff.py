@@ -1,0 +1,159 @@
+"""TIFF files: which of their images are pages, what is not supported of them, and JPEGs inside of them."""
+
+from __future__ import annotations
+
+import functools
+import io
+import struct
+from typing import Any, NamedTuple
+
+from lit_async_data.sources.manifest.image_bytes import TIFF, DamageError, cut_short
+from lit_async_data.sources.manifest.jpeg import check_jpeg
+
+_NEW_KIND, _OLD_KIND, _WIDTH, _HEIGHT = 254, 255, 256, 257
+_COMPRESSION, _EXIF, _JPEG_TABLES = 259, 34665, 347
+_SAID = {
+    258: "BitsPerSample",
+    277: "SamplesPerPixel",
+    262: "PhotometricInterpretation",
+    339: "SampleFormat",
+    _COMPRESSION: "Compression",
+}
+_OFFSETS, _COUNTS = (273, 324), (279, 325)  # of strips and of tiles
+_WANTED = {_NEW_KIND, _OLD_KIND, _WIDTH, _HEIGHT, _EXIF, *_SAID}
+# Bits of NewSubfileType, and the value of the older tag, of what is no page: smaller copies and masks.
+_SMALLER, _MASK, _OLD_SMALLER = 1, 4, 2
+_JPEG, _OPTIONAL = 7, ("lzma", "zstd", "webp")
+_LETTERS = {3: "H", 4: "I", 13: "I", 16: "Q"}  # of types of numbers
+_BIG = (b"+\x00", b"\x00+")
+# The longest side of a thumbnail as Exif defines it; cameras that store one as a second image do not mark it.
+_THUMBNAIL = 160
+
+
+class _Image(NamedTuple):
+    """The first value of each tag that matters."""
+
+    tags: dict[int, int]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.tags.get(_WIDTH, 0), self.tags.get(_HEIGHT, 0)
+
+
+def pages_of(data: bytes, where: str) -> list[int]:
+    """The numbers of the images in a TIFF that are pages: neither overviews nor thumbnails nor masks.
+
+    Args:
+        data: All bytes of the file.
+        where: Its name, for messages.
+
+    Raises:
+        CorruptError: A directory lies outside the file.
+    """
+    try:
+        images = _images(data)
+    except (struct.error, OverflowError):  # of an offset beyond the file, or beyond any
+        raise cut_short(TIFF, where) from None
+    pages = [number for number, image in enumerate(images) if not _is_smaller(image.tags)]
+    if len(pages) == len(images) == 2 and _is_thumbnail(images[1], images[0]):
+        return [0]
+    return pages or [0]
+
+
+def unsupported_tiff(data: bytes, error: Exception) -> str:
+    """What of a TIFF Pillow does not decode, in its tags; empty where something else is wrong.
+
+    Args:
+        data: All bytes of the file.
+        error: What Pillow raised when it opened it.
+    """
+    from PIL import TiffImagePlugin
+
+    if str(error) == "Windows Media Photo files not yet supported":
+        return "JPEG XR"
+    unknown_pixels = str(error) == "unknown pixel mode"
+    if not (unknown_pixels or isinstance(error.__cause__, KeyError)):
+        return ""
+    tags = next((image.tags for image in _images(data)), {})
+    if not unknown_pixels and tags.get(_COMPRESSION, 1) in TiffImagePlugin.COMPRESSION_INFO:
+        return ""
+    return (
+        ", ".join(f"{name} {tags[tag]}" for tag, name in _SAID.items() if tag in tags) or "no tags that say what it is"
+    )
+
+
+@functools.cache
+def configured(compression: str | None) -> bool:
+    """Whether the libtiff of Pillow decodes a compression, by Pillow's name, that it may have been built without."""
+    from PIL import Image
+
+    if compression not in _OPTIONAL:
+        return True
+    try:
+        Image.new("RGB", (16, 16)).save(io.BytesIO(), "TIFF", compression=compression)
+    except (OSError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+def check_jpegs(data: bytes, tags: Any) -> None:
+    """Raise DamageError where libjpeg finds damage in a strip or tile of JPEG, of which Pillow says nothing.
+
+    Args:
+        data: All bytes of the file.
+        tags: Of the page, by Pillow.
+    """
+    if tags.get(_COMPRESSION) != _JPEG:
+        return
+    tables = tags.get(_JPEG_TABLES, b"")
+    offsets, counts = (tags.get(both[0], tags.get(both[1], ())) for both in (_OFFSETS, _COUNTS))
+    for offset, count in zip(offsets, counts, strict=False):
+        strip = data[offset : offset + count]
+        if len(strip) < count:
+            raise DamageError("a strip lies outside the file")
+        if count:  # a tile that was never written has none
+            check_jpeg(tables[:-2] + strip[2:] if tables else strip)
+
+
+def _is_smaller(tags: dict[int, int]) -> bool:
+    if _NEW_KIND in tags:
+        return bool(tags[_NEW_KIND] & (_SMALLER | _MASK))
+    return tags.get(_OLD_KIND) == _OLD_SMALLER
+
+
+def _is_thumbnail(image: _Image, first: _Image) -> bool:
+    unmarked = _NEW_KIND not in image.tags and _OLD_KIND not in image.tags
+    small = max(image.size) <= _THUMBNAIL and all(
+        2 * side <= whole for side, whole in zip(image.size, first.size, strict=True)
+    )
+    return _EXIF in first.tags and unmarked and small
+
+
+def _images(data: bytes) -> list[_Image]:
+    """The chain of directories, as far as it does not repeat itself.
+
+    Raises:
+        struct.error, OverflowError: It leaves the file.
+    """
+    order = "<" if data.startswith(b"II") else ">"
+    big = data[2:4] in _BIG
+    # How many entries there are, an entry up to its values, and an offset.
+    number, entry, offset = (
+        struct.Struct(order + letters) for letters in (("Q", "HHQ", "Q") if big else ("H", "HHI", "I"))
+    )
+    images: dict[int, _Image] = {}
+    (place,) = offset.unpack_from(data, 8 if big else 4)
+    while place and place not in images:
+        (entries,) = number.unpack_from(data, place)
+        begin, size = place + number.size, entry.size + offset.size
+        tags = {}
+        for at in range(begin, begin + entries * size, size):
+            tag, kind, values = entry.unpack_from(data, at)
+            if tag in _WANTED and values and kind in _LETTERS:
+                value = struct.Struct(order + _LETTERS[kind])
+                inline = values * value.size <= offset.size
+                at_value = at + entry.size if inline else offset.unpack_from(data, at + entry.size)[0]
+                (tags[tag],) = value.unpack_from(data, at_value)
+        images[place] = _Image(tags)
+        (place,) = offset.unpack_from(data, begin + entries * size)
+    return list(images.values())

@@ -1,0 +1,256 @@
+"""Damages small HDF5 files of every layout and reads each in a process with limits; run by `test_damaged_files`.
+
+``python damage.py FOLDER FIRST COUNT`` tries seeds FIRST to FIRST + COUNT - 1 and prints a line for each: its number
+before, and what came of it after. ``python damage.py FOLDER SEED h5py`` only reads it with h5py, which shows whether
+libhdf5 itself crashes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import traceback
+
+import h5py
+import numpy as np
+
+# Seconds and bytes for one damaged file. The address space of an idle process with torch is far from small.
+SECONDS = 60
+MEMORY_BYTES = 12 * 2**30
+ROWS = 23
+# What begins a block of metadata.
+SIGNATURES = [
+    b"TREE",
+    b"SNOD",
+    b"HEAP",
+    b"OHDR",
+    b"FAHD",
+    b"FADB",
+    b"EAHD",
+    b"EAIB",
+    b"EADB",
+    b"BTHD",
+    b"BTLF",
+    b"\x89HDF",
+]
+LAYOUTS = {
+    "contiguous": {},
+    "big-endian": {"dtype": ">i4"},
+    "compact": {"compact": True},
+    "user block": {"chunks": (4, 6), "userblock": 512},
+    "raw chunks": {"chunks": (4, 6)},
+    "raw chunks, fixed array": {"chunks": (4, 6), "libver": "v110"},
+    "raw chunks, extensible array": {"chunks": (4, 6), "libver": "v110", "maxshape": (None, 6)},
+    "raw chunks, B-tree 2": {"chunks": (4, 4), "libver": "v110", "maxshape": (None, None)},
+    "unlimited along the second axis": {"chunks": (4, 6), "maxshape": (ROWS, None)},
+    "deflate": {"chunks": (4, 6), "compression": "gzip"},
+    "deflate of single rows": {"chunks": (1, 6), "compression": "gzip", "libver": "v110", "maxshape": (None, 6)},
+    "shuffle": {"chunks": (1, 6), "shuffle": True},
+    "shuffle and deflate across": {"chunks": (4, 4), "compression": "gzip", "shuffle": True},
+    "checksum": {"chunks": (4, 6), "fletcher32": True},
+    "checksum and deflate": {"chunks": (4, 6), "fletcher32": True, "compression": "gzip", "libver": "v110"},
+    "scale-offset": {"chunks": (4, 6), "scaleoffset": 0},
+    "partly written": {"chunks": (4, 6), "compression": "gzip", "written": 12, "fillvalue": 7},
+    "variable": {"group": "variable"},
+    "sparse": {"group": "sparse"},
+}
+BOUNDARIES = [
+    0,
+    1,
+    2,
+    2**7,
+    2**8 - 1,
+    2**15,
+    2**16 - 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63 - 1,
+    2**63,
+    2**64 - 2,
+    2**64 - 1,
+]
+
+
+def written(path, name):
+    """Write the file of a layout."""
+    options = dict(LAYOUTS[name])
+    values = np.random.default_rng(0).integers(0, 1000, (ROWS, 6))
+    libver, userblock = options.pop("libver", "earliest"), options.pop("userblock", 0)
+    group, compact, rows = options.pop("group", None), options.pop("compact", False), options.pop("written", ROWS)
+    with h5py.File(path, "w", libver=(libver, "v110"), userblock_size=userblock) as file:
+        file["labels"] = np.arange(ROWS)
+        if group == "variable":
+            file["data/values"] = values.ravel()
+            file["data/offsets"] = np.append(np.sort(values[:ROWS, 0] % values.size), values.size)
+            file["data/offsets"][0] = 0
+        elif group == "sparse":
+            file["data/data"] = values.ravel()[: 2 * ROWS].astype("f4")
+            file["data/indices"] = np.tile([1, 4], ROWS)
+            file["data/indptr"] = np.arange(ROWS + 1) * 2
+            file["data"].attrs.update({"encoding-type": "csr_matrix", "shape": (ROWS, 6)})
+        elif compact:
+            properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            properties.set_layout(h5py.h5d.COMPACT)
+            space = h5py.h5s.create_simple(values.shape)
+            made = h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_INT32, space, properties)
+            h5py.Dataset(made)[...] = values
+        else:
+            dtype = options.pop("dtype", "i4")
+            file.create_dataset("data", values.shape, dtype, **options)[:rows] = values[:rows]
+
+
+def mutated(content, random):
+    """Some bytes of a file changed: bits, bytes, whole numbers, blocks, or its length."""
+    data = bytearray(content)
+    places = [at for mark in SIGNATURES for at in _all(content, mark)]
+    for _ in range(random.integers(1, 4)):
+        near = int(random.choice(places)) + int(random.integers(0, 160)) if random.random() < 0.6 else len(data)
+        at = near if near < len(data) else int(random.integers(len(data)))
+        size = int(random.choice([1, 2, 4, 8]))
+        kind = random.integers(10)
+        if kind < 3:
+            data[at] ^= 1 << int(random.integers(8))
+        elif kind < 4:
+            data[at] = int(random.integers(256))
+        elif kind < 8:
+            number = BOUNDARIES[random.integers(len(BOUNDARIES))]
+            if random.random() < 0.4:  # one close to what is there, or that is right elsewhere
+                number = int.from_bytes(data[at : at + size], "little") + int(random.integers(-64, 65))
+            data[at : at + size] = (number % 2 ** (8 * size)).to_bytes(size, "little")[: len(data) - at]
+        elif kind < 9:
+            other, length = int(random.integers(len(data))), int(random.choice([8, 16, 64, 512]))
+            if random.random() < 0.5:
+                data[at : at + length] = bytes(len(data[at : at + length]))
+            else:
+                length = min(length, len(data) - max(at, other), abs(at - other))
+                data[at : at + length], data[other : other + length] = (
+                    data[other : other + length],
+                    data[at : at + length],
+                )
+        elif random.random() < 0.5:
+            del data[at:]
+            data += b"" if data else b"x"
+        else:
+            data += random.bytes(100)
+    return bytes(data)
+
+
+def _all(content, mark):
+    at = content.find(mark)
+    while at >= 0:
+        yield at
+        at = content.find(mark, at + 1)
+
+
+def made(folder, seed):
+    """The damaged file of a seed, its layout, and its undamaged neighbour."""
+    name = list(LAYOUTS)[seed % len(LAYOUTS)]
+    pristine, path = os.path.join(folder, "pristine.h5"), os.path.join(folder, "damaged.h5")
+    written(pristine, name)
+    with open(pristine, "rb") as file:
+        content = file.read()
+    with open(path, "wb") as file:
+        file.write(mutated(content, np.random.default_rng(seed)))
+    return name, pristine, path
+
+
+# -- reading it --------------------------------------------------------------------------------------------------------
+
+
+def rows_read(path, key, numbers, name):
+    """Rows by h5py, one by one; None where it cannot, or does not agree with itself."""
+    if "group" in LAYOUTS[name] and key != "labels":
+        return dict.fromkeys(numbers)
+    found = []
+    for whole in (False, True):
+        rows = {}
+        try:
+            with h5py.File(path) as file:
+                dataset = file[key]
+                values = dataset[...] if whole and dataset.size < 10**6 else dataset
+                for number in numbers if not whole else reversed(numbers):
+                    rows[number] = _one(values, number)
+        except Exception:  # noqa: BLE001 # whatever h5py says, it has no value
+            rows = {}
+        found.append(rows)
+    one, two = found
+    return {n: one[n] if n in one and n in two and one[n].tobytes() == two[n].tobytes() else None for n in numbers}
+
+
+def _one(values, number):
+    return np.asarray(values[number])
+
+
+def passes(path):
+    """What is read of a file: by a plain pass and by one shuffled by chunks; numbers of samples and their values."""
+    from lit_async_data import AsyncLoader, HDF5Source
+
+    source = HDF5Source(path, {"data": "data", "labels": "labels"}, index_cache=False)
+    try:
+        for shuffle in ("none", "chunk"):
+            options = {"batch_size": 5, "workers": 0, "shuffle": shuffle, "with_ids": True, "drop_last": False}
+            with AsyncLoader(source, {**options, "memory_budget": 2**28}) as loader:
+                for step, batch in enumerate(loader):
+                    ids = batch["ids"].tolist()
+                    yield ids, {key: batch[key].numpy().copy() for key in batch if key != "ids"}
+                    if step > 20:
+                        break
+    finally:
+        source.close()
+
+
+def tried(folder, seed):
+    """What comes of a seed: ``"value"``, the name of an error of ours, or what is wrong."""
+    from lit_async_data.errors import ConfigError, SourceError
+
+    name, pristine, path = made(folder, seed)
+    right = {}
+    for ids, batch in passes(pristine):
+        for key, values in batch.items():
+            right |= {(key, number): value for number, value in zip(ids, values, strict=True)}
+    try:
+        for ids, batch in passes(path):
+            for key, values in batch.items():
+                wrong = [n for n, value in zip(ids, values, strict=True) if not _same(right.get((key, n)), value)]
+                by_h5py = rows_read(path, key, wrong, name) if wrong else {}
+                for number in wrong:
+                    value = values[ids.index(number)]
+                    if "group" in LAYOUTS[name] and key != "labels":
+                        continue  # its values are those of another place in the file, and nothing could tell
+                    if by_h5py[number] is None or not _same(by_h5py[number].astype(value.dtype), value):
+                        return f"WRONG {name}: {key} {number}: {value.tolist()}, h5py {by_h5py[number]}"
+    except (SourceError, ConfigError) as error:
+        if path not in str(error) and not isinstance(error, ConfigError):
+            return f"WRONG {name}: no file in {type(error).__name__}: {error}"
+        return type(error).__name__
+    except Exception:  # noqa: BLE001 # this is what is looked for
+        return f"WRONG {name}: {''.join(traceback.format_exc())[-1500:]}"
+    return "value"
+
+
+def _same(one, other):
+    return one is not None and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def main(folder, first, count):
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.disable(logging.WARNING)
+    if count == "h5py":
+        name, _, path = made(folder, int(first))
+        for key in ("data", "labels"):
+            rows_read(path, key, list(range(ROWS)), name)
+        return
+    for seed in range(int(first), int(first) + int(count)):
+        print(json.dumps([seed]), flush=True)
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)  # ends the process, whatever it is waiting for
+        print(json.dumps([seed, tried(folder, seed)]), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,291 @@
+"""What h5py, numpy and the system raise reaches the user as a `SourceError` with the file and what to do."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.sources.hdf5 import open_file
+from lit_async_data.sources.hdf5.failures import errno_of, opened, opened_descriptor, retried, source_error
+
+
+def read(source, rows=(0,)):
+    out = {key: np.empty((len(rows), *spec.stored_shape), spec.dtype) for key, spec in source.spec.fields.items()}
+    source.read_into(np.array(rows), out)
+    return out
+
+
+def failing(real, number, times):
+    """A call of the system that fails so many times, and then no more."""
+    left = [times]
+
+    def call(*args, **options):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+        return real(*args, **options)
+
+    return call
+
+
+@pytest.fixture
+def large(h5):
+    """Rows that are read by ``pread``."""
+    return h5(data=np.arange(4 * 2**17, dtype="i4").reshape(4, -1))
+
+
+# -- opening -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENOMEM, "ulimit -v"),
+        (errno.EIO, "dmesg"),
+        (errno.EACCES, "chmod"),
+        (errno.ENOENT, "moved or deleted"),
+        (errno.EFBIG, "the system refuses it"),
+    ],
+)
+@pytest.mark.parametrize("memory_map", [True, False])
+def test_a_file_that_the_system_does_not_open_is_named_with_what_to_do(h5, monkeypatch, number, said, memory_map):
+    path = h5(data=np.ones((8, 4)))
+    source = HDF5Source(path, ["data"], memory_map=memory_map)
+    monkeypatch.setattr(os, "open", failing(os.open, number, 2))
+    with pytest.raises(SourceError, match=rf"{path} cannot be opened: \[Errno {number}\] .*{said}") as caught:
+        read(source)
+    assert type(caught.value) is (MissingError if number == errno.ENOENT else SourceError)
+    assert caught.value.file == path
+    monkeypatch.undo()
+    assert (read(source)["data"] == 1).all()
+    source.close()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOMEM, errno.EACCES])
+def test_a_source_of_a_file_that_the_system_does_not_open_says_so_and_not_that_it_is_no_hdf5(h5, monkeypatch, number):
+    path = h5(data=np.ones((8, 4)))
+    monkeypatch.setattr(h5py, "File", failing(h5py.File, number, 2))
+    with pytest.raises(SourceError, match=rf"{path} cannot be opened: \[Errno {number}\]") as caught:
+        HDF5Source(path, ["data"])
+    assert type(caught.value) is SourceError
+
+
+def test_an_input_error_that_passes_is_not_seen(large, monkeypatch):
+    monkeypatch.setattr(h5py, "File", failing(h5py.File, errno.EIO, 1))
+    source = HDF5Source(large, ["data"])
+    monkeypatch.setattr(os, "open", failing(os.open, errno.EIO, 1))
+    monkeypatch.setattr(open_file.os, "preadv", failing(os.preadv, errno.EIO, 1))
+    assert read(source, [3])["data"][0, 0] == 3 * 2**17
+    source.close()
+
+
+def test_only_input_errors_are_tried_again():
+    for number in (errno.EMFILE, errno.ENOENT):
+        with pytest.raises(OSError, match=os.strerror(number)):
+            retried(failing(int, number, 1))
+
+
+@pytest.mark.parametrize("storage", ["one piece", "compressed", "through h5py"])
+def test_a_pipe_in_place_of_a_data_file_is_an_error_and_no_hang(tmp_path, h5, storage):
+    """1. A source is built. 2. A pipe that nobody writes to takes its file's place. 3. Opening that waited for ever."""
+    options = {"one piece": {}, "compressed": {"compression": "gzip"}, "through h5py": {"scaleoffset": 0}}[storage]
+    path = h5(data={"data": np.ones((8, 4), "i4"), "chunks": (2, 4) if options else None, **options})
+    source = HDF5Source(path, ["data"])
+    os.unlink(path)
+    os.mkfifo(path)
+    with (
+        AsyncLoader(source, {"batch_size": 4, "workers": 0}) as loader,
+        pytest.raises(FormatError, match=f"{path} is no regular file"),
+    ):
+        next(iter(loader))
+    with pytest.raises(FormatError, match="is no regular file"):
+        HDF5Source(path, ["data"])
+    with pytest.raises(FormatError, match="is no regular file"):
+        source.column("other")
+    source.close()
+
+
+def test_a_pipe_in_place_of_a_file_that_is_open_is_refused_where_h5py_opens_it_too(h5):
+    path = h5(data=np.ones((8, 4), "i4"), labels={"data": np.ones(8, "i4"), "chunks": (2,), "scaleoffset": 0})
+    source = HDF5Source(path, ["data", "labels"])
+    out = np.empty((1, 4), "i4")
+    source.read_into(np.array([0]), {"data": out})  # by the descriptor, which stays open
+    os.unlink(path)
+    os.mkfifo(path)
+    with pytest.raises(FormatError, match=f"{path} is no regular file"):
+        source.read_into(np.array([0]), {"labels": np.empty(1, "i8")})
+    source.close()
+
+
+def test_a_folder_is_no_file_either(tmp_path):
+    for each in (opened, opened_descriptor):
+        with pytest.raises(FormatError, match=rf"{tmp_path} is a folder; for all files in it write"):
+            each(str(tmp_path))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_input_error_names_file_and_byte(large, monkeypatch):
+    source = HDF5Source(large, ["data"])
+    read(source)
+    offset = source._stored[0].fields["data"].values.offset + 2**19
+    monkeypatch.setattr(open_file.os, "preadv", failing(os.preadv, errno.EIO, 9))
+    said = rf"{large}, {2**19} bytes at byte {offset} cannot be read: \[Errno 5\] Input/output error; .*dmesg"
+    with pytest.raises(SourceError, match=said) as caught:
+        read(source, [1])
+    assert (type(caught.value), caught.value.file) == (SourceError, large)
+    monkeypatch.undo()
+    source.close()
+
+
+def test_an_input_error_of_libhdf5_is_one_too(h5, monkeypatch):
+    path = h5(data={"data": np.ones((8, 4), "i4"), "chunks": (2, 4), "scaleoffset": 0})
+    source = HDF5Source(path, ["data"])
+    text = "Can't synchronously read data (file read failed: errno = 5, error message = 'Input/output error')"
+    asked = []
+
+    def broken(dataset, which):
+        asked.append(which)
+        raise OSError(text)
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", broken)
+    with pytest.raises(SourceError, match=rf"{path}:/data, rows 2 to 3 cannot be read: .*dmesg") as caught:
+        read(source, [3])
+    assert (type(caught.value), caught.value.row, caught.value.sample_id, len(asked)) == (SourceError, 2, None, 2)
+    source.close()
+
+
+def test_a_file_that_cannot_be_mapped_says_what_to_do(h5, monkeypatch):
+    path = h5(data=np.ones((8, 4), "i4"))
+    source = HDF5Source(path, ["data"])
+    monkeypatch.setattr(mmap, "mmap", failing(mmap.mmap, errno.ENOMEM, 1))
+    with pytest.raises(SourceError, match=rf"{path} cannot be mapped: .*ulimit -v.*memory_map=False"):
+        read(source)
+    monkeypatch.undo()
+    source.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError("8 GiB"), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, error):
+    path = h5(data=np.ones((8, 4), "i4"))
+    source = HDF5Source(path, ["data"])
+
+    def broken(*_):
+        raise error
+
+    monkeypatch.setattr(source._reader.parts[0], "read", broken)
+    with pytest.raises(SourceError, match=rf"{path} cannot be read: .*not enough memory"):
+        read(source)
+    source.close()
+
+
+# -- damaged and odd files ---------------------------------------------------------------------------------------------
+
+
+def damaged(path, name):
+    """One byte of the object's header is changed, which has a checksum."""
+    with h5py.File(path) as file:
+        at = h5py.h5o.get_info(file[name].id).addr
+    with open(path, "r+b") as file:
+        file.seek(at + 10)
+        byte = file.read(1)[0]
+        file.seek(at + 10)
+        file.write(bytes([byte ^ 255]))
+
+
+@pytest.fixture
+def broken(tmp_path):
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w", libver=("v110", "v110")) as file:
+        file["data"] = np.ones((8, 4))
+        file["bad"] = np.ones(8)
+        file["link"] = h5py.SoftLink("/bad")
+        file["group/x"] = np.ones(8)
+    damaged(path, "bad")
+    damaged(path, "group")
+    return path
+
+
+@pytest.mark.parametrize("name", ["bad", "/bad", "link", "group", "group/x"])
+def test_a_damaged_dataset_is_called_damaged_and_not_missing(broken, name):
+    with pytest.raises(CorruptError, match=rf"{broken}:/{name.strip('/')}.* cannot be .*checksum") as caught:
+        HDF5Source(broken, ["data", name])
+    assert (caught.value.file, caught.value.dataset) == (broken, name)
+
+
+def test_damage_beside_the_fields_is_named_too(broken):
+    with pytest.raises(CorruptError, match=rf"rows: {broken}:/bad .*damaged"):
+        HDF5Source(broken, ["data"], rows="bad")
+    source = HDF5Source(broken, ["data"])
+    with pytest.raises(CorruptError, match=rf"{broken}:/bad .*damaged"):
+        source.column("bad")
+    source.close()
+
+
+def test_types_that_numpy_has_not_are_named(tmp_path):
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file["data"] = np.ones(4)
+        quad = h5py.h5t.IEEE_F64LE.copy()
+        quad.set_size(16)
+        quad.set_precision(128)
+        quad.set_fields(127, 112, 15, 0, 112)
+        quad.set_ebias(16383)
+        space = h5py.h5s.create_simple((4,))
+        h5py.h5d.create(file.id, b"quad", quad, space)
+        h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D32LE, space)
+    for name in ("quad", "time"):
+        with pytest.raises(FormatError, match=rf"{path}:/{name} holds values of a type that numpy has not") as caught:
+            HDF5Source(path, ["data", name])
+        assert (caught.value.file, caught.value.dataset) == (path, name)
+
+
+def test_names_that_are_no_utf8_can_be_listed(h5):
+    path = h5(data=np.ones(4))
+    with h5py.File(path, "r+") as file:
+        file.id.link(b"data", b"d\xe9", h5py.h5g.LINK_HARD)
+    with pytest.raises(MissingError, match=r"has no dataset 'other'; the file holds: data, d\\xe9"):
+        HDF5Source(path, ["other"])
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError(5, "x"), 5),
+        (OSError("errno = 24, error message"), 24),
+        (OSError("errno = 0"), None),
+        (RuntimeError("(addr = 9, errno = 12, …)"), 12),
+        (MemoryError(), errno.ENOMEM),
+        (KeyError("errno"), None),
+    ],
+    ids=repr,
+)
+def test_the_number_of_an_error_is_found_in_its_text_too(error, number):
+    assert errno_of(error) == number
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (TypeError("Unknown reference type"), FormatError, "TypeError: Unknown reference type; h5py does not support"),
+        (KeyError("bad"), CorruptError, "KeyError: 'bad'; the file is damaged"),
+        (RuntimeError("bad"), CorruptError, "bad; the file is damaged"),
+        (RuntimeError(), CorruptError, "no reason is given; the file is damaged"),
+    ],
+    ids=repr,
+)
+def test_what_h5py_raises_is_either_unsupported_or_damage(error, kind, said):
+    found = source_error(error, "x.h5:/data", "cannot be read", file="x.h5", dataset="data", row=3)
+    assert type(found) is kind
+    assert re.fullmatch(rf"x\.h5:/data cannot be read: {re.escape(said)}.*", str(found))
+    assert (found.file, found.dataset, found.row) == ("x.h5", "data", 3)

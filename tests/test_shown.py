@@ -1,0 +1,109 @@
+"""What public objects show of themselves, in a notebook, a log or somebody else's error."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from test_trainer import Recorder, pl, trainer
+
+import lit_async_data as lad
+from lit_async_data.errors import ConfigError
+from lit_async_data.summary import lines
+from lit_async_data.testing import ArraySource
+
+
+@pytest.fixture
+def source(images):
+    return lad.HDF5Source([images], {"x": "data", "y": "labels"})
+
+
+def test_sources_say_where_how_many_and_which_fields(source, images):
+    fields = "x uint8 (1, 8, 8), y int64"
+    assert repr(source) == str(source) == f"<HDF5Source of 100 samples from {images}: {fields}>"
+    subset = lad.SubsetSource(source, np.arange(30))
+    assert repr(subset) == f"<SubsetSource of 30 of 100 samples of {images}: {fields}>"
+    both = lad.ConcatSource([subset, source])
+    assert repr(both) == f"<ConcatSource of 130 samples from 30 of 100 samples of {images} and 1 more: {fields}>"
+    dataset = lad.DatasetSource(list(range(7)))
+    assert repr(dataset) == "<DatasetSource of 7 samples from list: 0 int64>"
+    assert repr(ArraySource({"x": np.zeros((5, 2))})) == "<ArraySource of 5 samples from memory: x float64 (2,)>"
+    sides = lad.split(source, {"train": 0.5, "val": 0.5})
+    assert repr(sides).startswith("{'train': <SubsetSource of ")
+    source.close()
+
+
+def test_tables_do_too():
+    arrow = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+    table = lad.ManifestSource(arrow.table({"y": [1, 2], "z": ["a", "b"]}), {"y": "y", "z": "z"})
+    assert repr(table) == "<ManifestSource of 2 samples from the table given: y int64, z int64>"
+
+
+def test_loaders_and_what_goes_with_them_do_too():
+    source = ArraySource({"x": np.zeros((1000, 2), "f4"), "y": np.arange(1000)})
+    inside = "<ArraySource of 1000 samples from memory: x float32 (2,), y int64>".replace("1000", "1,000")
+    loader = lad.AsyncLoader(source, {"batch_size": 64})
+    assert repr(loader) == f"<AsyncLoader of 16 batches of 64, shuffle=auto, from {inside}>"
+    dm = lad.AsyncDataModule(train=source, val=[source, source], loader={"batch_size": 64})
+    assert repr(dm) == "<AsyncDataModule of train 1,000, val 2,000 samples: x float32 (2,), y int64>"
+    assert repr(source.spec) == "<BatchSpec of dicts: x float32 (2,), y int64>"
+    assert repr(lad.DevicePrefetcher(3)) == "DevicePrefetcher(device_depth=3, canary=0)"
+    assert repr(lad.ToFloat("x", dtype="float16")) == "ToFloat(['x'], dtype='float16')"
+    assert repr(lad.Normalize([0.5, 0.1], 2)) == "Normalize(mean=(0.5, 0.1), std=2.0, fields=None, dtype='float32')"
+
+
+def test_a_spec_is_a_mapping_of_its_fields():
+    spec = ArraySource({"x": np.zeros((5, 2)), "y": np.zeros(5)}).spec
+    assert list(spec) == ["x", "y"]
+    assert ("x" in spec, "z" in spec, 0 in spec, len(spec)) == (True, False, False, 2)
+    assert dict(spec) == dict(spec.items()) == dict(spec.fields)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no:UserWarning")
+def test_a_source_given_to_a_trainer_is_not_shown_as_a_path(source, images):
+    with pytest.raises(TypeError, match="Found <HDF5Source of 100 samples from"):
+        trainer().fit(Recorder(), source)
+
+
+def test_a_source_given_to_prefetched_is_said_to_need_a_loader(source):
+    with pytest.raises(ConfigError, match=r"<HDF5Source of .* is a source.*AsyncLoader\(source, LoaderOptions\(batch"):
+        lad.prefetched(source)
+
+
+def test_options_without_a_batch_size_say_what_is_missing():
+    with pytest.raises(ConfigError, match="batch_size: missing; say how many"):
+        lad.LoaderOptions()
+    with pytest.raises(ConfigError, match="workers: -1 is not"):
+        lad.LoaderOptions(batch_size=3, workers=-1)
+    options = lad.LoaderOptions(batch_size=3, seed=7)
+    assert pickle.loads(pickle.dumps(options)) == copy.deepcopy(options) == copy.copy(options) == options
+
+
+def test_samples_that_are_drawn_are_not_said_to_be_read_once():
+    source = ArraySource({"x": np.zeros((100, 2)), "y": np.arange(100) % 3})
+    with lad.AsyncLoader(source, {"batch_size": 10, "balance": "y"}) as loader:
+        assert lines(loader)[1].endswith(
+            "100 samples drawn by balance of y, shuffle global: every sample is read alone, each time it is drawn"
+        )
+
+
+class Training(pl.LightningModule):
+    def training_step(self, batch, number):
+        return None
+
+    def configure_optimizers(self):
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:.*configure_optimizers:UserWarning", "ignore:.*returned `None`:UserWarning")
+def test_without_validation_lightning_does_not_speak_of_a_val_dataloader(recwarn):
+    source = ArraySource({"x": np.zeros((8, 2))})
+    dm = lad.AsyncDataModule(train=source, loader={"batch_size": 4})
+    trainer().fit(Training(), datamodule=dm)
+    assert not [warned for warned in recwarn if "val_dataloader" in str(warned.message)]
+    both = lad.AsyncDataModule(train=source, val=source, loader={"batch_size": 4})
+    with pytest.warns(UserWarning, match="no `validation_step`"):
+        trainer().fit(Training(), datamodule=both)
