@@ -8,6 +8,7 @@ and without all ranks reading the same.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import weakref
 from typing import Any
 
@@ -71,6 +72,7 @@ class Takeover:
             loader = loader.loader  # of an earlier fit: whoever gave Lightning a CombinedLoader keeps it
         if not isinstance(loader, DataLoader):
             return loader
+        _warn(trainer, loader)
         # At once, and not when training begins: of a loader without length Lightning takes a batch before.
         device = torch.device("cpu") if transfer_of(trainer) is not None else trainer.strategy.root_device
         wrapped = prefetched(loader, device_depth, device)
@@ -78,6 +80,14 @@ class Takeover:
         wrapped.canary = canary
         self._serving.add(wrapped)
         return wrapped
+
+
+def _warn(trainer: pl.Trainer, loader: DataLoader[Any]) -> None:
+    """Say what Lightning says of a DataLoader with few workers; it does so of what it gets back, if that is one."""
+    connector = importlib.import_module(f"{pl.__name__}.trainer.connectors.data_connector")
+    check = getattr(connector, "_worker_check", None)  # private, so it may be gone one day, and the warnings with it
+    if check is not None and trainer.state.stage is not None:
+        check(trainer, loader, f"{trainer.state.stage.dataloader_prefix}_dataloader")
 
 
 def _end_workers(loader: Any) -> None:

@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import threading
 import types
+import warnings
 
 import pytest
 import torch
@@ -110,7 +111,8 @@ class Keeping:
 
 
 def run_of(strategy, module=None):
-    return types.SimpleNamespace(strategy=strategy, lightning_module=module or Model(), datamodule=None)
+    state = types.SimpleNamespace(stage=None)
+    return types.SimpleNamespace(strategy=strategy, lightning_module=module or Model(), datamodule=None, state=state)
 
 
 def test_a_method_that_others_keep_wraps_nothing_once_the_run_is_over():
@@ -237,3 +239,47 @@ def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch
     )
     # What was asked for at the start of each batch but the first.
     assert asked[:-1] == ([[0, 1]] * 2 if mode == "max_size" else [[0], [0], [0, 1], [0, 1], [0, 1]])
+
+
+# -- what Lightning says -----------------------------------------------------------------------------------------------
+
+
+class Everywhere(Model):
+    def validation_step(self, batch, number, dataloader_idx=0): ...
+    def test_step(self, batch, number): ...
+    def predict_step(self, batch, number): ...
+
+
+def said(run, *callbacks):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(trainer(*callbacks), Everywhere())
+    return [str(each.message) for each in caught if "DataLoader" in str(each.message)]
+
+
+@pytest.mark.usefixtures("feeders_end")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("run", "names"),
+    [
+        (lambda made, model: made.fit(model, numbers(), numbers()), ["train_dataloader", "val_dataloader"]),
+        (lambda made, model: made.validate(model, [numbers(), numbers()], verbose=False), ["val_dataloader"] * 2),
+        (lambda made, model: made.test(model, numbers(), verbose=False), ["test_dataloader"]),
+        (lambda made, model: made.predict(model, numbers()), ["predict_dataloader"]),
+    ],
+)
+def test_lightning_says_of_a_dataloader_what_it_says_without_the_callback(monkeypatch, run, names):
+    monkeypatch.setattr(f"{pl.__name__}.trainer.connectors.data_connector.suggested_max_num_workers", lambda _: 4)
+    wanted = said(run)
+    assert sorted(line.split("'")[1] for line in wanted if "many workers" in line) == names
+    assert sorted(said(run, lad.DevicePrefetcher())) == sorted(wanted)
+
+
+def test_a_lightning_without_that_check_is_served_all_the_same(monkeypatch):
+    monkeypatch.delattr(f"{pl.__name__}.trainer.connectors.data_connector._worker_check")
+    strategy, takeover = Keeping(), Takeover()
+    run = run_of(strategy)
+    run.state.stage = "train"
+    takeover.attach(run, 2)
+    assert isinstance(strategy.process_dataloader(numbers()), PrefetchedLoader)
+    takeover.detach()
