@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -10,14 +11,68 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from lit_async_data.errors import ManifestError
+from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.sources.manifest.arrow import arrow
-from lit_async_data.sources.manifest.header import check_columns
+from lit_async_data.sources.manifest.header import NoColumnError, check_columns, check_content
 from lit_async_data.sources.manifest.origin import Origin, named, shown
 
 # Bytes that are parsed together, and that a row may have; the second if the first do not do.
 _BLOCKS = (2**24, 2**28)
 _MARK = "\xef\xbb\xbf"  # of UTF-8, each byte as a character
+_UTF8 = "utf-8"
+# What may stand between cells instead.
+_DELIMITERS = (",", ";", "\t", "|")
+
+
+class TextForm(NamedTuple):
+    """How tables of text are written, where their names do not say it.
+
+    Attributes:
+        delimiter: Between cells; None: a comma in CSV, a tab in TSV.
+        encoding: Of the text; None: UTF-8.
+    """
+
+    delimiter: str | None = None
+    encoding: str | None = None
+
+    @classmethod
+    def of(cls, delimiter: Any, encoding: Any) -> TextForm:
+        r"""A form from a user's options.
+
+        Raises:
+            ConfigError: One is not what it must be; begins with its name.
+
+        Example:
+            >>> TextForm.of(";", "latin-1")
+            TextForm(delimiter=';', encoding='iso8859-1')
+            >>> TextForm.of(";;", None)
+            Traceback (most recent call last):
+            lit_async_data.errors.ConfigError: delimiter: ';;' is not one character that can stand between cells
+        """
+        delimiter = "\t" if delimiter == "\\t" else delimiter  # as command lines write it
+        is_one = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii()
+        if delimiter is not None and (not is_one or delimiter in '"\r\n\0'):
+            raise ConfigError(f"delimiter: {shown(delimiter)} is not one character that can stand between cells")
+        if encoding is None:
+            return cls(delimiter)
+        try:
+            codec = codecs.lookup(encoding)
+            "a".encode(codec.name).decode(codec.name)
+        except (LookupError, TypeError):
+            raise ConfigError(
+                f"encoding: {shown(encoding)} is no encoding of text that Python knows; such as cp1252, latin-1, utf-16"
+            ) from None
+        return cls(delimiter, None if codec.name in (_UTF8, "utf-8-sig") else codec.name)
+
+    @property
+    def codec(self) -> str:
+        """The encoding."""
+        return self.encoding or _UTF8
+
+    @property
+    def given(self) -> list[str]:
+        """Names of the options that say something."""
+        return [name for name, value in self._asdict().items() if value is not None]
 
 
 class _Record(NamedTuple):
@@ -29,48 +84,113 @@ class _Record(NamedTuple):
     raw: str
 
 
-def read_delimited(path: str, delimiter: str, wanted: Sequence[str]) -> Any:
+# As their names say.
+PLAIN = TextForm()
+
+
+def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str = _UTF8) -> Any:
     """Read columns of a CSV or TSV file.
 
     Args:
         path: Of the file; ``.gz`` is decompressed.
         delimiter: Between cells.
         wanted: Names of columns.
+        codec: Its encoding.
 
     Returns:
         A ``pyarrow.Table`` of text; null where a cell is empty, quoted or not.
 
     Raises:
-        ManifestError: A column is missing or stands twice; a row has the wrong number of cells or is not UTF-8; a
-            quote is never closed. Names file, row (from 0 after the header, empty lines do not count) and line.
+        ManifestError: A column is missing or stands twice; a row has the wrong number of cells or text of another
+            encoding; a quote is never closed. Names file, row (from 0 after the header, empty lines do not count) and
+            line.
     """
     origin = Origin([path], np.zeros(2, np.int64))
-    header = _header(path, delimiter, origin)
-    check_columns(header, wanted, origin)
+    file = _File(path, delimiter, codec)
+    header = _header(file, origin)
+    try:
+        check_columns(header, wanted, origin)
+    except NoColumnError as error:
+        raise _of_other_delimiter(file, header, error, origin) or error from None
     library = arrow()
     try:
-        table, quotes = _parsed(path, delimiter, wanted)
-    except (library.ArrowInvalid, UnicodeDecodeError, EOFError, OSError) as error:
-        raise _fault(path, delimiter, header, wanted) or origin.error(f"cannot be read: {shown(str(error))}") from error
+        table, quotes = _parsed(file, wanted)
+    except (library.ArrowInvalid, UnicodeError, EOFError, OSError) as error:
+        raise _fault(file, header, wanted) or origin.error(f"cannot be read: {shown(str(error))}") from error
     # Quotes that nothing closes swallow the rest of the file, and pyarrow says nothing.
     doubtful = quotes % 2 or _ends_with_a_line(table, header[-1])
-    fault = _fault(path, delimiter, header, wanted) if doubtful else None
+    fault = _fault(file, header, wanted) if doubtful else None
     if fault is not None:
         raise fault
     return table
 
 
-def _parsed(path: str, delimiter: str, wanted: Sequence[str]) -> tuple[Any, int]:
+class _File(NamedTuple):
+    """Where a table is, and how it is written."""
+
+    path: str
+    delimiter: str
+    codec: str
+
+    def opened(self) -> IO[str]:
+        """Its text. UTF-8 with its bytes as characters, so that no byte is an error; see `text`."""
+        encoding, errors = ("latin-1", "strict") if self.codec == _UTF8 else (self.codec, "replace")
+        if self.path.endswith(".gz"):
+            return gzip.open(self.path, "rt", encoding=encoding, errors=errors, newline="")
+        return open(self.path, encoding=encoding, errors=errors, newline="")
+
+    def text(self, cell: str) -> str:
+        """A cell as it was meant.
+
+        Raises:
+            UnicodeError: It is in another encoding.
+        """
+        if self.codec == _UTF8:
+            return cell.encode("latin-1").decode(_UTF8)
+        if "\ufffd" in cell:
+            raise UnicodeError(cell)
+        return cell
+
+    @property
+    def other_encoding(self) -> str:
+        """What is wrong with text in another encoding, and what to do."""
+        if self.codec == _UTF8:
+            return "not UTF-8; if it is in the encoding of Windows, say encoding=cp1252, else save the table as UTF-8"
+        return f"not {self.codec}, as encoding says; leave that out if it is UTF-8"
+
+
+def _of_other_delimiter(file: _File, header: list[str], error: NoColumnError, origin: Origin) -> ManifestError | None:
+    """The error of a header in which another delimiter stands between the names; None if it does not seem so."""
+    line = file.delimiter.join(header)
+    if line[:4].lower() == "sep=" and len(line) <= len("sep=,") + 1:
+        named_in_it = shown(line[4:5])
+        return origin.error(
+            f"begins with a line {shown(line[:5])}, which only Excel reads; remove it, and say delimiter={named_in_it}"
+        )
+    for other in _DELIMITERS:
+        names = [name.strip(' "') for name in line.split(other)]
+        if other != file.delimiter and len(names) > 1 and (error.dataset in names or len(header) == 1):
+            return origin.error(
+                f"has no column {shown(error.dataset)}; it seems that {shown(other)} stands between its cells, and not "
+                f"{shown(file.delimiter)}: say delimiter={shown(other)}",
+                column=error.dataset,
+            )
+    return None
+
+
+def _parsed(file: _File, wanted: Sequence[str]) -> tuple[Any, int]:
     """The table, and how many quotes the file holds."""
     library, parser = arrow(), arrow("csv")
     for block in _BLOCKS:
-        with library.input_stream(path, compression="detect") as raw:
+        with library.input_stream(file.path, compression="detect") as raw:
             stream = _Counting(raw)
             try:
                 table = parser.read_csv(
                     stream,
-                    read_options=parser.ReadOptions(block_size=block),
-                    parse_options=parser.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                    read_options=parser.ReadOptions(
+                        block_size=block, encoding="utf8" if file.codec == _UTF8 else file.codec
+                    ),
+                    parse_options=parser.ParseOptions(delimiter=file.delimiter, newlines_in_values=True),
                     convert_options=parser.ConvertOptions(
                         column_types=dict.fromkeys(wanted, library.string()),
                         include_columns=list(wanted),
@@ -110,13 +230,6 @@ def _ends_with_a_line(table: Any, last: str) -> bool:
     return value is not None and value.endswith(("\n", "\r"))
 
 
-def _opened(path: str) -> IO[str]:
-    """The file with its bytes as characters, so that no byte is an error."""
-    if path.endswith(".gz"):
-        return gzip.open(path, "rt", encoding="latin-1", newline="")
-    return open(path, encoding="latin-1", newline="")
-
-
 def _records(file: IO[str], delimiter: str) -> Iterator[_Record]:
     lines: list[str] = []
 
@@ -135,52 +248,54 @@ def _records(file: IO[str], delimiter: str) -> Iterator[_Record]:
         lines.clear()
 
 
-def _header(path: str, delimiter: str, origin: Origin) -> list[str]:
-    with _opened(path) as file:
+def _header(file: _File, origin: Origin) -> list[str]:
+    check_content(file.path, origin, codec=file.codec)
+    with file.opened() as opened:
         try:
-            record = next(_records(file, delimiter), None)
-        except (csv.Error, EOFError, OSError) as error:
+            record = next(_records(opened, file.delimiter), None)
+        except (csv.Error, UnicodeError, EOFError, OSError) as error:
             raise origin.error(f"its first line cannot be read: {shown(str(error))}") from error
     if record is None:
         raise origin.error("is empty; its first line must name the columns")
-    cells = [record.cells[0].removeprefix(_MARK), *record.cells[1:]]
+    cells = [record.cells[0].removeprefix(_MARK if file.codec == _UTF8 else "\ufeff"), *record.cells[1:]]
     if cells[0].startswith('"') and len(cells[0]) > 1 and cells[0].endswith('"'):
         cells[0] = cells[0][1:-1]  # behind the mark a quote did not open the cell
     try:
-        return [cell.encode("latin-1").decode("utf-8") for cell in cells]
-    except UnicodeDecodeError:
-        raise origin.error("its first line is not UTF-8; save the table as UTF-8") from None
+        return [file.text(cell) for cell in cells]
+    except UnicodeError:
+        raise origin.error(f"its first line is {file.other_encoding}") from None
 
 
-def _fault(path: str, delimiter: str, header: Sequence[str], wanted: Sequence[str]) -> ManifestError | None:
+def _fault(file: _File, header: Sequence[str], wanted: Sequence[str]) -> ManifestError | None:
     """What is wrong with a file that did not parse, found by going through it in Python; None where nothing is."""
     columns = {header.index(name): name for name in wanted}
     record = _Record(-2, 0, [], "")
-    with _opened(path) as file:
+    path = file.path
+    with file.opened() as opened:
         try:
-            for record in _records(file, delimiter):
-                message, column = _wrong(record, len(header), columns)
+            for record in _records(opened, file.delimiter):
+                message, column = _wrong(file, record, len(header), columns)
                 if message:
                     return _error(path, record, message, column)
         except csv.Error as error:
             line = record.line + record.raw.count("\n")
             after = record._replace(number=record.number + 1, line=line)
             return _error(path, after, f"{shown(str(error))}; is a quote opened there and never closed?")
-        except (EOFError, OSError):
+        except (UnicodeError, EOFError, OSError):
             return None
-    if _is_open(record, delimiter):
+    if _is_open(record, file.delimiter):
         return _error(path, record, "a quote is opened and never closed")
     return None
 
 
-def _wrong(record: _Record, count: int, columns: dict[int, str]) -> tuple[str, str | None]:
+def _wrong(file: _File, record: _Record, count: int, columns: dict[int, str]) -> tuple[str, str | None]:
     if len(record.cells) != count:
         return f"{len(record.cells)} cells instead of {count}, as the first line has", None
     for index, name in columns.items():
         try:
-            record.cells[index].encode("latin-1").decode("utf-8")
-        except UnicodeDecodeError:
-            return "text that is not UTF-8; save the table as UTF-8", name
+            file.text(record.cells[index])
+        except UnicodeError:
+            return f"text that is {file.other_encoding}", name
     return "", None
 
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from lit_async_data.errors import AsyncDataError, ManifestError
+from lit_async_data.errors import AsyncDataError, ManifestError, MissingError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Location, Part
 from lit_async_data.sources.manifest.origin import GIVEN, named, shown
 from lit_async_data.sources.manifest.table import Table
 from lit_async_data.sources.places import Places
+
+# How a name in a table may differ from that of a file.
+_FORMS: dict[str, Callable[[str], str]] = {
+    "": str,
+    "space around a name": str.strip,
+    "another Unicode form of a name: unicodedata.normalize('NFC', path) makes it that of the file": functools.partial(
+        unicodedata.normalize, "NFC"
+    ),
+    "another Unicode form of a name: unicodedata.normalize('NFD', path) makes it that of the file": functools.partial(
+        unicodedata.normalize, "NFD"
+    ),
+}
 
 
 class TableRow(Location):
@@ -41,6 +55,21 @@ class TableRow(Location):
 
     def __repr__(self) -> str:
         return f"TableRow(file={self.file!r}, row={self.row}, id={self.id!r}, path={self.path!r})"
+
+
+def _meant(path: str) -> str:
+    """Which file a path that leads to none seems to mean, and what is to be changed in the table; empty if unknown."""
+    found, wrong = "/", ["backslashes"] if "\\" in path else []
+    for name in path.replace("\\", "/").split("/"):
+        forms = [(what, form(name)) for what, form in _FORMS.items()]
+        for what, other in forms:
+            if os.path.lexists(os.path.join(found, other)):
+                wrong += [what] if other != name else []
+                found = os.path.join(found, other)
+                break
+        else:
+            return ""
+    return f". There is {shown(found)}; the table has {' and '.join(dict.fromkeys(wrong))}" if wrong else ""
 
 
 class Entries:
@@ -100,8 +129,13 @@ class Entries:
         """
         _, row = self.place(sample)
         kind = type(error)
+        hint = _meant(path) if path is not None and isinstance(error, MissingError) else ""
         found = kind(
-            f"{self.where(sample)}: {error}", file=path or error.file, dataset=error.dataset, row=row, sample_id=sample
+            f"{self.where(sample)}: {error}{hint}",
+            file=path or error.file,
+            dataset=error.dataset,
+            row=row,
+            sample_id=sample,
         )
         found.__cause__ = error.__cause__
         return found

@@ -9,6 +9,7 @@ from typing import Any
 from lit_async_data.errors import ChangedError, MissingError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.manifest.arrow import arrow
+from lit_async_data.sources.manifest.delimited import PLAIN, TextForm
 from lit_async_data.sources.manifest.origin import named
 from lit_async_data.sources.manifest.reading import files_of
 from lit_async_data.sources.manifest.table import Table
@@ -22,15 +23,16 @@ class GivenTable:
         given: As `Table.of` takes it. What can be read once only is held as a whole.
         filters: As there.
         cache: Where columns of files are kept.
+        form: How CSV and TSV are written.
     """
 
-    def __init__(self, given: Any, filters: Any, cache: TableCache) -> None:
+    def __init__(self, given: Any, filters: Any, cache: TableCache, form: TextForm = PLAIN) -> None:
         if isinstance(given, str | os.PathLike):
             # The source may outlive the working folder.
             given = os.path.abspath(os.path.expanduser(given))
         elif hasattr(given, "read_all"):
             given = arrow().table(given)
-        self._given, self._filters, self._cache = given, filters, cache
+        self._given, self._filters, self._cache, self._form = given, filters, cache, form
         self._elsewhere = False
         self._kept: Indices | None = None
         self._files: Mapping[str, Identity] = {}
@@ -60,12 +62,12 @@ class GivenTable:
 
     def _read(self, names: list[str], files: Mapping[str, Identity]) -> Table:
         if not files:
-            return Table.of(self._given, names, self._filters)
-        key = TableKey(files, names, self._filters)
+            return Table.of(self._given, names, self._filters, self._form)
+        key = TableKey(files, names, [self._filters, *self._form] if self._form.given else self._filters)
         kept = self._cache.load(key)
         if kept is not None:
             return kept
-        table = Table.of(self._given, names, self._filters)
+        table = Table.of(self._given, names, self._filters, self._form)
         # One that was written to meanwhile is of neither state.
         _check_same(files, self._states())
         return self._cache.store(key, table)

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
+import os
 from collections import Counter
 from collections.abc import Sequence
 
 from lit_async_data.errors import ManifestError
-from lit_async_data.sources.manifest.origin import Origin, shown
+from lit_async_data.sources.manifest.origin import Origin, named, shown
 
+# How files begin that are no text.
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 # Names of columns that a message lists.
 _LISTED = 20
 
 
 class NoColumnError(ManifestError):
     """A table has no column of a name."""
+
+
+def check_content(path: str, origin: Origin, *, codec: str | None) -> None:
+    """Check that a table of text is not something else that its first bytes tell of.
+
+    Args:
+        path: Of the file.
+        origin: For messages.
+        codec: Its encoding; None where it must be UTF-8.
+
+    Raises:
+        ManifestError: It is.
+    """
+    with open(path, "rb") as file:
+        first = file.read(4)
+    if first.startswith(_GZIP) and not path.endswith(".gz"):
+        raise origin.error(f"is compressed by gzip; name it {named(os.path.basename(path))}.gz")
+    if first == _ZIP:
+        raise origin.error("is a ZIP archive, or a spreadsheet: unpack it, or give what pandas.read_excel makes of it")
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not (codec or "").startswith("utf-16"):
+        option = "" if codec is None else "say encoding=utf-16, or "
+        raise origin.error(f"its first line is not UTF-8, but UTF-16: {option}save the table as UTF-8")
 
 
 def check_columns(present: Sequence[object], wanted: Sequence[str], origin: Origin) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lit_async_data.errors import ManifestError
 from lit_async_data.sources.manifest.arrow import arrow, is_list
-from lit_async_data.sources.manifest.header import check_columns
+from lit_async_data.sources.manifest.header import check_columns, check_content
 from lit_async_data.sources.manifest.numeric import INEXACT
 from lit_async_data.sources.manifest.origin import Origin, named, shown
 
@@ -39,6 +39,7 @@ def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
     """
     origin = Origin([path], np.zeros(2, np.int64))
     library = arrow()
+    check_content(path, origin, codec=None)
 
     def opened() -> Any:
         return library.input_stream(path, compression="detect")
@@ -170,6 +171,11 @@ def _fault(path: str, wanted: Sequence[str]) -> ManifestError | None:
     kinds: dict[str, tuple[str, int]] = {}
     try:
         for row, line, content in _objects(path):
+            if row == 0 and content.lstrip().startswith(b"["):
+                message = (
+                    "an array, where JSON lines have an object in each line; give what pandas.read_json makes of it"
+                )
+                return _error(path, row, line, message)
             try:
                 values = json.loads(content.decode("utf-8"), object_pairs_hook=_once)
                 json.dumps(values, ensure_ascii=False).encode("utf-8")

@@ -178,7 +178,8 @@ def _plain(array: Any, origin: Origin, name: str, fail: Fail) -> _Column:
         values = np.array(values_of(array))
         values[missing] = np.nan
     else:
-        raise origin.error(f"holds {kind}, which is no label; give numbers, text or lists of them", column=name)
+        hint = "; cast it to float64, or to int64 if it holds whole numbers" if types.is_decimal(kind) else ""
+        raise origin.error(f"holds {kind}, which is no label; give numbers, text or lists of them{hint}", column=name)
     return _Column(np.require(values, requirements=["C", "W"]), missing)
 
 

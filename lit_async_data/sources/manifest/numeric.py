@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,8 @@ def as_numbers(array: Any, column: str, origin: Origin, owners: Indices | None =
     numbers = _cast(trimmed, library.float64())
     if numbers is None:
         place = first_row(trimmed, lambda part: _cast(part, library.float64()) is None)
+        if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", trimmed[place].as_py()):
+            raise fail(place, "is not a number: write it with a point, not a comma")
         raise fail(place, "is not a number; leave the cell empty where there is none, or say kind: class")
     long = compute.match_substring_regex(trimmed, r"^[+-]?[0-9]{16,}$")
     rounded = compute.and_kleene(long, compute.greater_equal(compute.abs(numbers), float(INEXACT)))

@@ -12,14 +12,26 @@ import numpy as np
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.manifest.arrow import arrow
-from lit_async_data.sources.manifest.delimited import read_delimited
+from lit_async_data.sources.manifest.delimited import PLAIN, TextForm, read_delimited
 from lit_async_data.sources.manifest.filters import Filter, all_met
-from lit_async_data.sources.manifest.header import check_columns
+from lit_async_data.sources.manifest.header import NoColumnError, check_columns
 from lit_async_data.sources.manifest.json_lines import read_json_lines
 from lit_async_data.sources.manifest.origin import Origin, named, shown
 from lit_async_data.sources.manifest.parquet import read_parquet
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+# What to do with files that are tables, but none that are read here.
+_OTHERS = {
+    ".xlsx": "it is a spreadsheet: give pandas.read_excel({path!r}), or save it as CSV",
+    ".json": "JSON lines end in .jsonl, with an object in each line; of an array, give pandas.read_json({path!r})",
+    ".zip": "it is an archive: unpack it, and give what is in it",
+    ".feather": "give pyarrow.feather.read_table({path!r})",
+    ".txt": "if it is a table with a character between its cells, name it .csv and say delimiter=",
+}
+_OTHERS |= dict.fromkeys((".xls", ".xlsm", ".ods"), _OTHERS[".xlsx"])
+_OTHERS |= dict.fromkeys((".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz"), _OTHERS[".zip"])
+_OTHERS |= dict.fromkeys((".arrow", ".ipc"), _OTHERS[".feather"])
+_OTHERS |= dict.fromkeys((".tab", ".dat", ".psv"), _OTHERS[".txt"])
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz", ".ndjson.gz")
 
 
@@ -43,13 +55,16 @@ class _Read(NamedTuple):
     kept: Indices | None
 
 
-def read_table(given: Any, wanted: Sequence[str], filters: Sequence[Filter]) -> tuple[Any, Origin]:
+def read_table(
+    given: Any, wanted: Sequence[str], filters: Sequence[Filter], form: TextForm = PLAIN
+) -> tuple[Any, Origin]:
     """Columns of a table, and where its rows come from.
 
     Args:
         given: As for `Table.of`.
         wanted: Names of columns, all different.
         filters: That rows must meet.
+        form: How tables of text are written.
 
     Returns:
         A ``pyarrow.Table`` of at least one row.
@@ -62,8 +77,9 @@ def read_table(given: Any, wanted: Sequence[str], filters: Sequence[Filter]) -> 
     arrow()  # says what to install, before anything else is wrong
     if isinstance(given, str | os.PathLike):
         files = files_of(os.fspath(given))
-        table, origin = _joined(files, [_of_file(file, wanted, filters) for file in files])
+        table, origin = _joined(files, [_of_file(file, wanted, filters, form) for file in files])
     else:
+        _check_form(form, "a table given in memory")
         folder, given = given if isinstance(given, FolderTable) else (None, given)
         read = _met(_of_memory(given, _all_names(wanted, filters)), wanted, filters, [])
         table, origin = read.table, Origin([], np.array([0, read.rows]), read.kept, folder=folder)
@@ -103,16 +119,28 @@ def files_of(given: str) -> list[str]:
     return sorted(found)
 
 
-def _of_file(path: str, wanted: Sequence[str], filters: Sequence[Filter]) -> _Read:
+def _check_form(form: TextForm, what: str) -> None:
+    if form.given:
+        raise ConfigError(f"{form.given[0]}: says nothing of {what}; it is of CSV and TSV files")
+
+
+def _of_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], form: TextForm) -> _Read:
     suffix = next((each for each in _SUFFIXES if path.lower().endswith(each)), None)
     if suffix is None:
-        raise ConfigError(f"table: {named(path)} ends in none of {', '.join(_SUFFIXES)}", file=path)
+        hint = _OTHERS.get(os.path.splitext(path.lower())[1], "").format(path=path)
+        message = f"table: {named(path)} ends in none of {', '.join(_SUFFIXES)}"
+        raise ConfigError(f"{message}; {hint}" if hint else message, file=path)
+    if suffix.removesuffix(".gz") not in _DELIMITERS:
+        _check_form(form, f"{suffix} files")
     try:
         if suffix == ".parquet":
             return _Read(*read_parquet(path, wanted, filters))
         names = _all_names(wanted, filters)
         delimiter = _DELIMITERS.get(suffix.removesuffix(".gz"))
-        table = read_json_lines(path, names) if delimiter is None else read_delimited(path, delimiter, names)
+        if delimiter is None:
+            table = read_json_lines(path, names)
+        else:
+            table = read_delimited(path, form.delimiter or delimiter, names, form.codec)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise MissingError(f"{named(path)}: cannot be opened: {error.strerror}", file=path) from error
     return _met(table, wanted, filters, [path])
@@ -156,6 +184,11 @@ def _check_types(files: list[str], read: list[_Read], origin: Origin) -> None:
 def _of_memory(given: Any, names: Sequence[str]) -> Any:
     library = arrow()
     origin = Origin([], np.zeros(2, np.int64))
+    if isinstance(given, list | tuple) and given and all(isinstance(each, str | os.PathLike) for each in given):
+        raise ConfigError(
+            f"table: {type(given).__name__} is neither a path nor a table; of several files give a pattern that fits "
+            "them, such as 'part-*.csv', or join a source of each: ConcatSource([...])"
+        )
     module = type(given).__module__.partition(".")[0]
     if isinstance(given, library.Table):
         check_columns(given.column_names, names, origin)
@@ -164,19 +197,55 @@ def _of_memory(given: Any, names: Sequence[str]) -> Any:
         raise ConfigError("table: a LazyFrame has no rows yet; give its .collect()")
     try:
         if module in ("pandas", "polars") and hasattr(given, "columns"):
-            check_columns(list(given.columns), names, origin)
+            _check_frame(given, names, origin)
             frame = given[list(names)]
-            if module == "pandas":
-                return library.Table.from_pandas(frame, preserve_index=False)
-            return library.table(frame)
+            return _of_pandas(frame) if module == "pandas" else library.table(_with_text(frame))
         if hasattr(given, "__arrow_c_stream__"):
             return _of_stream(library.RecordBatchReader.from_stream(given), names, origin)
     except (library.ArrowException, TypeError) as error:
-        raise origin.error(f"is nothing that Arrow can hold: {shown(str(error))}") from error
+        raise origin.error(
+            f"is nothing that Arrow can hold: {shown(str(error))}; give each column values of one type"
+        ) from error
     raise ConfigError(
         f"table: {type(given).__name__} is neither a path, a DataFrame of pandas or polars, a pyarrow.Table, nor "
         "anything with __arrow_c_stream__"
     )
+
+
+def _check_frame(frame: Any, names: Sequence[str], origin: Origin) -> None:
+    try:
+        check_columns(list(frame.columns), names, origin)
+    except NoColumnError as error:
+        index = getattr(frame, "index", None)
+        if index is None or error.dataset not in index.names:
+            raise
+        message = f"{error}; it is the index of the DataFrame: give frame.reset_index()"
+        raise NoColumnError(message, dataset=error.dataset) from None
+
+
+def _of_pandas(frame: Any) -> Any:
+    library = arrow()
+    try:
+        return library.Table.from_pandas(frame, preserve_index=False)
+    except (library.ArrowException, TypeError):
+        changed = {}
+        for name in frame.columns:
+            values = frame[name].tolist() if frame[name].dtype == object else []
+            if any(isinstance(value, os.PathLike) for value in values):
+                changed[name] = [os.fspath(value) if isinstance(value, os.PathLike) else value for value in values]
+        if not changed:
+            raise
+        return library.Table.from_pandas(frame.assign(**changed), preserve_index=False)
+
+
+def _with_text(frame: Any) -> Any:
+    """A frame of polars with text in place of path objects, which it holds as Python's."""
+    changed = {
+        name: [os.fspath(value) if isinstance(value, os.PathLike) else value for value in frame[name].to_list()]
+        for name in frame.columns
+        if str(frame[name].dtype) == "Object"
+    }
+    return frame.with_columns(**{name: type(frame[name])(name, values) for name, values in changed.items()})
 
 
 def _of_stream(stream: Any, names: Sequence[str], origin: Origin) -> Any:

@@ -14,7 +14,7 @@ from lit_async_data.sources.manifest.column import Column
 from lit_async_data.sources.manifest.image_shape import ImageShape
 
 # Of a manifest, and of images in it.
-OPTIONS = ["root", "id", "filters", "check", "outside", "table_cache"]
+OPTIONS = ["root", "id", "filters", "check", "outside", "table_cache", "delimiter", "encoding"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
 # Which files are looked at before training.

@@ -19,6 +19,7 @@ from lit_async_data.sources.manifest.checking import Check
 from lit_async_data.sources.manifest.checking import check as looked_at
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Given
+from lit_async_data.sources.manifest.delimited import TextForm
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.given import GivenTable
 from lit_async_data.sources.manifest.header import NoColumnError
@@ -57,6 +58,8 @@ class ManifestSource:
         table_cache: A folder in which the columns that are used are kept as they are held, of tables in files from a
             million rows on: the next source maps them, and all processes of a machine share one copy. They are read
             anew when a file has changed; what nobody needs any more is yours to delete.
+        delimiter: Between cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
+        encoding: Of the text in CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
         **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both),
             ``mode``, ``resize``, ``scale``, ``ratio``, ``interpolation``, ``fill`` and ``max_pixels``, as in
             `ImageShape`. A field that is a mapping can have others: ``{"name": "mask", "mode": "L"}``.
@@ -95,12 +98,15 @@ class ManifestSource:
         check: Check = "first",
         outside: bool = False,
         table_cache: str | os.PathLike[str] | None = None,
+        delimiter: str | None = None,
+        encoding: str | None = None,
         **image: Any,
     ) -> None:
         check_options(root, id, check, outside=outside, image=image)
         shape = ImageShape(**image)
         columns, as_mapping = chosen_columns(fields, shape)
-        self._given, self._name = GivenTable(table, filters, TableCache(table_cache)), ""
+        form = TextForm.of(delimiter, encoding)
+        self._given, self._name = GivenTable(table, filters, TableCache(table_cache), form), ""
         place = Root(root_of(table) if root is None else os.fspath(root), outside=outside)
         self._fields = Fields(columns, self._given, place, id)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):

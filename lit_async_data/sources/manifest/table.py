@@ -24,6 +24,7 @@ from lit_async_data.sources.manifest.arrow import (
     truth_of,
     values_of,
 )
+from lit_async_data.sources.manifest.delimited import PLAIN, TextForm
 from lit_async_data.sources.manifest.filters import Filter
 from lit_async_data.sources.manifest.labels import Labels, Null, labels_of
 from lit_async_data.sources.manifest.numeric import as_numbers, read_as
@@ -65,7 +66,14 @@ class Table:
         self._length = len(next(iter(self._columns.values())))
 
     @classmethod
-    def of(cls, given: Any, columns: Sequence[str], filters: Any = None, numbers: Sequence[str] = ()) -> Table:
+    def of(
+        cls,
+        given: Any,
+        columns: Sequence[str],
+        filters: Any = None,
+        form: TextForm = PLAIN,
+        numbers: Sequence[str] = (),
+    ) -> Table:
         """Read the wanted columns of a table.
 
         Args:
@@ -76,6 +84,7 @@ class Table:
             filters: ``[["quality", ">", 0.5]]``: conditions that rows must all meet, with ``==``, ``!=``, ``<``,
                 ``<=``, ``>``, ``>=``, ``in``, ``not in``. A row without a value meets none. Text that is compared with
                 a number is read as one.
+            form: How CSV and TSV are written.
             numbers: Those of the columns whose text is to be read as numbers: int64, or float64 if some are fractions.
 
         Raises:
@@ -92,7 +101,7 @@ class Table:
         stray = [name for name in as_number if name not in names]
         if stray:
             raise ConfigError(f"numbers: {shown(stray[0])} is not one of the columns {', '.join(map(shown, names))}")
-        read, origin = read_table(given, names, Filter.all_of(filters))
+        read, origin = read_table(given, names, Filter.all_of(filters), form)
         held = {}
         for name in names:
             column = read.column(name)
