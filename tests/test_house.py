@@ -93,6 +93,8 @@ ORDER = [
     "sources.manifest.orientation",
     "sources.manifest.image_bytes",
     "sources.manifest.png",
+    "sources.manifest.stored_values",
+    "sources.manifest.strips",
     "sources.manifest.resizing",
     "sources.manifest.picture",
     "sources.manifest.pixels",

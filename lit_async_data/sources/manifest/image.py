@@ -11,8 +11,6 @@ import io
 import struct
 from typing import Any
 
-import numpy as np
-
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.manifest.cropping import Box, Crop, crop_of
 from lit_async_data.sources.manifest.image_bytes import (
@@ -29,14 +27,15 @@ from lit_async_data.sources.manifest.image_bytes import (
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of, upright_size
 from lit_async_data.sources.manifest.picture import Picture, head_of
-from lit_async_data.sources.manifest.pixels import SIXTEEN_BITS, pixels_of, write_as_stored
+from lit_async_data.sources.manifest.pixels import pixels_of, write_as_stored
 from lit_async_data.sources.manifest.png import Parts, exif_of_png, whole_png
 from lit_async_data.sources.manifest.resizing import write_resized
-from lit_async_data.spec import Bytes
+from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS, bits_of, check_mode, white_is_zero
+from lit_async_data.sources.manifest.strips import Pixels
+from lit_async_data.spec import Array
 
 # What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
 _UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *SIXTEEN_BITS)
-_WHITE_IS_ZERO = 0
 
 
 def installed() -> bool:
@@ -48,12 +47,13 @@ def installed() -> bool:
     return True
 
 
-def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str) -> None:
+def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str) -> None:
     """Decode an image, make it fit, and write it.
 
     JPEG, PNG, TIFF, WebP, BMP and GIF, by their first bytes. The orientation that a camera noted in EXIF is applied.
-    Values of 16 bits keep their upper 8 (of 12 the upper 8 too), CMYK and palettes become colours, and a grey image has
-    the same value in R, G and B. Files of several images, animations or pages, are refused.
+    CMYK and palettes become colours, and a grey image has the same value in R, G and B; mode P delivers the stored
+    numbers of a palette instead. Values of more than 8 bits are delivered in mode I;16, or with ``depth: 8`` as their
+    upper 8 bits. Files of several images, animations or pages, are refused.
 
     What comes out is decoded from all of a file that is whole as far as anything tells: a file that ends too soon is an
     error, and so is a PNG with a wrong check sum or too few rows. Other formats have no check sums: changed bytes
@@ -62,17 +62,17 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
     Args:
         data: All bytes of the file.
         shape: How it becomes the array.
-        out: uint8, shape (H, W, ``shape.channels``), overwritten; undefined after an error.
+        out: Of ``shape.dtype``, shape (H, W, ``shape.channels``), overwritten; undefined after an error.
         key: 64 bits for a random crop; None for the middle.
         where: What the image is called in messages; they begin with it.
 
     Raises:
         CorruptError: It cannot be decoded, or not all of it is there.
-        FormatError: It is no image of these formats, one of too many pixels or of values that do not fit 8 bits; or
-            it has another size than ``out`` and ``shape`` has none.
+        FormatError: It is no image of these formats, one of too many pixels or of values that the mode cannot deliver;
+            or it has another size than ``out`` and ``shape`` has none.
         ConfigError: Pillow is missing.
     """
-    if out.dtype != np.uint8 or out.ndim != 3 or out.shape[2] != shape.channels:
+    if out.dtype != shape.dtype or out.ndim != 3 or out.shape[2] != shape.channels:
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
     stored = bytes(data)  # no copy where it is bytes already
     kind = format_of(stored, where)
@@ -154,6 +154,7 @@ def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
     _check_pixels(head.size, shape, where)
     if kind == JPEG:
         check_ended(data, head.pixels, where)
+    check_mode(kind, head.mode, 8, shape, where)
     opening = functools.partial(_pillow, data, kind)
     return Picture(kind, data, head.size, head.mode, head.exif, opening, parts, plain=True)
 
@@ -182,7 +183,8 @@ def _opened_by_pillow(data: bytes, kind: str, parts: Parts, shape: ImageShape, w
         )
     _check_values(image, data, kind, shape, where)
     exif = exif_of_png(data, parts) if kind == PNG else image.info.get("exif", b"")
-    return Picture(kind, data, image.size, image.mode, exif, lambda: image, parts, plain=False)
+    bits = bits_of(image, data, kind)
+    return Picture(kind, data, image.size, image.mode, exif, lambda: image, parts, plain=False, bits=bits)
 
 
 def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:
@@ -197,19 +199,20 @@ def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:
 
 
 def _check_values(image: Any, data: bytes, kind: str, shape: ImageShape, where: str) -> None:
-    tags = image.tag_v2 if kind == TIFF else {}
+    inverted = white_is_zero(image, kind)
     if image.mode not in _UNDERSTOOD:
         raise FormatError(
             f"{where}: a {kind} of values that do not become 8 bits by themselves (Pillow's mode {image.mode}); "
             "convert it, or store it as .npy"
         )
-    if image.mode in SIXTEEN_BITS and tags.get(262) == _WHITE_IS_ZERO:
+    if image.mode in SIXTEEN_BITS and inverted:
         raise FormatError(
             f"{where}: a TIFF of 16 bits in which 0 is white, which Pillow does not turn round; convert it"
         )
     deep = kind == PNG and data[24] == 16
     if deep and shape.alpha and "transparency" in image.info:
         raise FormatError(f"{where}: a PNG of 16 bits with one transparent colour; store opacity as a channel")
+    check_mode(kind, image.mode, bits_of(image, data, kind), shape, where, inverted=inverted)
 
 
 def _broken(kind: str, error: Exception, where: str) -> CorruptError:
@@ -223,7 +226,7 @@ def _orientation(picture: Picture) -> int:
     return orientation_of(picture.exif) if turned else UPRIGHT
 
 
-def _write(pixels: Bytes, box: Box, crop: Crop, shape: ImageShape, out: Bytes) -> None:
+def _write(pixels: Pixels, box: Box, crop: Crop, shape: ImageShape, out: Array) -> None:
     if crop.size != out.shape[:2]:
         (row, column), (height, width) = crop.corner, crop.size
         out[...] = shape.fill

@@ -9,24 +9,24 @@ import numpy as np
 
 from lit_async_data.sources.manifest.cropping import Box, Crop, whole_pixels
 from lit_async_data.sources.manifest.image_bytes import JPEG, PNG
-from lit_async_data.sources.manifest.image_shape import CHANNELS, ImageShape
+from lit_async_data.sources.manifest.image_shape import CHANNELS, DEEP, INDICES, ImageShape
 from lit_async_data.sources.manifest.orientation import UPRIGHT, mirrored, upright, upright_size
 from lit_async_data.sources.manifest.picture import Picture, imagecodecs, simplejpeg
 from lit_async_data.sources.manifest.png import INTERLACED, check_rows, png_pixels
-from lit_async_data.spec import Bytes
+from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS
+from lit_async_data.sources.manifest.strips import LARGE, Pixels, Strips
+from lit_async_data.spec import Array, Bytes
 
 # What libjpeg says where pixels are missing or made up, which Pillow does not hear. Bytes too many before the end of a
 # file are common, and mostly harmless.
 _DAMAGED = re.compile(r"[Pp]remature end|bad Huffman code|instead of RST|extraneous bytes before marker 0x(?!d9)")
-# Modes of Pillow whose values have more than 8 bits.
-SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 # A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are
 # left in each direction. Measured on photographs: what it changes is then about what the JPEG itself has changed
 # (0.4 to 0.9 of 255 on average); at 1 it would be three times that.
 _LEFT_OVER = 2
 
 
-def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int, out: Bytes) -> bool:
+def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int, out: Array) -> bool:
     """Decode an image straight to where it goes, if all pixels go there as they are stored.
 
     Args:
@@ -34,7 +34,7 @@ def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int
         crop: What of it is wanted, as it is seen.
         shape: Says which mode is wanted.
         turned: How the camera was held, 1 to 8.
-        out: uint8, shape (height, width, channels).
+        out: Shape (height, width, channels), of the type of the mode.
 
     Returns:
         Whether it was; else the array holds anything, and `pixels_of` says what is wrong, if anything is.
@@ -45,7 +45,7 @@ def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int
     return as_stored and fits and _directly(picture, shape, 1, out) is not None
 
 
-def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> tuple[Bytes, Box]:
+def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> tuple[Pixels, Box]:
     """The pixels of an image, perhaps of half, a quarter or an eighth of its size, and the wanted part of them.
 
     Args:
@@ -55,8 +55,8 @@ def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> t
         turned: How the camera was held, 1 to 8.
 
     Returns:
-        uint8, shape (height, width, channels), upright; of one channel where each grey value becomes a colour later.
-        And left, upper, right and lower edge of the wanted part.
+        Shape (height, width, channels), upright; of one channel where each grey value becomes a colour later. Those of
+        a large image are converted only as they are resized. And left, upper, right and lower edge of the wanted part.
     """
     factor = _factor(picture, crop, shape)
     box = _reduced(picture, crop, shape, turned, factor)
@@ -68,7 +68,9 @@ def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> t
         image.load()
         if picture.kind == PNG and (picture.data[INTERLACED] or _last_row(image).getbbox() is None):
             check_rows(picture.data, picture.parts)
-        pixels = _array(_converted(image, shape))
+        if image.size[0] * image.size[1] >= LARGE:
+            return Strips(lambda part: _values(image.crop(part), shape, picture.bits), image.size, turned), box
+        pixels = _values(image, shape, picture.bits)
     return upright(pixels, turned), box
 
 
@@ -79,7 +81,7 @@ def _last_row(image: Any) -> Any:
 
 def _factor(picture: Picture, crop: Crop, shape: ImageShape) -> int:
     """By what both sides of a JPEG are divided when it is decoded."""
-    if picture.kind != JPEG or shape.interpolation == "nearest":
+    if picture.kind != JPEG or shape.resampling == "nearest":
         return 1
     left, upper, right, lower = crop.box
     room = min((right - left) / crop.size[1], (lower - upper) / crop.size[0]) / _LEFT_OVER
@@ -108,7 +110,7 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
     That are other modes, files that are not plain, and what such a library has something to say of, unless that is that
     pixels are missing: then it is raised. They are written to ``out``, if there is one.
     """
-    as_stored = picture.mode == shape.mode or (picture.mode == "L" and shape.mode == "RGB")
+    as_stored = picture.mode == shape.mode or (picture.mode == "L" and shape.mode in ("RGB", INDICES))
     if not (picture.plain and as_stored):
         return None
     width, height = (-(-side // factor) for side in picture.size)
@@ -128,10 +130,26 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
     return pixels if pixels.shape[:2] == (height, width) else None
 
 
-def _converted(image: Any, shape: ImageShape) -> Any:
-    """The image in a mode that can be resized: the wanted one, or grey where each grey value becomes a colour later."""
+def _values(image: Any, shape: ImageShape, bits: int) -> Array:
+    """The values of an image in a mode that can be resized: the wanted one, or grey that becomes colours later."""
+    if shape.mode == DEEP:
+        return np.asarray(image, np.uint16)[..., None]
+    converted = _numbers(image) if shape.mode == INDICES else _converted(image, shape, bits)
+    width, height = converted.size
+    return np.frombuffer(converted.tobytes(), np.uint8).reshape(height, width, -1)
+
+
+def _numbers(image: Any) -> Any:
+    """An image of one channel, whose values are those that are stored."""
+    if image.mode == "1":
+        return image.convert("L").point([0] * 255 + [1])
+    return image.getchannel(0) if image.mode == "PA" else image
+
+
+def _converted(image: Any, shape: ImageShape, bits: int) -> Any:
+    """The image in the wanted mode, or grey where each grey value becomes a colour later."""
     if image.mode in SIXTEEN_BITS:
-        image = _eight_bits(image)
+        image = _eight_bits(image, bits)
     if not shape.alpha:
         # Converted, it would be filled in or warned of.
         image.info.pop("transparency", None)
@@ -142,16 +160,8 @@ def _converted(image: Any, shape: ImageShape) -> Any:
     return image.convert(shape.mode)
 
 
-def _eight_bits(image: Any) -> Any:
-    """The upper 8 of the bits that were stored."""
+def _eight_bits(image: Any, bits: int) -> Any:
+    """The upper 8 of the bits that are stored."""
     from PIL import Image
 
-    tags = getattr(image, "tag_v2", {})
-    bits = tags.get(258, (16,))[0]
-    values = np.asarray(image) >> (bits - 8)
-    return Image.fromarray(values.astype(np.uint8))
-
-
-def _array(image: Any) -> Bytes:
-    width, height = image.size
-    return np.frombuffer(image.tobytes(), np.uint8).reshape(height, width, -1)
+    return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
