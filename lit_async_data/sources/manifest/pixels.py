@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.sources.manifest.cropping import Box, Crop, whole_pixels
-from lit_async_data.sources.manifest.image_bytes import JPEG, PNG
+from lit_async_data.sources.manifest.image_bytes import JPEG, PNG, WEBP, has_frames
 from lit_async_data.sources.manifest.image_shape import CHANNELS, DEEP, INDICES, ImageShape
 from lit_async_data.sources.manifest.orientation import UPRIGHT, mirrored, upright, upright_size
 from lit_async_data.sources.manifest.picture import Picture, imagecodecs, simplejpeg
 from lit_async_data.sources.manifest.png import INTERLACED, check_rows, png_pixels
 from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS
-from lit_async_data.sources.manifest.strips import LARGE, Pixels, Strips
+from lit_async_data.sources.manifest.strips import LARGE, Pixels, Strips, part_of
 from lit_async_data.spec import Array, Bytes
 
 # What libjpeg says where pixels are missing or made up, which Pillow does not hear. Bytes too many before the end of a
@@ -61,6 +61,10 @@ def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> t
     factor = _factor(picture, crop, shape)
     box = _reduced(picture, crop, shape, turned, factor)
     pixels = _directly(picture, shape, factor)
+    large = picture.size[0] * picture.size[1] >= LARGE
+    webp = _large_webp(picture) if large else None
+    if webp is not None:
+        return Strips(lambda part: _values(_image(part_of(webp, part)), shape, 8), picture.size, turned), box
     if pixels is None:
         image = picture.pillow
         if factor > 1:
@@ -68,7 +72,7 @@ def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> t
         image.load()
         if picture.kind == PNG and (picture.data[INTERLACED] or _last_row(image).getbbox() is None):
             check_rows(picture.data, picture.parts)
-        if image.size[0] * image.size[1] >= LARGE:
+        if large and factor == 1:
             return Strips(lambda part: _values(image.crop(part), shape, picture.bits), image.size, turned), box
         pixels = _values(image, shape, picture.bits)
     return upright(pixels, turned), box
@@ -128,6 +132,27 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
             raise
         return None
     return pixels if pixels.shape[:2] == (height, width) else None
+
+
+def _large_webp(picture: Picture) -> Bytes | None:
+    """The pixels of a WebP in the mode of the file, by imagecodecs; None for what is left to Pillow.
+
+    Pillow, whose decoder is for animations, takes 16 bytes per pixel, and this 3 or 4 (lossless 7 or 8).
+    """
+    codecs = imagecodecs()
+    if picture.kind != WEBP or codecs is None or not codecs.WEBP.available or has_frames(picture.data):
+        return None
+    try:
+        pixels: Bytes = codecs.webp_decode(picture.data, hasalpha=picture.mode == "RGBA")
+    except (ValueError, RuntimeError):
+        return None  # Pillow says what is wrong
+    return pixels if pixels.shape[1::-1] == picture.size else None
+
+
+def _image(pixels: Bytes) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(pixels)
 
 
 def _values(image: Any, shape: ImageShape, bits: int) -> Array:

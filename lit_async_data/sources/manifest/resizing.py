@@ -72,28 +72,30 @@ def _by_strips(pixels: Pixels, part: Part, box: Box, interpolation: str, out: Ar
     The box lies in the part. Torch and Pillow do the same with a whole image, so the values are theirs.
     """
     left, upper, right, lower = box
+    # One library for both ways, as for a whole image.
+    by_torch = tuple(box) == (0, 0, part[2] - part[0], part[3] - part[1]) and interpolation in _KERNELS
     height, width = out.shape[:2]
     narrow: Array | None = None
     for first, last, rows in strips_of(pixels, part):
         weighed = _weighed(rows, interpolation)
         if narrow is None:
             narrow = np.empty((part[3] - part[1], width, weighed.shape[2]), weighed.dtype)
-        _resize(weighed, (left, 0, right, last - first), interpolation, narrow[first:last])
+        _resize(weighed, (left, 0, right, last - first), interpolation, narrow[first:last], by_torch=by_torch)
     assert narrow is not None
     columns = max(_COLUMNS_BYTES // narrow[:, :1].nbytes, 1)
     for first in range(0, width, columns):
         some = narrow[:, first : first + columns]
         found = np.empty((height, *some.shape[1:]), some.dtype)
-        _resize(some, (0, upper, some.shape[1], lower), interpolation, found)
+        _resize(some, (0, upper, some.shape[1], lower), interpolation, found, by_torch=by_torch)
         out[:, first : first + columns] = _unweighed(found, interpolation, out.dtype)
 
 
-def _resize(pixels: Array, box: Box, interpolation: str, out: Array) -> None:
+def _resize(pixels: Array, box: Box, interpolation: str, out: Array, *, by_torch: bool) -> None:
     """Resize a part of pixels that are weighed, one way."""
     whole = tuple(box) == (0, 0, pixels.shape[1], pixels.shape[0])
     if whole and out.shape == pixels.shape:
         out[...] = pixels
-    elif whole and _torch_can(pixels, interpolation):
+    elif by_torch and _torch_can(pixels, interpolation):
         _by_torch(pixels, interpolation, out)
     else:
         found = _image(pixels, _WEIGHED).resize(out.shape[1::-1], _filter(interpolation), box=box)
