@@ -204,6 +204,18 @@ def test_grey_of_two_or_four_bits_has_no_sure_number(bits):
     assert not decoded(data, ImageShape(mode="L")).any()
 
 
+def test_each_field_has_its_own_limit_of_pixels_which_holds_before_memory_is_taken(tmp_path, monkeypatch):
+    from PIL import ImageFile
+
+    mask(np.zeros((40, 30), "u1")).save(tmp_path / "m.png")
+    table = pa.table({"path": ["m.png"]})
+    small, large = {"name": "path", "mode": "P", "max_pixels": 1199}, {"name": "path", "mode": "P"}
+    assert len(ManifestSource(table, {"m": large}, root=tmp_path, image_size=8)) == 1
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(FormatError, match=r"^row 0 .*m\.png: 40×30 pixels .* are more than max_pixels \(1199\)"):
+        ManifestSource(table, {"m": small}, root=tmp_path, image_size=8)
+
+
 # -- more than 8 bits --------------------------------------------------------------------------------------------------
 
 

@@ -34,8 +34,8 @@ _STREAM, _BLOCK, _MOST_IN_BLOCK = b"\x78\x01", struct.Struct("<?HH"), 0xFFFF
 # Values per pixel by the type of colour; and of the passes of an interlaced image, first column and row, and the steps.
 _VALUES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-# Bytes of pixels that take a call longer than a thread takes to wake up; and of which two more copies are no matter.
-_LEAST_BYTES, _MOST_BYTES = 24 * 2**10, 2**26
+# Bytes of pixels that take a call longer than a thread takes to wake up; and of which one more copy is no matter.
+_LEAST_BYTES, _MOST_BYTES = 24 * 2**10, 2**24
 # Bytes that are inflated at a time only to be counted.
 _INFLATED = 2**18
 # Bytes that zlib sums up without letting go of Python's lock; and those for which it is not worth while.
