@@ -177,7 +177,7 @@ def test_rows_of_a_png_are_counted_a_few_at_a_time(interlaced, monkeypatch):
     assert sum(inflated) >= len(rows)
     assert max(inflated) <= 2**14
     for missing in (1, 1001, len(rows) // 2):
-        with pytest.raises(CorruptError, match=r"fewer rows|truncated"):
+        with pytest.raises(CorruptError, match="the PNG cannot be decoded"):
             decoded(a_png(1000, 3000, 8, 0, rows[:-missing], interlaced=interlaced), shape)
 
 
