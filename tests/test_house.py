@@ -98,6 +98,8 @@ ORDER = [
     "sources.manifest.jpeg",
     "sources.manifest.tiff",
     "sources.manifest.png",
+    "sources.manifest.stored_values",
+    "sources.manifest.strips",
     "sources.manifest.resizing",
     "sources.manifest.picture",
     "sources.manifest.pixels",

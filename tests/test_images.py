@@ -69,7 +69,7 @@ def stored(image, kind="PNG", **options):
 
 def decoded(data, shape, target=None, key=None, where="there/x.png"):
     height, width = target or shape.image_size or images.size_of(data, shape, where)
-    out = np.full((height, width, shape.channels), 77, "u1")
+    out = np.full((height, width, shape.channels), 77, shape.dtype)
     images.decode(data, shape, out, key, where)
     return out
 
@@ -130,8 +130,8 @@ def test_sixteen_bits_keep_the_upper_eight():
     values = np.arange(0, 65536, 97, dtype="u2")[:672].reshape(28, 24)
     for kind in ("PNG", "TIFF"):
         data = stored(Image.fromarray(values), kind)
-        assert (decoded(data, ImageShape(mode="L"))[..., 0] == values >> 8).all()
-        assert (decoded(data, ImageShape())[..., 2] == values >> 8).all()
+        assert (decoded(data, ImageShape(mode="L", depth=8))[..., 0] == values >> 8).all()
+        assert (decoded(data, ImageShape(depth=8))[..., 2] == values >> 8).all()
 
 
 def a_png(width, height, depth, colour, rows=b"", *, streams=None, interlaced=False):
@@ -225,7 +225,7 @@ def test_a_png_of_fewer_rows_than_it_says_is_refused(size, depth, interlaced):
         if interlaced
         else b"".join(b"\0" + row.astype(f">u{depth // 8}").tobytes() for row in values)
     )
-    shape = ImageShape(mode="L")
+    shape = ImageShape(mode="L", depth=8)
 
     def of(rows):
         return a_png(width, height, depth, 0, rows, interlaced=interlaced)
@@ -241,7 +241,7 @@ def test_a_png_of_fewer_rows_than_it_says_is_refused(size, depth, interlaced):
 def test_a_png_that_ends_black_is_an_image(mode):
     for size in ((1, 1), (9, 3), (17, 2)):
         data = stored(Image.new(mode, size))
-        assert not decoded(data, ImageShape()).any()
+        assert not decoded(data, ImageShape(depth=8)).any()
     for depth in (1, 2, 4):  # nine pixels are two, three and five bytes
         rows = b"\0" * (-(-9 * depth // 8) + 1) * 3
         assert not decoded(a_png(9, 3, depth, 0, rows), ImageShape()).any()
@@ -252,7 +252,7 @@ def test_a_png_that_ends_black_is_an_image(mode):
 def test_colours_of_sixteen_bits_keep_the_upper_eight():
     values = np.random.default_rng(0).integers(0, 65536, (3, 2, 3)).astype(">u2")
     rows = b"".join(b"\0" + row.tobytes() for row in values)
-    assert (decoded(a_png(2, 3, 16, 2, rows), ImageShape()) == values >> 8).all()
+    assert (decoded(a_png(2, 3, 16, 2, rows), ImageShape(depth=8)) == values >> 8).all()
 
 
 def test_a_tiff_of_twelve_bits_keeps_the_upper_eight():
@@ -261,7 +261,8 @@ def test_a_tiff_of_twelve_bits_keeps_the_upper_eight():
     tags.append((279, 4, 3))
     entries = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
     data = b"II*\0" + struct.pack("<I", 12) + b"\x12\x3a\xbc\0" + struct.pack("<H", len(tags)) + entries + bytes(4)
-    assert decoded(data, ImageShape(mode="L")).ravel().tolist() == [0x12, 0xAB]
+    assert decoded(data, ImageShape(mode="L", depth=8)).ravel().tolist() == [0x12, 0xAB]
+    assert decoded(data, ImageShape(mode="I;16")).ravel().tolist() == [0x123, 0xABC]
 
 
 def test_what_does_not_fit_eight_bits_is_refused():
@@ -274,8 +275,9 @@ def test_what_does_not_fit_eight_bits_is_refused():
         decoded(white, ImageShape())
     one = stored(Image.fromarray(deep.astype("u2")), "PNG", transparency=5)
     with pytest.raises(FormatError, match=r"^there/x.png: .*one transparent colour"):
-        decoded(one, ImageShape(mode="RGBA"))
-    assert (decoded(one, ImageShape(mode="L"))[..., 0] == deep.astype("u2") >> 8).all()
+        decoded(one, ImageShape(mode="RGBA", depth=8))
+    assert (decoded(one, ImageShape(mode="L", depth=8))[..., 0] == deep.astype("u2") >> 8).all()
+    assert (decoded(one, ImageShape(mode="I;16"))[..., 0] == deep).all()
 
 
 @pytest.mark.parametrize("turned", range(1, 9))
@@ -646,7 +648,7 @@ def test_a_plain_png_is_decoded_by_the_faster_library_and_others_are_not(photo, 
         stored(photo.resize((40, 30)).convert("P"), "PNG"),
         stored(photo.resize((40, 30)).convert("I;16"), "PNG") if mode == "L" else plain,
     )[: 1 + (mode == "L")]:
-        decoded(data, ImageShape(mode=mode))
+        decoded(data, ImageShape(mode=mode, depth=8))
     assert len(asked) == known
 
 

@@ -53,8 +53,8 @@ class Column:
     Example:
         >>> Column.of("species").name
         'species'
-        >>> Column.of({"name": "mask", "mode": "L", "interpolation": "nearest"}).image.channels
-        1
+        >>> Column.of({"name": "mask", "mode": "P"}).image.resampling
+        'nearest'
         >>> Column.of({"name": "age", "null": "skip"})
         Traceback (most recent call last):
         lit_async_data.errors.ConfigError: null: 'skip' is not one of error, ignore, drop

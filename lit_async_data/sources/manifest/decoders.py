@@ -72,7 +72,7 @@ class Decoder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ImageDecoder:
-    """Images of any size, as uint8 of one shape: (H, W, C) as they lie, delivered as (C, H, W)."""
+    """Images of any size, as arrays of one shape: (H, W, C) as they lie, delivered as (C, H, W)."""
 
     shape: ImageShape
     size: tuple[int, int]
@@ -87,8 +87,8 @@ class ImageDecoder:
 
     @property
     def spec(self) -> FieldSpec:
-        """uint8, channels first."""
-        return FieldSpec((self.shape.channels, *self.size), np.dtype(np.uint8), channel=2)
+        """uint8, or uint16 in mode I;16; channels first."""
+        return FieldSpec((self.shape.channels, *self.size), self.shape.dtype, channel=2)
 
     @property
     def draws(self) -> bool:

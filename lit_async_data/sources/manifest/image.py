@@ -12,8 +12,6 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.sources.manifest.cropping import Box, Crop, crop_of
 from lit_async_data.sources.manifest.image_bytes import (
@@ -31,15 +29,17 @@ from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.jpeg import head_of as head_of_jpeg
 from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of, upright_size
 from lit_async_data.sources.manifest.picture import Picture, head_of
-from lit_async_data.sources.manifest.pixels import SIXTEEN_BITS, pixels_of, write_as_stored
+from lit_async_data.sources.manifest.pixels import pixels_of, write_as_stored
 from lit_async_data.sources.manifest.png import Parts, exif_of_png, file_of_pixels, whole_png, xmp_of_png
 from lit_async_data.sources.manifest.resizing import write_resized
+from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS, bits_of, check_mode, white_is_zero
+from lit_async_data.sources.manifest.strips import Pixels
 from lit_async_data.sources.manifest.tiff import configured, pages_of, unsupported_tiff
-from lit_async_data.spec import Bytes
+from lit_async_data.spec import Array
 
 # What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
 _UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *SIXTEEN_BITS)
-_WHITE_IS_ZERO, _ORIENTATION = 0, 0x0112
+_ORIENTATION = 0x0112  # the tag of a TIFF
 
 
 def installed() -> bool:
@@ -51,12 +51,13 @@ def installed() -> bool:
     return True
 
 
-def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str) -> None:
+def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str) -> None:
     """Decode an image, make it fit, and write it.
 
     JPEG, PNG, TIFF, WebP, BMP and GIF, by their first bytes. The orientation that a camera noted in EXIF is applied.
-    Values of 16 bits keep their upper 8 (of 12 the upper 8 too), CMYK and palettes become colours, and a grey image has
-    the same value in R, G and B. Files of several images, animations or pages, are refused.
+    CMYK and palettes become colours, and a grey image has the same value in R, G and B; mode P delivers the stored
+    numbers of a palette instead. Values of more than 8 bits are delivered in mode I;16, or with ``depth: 8`` as their
+    upper 8 bits. Files of several images, animations or pages, are refused.
 
     What comes out is decoded from all of a file that is whole as far as anything tells: a file that ends too soon is an
     error, and so is a PNG with a wrong check sum or too few rows. Other formats have no check sums: changed bytes
@@ -65,17 +66,17 @@ def decode(data: Any, shape: ImageShape, out: Bytes, key: int | None, where: str
     Args:
         data: All bytes of the file.
         shape: How it becomes the array.
-        out: uint8, shape (H, W, ``shape.channels``), overwritten; undefined after an error.
+        out: Of ``shape.dtype``, shape (H, W, ``shape.channels``), overwritten; undefined after an error.
         key: 64 bits for a random crop; None for the middle.
         where: What the image is called in messages; they begin with it.
 
     Raises:
         CorruptError: It cannot be decoded, or not all of it is there.
-        FormatError: It is no image of these formats, one of too many pixels or of values that do not fit 8 bits; or
-            it has another size than ``out`` and ``shape`` has none.
+        FormatError: It is no image of these formats, one of too many pixels or of values that the mode cannot deliver;
+            or it has another size than ``out`` and ``shape`` has none.
         ConfigError: Pillow is missing.
     """
-    if out.dtype != np.uint8 or out.ndim != 3 or out.shape[2] != shape.channels:
+    if out.dtype != shape.dtype or out.ndim != 3 or out.shape[2] != shape.channels:
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
     stored = bytes(data)  # no copy where it is bytes already
     kind = format_of(stored, where)
@@ -153,6 +154,7 @@ def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
     if kind == JPEG:
         jpeg = head_of_jpeg(data, where)
         _check_pixels(jpeg.size, shape, where)
+        check_mode(kind, jpeg.mode, 8, shape, where)
         return Picture(kind, data, jpeg.size, jpeg.mode, orientation_of(jpeg.exif, jpeg.xmp), opening, {}, plain=True)
     try:
         _check_pixels(early_size(data, kind), shape, where)
@@ -165,6 +167,7 @@ def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
     if head is None:
         return _opened_by_pillow(data, kind, parts, shape, where, opening=opening)
     _check_pixels(head.size, shape, where)
+    check_mode(kind, head.mode, 8, shape, where)
     return Picture(kind, data, head.size, head.mode, _turned_png(data, parts), opening, parts, plain=True)
 
 
@@ -216,7 +219,8 @@ def _opened_by_pillow(
             turned = noted
         elif _ORIENTATION not in image.tag_v2 and noted >= 5:
             size = size[::-1]  # Pillow turns the pixels, but not the size before they are decoded
-    return Picture(kind, data, size, image.mode, turned, lambda: image, parts, plain=False)
+    bits = bits_of(image, data, kind)
+    return Picture(kind, data, size, image.mode, turned, lambda: image, parts, plain=False, bits=bits)
 
 
 def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:
@@ -231,19 +235,20 @@ def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:
 
 
 def _check_values(image: Any, data: bytes, kind: str, shape: ImageShape, where: str) -> None:
-    tags = image.tag_v2 if kind == TIFF else {}
+    inverted = white_is_zero(image, kind)
     if image.mode not in _UNDERSTOOD:
         raise FormatError(
             f"{where}: a {kind} of values that do not become 8 bits by themselves (Pillow's mode {image.mode}); "
             "convert it, or store it as .npy"
         )
-    if image.mode in SIXTEEN_BITS and tags.get(262) == _WHITE_IS_ZERO:
+    if image.mode in SIXTEEN_BITS and inverted:
         raise FormatError(
             f"{where}: a TIFF of 16 bits in which 0 is white, which Pillow does not turn round; convert it"
         )
     deep = kind == PNG and data[24] == 16
     if deep and shape.alpha and "transparency" in image.info:
         raise FormatError(f"{where}: a PNG of 16 bits with one transparent colour; store opacity as a channel")
+    check_mode(kind, image.mode, bits_of(image, data, kind), shape, where, inverted=inverted)
 
 
 def _broken(kind: str, error: Exception, where: str) -> CorruptError:
@@ -264,7 +269,7 @@ def _not_opened(kind: str, data: bytes, error: Exception, where: str) -> SourceE
     return _broken(kind, error, where)
 
 
-def _write(pixels: Bytes, box: Box, crop: Crop, shape: ImageShape, out: Bytes) -> None:
+def _write(pixels: Pixels, box: Box, crop: Crop, shape: ImageShape, out: Array) -> None:
     if crop.size != out.shape[:2]:
         (row, column), (height, width) = crop.corner, crop.size
         out[...] = shape.fill

@@ -72,6 +72,11 @@ def cut_short(kind: str, where: str) -> CorruptError:
     return CorruptError(f"{where}: the {kind} ends too soon; was the file cut short? Fetch it again")
 
 
+def has_frames(data: bytes) -> bool:
+    """Whether a WebP is made like an animation, if only of one frame."""
+    return data[12:16] == b"VP8X" and bool(data[20] & 2)
+
+
 def early_size(data: bytes, kind: str) -> tuple[int, int]:
     """(width, height) of a format whose decoder takes memory as soon as it sees the data; (1, 1) for others.
 

@@ -8,10 +8,13 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from lit_async_data.errors import ConfigError
 
-# Channels of each mode, of 8 bits each.
-CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
+# Channels of each mode. Values have 8 bits, but in DEEP 16.
+CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "P": 1, "I;16": 1}
+INDICES, DEEP = "P", "I;16"
 RESIZES = ("stretch", "crop", "pad", "random_crop")
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 # From here on Pillow itself refuses an image as a decompression bomb: 512 MiB as RGB.
@@ -22,12 +25,14 @@ _MOST_SIDE = 65_535
 
 @dataclasses.dataclass(frozen=True)
 class ImageShape:
-    """How images become uint8 arrays of shape (H, W, C). In YAML a mapping of the same names.
+    """How images become arrays of shape (H, W, C): uint8, or uint16. In YAML a mapping of the same names.
 
     Attributes:
         image_size: (H, W), or one number for both. None: every image has the size of the array already.
         mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"`` or ``"LA"``. Without an A transparency is dropped, and what colour
-            is stored below it comes to light.
+            is stored below it comes to light. ``"P"``: the stored numbers of a palette image, as masks of classes need
+            them; those of 8-bit grey, and 0 and 1 of 1-bit images, are such numbers too. ``"I;16"``: grey of 9 to 16
+            bits (PNG and TIFF), as stored, in uint16.
         resize: What is done where the shape is another one. ``"stretch"``: both sides are made to fit. ``"crop"``: the
             shorter side fits and the middle of the longer one is taken. ``"pad"``: the longer side fits, and the rest
             is ``fill``. ``"random_crop"``: a random part of each image, another one in each epoch, as torchvision's
@@ -35,9 +40,15 @@ class ImageShape:
         scale: Of a random crop, the share of the image's area that it has: the least and the most, 0 < … ≤ 1.
         ratio: Of a random crop, width / height before it is resized: the least and the most.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"``, ``"hamming"`` and ``"box"`` weigh all pixels that
-            a smaller one covers; ``"nearest"`` takes one of them, as is right for masks.
-        fill: Value of every channel where an image is padded, 0 to 255.
-        max_pixels: An image of more is an error before it is decoded: a file of a few bytes can claim any size.
+            a smaller one covers; ``"nearest"`` takes one of them, as is right for masks. None: ``"nearest"`` in mode P,
+            which takes no other, and ``"bilinear"`` in the rest.
+        fill: Value of every channel where an image is padded, 0 to 255; in mode I;16 to 65535.
+        max_pixels: An image of more is an error before it is decoded: a file of a few bytes can claim any size. In each
+            thread an image takes the memory of its decoded pixels while it is made smaller: per pixel 1 byte (palette,
+            grey), 2 (16 bits), 3 or 4 (colours); 7 or 8 for a TIFF that is turned or that is one strip, and for a
+            lossless WebP; and 16 for any WebP without the extra ``codecs``.
+        depth: 8 reads images of more than 8 bits in a mode of 8 bits, which is an error otherwise: the upper 8 of the
+            bits that are stored are kept (of 16 bits, the value divided by 256).
 
     Raises:
         ConfigError: A value is wrong; the message begins with its name.
@@ -47,6 +58,8 @@ class ImageShape:
         (224, 224)
         >>> ImageShape((32, 48), mode="L").channels
         1
+        >>> ImageShape(mode="I;16").dtype, ImageShape(mode="P").resampling
+        (dtype('uint16'), 'nearest')
         >>> ImageShape(resize="crop")
         Traceback (most recent call last):
         lit_async_data.errors.ConfigError: image_size: missing; resize='crop' makes images of which size?
@@ -57,21 +70,31 @@ class ImageShape:
     resize: str = "stretch"
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    interpolation: str = "bilinear"
+    interpolation: str | None = None
     fill: int = 0
     max_pixels: int = MAX_PIXELS
+    depth: int | None = None
 
     def __post_init__(self) -> None:
         self._set("image_size", _size(self.image_size))
         _one_of("mode", self.mode, tuple(CHANNELS))
         _one_of("resize", self.resize, RESIZES)
-        _one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        if self.interpolation is not None:
+            _one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        if self.mode == INDICES and self.resampling != "nearest":
+            raise ConfigError(
+                f"interpolation: {self.interpolation!r} mixes class numbers into others; with mode P write nearest"
+            )
         if self.image_size is None and self.resize != "stretch":
             raise ConfigError(f"image_size: missing; resize={self.resize!r} makes images of which size?")
         self._set("scale", _range("scale", self.scale, 1.0))
         self._set("ratio", _range("ratio", self.ratio, math.inf))
-        self._set("fill", _whole("fill", self.fill, 0, 255))
+        self._set("fill", _whole("fill", self.fill, 0, int(np.iinfo(self.dtype).max)))
         self._set("max_pixels", _whole("max_pixels", self.max_pixels, 1, None))
+        if self.depth is not None and not (_is_whole(self.depth) and self.depth == 8):
+            raise ConfigError(f"depth: {self.depth!r} is not 8, nor null")
+        if self.depth is not None and self.mode == DEEP:
+            raise ConfigError("depth: 8 bits do not hold what mode I;16 delivers; write depth: null, or mode: L")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -80,6 +103,16 @@ class ImageShape:
     def channels(self) -> int:
         """Values per pixel."""
         return CHANNELS[self.mode]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values."""
+        return np.dtype(np.uint16 if self.mode == DEEP else np.uint8)
+
+    @property
+    def resampling(self) -> str:
+        """The interpolation that is used."""
+        return self.interpolation or ("nearest" if self.mode == INDICES else "bilinear")
 
     @property
     def alpha(self) -> bool:

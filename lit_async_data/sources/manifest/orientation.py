@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 import struct
 
-from lit_async_data.spec import Bytes
+from lit_async_data.spec import Array
+
+# Left, upper, right and lower edge, in whole pixels.
+Part = tuple[int, int, int, int]
 
 UPRIGHT = 1
 _TAG = 0x0112
@@ -77,7 +80,24 @@ def mirrored(turned: int) -> tuple[bool, bool]:
     return turned in (2, 3, 6, 7), turned in (3, 4, 7, 8)
 
 
-def upright(pixels: Bytes, turned: int) -> Bytes:
+def stored_part(part: Part, size: tuple[int, int], turned: int) -> Part:
+    """Where a part of an image lies as it is stored.
+
+    Args:
+        part: Left, upper, right and lower edge, as it is seen.
+        size: (height, width) of the image, as it is seen.
+        turned: How the camera was held, 1 to 8.
+    """
+    left, upper, right, lower = part
+    right_first, lower_first = mirrored(turned)
+    if right_first:
+        left, right = size[1] - right, size[1] - left
+    if lower_first:
+        upper, lower = size[0] - lower, size[0] - upper
+    return (upper, left, lower, right) if turned >= 5 else (left, upper, right, lower)
+
+
+def upright(pixels: Array, turned: int) -> Array:
     """Pixels as they are seen: a view of those that are stored.
 
     Args:

@@ -44,6 +44,7 @@ class Picture:
         opening: Has Pillow open it.
         parts: Of a PNG, where they lie.
         plain: Whether its head could be read here, so that a faster library may decode it.
+        bits: Of each stored value.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Picture:
     opening: Callable[[], Any]
     parts: Parts
     plain: bool
+    bits: int = 8
 
     @functools.cached_property
     def pillow(self) -> Any:

@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.sources.manifest.cropping import Box, Crop, whole_pixels
-from lit_async_data.sources.manifest.image_bytes import JPEG, PNG, TIFF
-from lit_async_data.sources.manifest.image_shape import CHANNELS, ImageShape
+from lit_async_data.sources.manifest.image_bytes import JPEG, PNG, TIFF, WEBP, has_frames
+from lit_async_data.sources.manifest.image_shape import CHANNELS, DEEP, INDICES, ImageShape
 from lit_async_data.sources.manifest.jpeg import jpeg_pixels
 from lit_async_data.sources.manifest.orientation import UPRIGHT, mirrored, upright, upright_size
 from lit_async_data.sources.manifest.picture import Picture, imagecodecs
 from lit_async_data.sources.manifest.png import INTERLACED, check_rows, png_pixels
+from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS
+from lit_async_data.sources.manifest.strips import LARGE, Pixels, Strips, part_of
 from lit_async_data.sources.manifest.tiff import check_jpegs
-from lit_async_data.spec import Bytes
+from lit_async_data.spec import Array, Bytes
 
-# Modes of Pillow whose values have more than 8 bits.
-SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 # A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are
 # left in each direction. Measured on photographs: what it changes is then about what the JPEG itself has changed
 # (0.4 to 0.9 of 255 on average); at 1 it would be three times that.
 _LEFT_OVER = 2
 
 
-def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int, out: Bytes) -> bool:
+def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int, out: Array) -> bool:
     """Decode an image straight to where it goes, if all pixels go there as they are stored.
 
     Args:
@@ -32,7 +32,7 @@ def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int
         crop: What of it is wanted, as it is seen.
         shape: Says which mode is wanted.
         turned: How the camera was held, 1 to 8.
-        out: uint8, shape (height, width, channels).
+        out: Shape (height, width, channels), of the type of the mode.
 
     Returns:
         Whether it was; else the array holds anything, and `pixels_of` says what is wrong, if anything is.
@@ -43,7 +43,7 @@ def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int
     return as_stored and fits and _directly(picture, shape, 1, out) is not None
 
 
-def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> tuple[Bytes, Box]:
+def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> tuple[Pixels, Box]:
     """The pixels of an image, perhaps of half, a quarter or an eighth of its size, and the wanted part of them.
 
     Args:
@@ -53,14 +53,21 @@ def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> t
         turned: How the camera was held, 1 to 8.
 
     Returns:
-        uint8, shape (height, width, channels), upright; of one channel where each grey value becomes a colour later.
-        And left, upper, right and lower edge of the wanted part.
+        Shape (height, width, channels), upright; of one channel where each grey value becomes a colour later. Those of
+        a large image are converted only as they are resized. And left, upper, right and lower edge of the wanted part.
     """
     factor = _factor(picture, crop, shape)
     box = _reduced(picture, crop, shape, turned, factor)
     pixels = _directly(picture, shape, factor)
     if pixels is None:
-        pixels = _array(_converted(_decoded(picture, factor), shape))
+        large = picture.size[0] * picture.size[1] >= LARGE
+        webp = _large_webp(picture) if large else None
+        if webp is not None:
+            return Strips(lambda part: _values(_image(part_of(webp, part)), shape, 8), picture.size, turned), box
+        image = _decoded(picture, factor)
+        if large and factor == 1:
+            return Strips(lambda part: _values(image.crop(part), shape, picture.bits), image.size, turned), box
+        pixels = _values(image, shape, picture.bits)
     return upright(pixels, turned), box
 
 
@@ -95,7 +102,7 @@ def _last_row(image: Any) -> Any:
 
 def _factor(picture: Picture, crop: Crop, shape: ImageShape) -> int:
     """By what both sides of a JPEG are divided when it is decoded."""
-    if picture.kind != JPEG or shape.interpolation == "nearest":
+    if picture.kind != JPEG or shape.resampling == "nearest":
         return 1
     left, upper, right, lower = crop.box
     room = min((right - left) / crop.size[1], (lower - upper) / crop.size[0]) / _LEFT_OVER
@@ -127,7 +134,7 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
     Raises:
         DamageError: A JPEG is damaged.
     """
-    as_stored = picture.mode == shape.mode or (picture.mode == "L" and shape.mode == "RGB")
+    as_stored = picture.mode == shape.mode or (picture.mode == "L" and shape.mode in ("RGB", INDICES))
     if not (picture.plain and as_stored):
         return None
     if picture.kind == JPEG:  # in 0.6 of Pillow's time
@@ -139,10 +146,47 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
         return None
 
 
-def _converted(image: Any, shape: ImageShape) -> Any:
-    """The image in a mode that can be resized: the wanted one, or grey where each grey value becomes a colour later."""
+def _large_webp(picture: Picture) -> Bytes | None:
+    """The pixels of a WebP in the mode of the file, by imagecodecs; None for what is left to Pillow.
+
+    Pillow, whose decoder is for animations, takes 16 bytes per pixel, and this 3 or 4 (lossless 7 or 8).
+    """
+    codecs = imagecodecs()
+    if picture.kind != WEBP or codecs is None or not codecs.WEBP.available or has_frames(picture.data):
+        return None
+    try:
+        pixels: Bytes = codecs.webp_decode(picture.data, hasalpha=picture.mode == "RGBA")
+    except (ValueError, RuntimeError):
+        return None  # Pillow says what is wrong
+    return pixels if pixels.shape[1::-1] == picture.size else None
+
+
+def _image(pixels: Bytes) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(pixels)
+
+
+def _values(image: Any, shape: ImageShape, bits: int) -> Array:
+    """The values of an image in a mode that can be resized: the wanted one, or grey that becomes colours later."""
+    if shape.mode == DEEP:
+        return np.asarray(image, np.uint16)[..., None]
+    converted = _numbers(image) if shape.mode == INDICES else _converted(image, shape, bits)
+    width, height = converted.size
+    return np.frombuffer(converted.tobytes(), np.uint8).reshape(height, width, -1)
+
+
+def _numbers(image: Any) -> Any:
+    """An image of one channel, whose values are those that are stored."""
+    if image.mode == "1":
+        return image.convert("L").point([0] * 255 + [1])
+    return image.getchannel(0) if image.mode == "PA" else image
+
+
+def _converted(image: Any, shape: ImageShape, bits: int) -> Any:
+    """The image in the wanted mode, or grey where each grey value becomes a colour later."""
     if image.mode in SIXTEEN_BITS:
-        image = _eight_bits(image)
+        image = _eight_bits(image, bits)
     if not shape.alpha:
         # Converted, it would be filled in or warned of.
         image.info.pop("transparency", None)
@@ -153,16 +197,8 @@ def _converted(image: Any, shape: ImageShape) -> Any:
     return image.convert(shape.mode)
 
 
-def _eight_bits(image: Any) -> Any:
-    """The upper 8 of the bits that were stored."""
+def _eight_bits(image: Any, bits: int) -> Any:
+    """The upper 8 of the bits that are stored."""
     from PIL import Image
 
-    tags = getattr(image, "tag_v2", {})
-    bits = tags.get(258, (16,))[0]
-    values = np.asarray(image) >> (bits - 8)
-    return Image.fromarray(values.astype(np.uint8))
-
-
-def _array(image: Any) -> Bytes:
-    width, height = image.size
-    return np.frombuffer(image.tobytes(), np.uint8).reshape(height, width, -1)
+    return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))

@@ -61,12 +61,12 @@ class ManifestSource:
         delimiter: Between cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
         encoding: Of the text in CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
         **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both),
-            ``mode``, ``resize``, ``scale``, ``ratio``, ``interpolation``, ``fill`` and ``max_pixels``, as in
-            `ImageShape`. A field that is a mapping can have others: ``{"name": "mask", "mode": "L"}``.
+            ``mode``, ``resize``, ``scale``, ``ratio``, ``interpolation``, ``fill``, ``max_pixels`` and ``depth``, as in
+            `ImageShape`. A field that is a mapping can have others: ``{"name": "mask", "mode": "P"}``.
 
-    Images are delivered as uint8 of shape (C, H, W), a channels-last view of decoded pixels; ``.npy`` and rows of HDF5
-    files as they are stored; whole numbers as int64, other numbers as they are (float64 from CSV), and classes as int64
-    from 0 on, in the order of their names.
+    Images are delivered as uint8 (mode I;16: uint16) of shape (C, H, W), a channels-last view of decoded pixels;
+    ``.npy`` and rows of HDF5 files as they are stored; whole numbers as int64, other numbers as they are (float64 from
+    CSV), and classes as int64 from 0 on, in the order of their names.
 
     Raises:
         ConfigError: An option is wrong, or does not fit the table; or pyarrow or Pillow is missing.

@@ -1,0 +1,347 @@
+"""Values come out as they are stored: class numbers of palettes, and more than 8 bits; or an error says why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from lit_async_data import AsyncDataModule, AsyncLoader, LoaderOptions, ManifestSource, Normalize, ToFloat
+from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.sources.manifest import image as images
+from lit_async_data.sources.manifest import picture
+from lit_async_data.sources.manifest.image_shape import ImageShape
+
+pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
+
+# The first colours of PASCAL VOC's palette: as grey tones 0 38 75 113 15.
+VOC = [0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0, 0, 0, 128]
+CLASSES = np.arange(6 * 10, dtype="u1").reshape(6, 10) % 5
+DEEP = (np.arange(30 * 40, dtype="u4") * 4001 % 65536).astype("u2").reshape(30, 40)
+TURNED = range(1, 9)
+
+
+@pytest.fixture(autouse=True, params=["faster", "Pillow"])
+def decoders(request, monkeypatch):
+    if request.param == "Pillow":
+        monkeypatch.setattr(picture, "simplejpeg", lambda: None)
+        monkeypatch.setattr(picture, "imagecodecs", lambda: None)
+    return request.param
+
+
+def stored(image, kind="PNG", **options):
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def mask(classes=CLASSES, colours=VOC):
+    image = Image.fromarray(classes)
+    image.putpalette(colours + [0] * (768 - len(colours)))
+    assert image.mode == "P"
+    return image
+
+
+def decoded(data, shape, key=None):
+    height, width = shape.image_size or images.size_of(data, shape, "x.png")
+    out = np.full((height, width, shape.channels), 77, shape.dtype)
+    images.decode(data, shape, out, key, "x.png")
+    return out
+
+
+def refused(data, shape):
+    """What is said of it: the same before its pixels are decoded and then."""
+    with pytest.raises(FormatError) as early:
+        images.size_of(data, shape, "x.png")
+    with pytest.raises(FormatError) as late:
+        images.decode(data, shape, np.zeros((4, 4, shape.channels), shape.dtype), None, "x.png")
+    assert str(early.value) == str(late.value)
+    return str(late.value)
+
+
+def exif(turned):
+    found = Image.Exif()
+    found[0x0112] = turned
+    return found
+
+
+# -- class numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_numbers_of_a_palette_are_delivered_as_they_are_stored(bits):
+    classes = CLASSES & (2**bits - 1)
+    data = stored(mask(classes), bits=bits)
+    assert data[24:26] == bytes([bits, 3])
+    found = decoded(data, ImageShape(mode="P"))
+    assert found.dtype == np.uint8
+    assert np.array_equal(found[..., 0], classes)
+    assert np.array_equal(found[..., 0], np.array(Image.open(io.BytesIO(data))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("GIF", {}), ("BMP", {}), ("TIFF", {}), ("TIFF", {"compression": "tiff_lzw"}), ("PNG", {"transparency": 0})],
+)
+def test_every_format_with_a_palette_delivers_its_numbers(kind, options):
+    data = stored(mask(), kind, **options)
+    assert np.array_equal(decoded(data, ImageShape(mode="P"))[..., 0], CLASSES)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "TIFF"])
+def test_grey_and_one_bit_are_numbers_too(kind):
+    data = stored(Image.fromarray(CLASSES), kind)
+    assert np.array_equal(decoded(data, ImageShape(mode="P"))[..., 0], CLASSES)
+    two = Image.fromarray(CLASSES % 2 == 1)
+    assert two.mode == "1"
+    if kind != "GIF":  # which has no such images: 0 and 255 are stored
+        assert np.array_equal(decoded(stored(two, kind), ImageShape(mode="P"))[..., 0], CLASSES % 2)
+
+
+@pytest.mark.parametrize("turned", TURNED)
+def test_a_mask_is_turned_cropped_and_resized_without_new_numbers(turned):
+    classes = np.random.default_rng(0).integers(0, 256, (37, 61), np.uint8)
+    plain = mask(classes, list(np.random.default_rng(1).integers(0, 256, 768)))
+    grey = stored(Image.fromarray(classes), exif=exif(turned))
+    data = stored(plain, exif=exif(turned))
+    for options in (
+        {},
+        {"image_size": (20, 33)},
+        {"image_size": 64, "resize": "crop"},
+        {"image_size": 48, "resize": "pad", "fill": 255},
+        {"image_size": 16, "resize": "random_crop"},
+    ):
+        found = decoded(data, ImageShape(mode="P", **options), key=7)
+        as_grey = decoded(grey, ImageShape(mode="L", interpolation="nearest", **options), key=7)
+        assert np.array_equal(found, as_grey)
+
+
+def test_a_mask_takes_the_crop_of_its_image_with_all_its_numbers(tmp_path):
+    classes = np.random.default_rng(0).integers(0, 5, (60, 80), np.uint8)
+    for number in range(4):
+        mask(classes).save(tmp_path / f"mask{number}.png")
+        Image.fromarray(np.repeat(classes[..., None], 3, 2)).save(tmp_path / f"image{number}.png")
+    table = pa.table({name: [f"{name}{number}.png" for number in range(4)] for name in ("image", "mask")})
+    source = ManifestSource(
+        table,
+        {"x": {"name": "image", "interpolation": "nearest"}, "m": {"name": "mask", "mode": "P"}},
+        root=tmp_path,
+        image_size=24,
+        resize="random_crop",
+    )
+    assert source.spec["m"].shape == (1, 24, 24)
+    assert source.spec["m"].dtype == np.uint8
+    with AsyncLoader(source, LoaderOptions(batch_size=2, shuffle=False, workers=2)) as loader:
+        for batch in loader:
+            assert batch["x"][:, :1].equal(batch["m"])
+            assert batch["m"].unique().tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("mode", ["L", "LA"])
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF", "BMP"])
+def test_grey_tones_of_class_numbers_are_refused(mode, kind):
+    data = stored(mask(), kind)
+    said = refused(data, ImageShape(mode=mode, interpolation="nearest"))
+    assert said.startswith(f"x.png: a {kind} with a palette, but mode {mode} makes grey tones of its colours; write ")
+    assert "write mode: P" in said
+    # A photograph may have a palette too.
+    tones = decoded(data, ImageShape(mode=mode))[..., 0]
+    assert sorted(set(tones.ravel().tolist())) == [0, 15, 38, 75, 113]
+    assert decoded(data, ImageShape(interpolation="nearest"))[0, 3].tolist() == [128, 128, 0]
+
+
+def test_the_error_of_a_palette_names_row_id_and_path(tmp_path):
+    Image.fromarray(CLASSES).save(tmp_path / "a.png")
+    mask().save(tmp_path / "b.png")
+    table = pa.table({"id": ["07", "08"], "mask": ["a.png", "b.png"]})
+    field = {"name": "mask", "mode": "L", "interpolation": "nearest"}
+    source = ManifestSource(table, {"m": field}, root=tmp_path, id="id", image_size=8)
+    out = {"m": np.zeros((1, 8, 8, 1), "u1")}
+    source.read_into(np.array([0]), out)
+    with pytest.raises(FormatError, match=r"^row 1 of .*, id '08': .*b\.png: .*write mode: P") as found:
+        source.read_into(np.array([1]), out)
+    assert (found.value.row, found.value.sample_id) == (1, 1)
+
+
+def test_only_nearest_keeps_class_numbers():
+    assert ImageShape(mode="P").resampling == "nearest"
+    for name in ("bilinear", "box", "lanczos"):
+        with pytest.raises(ConfigError, match=rf"^interpolation: '{name}' mixes class numbers.*write nearest"):
+            ImageShape(mode="P", interpolation=name)
+    with pytest.raises(ConfigError, match=r"^fields\.m\.interpolation: 'bicubic' mixes class numbers"):
+        ManifestSource(pa.table({"m": ["a.png"]}), {"m": {"name": "m", "mode": "P"}}, interpolation="bicubic")
+    # A field of its own mode has its own default.
+    assert dataclasses.replace(ImageShape(), mode="P").resampling == "nearest"
+    assert dataclasses.replace(ImageShape(mode="P"), mode="RGB").resampling == "bilinear"
+
+
+def test_what_holds_no_class_numbers_is_refused_with_what_to_write():
+    colours = Image.new("RGB", (8, 6))
+    p = ImageShape(mode="P")
+    for kind in ("PNG", "TIFF", "BMP", "WEBP"):
+        assert refused(stored(colours, kind), p).endswith("write mode: RGB, or convert the file")
+    for mode in ("RGBA", "LA"):
+        assert "without a palette" in refused(stored(colours.convert(mode)), p)
+    assert "a JPEG, whose compression changes class numbers" in refused(stored(Image.new("L", (8, 6)), "JPEG"), p)
+    assert "write mode: I;16 and interpolation: nearest" in refused(stored(Image.fromarray(DEEP)), p)
+    upside_down = refused(stored(Image.fromarray(CLASSES), "TIFF", tiffinfo={262: 0}), p)
+    assert "stored upside down (0 is white)" in upside_down
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_grey_of_two_or_four_bits_has_no_sure_number(bits):
+    """Some readers deliver what is stored, and others multiply it, so that the largest is 255."""
+    from test_images import a_png
+
+    data = a_png(8, 2, bits, 0, (b"\0" + bytes(bits)) * 2)
+    assert f"in {bits} bits, which Pillow multiplies" in refused(data, ImageShape(mode="P"))
+    assert not decoded(data, ImageShape(mode="L")).any()
+
+
+def test_each_field_has_its_own_limit_of_pixels_which_holds_before_memory_is_taken(tmp_path, monkeypatch):
+    from PIL import ImageFile
+
+    mask(np.zeros((40, 30), "u1")).save(tmp_path / "m.png")
+    table = pa.table({"path": ["m.png"]})
+    small, large = {"name": "path", "mode": "P", "max_pixels": 1199}, {"name": "path", "mode": "P"}
+    assert len(ManifestSource(table, {"m": large}, root=tmp_path, image_size=8)) == 1
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(FormatError, match=r"^row 0 .*m\.png: 40×30 pixels .* are more than max_pixels \(1199\)"):
+        ManifestSource(table, {"m": small}, root=tmp_path, image_size=8)
+
+
+# -- more than 8 bits --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("PNG", DEEP),
+        ("TIFF", DEEP),
+        ("TIFF", DEEP.astype(">u2")),
+        ("PNG", DEEP >> 4),
+        ("TIFF", DEEP >> 6),
+        ("PNG", DEEP % 324),
+    ],
+)
+def test_sixteen_bits_come_out_as_they_are_stored(kind, values):
+    data = stored(Image.fromarray(values), kind)
+    found = decoded(data, ImageShape(mode="I;16"))
+    assert found.dtype == np.dtype("u2")
+    assert found.dtype.isnative
+    assert np.array_equal(found[..., 0], values)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA"])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_more_bits_than_a_mode_has_are_refused_with_the_key(kind, mode):
+    data = stored(Image.fromarray(DEEP), kind)
+    said = refused(data, ImageShape(mode=mode))
+    assert said == (
+        f"x.png: a {kind} of 16 bits, but mode {mode} delivers 8; write depth: 8 to get the upper 8, or mode: I;16 to "
+        "get all of them"
+    )
+    if mode == "L":
+        assert np.array_equal(decoded(data, ImageShape(mode=mode, depth=8))[..., 0], DEEP >> 8)
+
+
+@pytest.mark.parametrize("colour", [2, 4, 6])
+def test_colours_of_sixteen_bits_need_the_key_too(colour):
+    from test_images import a_png
+
+    channels = {2: 3, 4: 2, 6: 4}[colour]
+    values = np.random.default_rng(0).integers(0, 65536, (3, 2, channels)).astype(">u2")
+    data = a_png(2, 3, 16, colour, b"".join(b"\0" + row.tobytes() for row in values))
+    mode = {2: "RGB", 4: "LA", 6: "RGBA"}[colour]
+    said = refused(data, ImageShape(mode=mode))
+    assert said.endswith(f"of 16 bits, but mode {mode} delivers 8; write depth: 8 to get the upper 8")
+    assert np.array_equal(decoded(data, ImageShape(mode=mode, depth=8)), values >> 8)
+    assert "several channels" in refused(data, ImageShape(mode="I;16"))
+
+
+def test_eight_bits_are_not_passed_off_as_sixteen():
+    for image, kind in ((Image.fromarray(CLASSES), "PNG"), (Image.new("RGB", (4, 4)), "JPEG"), (mask(), "GIF")):
+        said = refused(stored(image, kind), ImageShape(mode="I;16"))
+        assert "of 8 bits, but mode I;16 delivers more than 8" in said
+        assert "write mode: L" in said
+
+
+def plainly(values, size, name, box=None):
+    """By Pillow, in 32-bit floats, whose mantissa holds 16 bits."""
+    resample = Image.Resampling[name.upper()]
+    found = np.asarray(Image.fromarray(values.astype("f4")).resize(size[::-1], resample, box=box))
+    return np.clip(np.rint(found), 0, 65535).astype("u2")
+
+
+@pytest.mark.parametrize("name", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(11, 17), (64, 90), (30, 17), (11, 40)])
+def test_sixteen_bits_are_resized_in_sixteen_bits(name, size):
+    # Black and white: what bicubic and lanczos make beyond both is clipped. Pillow's own kernel
+    # for 16 bits is wrong by up to 12 410 there.
+    extreme = (np.random.default_rng(0).integers(0, 2, (30, 40)) * 65535).astype("u2")
+    for values in (DEEP, extreme):
+        shape = ImageShape(size, "I;16", interpolation=name)
+        assert np.array_equal(decoded(stored(Image.fromarray(values)), shape)[..., 0], plainly(values, size, name))
+
+
+@pytest.mark.parametrize("turned", TURNED)
+def test_sixteen_bits_are_turned_cropped_and_padded(turned):
+    data = stored(Image.fromarray(DEEP), exif=exif(turned))
+    ways = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE"}
+    ways |= {6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}
+    image = Image.fromarray(DEEP)
+    seen = np.asarray(image.transpose(Image.Transpose[ways[turned]]) if turned > 1 else image)
+    assert np.array_equal(decoded(data, ImageShape(mode="I;16"))[..., 0], seen)
+    height, width = seen.shape
+    middle = decoded(data, ImageShape(12, "I;16", resize="crop"))[..., 0]
+    left, upper = (width - 30) / 2, (height - 30) / 2
+    assert np.array_equal(middle, plainly(seen[int(upper) :][:30, int(left) :][:, :30], (12, 12), "bilinear"))
+    padded = decoded(data, ImageShape(80, "I;16", resize="pad", fill=60000))[..., 0]
+    beside = (padded[:, :9], padded[:, -9:]) if height > width else (padded[:9], padded[-9:])
+    assert all((edge == 60000).all() for edge in beside)
+    drawn = decoded(data, ImageShape(16, "I;16", resize="random_crop", interpolation="nearest"), key=3)
+    assert np.isin(drawn, seen).all()
+
+
+def test_options_of_sixteen_bits():
+    assert ImageShape(mode="I;16", fill=65535).fill == 65535
+    with pytest.raises(ConfigError, match=r"^fill: 65536 is not a whole number from 0 to 65535"):
+        ImageShape(mode="I;16", fill=65536)
+    with pytest.raises(ConfigError, match=r"^depth: 8 bits do not hold what mode I;16 delivers"):
+        ImageShape(mode="I;16", depth=8)
+    for depth in (16, 0, "8", True):
+        with pytest.raises(ConfigError, match=r"^depth: "):
+            ImageShape(depth=depth)
+
+
+def test_sixteen_bits_reach_a_step_and_become_floats(tmp_path):
+    for number in range(3):
+        Image.fromarray(DEEP + np.uint16(number)).save(tmp_path / f"{number}.png")
+    source = ManifestSource(
+        pa.table({"path": [f"{number}.png" for number in range(3)], "y": [0, 1, 2]}),
+        {"x": "path", "y": "y"},
+        root=tmp_path,
+        mode="I;16",
+    )
+    assert (source.spec["x"].shape, source.spec["x"].dtype) == ((1, 30, 40), np.dtype("u2"))
+    with AsyncLoader(source, LoaderOptions(batch_size=3, shuffle=False)) as loader:
+        (batch,) = loader
+        assert batch["x"].dtype == torch.uint16
+        assert np.array_equal(batch["x"][2, 0].numpy(), DEEP + np.uint16(2))
+    wanted = torch.from_numpy(DEEP.astype("f4"))
+    transform = Normalize(0.5, 0.5, fields="x")
+    with AsyncLoader(source, LoaderOptions(batch_size=3), device_transform=transform) as loader:
+        (batch,) = loader
+        row = batch["y"].tolist().index(0)
+        assert torch.allclose(batch["x"][row, 0], 2 * (wanted / 65535 - 0.5), atol=1e-6)
+    with AsyncLoader(source, LoaderOptions(batch_size=3, shuffle=False), device_transform=ToFloat("x")) as loader:
+        (batch,) = loader
+        assert torch.allclose(batch["x"][0, 0], wanted / 65535)
+    module = AsyncDataModule(train=source, loader=LoaderOptions(batch_size=3, shuffle=False))
+    assert module.spec["x"].dtype == np.dtype("u2")
