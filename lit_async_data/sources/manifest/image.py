@@ -54,14 +54,14 @@ def installed() -> bool:
 def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str) -> None:
     """Decode an image, make it fit, and write it.
 
-    JPEG, PNG, TIFF, WebP, BMP and GIF, by their first bytes. The orientation that a camera noted in EXIF is applied.
-    CMYK and palettes become colours, and a grey image has the same value in R, G and B; mode P delivers the stored
-    numbers of a palette instead. Values of more than 8 bits are delivered in mode I;16, or with ``depth: 8`` as their
-    upper 8 bits. Files of several images, animations or pages, are refused.
+    JPEG, PNG, TIFF, WebP, BMP and GIF, by their first bytes. The orientation in EXIF or XMP is applied. CMYK and
+    palettes become colours, and a grey image has the same value in R, G and B; mode P delivers the stored numbers of a
+    palette instead. Values of more than 8 bits are delivered in mode I;16, or with ``depth: 8`` as their upper 8 bits.
+    Files of several images, animations or pages, are refused; overviews and thumbnails in a TIFF are no pages.
 
-    What comes out is decoded from all of a file that is whole as far as anything tells: a file that ends too soon is an
-    error, and so is a PNG with a wrong check sum or too few rows. Other formats have no check sums: changed bytes
-    inside of them can come out as changed pixels.
+    What comes out is decoded from all of a file that is whole as far as anything tells, whatever the mode: a file that
+    ends too soon is an error, and so is a PNG with a wrong check sum or too few rows, and a JPEG that libjpeg finds
+    damaged. Other formats have no check sums: changed bytes inside of them can come out as changed pixels.
 
     Args:
         data: All bytes of the file.
@@ -72,9 +72,9 @@ def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str
 
     Raises:
         CorruptError: It cannot be decoded, or not all of it is there.
-        FormatError: It is no image of these formats, one of too many pixels or of values that the mode cannot deliver;
-            or it has another size than ``out`` and ``shape`` has none.
-        ConfigError: Pillow is missing.
+        FormatError: It is no image of these formats, of a kind that is not supported, one of too many pixels or of
+            values that the mode cannot deliver; or it has another size than ``out`` and ``shape`` has none.
+        ConfigError: Pillow or simplejpeg is missing.
     """
     if out.dtype != shape.dtype or out.ndim != 3 or out.shape[2] != shape.channels:
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")

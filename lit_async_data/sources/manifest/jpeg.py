@@ -132,8 +132,8 @@ def check_jpeg(data: bytes) -> None:
         data: From the first marker to the last.
     """
     frames = [(marker, data[start:stop]) for marker, start, stop in _segments(data) if marker in _ALL_FRAMES]
-    if len(frames) != 1 or frames[0][0] not in _FRAMES:
-        return  # left to Pillow; libjpeg crashes if it is asked for a smaller image of a lossless JPEG
+    if len(frames) != 1 or frames[0][0] not in _FRAMES or frames[0][1][:1] != b"\x08":
+        return  # left to Pillow; simplejpeg crashes if it is asked for a smaller image of a lossless JPEG
     colours = "CMYK" if frames[0][1][5:6] == b"\x04" else "GRAY"
     _decoded(
         data, functools.partial(_library().decode_jpeg, colorspace=colours, min_height=1, min_width=1, min_factor=8)

@@ -91,9 +91,9 @@ def xmp_of_png(data: bytes, parts: Parts) -> bytes:
 
 def file_of_pixels(data: bytes, parts: Parts) -> bytes:
     """The same image without parts that say nothing of its pixels: Pillow refuses a PNG if one of those is damaged."""
-    kept = sorted((part for name in _SEEN & parts.keys() for part in parts[name]), key=lambda part: part.start)
-    if 8 + sum(part.stop - part.start + 12 for part in kept) == len(data):
+    if _nothing_but(_SEEN, data, parts):
         return data
+    kept = sorted((part for name in _SEEN & parts.keys() for part in parts[name]), key=lambda part: part.start)
     return data[:8] + b"".join(data[part.start - 8 : part.stop + 4] for part in kept)
 
 
@@ -186,6 +186,12 @@ def _blocks(rows: memoryview) -> Iterator[bytes | memoryview]:
         block = rows[begin : begin + _MOST_IN_BLOCK]
         yield _BLOCK.pack(begin + len(block) == len(rows), len(block), _MOST_IN_BLOCK - len(block))
         yield block
+
+
+def _nothing_but(names: set[bytes], data: bytes, parts: Parts) -> bool:
+    """Whether a file has no other parts, not even damaged ones that were left out of ``parts``."""
+    known: int = sum(part.stop - part.start + 12 for name in names & parts.keys() for part in parts[name])
+    return len(data) == 8 + known
 
 
 def _harmless(name: bytes, content: bytes) -> bool:

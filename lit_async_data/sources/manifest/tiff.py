@@ -7,6 +7,7 @@ import io
 import struct
 from typing import Any, NamedTuple
 
+from lit_async_data.errors import FormatError
 from lit_async_data.sources.manifest.image_bytes import TIFF, DamageError, cut_short
 from lit_async_data.sources.manifest.jpeg import check_jpeg
 
@@ -25,7 +26,6 @@ _WANTED = {_NEW_KIND, _OLD_KIND, _WIDTH, _HEIGHT, _EXIF, *_SAID}
 _SMALLER, _MASK, _OLD_SMALLER = 1, 4, 2
 _JPEG, _OPTIONAL = 7, ("lzma", "zstd", "webp")
 _LETTERS = {3: "H", 4: "I", 13: "I", 16: "Q"}  # of types of numbers
-_BIG = (b"+\x00", b"\x00+")
 # The longest side of a thumbnail as Exif defines it; cameras that store one as a second image do not mark it.
 _THUMBNAIL = 160
 
@@ -49,7 +49,12 @@ def pages_of(data: bytes, where: str) -> list[int]:
 
     Raises:
         CorruptError: A directory lies outside the file.
+        FormatError: Pillow does not read such files.
     """
+    if data.startswith(b"MM\x00+"):
+        raise FormatError(
+            f"{where}: a BigTIFF of big-endian numbers, which is not supported; convert it to little-endian"
+        )
     try:
         images = _images(data)
     except (struct.error, OverflowError):  # of an offset beyond the file, or beyond any
@@ -135,8 +140,7 @@ def _images(data: bytes) -> list[_Image]:
     Raises:
         struct.error, OverflowError: It leaves the file.
     """
-    order = "<" if data.startswith(b"II") else ">"
-    big = data[2:4] in _BIG
+    order, big = "<" if data.startswith(b"II") else ">", data[2] == 43
     # How many entries there are, an entry up to its values, and an offset.
     number, entry, offset = (
         struct.Struct(order + letters) for letters in (("Q", "HHQ", "Q") if big else ("H", "HHI", "I"))
