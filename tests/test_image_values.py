@@ -30,7 +30,6 @@ TURNED = range(1, 9)
 @pytest.fixture(autouse=True, params=["faster", "Pillow"])
 def decoders(request, monkeypatch):
     if request.param == "Pillow":
-        monkeypatch.setattr(picture, "simplejpeg", lambda: None)
         monkeypatch.setattr(picture, "imagecodecs", lambda: None)
     return request.param
 
