@@ -47,6 +47,7 @@ class IteratorFeed:
         self._rooms: tuple[Room | None, Room | None] = (None, None)
         self._read = ReadStats()
         self._once = False
+        self._error: int | None = None  # its id: the error itself would keep whatever it refers to
 
     @property
     def depth(self) -> int:
@@ -106,6 +107,21 @@ class IteratorFeed:
         """Whether the batch of a key, or the error in its place, has been given out."""
         return key.epoch == self._expected.epoch and key.step < self._expected.step
 
+    def gave(self, error: BaseException) -> bool:
+        """Whether this error is what the loader raised last in place of a batch: an interrupt that came there."""
+        return self._error == id(error)
+
+    def settle(self) -> None:
+        """What was asked for last has been handed out."""
+        if self._puller is not None:
+            self._puller.settle()
+
+    def untouched(self, key: Key) -> bool:
+        """Whether the batch of a key, which is wanted next, is still to come, and nothing after it has been taken."""
+        if key.epoch != self._expected.epoch:
+            return True  # nothing has been read
+        return key == self._expected and self._puller is not None and not self._puller.touched
+
     def state_after(self, key: Key) -> Any:
         """The loader's state after a batch; None where it was not read ahead."""
         return self._states.pop(key, None)
@@ -136,6 +152,7 @@ class IteratorFeed:
 
     def _host_batch(self, pulled: Pulled) -> HostBatch:
         host = pulled.host
+        self._error = None if host.error is None else id(host.error)
         if isinstance(host.error, StopIteration):
             self.end(wait=True)
             return host

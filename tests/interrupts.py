@@ -27,7 +27,7 @@ def places(code):
     bytecode = dis.Bytecode(code)
 
     def handler(offset):
-        """Of an exception there: CPython asks by the call that has returned, and a trace function by what comes next."""
+        """Of an exception there. CPython asks by the call that has returned, a trace function by what comes next."""
         return [each.target for each in bytecode.exception_entries if each.start <= offset < each.end]
 
     found, before = set(), None
@@ -42,7 +42,7 @@ def places(code):
 
 @contextlib.contextmanager
 def interrupted(after):
-    """Raise `KeyboardInterrupt` at the place of this number in the block, counted from 0, on this thread; None to count only.
+    """Raise `KeyboardInterrupt` at the place of this number in the block, counted from 0; with None, count only.
 
     Yields a list of the places that were passed: file and line.
     """
