@@ -66,6 +66,7 @@ class IteratorFeed:
         self._rooms: tuple[Room | None, Room | None] = (None, None)
         self._read = ReadStats()
         self._once = False
+        self._error: int | None = None  # its id: the error itself would keep whatever it refers to
 
     @property
     def depth(self) -> int:
@@ -144,6 +145,21 @@ class IteratorFeed:
             self._marks.show(note.mark)
         return note.state
 
+    def gave(self, error: BaseException) -> bool:
+        """Whether this error is what the loader raised last in place of a batch: an interrupt that came there."""
+        return self._error == id(error)
+
+    def settle(self) -> None:
+        """What was asked for last has been handed out."""
+        if self._puller is not None:
+            self._puller.settle()
+
+    def untouched(self, key: Key) -> bool:
+        """Whether the batch of a key, which is wanted next, is still to come, and nothing after it has been taken."""
+        if key.epoch != self._expected.epoch:
+            return True  # nothing has been read
+        return key == self._expected and self._puller is not None and not self._puller.touched
+
     def end(self, *, wait: bool) -> None:
         """End the pass. What has been read ahead goes.
 
@@ -188,6 +204,7 @@ class IteratorFeed:
 
     def _host_batch(self, pulled: Pulled) -> HostBatch:
         host = pulled.host
+        self._error = None if host.error is None else id(host.error)
         if isinstance(host.error, StopIteration):
             self._end_reading(wait=True)  # the consumer may still have batches to come
             return host

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import operator
 import time
 import types
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
@@ -20,12 +21,13 @@ from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, Read
 from lit_async_data.footprint import Footprint, slow
 from lit_async_data.options import LoaderOptions, counted
 from lit_async_data.ordering import schedule_of
-from lit_async_data.passes import Passes, StepsWanted
+from lit_async_data.passes import At, Passes, StepsWanted
 from lit_async_data.plan import EpochPlan
 from lit_async_data.sources.base import Source
 from lit_async_data.stats import Fill, LoaderStats, WaitMeter
 from lit_async_data.streams import checked_device, has_streams
 from lit_async_data.unexpected import Unexpected
+from lit_async_data.workers.thread import leave_at_exit
 
 log = logging.getLogger(__name__)
 
@@ -158,9 +160,11 @@ class AsyncLoader:
             self._meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
         except (ReadError, SourceError, TransformError):
             self._passes.at, self._interrupted = after, False  # the batch has had its turn
+            leave_at_exit()
             raise
         except Exception:
             self._interrupted = False  # it never came, and is asked for again
+            leave_at_exit()
             raise
         # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so that none comes
         # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
@@ -261,6 +265,21 @@ class AsyncLoader:
         """
         self._closed = True
         self._stop()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        # Not only where it runs: what it is asked by (`steps_wanted`) belongs to this process, too.
+        raise TypeError(
+            "an AsyncLoader cannot be pickled or copied: its threads, its memory and its place in the order belong to "
+            "this object and this process; pickle or copy its source and its options, and build another loader of them"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if self._engine is not None or self._passes.at != At():
+            self.__reduce_ex__(4)
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ nothing: what was read ahead serves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from lit_async_data.plan import Key, Limits, Schedule
 
@@ -103,25 +103,3 @@ class Passes:
     def _next_epoch(self) -> int:
         told = self.at.told
         return self.at.epoch + 1 if told is None or not self._schedule.shuffled else told
-
-
-class Pass:
-    """What ``iter`` of a loader gives: it goes on where it is when it is iterated over again.
-
-    Args:
-        following: Gives the next batch, and at the end a `StopIteration`.
-
-    Example:
-        >>> one = Pass(iter("abc").__next__)
-        >>> next(one), list(one)
-        ('a', ['b', 'c'])
-    """
-
-    def __init__(self, following: Callable[[], Any]) -> None:
-        self._following = following
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        return self._following()

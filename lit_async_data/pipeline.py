@@ -39,7 +39,7 @@ from lit_async_data.ring import Ring
 from lit_async_data.spec import BatchLayout, Bytes
 from lit_async_data.stats import ReadStats
 from lit_async_data.unexpected import Unexpected
-from lit_async_data.workers.thread import Bell, ThreadWorker
+from lit_async_data.workers.thread import Bell, ThreadWorker, leave_at_exit
 
 log = logging.getLogger(__name__)
 
@@ -304,6 +304,7 @@ class Pipeline:
                 "threads do not exist; build it in the child"
             )
         if self._closed:
+            leave_at_exit()
             raise ClosedError("the loader is closed; build a new one")
         for worker in self._workers if self._started else ():
             if not worker.alive:

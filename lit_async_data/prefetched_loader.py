@@ -2,38 +2,71 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import logging
 import time
 import weakref
-from collections.abc import Iterable
-from typing import Any, Self
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.utils.data import DataLoader
 
 from lit_async_data.device import Batch, Transform
 from lit_async_data.draw_watch import DrawWatch
-from lit_async_data.errors import ClosedError, TransferError
+from lit_async_data.errors import AsyncDataError, ClosedError, TransferError
 from lit_async_data.options import counted
-from lit_async_data.passes import Pass
 from lit_async_data.plan import Key
 from lit_async_data.relay import Relay
 from lit_async_data.sharding import check_sharded
 from lit_async_data.snapshot import Snapshot
 from lit_async_data.stats import DeviceWait, Fill, LoaderStats, ReadStats, WaitMeter
 from lit_async_data.streams import checked_device, exact_device
+from lit_async_data.unexpected import Unexpected
 
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class _At:
+    """Where a loader is in its pass. An object of its own, since to set an attribute of the loader is a call.
+
+    Attributes:
+        step: The next batch.
+        state: Of the loader, after the batch that was handed out last; None where it is as the loader says.
+        interrupted: Whether a request never came to its end.
+    """
+
+    step: int = 0
+    state: Snapshot | None = None
+    interrupted: bool = False
+
+
+class _Taken(NamedTuple):
+    """A batch that is about to be handed out.
+
+    Attributes:
+        batch: As it is.
+        step: Its number in the pass.
+        state: Of the loader after it, if that is known.
+    """
+
+    batch: Batch
+    step: int
+    state: Snapshot | None
 
 
 class PrefetchedLoader:
     """What `prefetched` gives. One thread may iterate at a time, and one pass goes at a time.
 
     Attributes that are not its own are those of the loader, also when they are set.
+
+    After an interrupt (Ctrl-C) it can be used on, as in a notebook. Where the interrupt came while it waited for a
+    batch in host memory, the pass goes on. Else what was read ahead is lost, since somebody else's loader cannot begin
+    in the middle: ``next`` on that pass is a `ClosedError`, and ``iter`` begins a whole new one. A generator cannot
+    begin anew; it goes on behind what is lost, and a warning says so.
 
     Attributes:
         loader: What it reads.
@@ -64,16 +97,16 @@ class PrefetchedLoader:
 
     def _reset(self) -> None:
         """As new: nothing has been read."""
-        self._pass, self._step = -1, 0
+        self._pass, self._at = -1, _At()
         self._fresh, self._over, self._wanted_pass = True, False, 0
-        # Of the loader, after the batch that was handed out last; None where it is as it says.
-        self._state: Snapshot | None = None
         self._watch = DrawWatch(self.loader)
         self._meter, self._read = WaitMeter(), ReadStats()
         self._waited: DeviceWait | None = None
         self._relay: Relay | None = None
         self._closer: weakref.finalize[Any, Any] | None = None
         self._said = self._closed = False
+        self._ahead = Unexpected(log, "starting what comes after a batch failed", AsyncDataError)
+        self._lost = False  # whether an interrupt has ended the pass
 
     def __len__(self) -> int:
         """That of the loader; a `TypeError` if it has none."""
@@ -85,7 +118,7 @@ class PrefetchedLoader:
     def __iter__(self) -> Pass:
         """A new pass, which begins with its first batch. Costs nothing; Lightning calls it more often than it reads."""
         self._fresh, self._wanted_pass = True, self._wanted_pass + 1
-        return Pass(functools.partial(self._next_of, self._wanted_pass))
+        return Pass(functools.partial(self._next_of, self._wanted_pass), self._at)
 
     def __next__(self) -> Batch:
         """The next batch of the pass, waiting for it.
@@ -99,24 +132,24 @@ class PrefetchedLoader:
             ClosedError: The loader is closed.
             Exception: Whatever the loader raised in place of this batch.
         """
-        started = time.perf_counter()
-        relay = self._begin() if self._fresh else self._running()
-        if self._over:
-            raise StopIteration
-        fill, first = relay.ready, self._step == 0
-        batch = self._taken(relay)
-        if not self.driven:
-            # This batch is here; what is wrong with a later one is said when that is asked for.
-            with contextlib.suppress(Exception):
-                relay.queue.top_up(self._wanted)
-        self._meter.add(time.perf_counter() - started, first=first, queue_fill=fill)
-        return batch
+        at, taken = self._at, self._taken()
+        # From here on nothing is called, so that no interrupt comes between: see `AsyncLoader.__next__`.
+        at.step, at.state, at.interrupted = taken.step + 1, taken.state, False
+        return taken.batch
 
     def prefetch(self) -> None:
         """Start copying what will be asked for next; returns at once. A pass begins with its first batch only."""
+        if self._at.interrupted:
+            return  # the next batch says what is to be said
         relay = self._running()
         if not (self._fresh or self._over):
-            relay.queue.top_up(self._wanted)
+            self._at.interrupted = True  # unless this comes to an end
+            try:
+                relay.queue.top_up(self._wanted)
+            except Exception:
+                self._at.interrupted = False
+                raise
+            self._at.interrupted = False
 
     def read_ahead(self) -> None:
         """Nothing: who calls ``iter(loader)`` before its turn does so before its epoch has been named."""
@@ -214,37 +247,61 @@ class PrefetchedLoader:
 
     @property
     def _wanted(self) -> Key:
-        return Key(self._pass, self._step)
+        return Key(self._pass, self._at.step)
 
     @property
     def _threaded(self) -> bool:
         return not isinstance(self.loader, DataLoader) or self.loader.num_workers > 0
 
-    def _next_of(self, wanted: int) -> Batch:
+    def _next_of(self, wanted: int) -> _Taken:
         if wanted != self._wanted_pass:
             raise StopIteration  # another pass has begun
-        return next(self)
+        return self._taken()
 
-    def _taken(self, relay: Relay) -> Batch:
-        key = self._wanted
+    def _taken(self) -> _Taken:
+        """The next batch; whoever hands it out says so, with nothing called in between."""
+        started = time.perf_counter()
+        relay = self._begin() if self._fresh else self._running()
+        if self._over:
+            raise StopIteration
+        fill, key = relay.ready, self._wanted
+        self._at.interrupted = True  # unless this comes to an end
         try:
             batch = relay.queue.take(key)
+            if not self.driven:
+                # This batch is here; what is wrong with a later one is raised when that is asked for.
+                with self._ahead:
+                    relay.queue.top_up(relay.feed.following(key))
+            self._meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
+            state = relay.feed.handed_over(key)
+            relay.feed.settle()
         except StopIteration:
-            self._over, self._state = True, None
+            self._over, self._at.state = True, None
             relay.rest()
+            self._at.interrupted = False
             raise
         except BaseException as error:
-            # A batch that failed has had its turn. One that never came is asked for again, and so is one on its way,
-            # where the canary has found something wrong with another.
-            self._step += relay.feed.given(key) and not isinstance(error, TransferError)
+            if isinstance(error, Exception) or relay.feed.gave(error):
+                # A batch that failed has had its turn. One that never came is asked for again, and so is one on its
+                # way, where the canary has found something wrong with another.
+                had_its_turn = relay.feed.given(key) and not isinstance(error, TransferError)
+                relay.feed.settle()
+                self._at.step, self._at.interrupted = key.step + had_its_turn, False
             raise
-        self._step += 1
-        self._state = relay.feed.handed_over(key)
-        return batch
+        return _Taken(batch, key.step, state)
 
     def _begin(self) -> Relay:
         """A new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
-        if inspect.isgenerator(self.loader) and self._pass >= 0 and not self._over:
+        if self._at.interrupted:
+            self._clear_up()
+        going_on = self._pass >= 0 and not self._over
+        if inspect.isgenerator(self.loader) and going_on and self._lost:
+            log.warning(
+                "an interrupt has ended the pass over a generator, which goes on behind what was read ahead: up to %d "
+                "batches are lost",
+                2 * self._depth + 1,
+            )
+        elif inspect.isgenerator(self.loader) and going_on:
             self._fresh = False  # what has been read ahead of it would be lost
             return self._running()
         if not self.by_trainer:
@@ -259,13 +316,28 @@ class PrefetchedLoader:
             self._stop()
         relay = self._running()
         relay.rest()
-        self._pass, self._step = self._pass + 1, 0
-        self._fresh = self._over = False
+        self._pass, self._at.step = self._pass + 1, 0
+        self._fresh = self._over = self._lost = False
         return relay
+
+    def _clear_up(self) -> None:
+        """After an interrupt: end the pass, unless it is certain that none of its batches is lost."""
+        if self._relay is not None and not self._relay.untouched(self._wanted):
+            self._lost = not self._over
+            self._relay.rest()
+            self._stop()
+        self._at.interrupted = False
 
     def _running(self) -> Relay:
         if self._closed:
             raise ClosedError("the loader is closed; call prefetched() again")
+        if self._at.interrupted:
+            self._clear_up()
+        if self._lost and not self._fresh:
+            raise ClosedError(
+                f"an interrupt has ended this pass after {self._at.step} batches: what was read ahead is lost; "
+                "begin a new pass with iter(loader)"
+            )
         if self._relay is not None:
             self._relay.check()
             return self._relay
@@ -279,7 +351,8 @@ class PrefetchedLoader:
             state=getattr(self.loader, "state_dict", None) if self._stateful else None,
             watch=self._watch,
         )
-        self._relay, self._closer = relay, weakref.finalize(self, relay.close)
+        closer = weakref.finalize(self, relay.close)
+        self._relay, self._closer = relay, closer
         return relay
 
     def _read_so_far(self) -> ReadStats:
@@ -289,8 +362,40 @@ class PrefetchedLoader:
         return dataclasses.replace(self._read.plus(now.batches, now.bytes, now.seconds), ready=self._relay.feed.ready)
 
     def _stop(self) -> None:
-        if self._closer is not None:
-            seen, closer = self.stats(), self._closer
-            self._read, self._waited = dataclasses.replace(seen.read, ready=0), seen.device
-            self._relay = self._closer = None
-            closer()
+        relay, closer = self._relay, self._closer
+        if relay is None or closer is None:
+            return
+        seen = self.stats()
+        try:
+            relay.close()
+        except Exception:  # it is closed all the same
+            self._forget(seen, closer)
+            raise
+        self._forget(seen, closer)
+
+    def _forget(self, seen: LoaderStats, closer: weakref.finalize[Any, Any]) -> None:
+        closer.detach()
+        read = dataclasses.replace(seen.read, ready=0)
+        self._read, self._waited, self._relay, self._closer = read, seen.device, None, None
+
+
+class Pass:
+    """What ``iter`` of a prefetched loader gives: it goes on where it is when it is iterated over again.
+
+    Args:
+        following: Gives what is to be handed out next, and at the end a `StopIteration`.
+        at: Where the loader is.
+    """
+
+    def __init__(self, following: Callable[[], _Taken], at: _At) -> None:
+        self._following = following
+        self._at = at
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        at, taken = self._at, self._following()
+        # As in `PrefetchedLoader.__next__`; that is not called, since an interrupt could come when it has returned.
+        at.step, at.state, at.interrupted = taken.step + 1, taken.state, False
+        return taken.batch

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.feed import HostBatch
 from lit_async_data.packing import Ask, T
-from lit_async_data.workers.thread import ThreadWorker
+from lit_async_data.workers.thread import Bell, ThreadWorker
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +89,14 @@ class Puller:
         self._iterator = iterator
         self._prepare = prepare
         self._note = note
-        # Everything below is guarded by this.
-        self._changed = threading.Condition()
+        # Whether something was taken or begun since `settle`: an interrupt of that may have lost a batch.
+        self.touched = False
+        # Wakes the consumer; see `Pipeline`.
+        self._arrived = Bell()
+        # Everything below is guarded by this lock. The consumer's thread takes it directly, and not by way of the
+        # condition: an interrupt in there leaves it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._depth = depth
         self._pulled: collections.deque[Pulled] = collections.deque()
         self._asked: Asked | None = None
@@ -105,7 +111,7 @@ class Puller:
 
     @depth.setter
     def depth(self, depth: int) -> None:
-        with self._changed:
+        with self._lock:
             self._depth = depth
             self._changed.notify_all()
 
@@ -119,7 +125,7 @@ class Puller:
     def poll(self) -> Pulled | None:
         """What comes next, if it is there."""
         self.serve()
-        with self._changed:
+        with self._lock:
             return self._next()
 
     def get(self) -> Pulled:
@@ -131,24 +137,30 @@ class Puller:
         deadline = time.monotonic() + LONG_S
         while True:
             left = self.serve()
-            with self._changed:
+            with self._lock:
                 pulled = self._next()
                 if pulled is not None:
                     return pulled
                 worker = self._reader()
                 if worker is None:
                     break
-                if self._asked is left:
-                    self._changed.wait(POLL_S)
+                idle = self._asked is left
+            if idle:
+                self._arrived.wait(POLL_S)
             if time.monotonic() > deadline:
                 deadline = math.inf
                 log.warning("no batch for %.0f s: %s", LONG_S, worker)
+        self.touched = True
         return self._pull(_at_once)
 
     def start(self) -> None:
         """Begin to read ahead now, not with the next `get`, which reports what keeps a thread from being started."""
-        with self._changed, contextlib.suppress(WorkerError):
+        with self._lock, contextlib.suppress(WorkerError):
             self._reader()
+
+    def settle(self) -> None:
+        """What was taken has been handed out."""
+        self.touched = False
 
     def close(self) -> bool:
         """Read nothing more; waits a few seconds at most. Idempotent, from any thread.
@@ -156,20 +168,19 @@ class Puller:
         Returns:
             Whether nothing is under way any more; False where a `next` has not returned.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
             left, asked = list(self._pulled), self._asked
             self._pulled.clear()
             self._asked = None
             self._changed.notify_all()
+        self._arrived.ring()
         if asked is not None and not asked.answer.done():
             asked.answer.set_exception(ClosedError("the pass has been ended"))
         for pulled in left:
             pulled.host.release()
-        if self._worker is not None:
-            self._worker.join(CLOSE_S)
-            if self._worker.alive:
-                return False
+        if self._worker is not None and not self._worker.join(CLOSE_S):
+            return False
         self._worker = None  # it refers to us
         # An error that the user keeps refers to us, too; what an iterator holds, worker processes perhaps, must go now.
         self._iterator = iter(())
@@ -179,16 +190,19 @@ class Puller:
         if not self._pulled:
             return None
         self._changed.notify_all()
+        self.touched = True
         return self._pulled.popleft()
 
     def _reader(self) -> ThreadWorker | None:
         """Whoever reads ahead, started if need be: after an error it is another thread."""
         if not self._reading and self._depth and not self._closed:
+            touched, self.touched = self.touched, True
             if self._worker is not None:
                 self._worker.join(CLOSE_S)  # it has pulled its last, and has only to return
             self._worker = ThreadWorker(0, self._work)
             self._worker.start()
             self._reading = True
+            self.touched = touched
         return self._worker if self._reading and self._worker is not None and self._worker.alive else None
 
     def serve(self) -> Asked | None:
@@ -204,7 +218,7 @@ class Puller:
             if result is None:
                 return asked
             asked.answer.set_result(result)
-        with self._changed:
+        with self._lock:
             # 1. The answer is there. 2. The thread goes on, and asks again. 3. That must not be taken for answered: see
             # test_the_thread_may_ask_again_at_once.
             if self._asked is asked:
@@ -214,12 +228,12 @@ class Puller:
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _work(self, worker: ThreadWorker) -> bool:
-        with self._changed:
+        with self._lock:
             while len(self._pulled) >= self._depth > 0 and not self._closed:
                 self._changed.wait(POLL_S)
             if self._closed or not self._depth:
                 self._reading = False
-                self._changed.notify_all()
+                self._arrived.ring()
                 return False
         worker.begin("the loader's next()")
         # Not named here: see `Pipeline._fill`.
@@ -234,27 +248,32 @@ class Puller:
             seconds = time.perf_counter() - began
             note = self._note()
             return Pulled(self._prepare(batch, ask), note, seconds)
-        except BaseException as caught:  # noqa: BLE001  # whatever it is, it is raised at its place
+        except BaseException as caught:
+            if ask is _at_once and not isinstance(caught, Exception):
+                raise  # Ctrl-C in the consumer's own thread: nobody can tell whether the batch had been made already
+            # Whatever it is, it is raised at its place.
             return Pulled(HostBatch(error=caught), None, time.perf_counter() - began)
 
     def _deliver(self, pulled: Pulled) -> bool:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 pulled.host.release()
                 return False
             self._pulled.append(pulled)
             self._reading = pulled.host.error is None
             self._changed.notify_all()
+            self._arrived.ring()
             return self._reading
 
     def _ask(self, work: Callable[[], Any]) -> Any:
         asked = Asked(work, concurrent.futures.Future())
-        with self._changed:
+        with self._lock:
             closed = self._closed
             if closed:
                 raise ClosedError("the pass has been ended")
             self._asked = asked
             self._changed.notify_all()
+            self._arrived.ring()
         while not concurrent.futures.wait([asked.answer], POLL_S).done:
             if self._closed:
                 break

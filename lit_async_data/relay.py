@@ -99,6 +99,10 @@ class Relay:
                 "thread does not exist; call prefetched() in the child"
             )
 
+    def untouched(self, key: Key) -> bool:
+        """Whether an interrupt has lost nothing of the pass, of which the batch of this key is wanted next."""
+        return isinstance(self.queue, HostQueue) and self.feed.untouched(key)
+
     def rest(self, *, wait: bool = True) -> None:
         """End the pass, and let go of what it took on the device.
 

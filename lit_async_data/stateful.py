@@ -21,11 +21,11 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
         Raises:
             Exception: What the loader's own ``state_dict`` raised.
         """
-        return self.loader.state_dict() if self._state is None else self._state.told()  # type: ignore[attr-defined]
+        return self.loader.state_dict() if self._at.state is None else self._at.state.told()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
         """Have the loader go on from a state, with the next pass."""
         if self._relay is not None:
             self._relay.rest()
-        self._state, self._fresh = None, True
+        self._at.state, self._fresh = None, True
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]

@@ -13,6 +13,9 @@ is the stream the training step runs on, *side* is ours:
    raw tensors may die, since side still reads them.
 
 No call to the device is made in a reader thread, and none of these waits stops the host.
+
+An interrupt (Ctrl-C) can arrive between any two of these steps. So the queue holds whatever side may read or write from
+before the copy until `close` has waited for side; nothing but that may be called after an interrupt.
 """
 
 from __future__ import annotations
@@ -56,6 +59,14 @@ class _Ticket:
         return self.ready is not None or self.error is not None
 
 
+@dataclasses.dataclass
+class _Copying:
+    """Host memory that side reads until the event."""
+
+    host: HostBatch
+    done: Any = None
+
+
 class StreamQueue:
     """Copies batches to a device while it computes.
 
@@ -80,7 +91,7 @@ class StreamQueue:
         self._canary = canary
         self._clock = DeviceClock(streams)
         self._tickets: collections.deque[_Ticket] = collections.deque()
-        self._copying: collections.deque[tuple[HostBatch, Any]] = collections.deque()
+        self._copying: collections.deque[_Copying] = collections.deque()
         self.copied = 0
 
     @property
@@ -97,23 +108,28 @@ class StreamQueue:
             self._canary.released(key)
         if self._tickets and self._tickets[0].key != key:
             self._forget()
-        ticket = self._tickets.popleft() if self._tickets else self._reserved(key)
+        if not self._tickets:
+            self._tickets.append(self._reserved(key))
+        ticket = self._tickets[0]  # it stays there for as long as side may write to its memory
         if not ticket.submitted:
             self._reclaim(block=True)  # else the feed could wait for memory that only we can free
             try:
                 self._submit(ticket, self._feed.get(key))
-            except BaseException:
+            except Exception:
                 self._let_go(ticket)
-                ticket.error = None  # it is raised here, and refers to this frame
+                self._tickets.popleft()
                 raise
         if ticket.error is not None:
             self._let_go(ticket)
+            self._tickets.popleft()
             error, ticket.error = ticket.error, None
             try:
                 raise error
             finally:
                 del error, ticket  # as in `InlineQueue.take`
-        return self._handed_out(ticket)
+        batch = self._handed_out(ticket)
+        self._tickets.popleft()
+        return batch
 
     def top_up(self, key: Key) -> None:
         if self._streams.capturing:
@@ -148,8 +164,11 @@ class StreamQueue:
 
     def close(self) -> None:
         try:
-            self._forget()
-            self._reclaim(block=True)
+            # For all of side, and not for what has an event: an interrupt may have come before that was recorded.
+            self._streams.happened(self._streams.record(self._streams.side), block=True)
+            self._tickets.clear()
+            while self._copying:
+                self._copying.popleft().host.release()
             if self._canary is not None:
                 self._canary.settle()
         except RuntimeError as error:  # a device in trouble: the rest is to be closed all the same
@@ -180,12 +199,9 @@ class StreamQueue:
                 self._wait_for_compute()
                 with torch.inference_mode(False), self._streams.on_side():
                     ticket.batch = self._transformed(self._transform, ticket)
-        except BaseException as error:  # whatever it is, it is raised when it is this batch's turn
+        except Exception as error:  # noqa: BLE001  # it is raised when it is this batch's turn
             ticket.error = error
-            if not isinstance(error, Exception):
-                raise  # Ctrl-C does not wait for a turn, but the batch is not whole
-        finally:
-            ticket.ready = self._streams.record(self._streams.side)
+        ticket.ready = self._streams.record(self._streams.side)
 
     def _transformed(self, transform: Transform, ticket: _Ticket) -> Batch:
         raw = self._unpacked(ticket)
@@ -198,6 +214,9 @@ class StreamQueue:
 
     def _copy(self, ticket: _Ticket, host: HostBatch) -> None:
         streams, room = self._streams, host.room
+        # With the batch itself: its memory lives for as long as side may read it.
+        copying = _Copying(host)
+        self._copying.append(copying)
         try:
             if self._canary is not None:
                 with torch.inference_mode(False):  # the canary passes over tensors of that mode
@@ -217,8 +236,7 @@ class StreamQueue:
                 with torch.inference_mode(False), streams.on_side():
                     ticket.own = {name: streams.moved(value) for name, value in host.own.items()}
         finally:
-            # With the batch itself: its memory lives for as long as side may read it.
-            self._copying.append((host, streams.record(streams.side)))
+            copying.done = streams.record(streams.side)
 
     def _wait_for_compute(self) -> None:
         """Side goes on when all that compute has been given until now is done: it takes memory of its own pool."""
@@ -247,8 +265,8 @@ class StreamQueue:
         return clone
 
     def _reclaim(self, *, block: bool) -> None:
-        while self._copying and self._streams.happened(self._copying[0][1], block=block):
-            self._copying.popleft()[0].release()
+        while self._copying and self._streams.happened(self._copying[0].done, block=block):
+            self._copying.popleft().host.release()
 
     def _forget(self) -> None:
         for ticket in self._tickets:

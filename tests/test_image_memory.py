@@ -22,7 +22,6 @@ Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[man
 @pytest.fixture(params=["faster", "Pillow"])
 def decoders(request, monkeypatch):
     if request.param == "Pillow":
-        monkeypatch.setattr(picture, "simplejpeg", lambda: None)
         monkeypatch.setattr(picture, "imagecodecs", lambda: None)
         monkeypatch.setattr(pixels, "imagecodecs", lambda: None)
     return request.param

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import itertools
+import pickle
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -310,6 +314,52 @@ def test_a_closed_loader_says_so():
     for call in (loader.next, loader.prefetch, lambda: next(loader)):
         with pytest.raises(ClosedError, match="build a new one"):
             call()
+
+
+def test_a_loader_that_was_not_used_can_be_copied_with_its_source():
+    with loader_of() as loader, copy.deepcopy(loader) as copied:
+        assert copied.source is not loader.source
+        for _ in range(2):
+            assert seen(copied) == seen(loader)
+
+
+@pytest.mark.parametrize(
+    ("way", "used"),
+    [(pickle.dumps, False), (pickle.dumps, True), (copy.copy, False), (copy.copy, True), (copy.deepcopy, True)],
+)
+def test_a_loader_cannot_be_pickled_or_copied_and_says_what_to_do(way, used):
+    with loader_of() as loader:
+        if used:
+            next(loader)
+        with pytest.raises(TypeError, match="pickle or copy its source and its options, and build another loader"):
+            way(loader)
+
+
+@pytest.mark.parametrize("kind", ["array", "hdf5"])
+def test_a_daemon_thread_that_iterates_at_the_interpreters_exit_prints_no_traceback(kind, images):
+    program = f"""
+import threading
+import numpy as np
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.testing import ArraySource
+
+def source():
+    return ArraySource({{"x": np.zeros((1000, 100))}}) if {kind!r} == "array" else HDF5Source({images!r})
+
+enough = threading.Semaphore(0)
+
+def consume():
+    loader = AsyncLoader(source(), dict(batch_size=4, workers=2))
+    while True:
+        for batch in loader:
+            enough.release()
+
+threading.Thread(target=consume, daemon=True).start()
+for _ in range(500):
+    enough.acquire()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_loader_that_is_forgotten_ends_its_threads():

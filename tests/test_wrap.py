@@ -363,8 +363,22 @@ def test_an_error_of_iter_is_raised_and_the_pass_can_be_begun_again():
         assert [next(batches)["step"] for _ in range(6)] == list(range(6))
 
 
-def test_a_keyboard_interrupt_in_a_read_of_our_own_thread_goes_through():
-    with prefetched(Loader(fail={1: KeyboardInterrupt()}), 0, device="cpu") as batches:
+def test_a_keyboard_interrupt_in_a_read_of_our_own_thread_ends_the_pass():
+    """Nobody can tell whether its batch had been made: to go on behind it would be to skip it in silence."""
+    loader = Loader(fail={1: KeyboardInterrupt()})
+    with prefetched(loader, 0, device="cpu") as batches:
+        next(batches)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        for _ in range(2):
+            with pytest.raises(ClosedError, match="an interrupt has ended this pass after 1 batches"):
+                next(batches)
+        loader.fail.clear()
+        assert steps(batches) == list(range(6))
+
+
+def test_a_keyboard_interrupt_that_the_loader_raises_in_its_thread_comes_at_its_place():
+    with prefetched(Loader(fail={1: KeyboardInterrupt()}), 2, device="cpu") as batches:
         next(batches)
         with pytest.raises(KeyboardInterrupt):
             next(batches)
@@ -375,9 +389,9 @@ def test_a_keyboard_interrupt_while_waiting_loses_nothing(monkeypatch):
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
         next(batches)
-        condition = batches._relay.feed._puller._changed
+        arrived = batches._relay.feed._puller._arrived
         with monkeypatch.context() as patch:
-            patch.setattr(condition, "wait", lambda timeout: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(arrived, "wait", lambda timeout: (_ for _ in ()).throw(KeyboardInterrupt))
             assert loader.waiting.wait(LONG)
             with pytest.raises(KeyboardInterrupt):
                 next(batches)

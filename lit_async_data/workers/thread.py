@@ -15,6 +15,16 @@ from collections.abc import Callable
 from lit_async_data.errors import WorkerError
 
 
+def leave_at_exit() -> None:
+    """End this thread if it is a daemon thread and the interpreter is on its way out, which has closed what it uses.
+
+    Raises:
+        SystemExit: It is; a thread that ends by it prints no traceback.
+    """
+    if threading.current_thread() is not threading.main_thread() and not threading.main_thread().is_alive():
+        raise SystemExit
+
+
 class Bell:
     """Wakes one thread that waits, now or when it next does. An interrupt can come at any point of it.
 

@@ -1,0 +1,202 @@
+"""Ctrl-C and then on, as in a notebook: wherever it comes, every batch is handed out once, in order, as it was read."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from interrupts import interrupted
+
+from lit_async_data import AsyncLoader, HDF5Source, engine, memory, prefetched, relay
+from lit_async_data import loader as loader_module
+from lit_async_data.errors import ClosedError
+from lit_async_data.testing import ArraySource, FakeStreams
+
+LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
+STEPS = 6
+
+
+def values():
+    return np.repeat(np.arange(LENGTH, dtype=np.float32), WIDTH).reshape(LENGTH, WIDTH)
+
+
+def arrays(workers, **options):
+    source = ArraySource({"x": values(), "y": np.arange(LENGTH)})
+    return AsyncLoader(source, {"batch_size": BATCH, "workers": workers, "shuffle": "global"}, **options)
+
+
+def hdf5(workers, h5, *, packed):
+    data = {"data": values(), "chunks": (3, WIDTH), "compression": "gzip"} if packed else values()
+    source = HDF5Source(h5(x=data, y=np.arange(LENGTH)), fields={"x": "x", "y": "y"})
+    options = {"batch_size": BATCH, "workers": workers, "shuffle": "chunk" if packed else "global", "shuffle_chunks": 2}
+    return AsyncLoader(source, options)
+
+
+def half(batch):
+    batch["x"] /= 2
+    return batch | {"x": batch["x"] * 2}
+
+
+KINDS = {
+    "in the caller's thread": lambda h5: arrays(0),
+    "one worker": lambda h5: arrays(1),
+    "two workers": lambda h5: arrays(2),
+    "nothing ahead": lambda h5: arrays(1, device_depth=0),
+    "a transform in place": lambda h5: arrays(1, device_transform=half),
+    "HDF5 in the caller's thread": lambda h5: hdf5(0, h5, packed=False),
+    "HDF5, two workers": lambda h5: hdf5(2, h5, packed=False),
+    "gzip in the caller's thread": lambda h5: hdf5(0, h5, packed=True),
+    "gzip, two workers": lambda h5: hdf5(2, h5, packed=True),
+    "a device, copies late": lambda h5: arrays(1),
+    "a device, kernels late": lambda h5: arrays(2),
+    "a device, a transform": lambda h5: arrays(1, device_transform=dict),
+}
+
+
+@pytest.fixture
+def loader(request, monkeypatch, h5):
+    kind = request.param
+    if "device" in kind:
+        streams = FakeStreams("compute" if "kernels" in kind else "side")
+        monkeypatch.setattr(engine, "TorchStreams", lambda device: streams)
+        monkeypatch.setattr(engine, "has_streams", lambda device: True)
+        monkeypatch.setattr(loader_module, "has_streams", lambda device: True)
+        monkeypatch.setattr(memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    with KINDS[kind](h5) as made:
+        made.settle = streams.synchronize if "device" in kind else lambda: None
+        yield made
+    made.source.close()
+
+
+def used_on(loader, interrupts, seed):
+    """Take epoch after epoch with interrupts at random places, then one and a half in peace; every batch is checked."""
+    drawn = random.Random(seed)
+    with interrupted(None) as passed:
+        next(loader)
+    first = len(passed)
+    at, left, kept = 1, interrupts, []
+    while left or at < 3 * STEPS:
+        # Every third comes soon after another: into what clears up behind that.
+        after = (drawn.randrange(2 * first) if drawn.random() < 0.7 else drawn.randrange(60)) if left else None
+        try:
+            with interrupted(after):
+                if at % STEPS == 0:
+                    iter(loader)
+                batch = next(loader)
+        except KeyboardInterrupt:
+            left -= 1
+            continue
+        loader.settle()
+        wanted = loader._schedule.plan(at // STEPS).batch(at % STEPS).samples
+        assert batch["y"].tolist() == wanted.tolist()
+        kept = [*kept[-3:], (batch, wanted)]
+        for held, numbers in kept:
+            assert torch.equal(held["x"], torch.from_numpy(values()[numbers]))
+            assert held["y"].tolist() == numbers.tolist()
+        at += 1
+
+
+@pytest.mark.parametrize("loader", KINDS, indirect=True)
+def test_every_batch_comes_once_whatever_is_interrupted(loader):
+    used_on(loader, interrupts=12, seed=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("loader", KINDS, indirect=True)
+def test_every_batch_comes_once_over_hundreds_of_interrupts(loader, seed):
+    used_on(loader, interrupts=100, seed=seed)
+
+
+# -- other people's loaders --------------------------------------------------------------------------------------------
+
+
+class Numbers:
+    """Batches of somebody else's loader, each of its own number."""
+
+    def __iter__(self):
+        return iter([torch.full((WIDTH,), number) for number in range(STEPS)])
+
+
+def generated():
+    yield from (torch.full((WIDTH,), number) for number in range(100))
+
+
+@pytest.fixture(params=["host", "host, nothing ahead", "device, copies late", "device, kernels late"])
+def wrapped(request, monkeypatch):
+    streams = FakeStreams("compute" if "kernels" in request.param else "side")
+    if "device" in request.param:
+        monkeypatch.setattr(relay, "TorchStreams", lambda device: streams)
+        monkeypatch.setattr(relay, "has_streams", lambda device: True)
+        monkeypatch.setattr(memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+
+    def on(loader):
+        made = prefetched(loader, 0 if "nothing" in request.param else 2, device="cpu")
+        made.settle = streams.synchronize
+        return made
+
+    return on
+
+
+def passes_of(loader, interrupts, seed):
+    """Pass after pass with interrupts; each is whole, or ends with an error that says so."""
+    drawn, whole, kept, left = random.Random(seed), 0, [], interrupts
+    while left or whole < 2:
+        batches, seen = iter(loader), 0
+        while True:
+            try:
+                with interrupted(drawn.randrange(400) if left else None):
+                    batch = next(batches)
+            except KeyboardInterrupt:
+                left -= 1
+                continue
+            except StopIteration:
+                assert seen == STEPS
+                whole += 1
+                break
+            except ClosedError as error:
+                assert f"ended this pass after {seen} batches" in str(error)  # noqa: PT017
+                break
+            loader.settle()
+            kept = [*kept[-3:], (batch, seen)]
+            for held, number in kept:
+                assert held.unique().tolist() == [number]
+            seen += 1
+
+
+def test_a_pass_over_somebody_elses_loader_is_whole_or_says_that_it_is_not(wrapped):
+    with wrapped(Numbers()) as loader:
+        passes_of(loader, interrupts=25, seed=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+def test_passes_are_whole_or_say_that_they_are_not_over_hundreds_of_interrupts(wrapped, seed):
+    with wrapped(Numbers()) as loader:
+        passes_of(loader, interrupts=150, seed=seed)
+
+
+def test_a_generator_goes_on_behind_what_an_interrupt_has_lost_and_the_log_says_so(wrapped, caplog):
+    drawn, seen, losses = random.Random(1), [], 0
+    with wrapped(generated()) as loader:
+        batches, left = iter(loader), 12
+        while left or len(seen) < 40:
+            try:
+                with interrupted(drawn.randrange(400) if left else None):
+                    batch = next(batches)
+            except KeyboardInterrupt:
+                left -= 1
+            except ClosedError:
+                batches = iter(loader)
+            except StopIteration:  # CPython has ended the generator, since the interrupt came inside it
+                break
+            else:
+                loader.settle()
+                (number,) = batch.unique().tolist()
+                lost = sum("up to" in record.getMessage() for record in caplog.records)
+                assert number == (seen[-1] + 1 if seen else 0) or lost > losses
+                assert not seen or seen[-1] < number <= seen[-1] + 6
+                losses = lost
+                seen.append(number)
