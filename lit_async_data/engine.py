@@ -18,6 +18,7 @@ from lit_async_data.device import DeviceQueue, InlineQueue, Transform
 from lit_async_data.device_transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError
 from lit_async_data.footprint import AHEAD, Footprint
+from lit_async_data.nans import NanCheck
 from lit_async_data.options import LoaderOptions
 from lit_async_data.permutation import Indices, derived_key, derived_keys
 from lit_async_data.pipeline import Pipeline
@@ -48,6 +49,7 @@ class Engine:
         depth: Batches copied ahead.
         transform: Called with each batch on its device.
         canary: Batches that are watched on their way.
+        nans: Looks at the first batch.
     """
 
     def __init__(
@@ -62,12 +64,13 @@ class Engine:
         depth: int,
         transform: Transform | None,
         canary: int,
+        nans: NanCheck,
     ) -> None:
         seed = options.seed if options.augments and draws(source) else None
         on_device, keeping = has_streams(device), source if isinstance(source, KeepingSource) else None
         ahead = AHEAD + footprint.layout.batches
         self.pipeline = Pipeline(
-            _Reader(source, options.with_ids, seed),
+            _Reader(source, options.with_ids, seed, nans),
             schedule,
             footprint.layout,
             functools.partial(memory.allocated, footprint.layout.nbytes, pinned=on_device),
@@ -131,11 +134,13 @@ class _Reader:
         source: Where samples come from.
         with_ids: Whether numbers are wanted.
         seed: Of what is drawn; None where nothing is.
+        nans: Looks at what has been read.
     """
 
     source: Source
     with_ids: bool
     seed: int | None
+    nans: NanCheck
 
     def __call__(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         numbers = ids_of(self.source, samples) if self.with_ids or self.seed is not None else samples
@@ -147,6 +152,7 @@ class _Reader:
         else:
             assert isinstance(self.source, DrawingSource)
             self.source.read_drawn(samples, out, derived_keys(derived_key(self.seed, epoch, DRAWN), numbers))
+        self.nans(epoch, samples, out)
 
 
 def _drawn(source: Source, schedule: Schedule, seed: int, key: Key) -> int:

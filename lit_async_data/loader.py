@@ -19,6 +19,7 @@ from lit_async_data.device_transform import check_callable, takes_rng
 from lit_async_data.engine import Engine, with_ids
 from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, ReadError, SourceError, TransformError
 from lit_async_data.footprint import Footprint, slow
+from lit_async_data.nans import NanCheck
 from lit_async_data.options import LoaderOptions, counted
 from lit_async_data.ordering import schedule_of
 from lit_async_data.passes import At, Passes, StepsWanted
@@ -110,6 +111,7 @@ class AsyncLoader:
         self.spec = with_ids(source.spec) if self.options.with_ids else source.spec
         self._footprints: dict[tuple[bool, bool], Footprint] = {}
         self.footprint.budget.check()
+        self._nans = NanCheck(source, self._schedule)
         self._meter, self._read = WaitMeter(), LoaderStats()
         self._ahead = Unexpected(log, "starting what comes after a batch failed", AsyncDataError)
         self._engine: Engine | None = None
@@ -342,6 +344,7 @@ class AsyncLoader:
             depth=self._depth,
             transform=self._device_transform,
             canary=self._canary,
+            nans=self._nans,
         )
         closer = weakref.finalize(self, engine.close)
         self._engine, self._closer = engine, closer

@@ -12,11 +12,22 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torch.utils.data import WeightedRandomSampler as Weighted
 
-from lit_async_data import prefetched, relay
+from lit_async_data import DevicePrefetcher, prefetched, relay
 from lit_async_data.draw_watch import DrawWatch
+from lit_async_data.lightning import pl
 from lit_async_data.testing import FakeStreams
 
 LONG = 30  # seconds until a test gives up
+
+
+@pytest.fixture(autouse=True)
+def feeders_end():
+    """Threads that multiprocessing leaves to themselves when workers have ended."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(LONG)
+
 
 # -- random numbers ----------------------------------------------------------------------------------------------------
 
@@ -115,6 +126,47 @@ def test_a_seeded_run_is_the_same_whoever_is_faster_where_each_batch_is_drawn(ma
     lines = [record.getMessage() for record in caplog.records if "draws random numbers" in record.getMessage()]
     assert len(lines) == 2  # once for each loader that was wrapped and read
     assert lines[0].startswith(f"the loader draws random numbers from the global generator of {name} for its batches")
+
+
+class Dropping(pl.LightningModule):
+    """Draws in each step, as dropout does, and writes down what it has seen and drawn."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.name = name
+        self.seen = []
+
+    def training_step(self, batch, number):
+        self.seen.append((batch.item(), DRAWS[self.name]()))
+        return self.layer(batch[:, None].float()).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_seeded_trainer_sees_and_draws_the_same_under_the_callback(name, tmp_path):
+    found = []
+    for callbacks in [], [DevicePrefetcher()]:
+        model = Dropping(name)
+        for seed in SEEDS:
+            seed(7)
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            callbacks=callbacks,
+            max_epochs=2,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(model, with_workers(name)[1])
+        found.append(model.seen)
+    assert found[0] == found[1]
+    assert len(found[0]) == 2 * BATCHES
 
 
 def test_a_loader_that_draws_is_read_in_the_thread_of_its_consumer_pass_after_pass(caplog):

@@ -17,6 +17,8 @@ from lit_async_data.prefetched_loader import PrefetchedLoader
 from lit_async_data.takeover import Takeover
 from lit_async_data.testing import ArraySource
 
+# Of machines with more than two cores.
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
 QUIET = {
     "accelerator": "cpu",
     "max_epochs": 2,
