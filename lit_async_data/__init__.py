@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lit_async_data.sources.concat import ConcatSource as ConcatSource
     from lit_async_data.sources.dataset import DatasetSource as DatasetSource
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
+    from lit_async_data.sources.manifest.column import Column as Column
     from lit_async_data.sources.manifest.source import ManifestSource as ManifestSource
     from lit_async_data.sources.split import split as split
     from lit_async_data.sources.subset import SubsetSource as SubsetSource
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AsyncDataModule": "datamodule",
     "AsyncLoader": "loader",
+    "Column": "sources.manifest.column",
     "DatasetSource": "sources.dataset",
     "ConcatSource": "sources.concat",
     "DevicePrefetcher": "callback",

@@ -171,6 +171,7 @@ def test_with_room_for_the_next_batches_all_but_the_first_are_there_in_time(tmp_
     source = large(tmp_path, 2 * 10**6)
     with AsyncLoader(source, LoaderOptions(batch_size=BATCH, memory_budget=2**31, workers=1)) as loader:
         room = loader.footprint.budget.fetched
+    assert room >= AHEAD * BATCH * source.file_bytes()  # all batches that are asked for ahead, not only the next one
     order, late = read_in_steps(source, disk, room)
     assert late == order[:BATCH]
 
