@@ -388,6 +388,38 @@ def test_a_chunk_that_no_filter_touched_is_read_as_it_is(h5):
     assert (read(path, [9, 0]) == values[[9, 0]] + [[1], [0]]).all()
 
 
+def odd_dataset(file, random):
+    """A healthy dataset as few programs write one: when its chunks get their room, what is filtered, how it grew."""
+    shape = tuple(int(n) for n in random.integers(1, 14, random.integers(1, 4)))
+    most = tuple([None, n, n + int(random.integers(20))][random.integers(3)] for n in shape)
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk(tuple(int(random.integers(1, (n or 20) + 1)) for n in most))
+    for name in [(), ("shuffle",), ("deflate",), ("shuffle", "deflate"), ("fletcher32",), ("deflate", "fletcher32")][
+        random.integers(6)
+    ]:
+        getattr(properties, f"set_{name}")()
+    early, late = h5py.h5d.ALLOC_TIME_EARLY, h5py.h5d.ALLOC_TIME_LATE
+    properties.set_alloc_time([early, late, h5py.h5d.ALLOC_TIME_INCR][random.integers(3)])
+    space = h5py.h5s.create_simple(shape, tuple(h5py.h5s.UNLIMITED if n is None else n for n in most))
+    data = h5py.Dataset(h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_INT32, space, properties))
+    for _ in range(random.integers(4)):
+        data[tuple(slice(random.integers(n), None) for n in data.shape)] = random.integers(1, 100)
+        data.resize(tuple(int(random.integers(1, (n or 20) + 1)) for n in most))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_healthy_index_is_never_refused(tmp_path, seed):
+    random = np.random.default_rng(seed)
+    for number in range(40):
+        path = str(tmp_path / f"{number}.h5")
+        libver = [("earliest", "v110"), ("v110", "v110"), ("latest", "latest")][random.integers(3)]
+        pages = {"fs_strategy": "page", "fs_page_size": 512} if random.random() < 0.3 else {}
+        with h5py.File(path, "w", libver=libver, userblock_size=int(random.choice([0, 512])), **pages) as file:
+            odd_dataset(file, random)
+            wanted = file["data"][...]
+        assert (read(path, np.arange(len(wanted))) == wanted).all()
+
+
 # -- decoding once -----------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import re
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -230,6 +231,25 @@ def test_damage_beside_the_fields_is_named_too(broken):
     with pytest.raises(CorruptError, match=rf"{broken}:/bad .*damaged"):
         source.column("bad")
     source.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({}, "cannot be opened: .*corruption"), ({"chunks": (8,)}, "behind the {} bytes of the file; was it truncated")],
+    ids=["one piece", "chunks"],
+)
+def test_values_that_are_said_to_lie_behind_the_end_of_the_file_are_damage(h5, options, said):
+    path = h5(data={"data": np.arange(64, dtype="i4"), **options})
+    with h5py.File(path) as file:
+        stored = file["data"].id
+        offset = stored.get_chunk_info(3).byte_offset if options else stored.get_offset()
+    content = bytearray(Path(path).read_bytes())
+    # Of values in one piece, how many bytes they have stands behind it.
+    at = content.index(offset.to_bytes(8, "little") + (b"" if options else (256).to_bytes(8, "little")))
+    content[at : at + 8] = (len(content) - 16).to_bytes(8, "little")
+    Path(path).write_bytes(content)
+    with pytest.raises(CorruptError, match=f"{path}:/data.*{said.format(len(content))}"):
+        HDF5Source(path, ["data"])
 
 
 def test_types_that_numpy_has_not_are_named(tmp_path):
