@@ -181,12 +181,15 @@ def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, erro
     path = h5(data=np.ones((8, 4), "i4"))
     source = HDF5Source(path, ["data"])
 
-    def broken(*_):
+    def broken(*_, **__):
         raise error
 
-    monkeypatch.setattr(source._reader.parts[0], "read", broken)
+    for name in ("read", "prepare"):
+        monkeypatch.setattr(source._reader.parts[0], name, broken)
     with pytest.raises(SourceError, match=rf"{path} cannot be read: .*not enough memory"):
         read(source)
+    with pytest.raises(SourceError, match=rf"{path} cannot be read: .*not enough memory"):
+        source.prepare(np.array([0]), decode=True)
     source.close()
 
 
