@@ -349,6 +349,20 @@ def test_a_chunk_without_compression_that_has_not_its_bytes_is_damage(tmp_path, 
         HDF5Source(path, ["data"])
 
 
+@pytest.mark.parametrize("options", [{}, {"maxshape": (20, None)}], ids=["index", "h5py"])
+@pytest.mark.parametrize("unusual", [0, 2**32 - 1])
+def test_every_chunk_is_looked_at_whatever_the_others_are(tmp_path, monkeypatch, options, unusual):
+    """In blocks, from within libhdf5; and one that is only unusual hides none that is impossible."""
+    monkeypatch.setattr(records, "BLOCK", 1)
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("data", (20, 6), "i4", chunks=(4, 6), **options)
+        for row, nbytes in [(0, 96), (4, 96), (8, 40), (12, 96)]:
+            dataset.id.write_direct_chunk((row, 0), bytes(nbytes), filter_mask=unusual if row == 0 else 0)
+    with pytest.raises(CorruptError, match=r"chunk \(8, 0\) of 40 bytes .*is no chunk"):
+        HDF5Source(path, ["data"])
+
+
 def test_an_index_that_libhdf5_cannot_go_through_is_damage(h5):
     path, _ = chunked(h5, maxshape=(None, None))
     with open(path, "r+b") as file:

@@ -181,12 +181,15 @@ def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, erro
     path = h5(data=np.ones((8, 4), "i4"))
     source = HDF5Source(path, ["data"])
 
-    def broken(*_):
+    def broken(*_, **__):
         raise error
 
-    monkeypatch.setattr(source._reader.parts[0], "read", broken)
+    for name in ("read", "prepare"):
+        monkeypatch.setattr(source._reader.parts[0], name, broken)
     with pytest.raises(SourceError, match=rf"{path} cannot be read: .*not enough memory"):
         read(source)
+    with pytest.raises(SourceError, match=rf"{path} cannot be read: .*not enough memory"):
+        source.prepare(np.array([0]), decode=True)
     source.close()
 
 
@@ -233,20 +236,22 @@ def test_damage_beside_the_fields_is_named_too(broken):
     source.close()
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_values_that_are_said_to_lie_behind_the_end_of_the_file_are_damage(h5, chunked):
-    path = h5(data={"data": np.arange(64, dtype="i4"), "chunks": (8,) if chunked else None})
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({}, "cannot be opened: .*corruption"), ({"chunks": (8,)}, "behind the {} bytes of the file; was it truncated")],
+    ids=["one piece", "chunks"],
+)
+def test_values_that_are_said_to_lie_behind_the_end_of_the_file_are_damage(h5, options, said):
+    path = h5(data={"data": np.arange(64, dtype="i4"), **options})
     with h5py.File(path) as file:
         stored = file["data"].id
-        offset = stored.get_chunk_info(3).byte_offset if chunked else stored.get_offset()
+        offset = stored.get_chunk_info(3).byte_offset if options else stored.get_offset()
     content = bytearray(Path(path).read_bytes())
     # Of values in one piece, how many bytes they have stands behind it.
-    at = content.index(offset.to_bytes(8, "little") + (b"" if chunked else (256).to_bytes(8, "little")))
+    at = content.index(offset.to_bytes(8, "little") + (b"" if options else (256).to_bytes(8, "little")))
     content[at : at + 8] = (len(content) - 16).to_bytes(8, "little")
     Path(path).write_bytes(content)
-    with pytest.raises(
-        CorruptError, match=rf"{path}:/data.* behind the {len(content)} bytes of the file; was it trunc"
-    ):
+    with pytest.raises(CorruptError, match=f"{path}:/data.*{said.format(len(content))}"):
         HDF5Source(path, ["data"])
 
 

@@ -119,7 +119,7 @@ def look_at(
     if not stored and dtype.kind in "iu":
         dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
-    offset = None if others else _raw_offset(dataset, full, where)
+    offset = None if others else _raw_offset(dataset)
     index, slow = (None, "its values lie in other files") if others else _index(dataset, cache, full, where)
     return StoredDataset(
         path=path,
@@ -287,25 +287,17 @@ def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> No
         raise FormatError(f"{full} holds values that libhdf5 cannot make {dtype} of; store it as another type", **where)
 
 
-def _raw_offset(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> int | None:
+def _raw_offset(dataset: h5py.Dataset) -> int | None:
     """Where the raw values lie in the file, if they do so in one piece and as numpy would have them."""
     offset = dataset.id.get_offset()
-    if offset is None or dataset.chunks is not None or not in_one_file(dataset):
-        return None
-    handle = dataset.file.id.get_vfd_handle()
-    nbytes, size = math.prod(dataset.shape) * dataset.dtype.itemsize, os.fstat(handle).st_size
-    if offset + nbytes > size and dataset.id.get_type().get_size() == dataset.dtype.itemsize:
-        raise CorruptError(
-            f"{full} has {nbytes} bytes at byte {offset}, behind the {size} bytes of the file; was it truncated? "
-            "Restore it",
-            **where,
-        )
-    if not lies_as_numpy(dataset):
+    if offset is None or dataset.chunks is not None or not in_one_file(dataset) or not lies_as_numpy(dataset):
         return None
     # A last proof that the offset means what it seems to: the first and the last values, read both ways.
     values = min(dataset.shape[-1], PROVED)
     length = values * dataset.dtype.itemsize
-    ends = ((0, slice(0, values), offset), (-1, slice(dataset.shape[-1] - values, None), offset + nbytes - length))
+    last = offset + math.prod(dataset.shape) * dataset.dtype.itemsize - length
+    ends = ((0, slice(0, values), offset), (-1, slice(dataset.shape[-1] - values, None), last))
+    handle = dataset.file.id.get_vfd_handle()
     for corner, some, at in ends:
         line = retried(functools.partial(dataset.__getitem__, (*(corner,) * (dataset.ndim - 1), some)))
         found = retried(functools.partial(os.pread, handle, length, at))

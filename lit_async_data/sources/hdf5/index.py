@@ -167,7 +167,7 @@ def _unpickled(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
     with contextlib.suppress(OSError, ValueError):
         columns = read(path, key)
     if columns is None:
-        with contextlib.suppress(KeyError, MissingError, FormatError), opened(key.path) as file:
+        with contextlib.suppress(*FOREIGN, MissingError, FormatError), opened(key.path) as file:
             columns = columns_of(file[key.name]) if IndexKey.of(file[key.name]) == key else None
     if columns is None:
         raise ChangedError(f"{key} is not what it was when the source was built; build it again", file=key.path)

@@ -125,8 +125,11 @@ class PartReaders:
                 error.sample_id = None if found is None else int(self.starts[part]) + found
             raise
         except (OSError, MemoryError) as error:
-            path = self._stored[part].path
-            raise source_error(error, path, "cannot be read", file=path) from error
+            raise self._unreadable(part, error) from error
+
+    def _unreadable(self, part: int, error: BaseException) -> SourceError:
+        path = self._stored[part].path
+        return source_error(error, path, "cannot be read", file=path)
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """Get ready what will be read soon of samples, of which there is at least one; see `KeepingSource.prepare`."""
@@ -134,8 +137,11 @@ class PartReaders:
             samples = self._neighbours(samples)
         useful = False
         for part, where in self.by_part(samples) if samples.size else ():
-            with self._files.used(self._file_of[part]):
-                useful |= self.parts[part].prepare(samples[where] - self.starts[part], decode=decode)
+            try:
+                with self._files.used(self._file_of[part]):
+                    useful |= self.parts[part].prepare(samples[where] - self.starts[part], decode=decode)
+            except (OSError, MemoryError) as error:
+                raise self._unreadable(part, error) from error
         return useful
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:

@@ -45,9 +45,10 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
     if chunks >= MANY_CHUNKS:
         _log.info("indexing up to %d chunks of %s:%s, 1 to 2 µs each", chunks, dataset.file.filename, dataset.name)
     columns = Columns(np.full(chunks, -1, np.int64), np.zeros(chunks, np.uint32), np.zeros(chunks, np.uint32))
-    possible = _Possible.of(dataset)
+    possible, usual = _Possible.of(dataset), True
 
     def enter(records: npt.NDArray[np.int64]) -> bool:
+        nonlocal usual
         corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
         places, inside = np.divmod(corners, chunk)
         outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
@@ -55,14 +56,14 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
             raise possible.corrupt(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
         if not possible.all_of(offsets, sizes, masks):
             possible.refuse_impossible(corners, offsets, sizes, masks)
-            return False
+            usual = False  # but one of the others may be impossible
         at = np.ravel_multi_index(tuple(places.T), grid)
         twice, number = columns.offsets[at] >= 0, np.arange(len(at))
         columns.offsets[at] = number
         twice |= columns.offsets[at] != number  # another of this block has taken its place
         if twice.any():
             raise possible.corrupt(corners[twice.argmax()], "is listed twice")
-        columns.offsets[at], columns.sizes[at], columns.masks[at] = offsets, sizes, masks
+        columns.offsets[at], columns.sizes[at], columns.masks[at] = offsets, sizes.astype(np.uint32), masks
         return True
 
     if not records_of(dataset, enter):
@@ -74,7 +75,7 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
         return corner
 
     _refuse_overlap(possible, columns.offsets[there], columns.sizes[there], corner_of)
-    return columns
+    return columns if usual else None
 
 
 def check_records(dataset: h5py.Dataset) -> None:
@@ -176,7 +177,7 @@ class _Possible:
     def _sizes_fit(self, sizes: npt.NDArray[Any], masks: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Which chunks have as many bytes as what their filters make; of a filter that packs, any."""
         fits = sizes > 0
-        for mask in np.unique(masks).tolist():
+        for mask in np.unique(masks).tolist() if masks.any() else [0]:
             applied = [which for number, which in enumerate(self.filters) if not mask >> number & 1]
             if not any(which.packs for which in applied):
                 sums = SUM_BYTES * sum(which.number == FLETCHER32 for which in applied)
