@@ -9,6 +9,7 @@ import inspect
 import re
 import shlex
 import sys
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,8 @@ def check_run(cfg: DictConfig) -> None:
     if given is not None and not Path(given).is_file():
         what = "a folder; give a file in it" if Path(given).is_dir() else "not a file"
         raise ConfigError(f"ckpt_path: {given} is {what}")
+    if given is not None and not zipfile.is_zipfile(given):
+        raise ConfigError(f"ckpt_path: {given} is no checkpoint that Lightning has written, or not all of one")
     if given is None and cfg.test and not cfg.train:
         raise ConfigError(
             "train: false without ckpt_path would test weights that nobody has trained; give a checkpoint, as in "

@@ -64,6 +64,9 @@ class AsyncDataModule(pl.LightningDataModule):
             them, as in `AsyncLoader`, but with None in evaluation. One callable for all stages, or a mapping over
             ``train``, ``val``, ``test``, ``predict`` and ``eval`` (the last three).
 
+    Attributes:
+        sources: The sources of each stage, by its name: ``dm.sources["val"][0].locate(ids)``.
+
     Raises:
         ConfigError: An option is wrong; the message names it, with the argument it came in. Or the classes of a field
             are not the same in every stage.

@@ -717,6 +717,10 @@ BAD = {
     "floats": ({"loader": {"balance": "f"}}, "balance: the labels are float64 numbers"),
     "NaNs": ({"loader": {"balance": "n"}}, r"balance: the labels are float64 numbers \(that of sample 0 is NaN\)"),
     "vectors": ({"loader": {"balance": "v"}}, r"balance: v has samples of shape \(2,\)"),
+    "labels": (
+        {"loader": {"balance": [1, 0]}},
+        r"loader.balance: \[1, 0\] is not the key.*weights=class_weights\(labels\)",
+    ),
     "no key": ({"loader": {"balance": 3}}, "loader.balance: 3 is not the key of a field"),
     "too few": ({"loader": {"weights": np.ones(99)}}, "weights: there are 99 for 100 samples"),
     "too many": ({"loader": {"weights": [1.0] * 101}}, "weights: there are 101 for 100 samples"),

@@ -448,6 +448,13 @@ def test_large_numbers_are_written_so_that_they_can_be_read():
     assert split(numbered(10), HALVES, groups="time").described.startswith("split by time: train 0.50 (5 samples)")
 
 
+def test_the_gaps_of_a_split_by_time_are_said_to_be_unused():
+    source = parted({"a.h5": 50, "b.h5": 50}, overlap=5)
+    said = "unused 0.10 (10 samples, gaps between the sides of each part included); overlap 0"
+    assert split(source, HALVES, groups="time").described.endswith(said)
+    assert "gaps" not in split(numbered(100), {"train": 0.5, "val": 0.3}, groups="time").described
+
+
 def test_values_that_are_shared_in_spite_of_groups_are_counted_and_warned_of(caplog):
     source = parted({"a.h5": 100, "b.h5": 100}, overlap=2)
     values = np.arange(200) // 10

@@ -203,6 +203,7 @@ def test_every_experiment_runs(typed, choice):
         ),
         (["model._target_=torch.nn.ReLU"], "model._target_: torch.nn.ReLU gives a ReLU, not a LightningModule"),
         (["ckpt_path=last"], "ckpt_path: 'last' is Lightning's word for a checkpoint of the same run"),
+        ([f"ckpt_path={__file__}"], "test_train.py is no checkpoint that Lightning has written"),
         (["ckpt_path=."], "ckpt_path: . is a folder; give a file in it"),
         # What would be trained or tested in vain.
         (["train=false"], "train: false without ckpt_path would test weights that nobody has trained"),

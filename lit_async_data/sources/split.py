@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # How far from 1 a sum of fractions may be that is meant to be 1.
 ROUNDING = 1e-9
 UNUSED = -1
+BY_TIME = "by time"
 
 
 class Split(dict[str, SubsetSource]):
@@ -87,7 +88,7 @@ def split(
     if groups is None:
         how, sides = f"by sample, seed {seed}", _by_sample(source, places, edges, key)
     elif isinstance(groups, str) and groups == "time":
-        how, sides = "by time", _by_time(places, edges, list(fractions), overlap_of(source))
+        how, sides = BY_TIME, _by_time(places, edges, list(fractions), overlap_of(source))
     else:
         found = groups_of(source, groups, places)
         how = f"by {found.what}, seed {seed}"
@@ -204,7 +205,8 @@ def _describe(result: Split, source: Source, places: Places, how: str, groups: G
         said.append(f"{name} {len(side) / total:.2f} ({own}{_many(len(side), 'sample')})")
     unused = total - sum(map(len, result.values()))
     if unused:
-        said.append(f"unused {unused / total:.2f} ({_many(unused, 'sample')})")
+        gaps = ", gaps between the sides of each part included" if how == BY_TIME and overlap_of(source) else ""
+        said.append(f"unused {unused / total:.2f} ({_many(unused, 'sample')}{gaps})")
     torn = _on_two_sides(result)
     near = _near_pairs(result, places, overlap_of(source))
     result.overlap = torn + near
