@@ -34,7 +34,7 @@ from lit_async_data.sources.manifest.picture import Picture, head_of
 from lit_async_data.sources.manifest.pixels import SIXTEEN_BITS, pixels_of, write_as_stored
 from lit_async_data.sources.manifest.png import Parts, exif_of_png, file_of_pixels, whole_png, xmp_of_png
 from lit_async_data.sources.manifest.resizing import write_resized
-from lit_async_data.sources.manifest.tiff import configured, pages_of, unsupported_tiff
+from lit_async_data.sources.manifest.tiff import check_page, pages_of, unsupported_tiff
 from lit_async_data.spec import Bytes
 
 # What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
@@ -201,11 +201,8 @@ def _opened_by_pillow(
             f"{where}: a {kind} of several images (frames or pages), where one is expected; store each in a file "
             "of its own"
         )
-    if kind == TIFF and not configured(image.info.get("compression")):
-        raise FormatError(
-            f"{where}: a TIFF of {image.info['compression']} data, which this installation of Pillow cannot decode; "
-            "store it with another compression"
-        )
+    if kind == TIFF:
+        check_page(image, where)
     _check_values(image, data, kind, shape, where)
     size, turned = image.size, UPRIGHT
     if kind == PNG:
