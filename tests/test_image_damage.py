@@ -375,6 +375,8 @@ def test_kinds_of_tiff_that_are_not_supported_are_named(photo, monkeypatch):
     is_refused(colours, FormatError, "not supported .BitsPerSample 10, SamplesPerPixel 3.*convert it to 8 bits")
     is_refused(tiff_of((WHOLE, {}), order=">", big=True), FormatError, "a BigTIFF of big-endian numbers, which is not")
     is_refused(tiff_of((WHOLE, {259: 50013})), FormatError, "not supported .*Compression 50013")
+    subsampled = stored(photo.convert("YCbCr"), "TIFF", tiffinfo={530: (2, 1)})
+    is_refused(subsampled, FormatError, "uncompressed, subsampled YCbCr, which is not supported; convert it to RGB")
     data = stored(photo, "TIFF", compression="zstd") if tiff.configured("zstd") else stored(photo, "TIFF")
     tiff.configured.cache_clear()
     monkeypatch.setattr(tiff, "_OPTIONAL", (Image.open(io.BytesIO(data)).info["compression"],))

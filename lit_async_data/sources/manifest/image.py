@@ -34,7 +34,7 @@ from lit_async_data.sources.manifest.png import Parts, exif_of_png, file_of_pixe
 from lit_async_data.sources.manifest.resizing import write_resized
 from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS, bits_of, check_mode, white_is_zero
 from lit_async_data.sources.manifest.strips import Pixels
-from lit_async_data.sources.manifest.tiff import configured, pages_of, unsupported_tiff
+from lit_async_data.sources.manifest.tiff import check_page, pages_of, unsupported_tiff
 from lit_async_data.spec import Array
 
 # What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
@@ -203,11 +203,8 @@ def _opened_by_pillow(
             f"{where}: a {kind} of several images (frames or pages), where one is expected; store each in a file "
             "of its own"
         )
-    if kind == TIFF and not configured(image.info.get("compression")):
-        raise FormatError(
-            f"{where}: a TIFF of {image.info['compression']} data, which this installation of Pillow cannot decode; "
-            "store it with another compression"
-        )
+    if kind == TIFF:
+        check_page(image, where)
     _check_values(image, data, kind, shape, where)
     size, turned = image.size, UPRIGHT
     if kind == PNG:

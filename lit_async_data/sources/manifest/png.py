@@ -152,9 +152,7 @@ def png_pixels(data: bytes, parts: Parts, shape: tuple[int, int, int], out: Byte
     nbytes = height * (1 + width * channels)  # a byte before each row says how it is filtered
     if _LEAST_BYTES <= nbytes <= _MOST_BYTES:
         data = _inflated(data, parts, nbytes, codecs)
-    elif (
-        file_of_pixels(data, parts) is not data or parts.keys() - _NEEDED
-    ):  # of which texts may be deflated, and libspng inflates them to any size
+    elif not _nothing_but(_NEEDED, data, parts):  # texts may be deflated, and libspng inflates them to any size
         stream = _stream(data, parts)
         data = _file(data[:_BEGIN], len(stream), stream)
     pixels: Bytes = codecs.spng_decode(data, out=out)

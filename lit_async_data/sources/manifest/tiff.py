@@ -13,10 +13,11 @@ from lit_async_data.sources.manifest.jpeg import check_jpeg
 
 _NEW_KIND, _OLD_KIND, _WIDTH, _HEIGHT = 254, 255, 256, 257
 _COMPRESSION, _EXIF, _JPEG_TABLES = 259, 34665, 347
+_COLOURS, _SUBSAMPLING, _YCBCR = 262, 530, 6
 _SAID = {
     258: "BitsPerSample",
     277: "SamplesPerPixel",
-    262: "PhotometricInterpretation",
+    _COLOURS: "PhotometricInterpretation",
     339: "SampleFormat",
     _COMPRESSION: "Compression",
 }
@@ -85,6 +86,28 @@ def unsupported_tiff(data: bytes, error: Exception) -> str:
     return (
         ", ".join(f"{name} {tags[tag]}" for tag, name in _SAID.items() if tag in tags) or "no tags that say what it is"
     )
+
+
+def check_page(image: Any, where: str) -> None:
+    """Refuse a page whose pixels Pillow cannot decode although it opens it.
+
+    Args:
+        image: Pillow's.
+        where: The file's name, for messages.
+
+    Raises:
+        FormatError: It is one.
+    """
+    compression, tags = image.info.get("compression"), image.tag_v2
+    if not configured(compression):
+        raise FormatError(
+            f"{where}: a TIFF of {compression} data, which this installation of Pillow cannot decode; store it with "
+            "another compression"
+        )
+    if (tags.get(_COLOURS), compression) == (_YCBCR, "raw") and tags.get(_SUBSAMPLING, (1, 1)) != (1, 1):
+        raise FormatError(
+            f"{where}: a TIFF of uncompressed, subsampled YCbCr, which is not supported; convert it to RGB"
+        )
 
 
 @functools.cache
