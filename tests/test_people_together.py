@@ -142,7 +142,7 @@ def test_a_small_part_of_a_large_chunk_holds_no_more_than_its_rows(h5):
     with contextlib.closing(HDF5Source(path, {"x": "data"})) as source:
         bands = source._reader.parts[0].fields["x"].bands
         band = bands.decoded(0)
-        assert (band.shape, source.band_bytes) == ((10, 100), 1000)
+        assert (band.shape, source.decodable_bytes) == ((10, 100), 1000)
         assert band.base is None or band.base.nbytes == 1000
 
 

@@ -262,7 +262,7 @@ class KeepingSource(Source, Protocol):
 
     @property
     def band_bytes(self) -> int:
-        """Bytes of the largest chunk that is held, decoded: each thread may have one more in hand."""
+        """Bytes that each thread takes to decode a chunk, beside those held: as stored, step by step, and in hand."""
         ...
 
     @property

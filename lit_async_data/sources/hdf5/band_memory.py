@@ -8,6 +8,7 @@ map for each band takes as little, but its pages must be cleared anew each time.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import queue
 import threading
@@ -66,11 +67,18 @@ class BandMemory:
             try:
                 return vacant, vacant.get_nowait()
             except queue.Empty:
-                # Of other sizes nothing is held that nobody uses.
-                self._vacant = {nbytes: vacant} | {n: some for n, some in self._vacant.items() if some.empty()}
+                # Of other sizes nothing is held that nobody uses. Their queues stay: bands that are still seen refer to
+                # them, and would fill one that is here no more.
+                self._drain()
                 return vacant, None
 
     def clear(self) -> None:
         """Give back what nobody uses."""
         with self._lock:
-            self._vacant = {}
+            self._drain()
+
+    def _drain(self) -> None:
+        for vacant in list(self._vacant.values()):
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    vacant.get_nowait()

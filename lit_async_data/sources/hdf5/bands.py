@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lit_async_data.errors import CorruptError
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Reading
-from lit_async_data.sources.hdf5.codecs import unshuffle
+from lit_async_data.sources.hdf5.codecs import FLETCHER32, unshuffle
 from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.index import ChunkIndex
 from lit_async_data.sources.hdf5.open_file import OpenFile
@@ -38,6 +38,8 @@ class Bands(Protocol):
     rows: int
     #: As in `ChunkLayout`.
     reading: Reading
+    #: Bytes that a thread takes while it decodes a band, with the band.
+    work_bytes: int
 
     @property
     def cold(self) -> bool:
@@ -82,6 +84,22 @@ class IndexedBands:
         across = [n for axis, n in enumerate(index.grid) if axis != stored.axis]
         whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
         self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
+        self.work_bytes = self._work_bytes()
+
+    def _work_bytes(self) -> int:
+        """The stored bytes of a chunk, what is made of them step by step, and the band that chunks are put into."""
+        index, stored = self._index, self._stored
+        chunk = math.prod(index.shape) * stored.dtype.itemsize
+        band = min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
+        steps = sum(which.number != FLETCHER32 for which in index.filters.filters)
+        made = min(steps, 2) * chunk  # of more, those before have been dropped
+        if self.rows == 1 and self.plain and index.filters.shuffled > 1:
+            made = chunk + 2 * max(chunk, PLANES_BYTES)
+        elif not self.plain:
+            made += band
+        if not stored.dtype.isnative:
+            made = max(made, 2 * band)
+        return int(index.sizes.max()) + int(made)
 
     @property
     def cold(self) -> bool:
@@ -145,7 +163,8 @@ class IndexedBands:
         else:
             self._copy(numbers[usual], self._decoded, usual.tolist(), target)
         if not self._stored.dtype.isnative:
-            out[where] = out[where].byteswap()
+            for place in where.tolist():  # not all at once, which would take two copies of the batch
+                out[place : place + 1].byteswap(inplace=True)
 
     def _read_planes(self, chosen: Indices, where: Indices, target: Bytes) -> None:
         """Decode chunks, and undo shuffle of several at once.
@@ -212,6 +231,8 @@ class H5pyBands:
         self._stored = stored
         self._file = file
         self.rows = stored.chunk_rows
+        # The values that libhdf5 hands over, and what it holds itself meanwhile, in one thread at a time.
+        self.work_bytes = 2 * min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
 
     def fetch(self, numbers: Indices) -> None:
         """As `Bands.fetch`: libhdf5 reads for itself."""

@@ -48,6 +48,8 @@ class ChunkedReader(Reader):
         self.reading = bands.reading
         band_bytes = rows * stored.nbytes // stored.rows
         self.band_bytes = 0 if self._alone else band_bytes
+        # A band that is copied from stays with its reader, although others may have pushed it out of those held.
+        self.work_bytes = bands.work_bytes + self.band_bytes
         self.decodable_bytes = -(-stored.rows // bands.rows) * band_bytes
         self._name = object()  # not the reader itself, which refers to the recent bands
 
@@ -68,6 +70,7 @@ class ChunkedReader(Reader):
         wanted = [(number, missing[where]) for number, where in _by_band(rows[missing] // self.rows)]
         for number, band, where in self._decoded(wanted):
             self._put(number, band, rows, out, where)
+            del band  # before the next is decoded
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
         """As `Reader.read_ranges`."""
@@ -83,6 +86,7 @@ class ChunkedReader(Reader):
             for piece in which.tolist():
                 begin, end, first = int(begins[piece]), int(ends[piece]), int(firsts_out[piece])
                 out[first : first + end - begin] = band[begin:end]
+            del band
 
     def _decoded(self, wanted: list[tuple[int, Indices]]) -> Iterator[tuple[int, Array, Indices]]:
         """Bands as they come to be there, with what each is wanted for."""
@@ -97,9 +101,10 @@ class ChunkedReader(Reader):
             if band is None:
                 left.append((number, where))
                 postponed += 1
-            else:
-                postponed = 0
-                yield number, band, where
+                continue
+            postponed = 0
+            yield number, band, where
+            del band
 
     def _read_alone(self, rows: Indices, missing: Indices, out: Array) -> None:
         native = self._stored.dtype.newbyteorder("=") == out.dtype

@@ -23,8 +23,8 @@ from lit_async_data.spec import Bytes
 DEFLATE, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
 # Bytes that fletcher32 puts behind a chunk.
 SUM_BYTES = 4
-# Words summed at once: their weighted sum stays far below 2**64.
-_SUM_WORDS = 2**20
+# Words summed at once: their weighted sum stays far below 2**64, and what is made of them takes 128 KiB a step.
+_SUM_WORDS = 2**14
 
 
 def _inflated_by_zlib(data: Any, nbytes: int) -> Any:

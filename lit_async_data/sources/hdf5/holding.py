@@ -75,7 +75,7 @@ class Holding:
     @property
     def band_bytes(self) -> int:
         """As `KeepingSource.band_bytes`."""
-        return max((reader.band_bytes for reader in self._readers), default=0)
+        return max((reader.work_bytes for reader in self._readers), default=0)
 
     @property
     def decodable_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from lit_async_data.sources.hdf5.readers import H5pyReader, Reader, StridedReade
 from lit_async_data.sources.hdf5.stored_field import StoredField
 
 Array = npt.NDArray[Any]
+# Bytes of values that are read aside and converted at a time.
+BLOCK_BYTES = 2**20
 
 
 class FieldReader(Reader):
@@ -46,10 +49,19 @@ class FieldReader(Reader):
             self._read(rows, out)
             return
         stored = field.stored.spec.stored_shape
-        shape = (len(rows), field.span[1] - field.span[0], *stored) if field.windowed else (len(rows), *stored)
-        values = np.empty(shape, field.values.dtype.newbyteorder("="))
-        self._read(rows, values)
-        out[...] = field.conversion(values, rows + field.span[0], out.dtype)
+        shape = (field.span[1] - field.span[0], *stored) if field.windowed else stored
+        dtype = field.values.dtype.newbyteorder("=")
+        block = max(BLOCK_BYTES // max(math.prod(shape) * dtype.itemsize, 1), 1)
+        values = np.empty((min(block, len(rows)), *shape), dtype)
+        if len(rows) <= block:
+            self._read(rows, values)
+            out[...] = field.conversion(values, rows + field.span[0], out.dtype)
+            return
+        order = np.argsort(rows, kind="stable")  # a chunk that rows share is decoded once
+        for first in range(0, len(rows), block):
+            places = order[first : first + block]
+            self._read(rows[places], values[: len(places)])
+            out[places] = field.conversion(values[: len(places)], rows[places] + field.span[0], out.dtype)
 
     def _read(self, rows: Indices, out: Array) -> None:
         begin, end = self._field.span

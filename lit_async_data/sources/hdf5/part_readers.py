@@ -26,6 +26,8 @@ from lit_async_data.sources.hdf5.part_reader import PartReader
 
 # What counts where fields are read in several ways: decoding is work that threads share, whatever waits beside it.
 READING = ("copied", "locked", "decoded")
+# Bytes of samples of one part that are read aside at a time, before they go to their places in the batch.
+BLOCK_BYTES = 2**20
 
 
 class PartReaders:
@@ -83,6 +85,8 @@ class PartReaders:
         if len(self._stored) == 1:
             self._read_part(0, samples, out)
             return
+        sample_bytes = sum(array.nbytes for array in out.values()) // len(samples)
+        block = max(BLOCK_BYTES // max(sample_bytes, 1), 1)
         pieces: dict[str, npt.NDArray[Any]] = {}
         for part, where in self.by_part(samples):
             if len(where) == len(samples):
@@ -90,11 +94,15 @@ class PartReaders:
                 return
             # Taken once for all parts: memory that is fresh from the system costs more than the copy.
             if not pieces:
-                pieces = {key: np.empty_like(array) for key, array in out.items()}
-            some = {key: piece[: len(where)] for key, piece in pieces.items()}
-            self._read_part(part, samples[where], some)
-            for key, piece in some.items():
-                out[key][where] = piece
+                pieces = {key: np.empty_like(array[:block]) for key, array in out.items()}
+            # In the order in which they lie, if in several blocks: a chunk that samples share is then decoded once.
+            order = where[np.argsort(samples[where], kind="stable")] if len(where) > block else where
+            for first in range(0, len(order), block):
+                places = order[first : first + block]
+                some = {key: piece[: len(places)] for key, piece in pieces.items()}
+                self._read_part(part, samples[places], some)
+                for key, piece in some.items():
+                    out[key][places] = piece
 
     def _neighbours(self, samples: Indices) -> Indices:
         """These samples, with all that lie together with them, if those may take other chunks."""

@@ -29,12 +29,14 @@ class Reader:
         rows: Samples that it reads together.
         band_bytes: Bytes of these, if they are held for the batches to come.
         decodable_bytes: Bytes of everything that it decodes.
+        work_bytes: Bytes that a thread takes for itself while it decodes, beside what is held.
     """
 
     reading: Reading = "locked"
     rows = 1
     band_bytes = 0
     decodable_bytes = 0
+    work_bytes = 0
 
     def read(self, rows: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""

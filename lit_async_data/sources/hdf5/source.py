@@ -243,7 +243,7 @@ class HDF5Source:
 
     @property
     def band_bytes(self) -> int:
-        """Bytes of the largest chunk, decoded; see `KeepingSource.band_bytes`."""
+        """Bytes that a thread takes to decode a chunk; see `KeepingSource.band_bytes`."""
         return self._reader.holding.band_bytes
 
     @property

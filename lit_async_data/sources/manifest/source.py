@@ -300,7 +300,7 @@ class ManifestSource:
 
     @property
     def band_bytes(self) -> int:
-        """Bytes of the largest chunk, decoded; see `KeepingSource.band_bytes`."""
+        """Bytes that a thread takes to decode a chunk; see `KeepingSource.band_bytes`."""
         return max((stored.source.band_bytes for stored in self._fields.stored), default=0)
 
     @property
