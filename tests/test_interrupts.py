@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import signal
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from lit_async_data import AsyncLoader, HDF5Source, engine, memory, prefetched, 
 from lit_async_data import loader as loader_module
 from lit_async_data.errors import ClosedError
 from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.workers.thread import ThreadWorker
 
 LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
 STEPS = 6
@@ -108,6 +113,60 @@ def test_every_batch_comes_once_whatever_is_interrupted(loader):
 @pytest.mark.parametrize("loader", KINDS, indirect=True)
 def test_every_batch_comes_once_over_hundreds_of_interrupts(loader, seed):
     used_on(loader, interrupts=100, seed=seed)
+
+
+class InterruptedInDel:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
+    dropped, steps = [], []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: dropped.append(what.exc_type))
+    with arrays(1) as loader:
+        with contextlib.suppress(KeyboardInterrupt):
+            for batch in loader:
+                steps.append(batch["y"].tolist())
+                if len(steps) == 2:
+                    InterruptedInDel()
+                if len(steps) == 3:
+                    signal.raise_signal(signal.SIGINT)
+        assert len(steps) == 3
+        assert dropped == [KeyboardInterrupt]
+        steps += [next(loader)["y"].tolist() for _ in range(STEPS - 3)]
+        plan = loader._schedule.plan(0)
+        assert steps == [plan.batch(step).samples.tolist() for step in range(STEPS)]
+
+
+def test_a_worker_whose_start_is_interrupted_never_works(monkeypatch):
+    """1. `start` is interrupted. 2. The worker is given up. 3. Its thread begins all the same."""
+    worked = []
+    worker = ThreadWorker(0, worked.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            worker.start()
+    assert not worker.alive
+    assert worker.join(30)
+    worker._thread.start()
+    assert worker.join(30)
+    assert not worked
+
+
+def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):
+    """An interrupt inside that would make it take a living thread for a dead one, for ever (bpo-45274)."""
+    go = threading.Semaphore(0)
+    worker = ThreadWorker(0, lambda worker: not go.acquire())
+    worker.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "_wait_for_tstate_lock", None, raising=False)
+        patch.setattr(threading.Thread, "is_alive", None)
+        assert worker.alive
+        assert "is waiting" in str(worker)
+        assert not worker.join(0)
+    go.release()
+    assert worker.join(30)
+    assert not worker.alive
 
 
 # -- other people's loaders --------------------------------------------------------------------------------------------
