@@ -140,6 +140,7 @@ def test_no_more_than_a_strip_is_converted_at_a_time(monkeypatch, decoders):
         ("RGB", "TIFF", {}),
         ("RGB", "WEBP", {}),
         ("I;16", "PNG", {"mode": "I;16"}),
+        ("RGB", "JPEG", {"mode": "RGBA", "interpolation": "nearest"}),  # else it is decoded at an eighth of its size
     ):
         made.clear()
         decoded(stored(some(found, (1100, 1000)), kind), ImageShape(32, **options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from lit_async_data.sources.manifest.cropping import Box, Crop, whole_pixels
 from lit_async_data.sources.manifest.image_bytes import JPEG, PNG, TIFF, WEBP, has_frames
 from lit_async_data.sources.manifest.image_shape import CHANNELS, DEEP, INDICES, ImageShape
 from lit_async_data.sources.manifest.jpeg import jpeg_pixels
-from lit_async_data.sources.manifest.orientation import UPRIGHT, mirrored, upright, upright_size
+from lit_async_data.sources.manifest.orientation import UPRIGHT, Part, mirrored, upright, upright_size
 from lit_async_data.sources.manifest.picture import Picture, imagecodecs
 from lit_async_data.sources.manifest.png import INTERLACED, check_rows, png_pixels
 from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS
@@ -60,23 +61,33 @@ def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> t
     box = _reduced(picture, crop, shape, turned, factor)
     pixels = _directly(picture, shape, factor)
     if pixels is None:
-        large = picture.size[0] * picture.size[1] >= LARGE
-        webp = _large_webp(picture) if large else None
-        if webp is not None:
-            return Strips(lambda part: _values(_image(part_of(webp, part)), shape, 8), picture.size, turned), box
-        image = _decoded(picture, factor)
-        if large and factor == 1:
-            return Strips(lambda part: _values(image.crop(part), shape, picture.bits), image.size, turned), box
-        pixels = _values(image, shape, picture.bits)
+        strips = factor == 1 and picture.size[0] * picture.size[1] >= LARGE
+        array = _in_own_mode(picture, factor, strips=strips)
+        if strips:
+            return Strips(_reader(picture, shape, array), picture.size, turned), box
+        pixels = _values(
+            _decoded(picture, factor) if array is None else _image(array, picture.mode), shape, picture.bits
+        )
     return upright(pixels, turned), box
 
 
-def _decoded(picture: Picture, factor: int) -> Any:
-    """Pillow's image with its pixels, which it has decoded itself unless it is a JPEG."""
+def _in_own_mode(picture: Picture, factor: int, *, strips: bool) -> Bytes | None:
+    """All pixels in the mode of the file, by a library that needs less memory or finds more damage than Pillow."""
     if picture.kind == JPEG:
-        pixels = jpeg_pixels(picture.data, picture.mode, picture.size, factor)
-        if pixels is not None:
-            return _pillow_image(pixels, picture.mode)
+        return jpeg_pixels(picture.data, picture.mode, picture.size, factor)
+    return _webp_pixels(picture) if strips else None
+
+
+def _reader(picture: Picture, shape: ImageShape, array: Bytes | None) -> Callable[[Part], Array]:
+    """What converts a part of the pixels, given all of them as an array, or else decoded by Pillow."""
+    if array is not None:
+        return lambda part: _values(_image(part_of(array, part), picture.mode), shape, 8)
+    image = _decoded(picture, 1)
+    return lambda part: _values(image.crop(part), shape, picture.bits)
+
+
+def _decoded(picture: Picture, factor: int) -> Any:
+    """The image of Pillow, with its pixels."""
     image = picture.pillow
     if picture.kind == TIFF:
         check_jpegs(picture.data, image.tag_v2)
@@ -88,11 +99,11 @@ def _decoded(picture: Picture, factor: int) -> Any:
     return image
 
 
-def _pillow_image(pixels: Bytes, mode: str) -> Any:
+def _image(pixels: Bytes, mode: str) -> Any:
     from PIL import Image
 
     height, width, _ = pixels.shape
-    return Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1)
+    return Image.frombuffer(mode, (width, height), np.ascontiguousarray(pixels), "raw", mode, 0, 1)
 
 
 def _last_row(image: Any) -> Any:
@@ -146,7 +157,7 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
         return None
 
 
-def _large_webp(picture: Picture) -> Bytes | None:
+def _webp_pixels(picture: Picture) -> Bytes | None:
     """The pixels of a WebP in the mode of the file, by imagecodecs; None for what is left to Pillow.
 
     Pillow, whose decoder is for animations, takes 16 bytes per pixel, and this 3 or 4 (lossless 7 or 8).
@@ -159,12 +170,6 @@ def _large_webp(picture: Picture) -> Bytes | None:
     except (ValueError, RuntimeError):
         return None  # Pillow says what is wrong
     return pixels if pixels.shape[1::-1] == picture.size else None
-
-
-def _image(pixels: Bytes) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(pixels)
 
 
 def _values(image: Any, shape: ImageShape, bits: int) -> Array:
