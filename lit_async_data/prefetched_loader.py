@@ -316,8 +316,10 @@ class PrefetchedLoader:
             self._stop()
         relay = self._running()
         relay.rest()
+        # In this order: an interrupt between them leaves a pass that is yet to begin, and none that is over already.
+        self._over = self._lost = False
         self._pass, self._at.step = self._pass + 1, 0
-        self._fresh = self._over = self._lost = False
+        self._fresh = False
         return relay
 
     def _clear_up(self) -> None:
