@@ -8,8 +8,8 @@ import inspect
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable
+from typing import Any, Self
 
 import torch
 from torch.utils.data import DataLoader
@@ -19,43 +19,14 @@ from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.errors import AsyncDataError, ClosedError, TransferError
 from lit_async_data.options import counted
 from lit_async_data.plan import Key
+from lit_async_data.prefetched_pass import Pass, PassState, Taken
 from lit_async_data.relay import Relay
 from lit_async_data.sharding import check_sharded
-from lit_async_data.snapshot import Snapshot
 from lit_async_data.stats import DeviceWait, Fill, LoaderStats, ReadStats, WaitMeter
 from lit_async_data.streams import checked_device, exact_device
 from lit_async_data.unexpected import Unexpected
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class _At:
-    """Where a loader is in its pass. An object of its own, since to set an attribute of the loader is a call.
-
-    Attributes:
-        step: The next batch.
-        state: Of the loader, after the batch that was handed out last; None where it is as the loader says.
-        interrupted: Whether a request never came to its end.
-    """
-
-    step: int = 0
-    state: Snapshot | None = None
-    interrupted: bool = False
-
-
-class _Taken(NamedTuple):
-    """A batch that is about to be handed out.
-
-    Attributes:
-        batch: As it is.
-        step: Its number in the pass.
-        state: Of the loader after it, if that is known.
-    """
-
-    batch: Batch
-    step: int
-    state: Snapshot | None
 
 
 class PrefetchedLoader:
@@ -97,7 +68,7 @@ class PrefetchedLoader:
 
     def _reset(self) -> None:
         """As new: nothing has been read."""
-        self._pass, self._at = -1, _At()
+        self._pass, self._at = -1, PassState()
         self._fresh, self._over, self._wanted_pass = True, False, 0
         self._watch = DrawWatch(self.loader)
         self._meter, self._read = WaitMeter(), ReadStats()
@@ -253,12 +224,12 @@ class PrefetchedLoader:
     def _threaded(self) -> bool:
         return not isinstance(self.loader, DataLoader) or self.loader.num_workers > 0
 
-    def _next_of(self, wanted: int) -> _Taken:
+    def _next_of(self, wanted: int) -> Taken:
         if wanted != self._wanted_pass:
             raise StopIteration  # another pass has begun
         return self._taken()
 
-    def _taken(self) -> _Taken:
+    def _taken(self) -> Taken:
         """The next batch; whoever hands it out says so, with nothing called in between."""
         started = time.perf_counter()
         relay = self._begin() if self._fresh else self._running()
@@ -288,7 +259,7 @@ class PrefetchedLoader:
                 relay.feed.settle()
                 self._at.step, self._at.interrupted = key.step + had_its_turn, False
             raise
-        return _Taken(batch, key.step, state)
+        return Taken(batch, key.step, state)
 
     def _begin(self) -> Relay:
         """A new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
@@ -379,25 +350,3 @@ class PrefetchedLoader:
         closer.detach()
         read = dataclasses.replace(seen.read, ready=0)
         self._read, self._waited, self._relay, self._closer = read, seen.device, None, None
-
-
-class Pass:
-    """What ``iter`` of a prefetched loader gives: it goes on where it is when it is iterated over again.
-
-    Args:
-        following: Gives what is to be handed out next, and at the end a `StopIteration`.
-        at: Where the loader is.
-    """
-
-    def __init__(self, following: Callable[[], _Taken], at: _At) -> None:
-        self._following = following
-        self._at = at
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Batch:
-        at, taken = self._at, self._following()
-        # As in `PrefetchedLoader.__next__`; that is not called, since an interrupt could come when it has returned.
-        at.step, at.state, at.interrupted = taken.step + 1, taken.state, False
-        return taken.batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import traceback
 import types
 
@@ -37,7 +38,8 @@ class Unexpected:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        if not isinstance(error, self._expected):
+        # At the interpreter's exit, what a daemon thread uses has been closed before the thread ends.
+        if not isinstance(error, self._expected) and threading.main_thread().is_alive():
             self.log("".join(traceback.format_exception(error)))
         return True
 

@@ -148,6 +148,7 @@ ORDER = [
     "host_queue",
     "relay",
     "sharding",
+    "prefetched_pass",
     "prefetched_loader",
     "stateful",
     "wrap",

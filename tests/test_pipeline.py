@@ -361,6 +361,7 @@ def test_what_is_wanted_already_is_not_read_again():
             pipeline.prefetch(key)
             pipeline.prefetch(key)
             taken(pipeline, key)
+        gate.wait_for(3)
         assert gate.asked[:3] == [0, 4, 8]
 
 

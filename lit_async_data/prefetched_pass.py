@@ -1,0 +1,61 @@
+"""`Pass`: one pass over a prefetched loader, and where it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+from lit_async_data.device import Batch
+from lit_async_data.snapshot import Snapshot
+
+
+@dataclasses.dataclass
+class PassState:
+    """Where a loader is in its pass. An object of its own, since to set an attribute of the loader is a call.
+
+    Attributes:
+        step: The next batch.
+        state: Of the loader, after the batch that was handed out last; None where it is as the loader says.
+        interrupted: Whether a request never came to its end.
+    """
+
+    step: int = 0
+    state: Snapshot | None = None
+    interrupted: bool = False
+
+
+class Taken(NamedTuple):
+    """A batch that is about to be handed out.
+
+    Attributes:
+        batch: As it is.
+        step: Its number in the pass.
+        state: Of the loader after it, if that is known.
+    """
+
+    batch: Batch
+    step: int
+    state: Snapshot | None
+
+
+class Pass:
+    """What ``iter`` of a prefetched loader gives: it goes on where it is when it is iterated over again.
+
+    Args:
+        following: Gives what is to be handed out next, and at the end a `StopIteration`.
+        at: Where the loader is.
+    """
+
+    def __init__(self, following: Callable[[], Taken], at: PassState) -> None:
+        self._following = following
+        self._at = at
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        at, taken = self._at, self._following()
+        # As in `PrefetchedLoader.__next__`; that is not called, since an interrupt could come when it has returned.
+        at.step, at.state, at.interrupted = taken.step + 1, taken.state, False
+        return taken.batch
