@@ -286,7 +286,9 @@ class PrefetchedLoader:
         if self._relay is not None and self._relay.device != self.device:
             self._stop()
         relay = self._running()
+        self._at.interrupted = True  # until the pass before is cleared up: else a block of pinned memory may be lost
         relay.rest()
+        self._at.interrupted = False
         # In this order: an interrupt between them leaves a pass that is yet to begin, and none that is over already.
         self._over = self._lost = False
         self._pass, self._at.step = self._pass + 1, 0
