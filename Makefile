@@ -26,6 +26,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/basedpyright
 
 format: $(VENV)/installed
 	$(BIN)/ruff format .

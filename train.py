@@ -34,6 +34,7 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         The metrics that were logged, and the objects that were built, by name.
     """
     import pytorch_lightning as pl
+    from pytorch_lightning.utilities import rank_zero_info
 
     for stage in ("val", "test", "predict"):
         if None in (OmegaConf.select(cfg, f"data.{stage}.{key}", default="") for key in ("path", "table")):
@@ -48,16 +49,16 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt_path)
     metrics = dict(trainer.callback_metrics)
     if cfg.test and not datamodule.sources["test"]:
-        pl.utilities.rank_zero_info("no test set (data.test): testing is skipped")
+        rank_zero_info("no test set (data.test): testing is skipped")
     elif cfg.test and cfg.train and cfg.ckpt_path is None and not trainer.global_step:
-        pl.utilities.rank_zero_info("no step was trained, so that the weights are random: testing is skipped")
+        rank_zero_info("no step was trained, so that the weights are random: testing is skipped")
     elif cfg.test:
         best = getattr(trainer.checkpoint_callback, "best_model_path", "") if cfg.train else cfg.ckpt_path
         trainer.test(model, datamodule=datamodule, ckpt_path=best or None, weights_only=False)
         metrics |= trainer.callback_metrics
     for callback in callbacks:
         if cfg.train and hasattr(callback, "waited"):
-            pl.utilities.rank_zero_info(f"training waited {callback.waited}")
+            rank_zero_info(f"training waited {callback.waited}")
     return metrics, {"cfg": cfg, "datamodule": datamodule, "model": model, "callbacks": callbacks, "trainer": trainer}
 
 

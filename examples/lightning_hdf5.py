@@ -31,8 +31,8 @@ class Regression(pl.LightningModule):
 def write(path: Path, rows: int, seed: int) -> Path:
     random = np.random.default_rng(seed)
     with h5py.File(path, "w") as file:
-        file["spectra"] = random.normal(size=(rows, 128)).astype(np.float32)
-        file["target"] = file["spectra"][:, 0]
+        spectra = random.normal(size=(rows, 128)).astype(np.float32)
+        file["spectra"], file["target"] = spectra, spectra[:, 0]
     return path
 
 

@@ -26,6 +26,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     with AsyncLoader(source, LoaderOptions(batch_size=64, shuffle=True), device=device) as loader:
         for epoch in range(3):
+            loss = torch.zeros(())
             for batch in loader:
                 x, y = batch["x"].to(device), batch["y"].to(device)  # no copy where the loader made it already
                 loss = torch.nn.functional.cross_entropy(model(x.float() / 255), y)

@@ -45,9 +45,7 @@ _HOMES = {
     "split": "sources.split",
 }
 
-__all__ = [  # noqa: PLE0604  # the names of _HOMES
-    *_HOMES,
-]
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]  # the names that are imported above for type checkers
 
 
 def __getattr__(name: str) -> Any:

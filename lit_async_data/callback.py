@@ -11,7 +11,7 @@ import torch
 
 from lit_async_data.batch_hooks import transfer_of
 from lit_async_data.errors import TransferError
-from lit_async_data.lightning import pl
+from lit_async_data.lightning import pl, rank_zero_info, rank_zero_warn
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import counted
 from lit_async_data.progress import QueueGauge
@@ -96,46 +96,46 @@ class DevicePrefetcher(pl.Callback):
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Wrap the DataLoaders to come, and have the progress bar show how full the queues are."""
         self._takeover.attach(trainer, self.device_depth, self.canary)
         if stage == "fit":
             self._gauge.attach(trainer)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over the training loaders; a run that resumes in mid-epoch has no other hook before its first batch."""
         self._begin(trainer)
         if not self._active:
-            pl.utilities.rank_zero_warn(
+            rank_zero_warn(
                 "DevicePrefetcher prefetches and measures AsyncLoaders and torch's DataLoaders, and training uses "
                 "neither: give the Trainer prefetched(loader)"
             )
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over the training loaders, which may have been rebuilt since the last epoch."""
         self._begin(trainer)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over the validation loaders."""
         self._adopt(trainer, trainer.val_dataloaders)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Go back to training, if that is where validation was called from."""
         self._adopt(trainer, trainer.train_dataloader)
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over the test loaders."""
         self._adopt(trainer, trainer.test_dataloaders)
 
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over the prediction loaders."""
         self._adopt(trainer, trainer.predict_dataloaders)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the loaders to themselves, and close what was wrapped."""
         self._release()
 
-    def on_exception(self, *_: Any) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """The same; Lightning calls `teardown` only where nothing went wrong."""
         try:
             self._release(failed=True)
@@ -167,7 +167,7 @@ class DevicePrefetcher(pl.Callback):
         streams = has_streams(loader.device) or has_streams(trainer.strategy.root_device)
         if streams and (hook := transfer_of(trainer)) is not None:
             if not self._said:
-                pl.utilities.rank_zero_info(
+                rank_zero_info(
                     f"{hook} is yours: batches are prefetched into host memory only, where device_transform runs too, "
                     "and come to the device by your hook"
                 )
@@ -187,7 +187,9 @@ class DevicePrefetcher(pl.Callback):
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Start the next copy, so that it runs beside this step; and, once, to read what validation begins with."""
         if self._due and any(isinstance(loader, AsyncLoader) for loader in self._active):
             # A loader that no AsyncDataModule has built does not know of the Trainer; no step has been made yet.
@@ -198,16 +200,16 @@ class DevicePrefetcher(pl.Callback):
             self._due = False
             self._read_ahead(trainer, loaders_in(trainer.val_dataloaders))
 
-    def on_before_backward(self, *_: Any) -> None:
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any) -> None:
         """Try again what the readers were not ready for."""
         self._top_up()
 
     def on_train_batch_end(
         self,
         trainer: Any,  # a Trainer, whose log_every_n_steps no type checker sees
-        pl_module: pl.LightningModule,  # noqa: ARG002
-        outputs: Any,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
         batch_idx: int,
     ) -> None:
         """Try once more, and write down how long this step waited."""
@@ -250,22 +252,28 @@ class DevicePrefetcher(pl.Callback):
             mean = torch.tensor(value, dtype=torch.float32, device=pl_module.device)
             # Not to the logger, which has the steps under these names already.
             pl_module.log(name, mean, logger=False, batch_size=1, sync_dist=trainer.world_size > 1)
-        pl.utilities.rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}")
+        rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}")
 
     # Evaluation: the same without a summary, and only for loaders whose turn has come.
-    def on_validation_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:  # noqa: ARG002
+    def on_validation_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Start the next copy, and, with the first batch, to read for the next loader."""
-        self._evaluates(trainer, *given)
+        self._evaluates(trainer, batch_idx, dataloader_idx)
 
-    def on_test_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:  # noqa: ARG002
+    def on_test_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """The same."""
-        self._evaluates(trainer, *given)
+        self._evaluates(trainer, batch_idx, dataloader_idx)
 
-    def on_predict_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:  # noqa: ARG002
+    def on_predict_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """The same."""
-        self._evaluates(trainer, *given)
+        self._evaluates(trainer, batch_idx, dataloader_idx)
 
-    def _evaluates(self, trainer: pl.Trainer, batch: Any, batch_idx: int, number: int = 0) -> None:  # noqa: ARG002
+    def _evaluates(self, trainer: pl.Trainer, batch_idx: int, number: int) -> None:
         for loader in self._active:
             if loader.begun:  # one after the other, or, in a CombinedLoader of another mode, all of them
                 loader.prefetch()

@@ -17,7 +17,7 @@ import torch
 from lit_async_data.classes import adopted, check_alike, counted, named, of_training
 from lit_async_data.device import Transform
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError
-from lit_async_data.lightning import pl
+from lit_async_data.lightning import pl, rank_zero_info
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import default_budget, readable
 from lit_async_data.options import LoaderOptions
@@ -125,7 +125,7 @@ class AsyncDataModule(pl.LightningDataModule):
         # Lightning warns of every stage without data, which is no mistake here.
         warnings.filterwarnings("ignore", "Total length of `(list|CombinedLoader)` across ranks is zero")
         stages = {"fit": STAGES[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
-        pl.utilities.rank_zero_info(self.describe(stages))
+        rank_zero_info(self.describe(stages))
 
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
         """The loader of the training source; ``[]`` without one. The same for the other stages."""

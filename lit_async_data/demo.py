@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_async_data.errors import ConfigError, MissingError
-from lit_async_data.lightning import pl
+from lit_async_data.lightning import pl, rank_zero_warn
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.source import ManifestSource
 
@@ -274,7 +274,7 @@ def _channels(dm: Any, key: str, wanted: int | None) -> int:
             "choose another model"
         )
     if len(shape) == 3 and shape[2] <= 4 < shape[0]:
-        pl.utilities.rank_zero_warn(
+        rank_zero_warn(
             f"field {key!r} has samples of shape {shape}; if the last axis holds the channels, set "
             "data.train.layout=NHWC"
         )

@@ -96,7 +96,7 @@ class Field:
             )
         if not isinstance(given, str | Mapping) or not given:
             raise ConfigError(f"{where.rstrip('.') or 'field'}: {given!r} is not a dataset name, a Field or a mapping")
-        values = {"name": given} if isinstance(given, str) else dict(given)
+        values: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
         try:
             check_names(values, [field.name for field in dataclasses.fields(cls)])
             if "name" not in values:

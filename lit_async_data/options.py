@@ -175,13 +175,14 @@ class LoaderOptions:
         return self.shuffle != "none" if self.augment == "auto" else self.augment
 
     def _whole(self, name: str, least: int, most: int | None = None, *, also: str = "", unit: str = "") -> None:
-        value = getattr(self, name)
+        value: Any = getattr(self, name)
         whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        if not whole or value < least or (most is not None and value > most):
+        number = int(value) if whole else least - 1
+        if number < least or (most is not None and number > most):
             span = f"from {least} on" if most is None else f"from {least} to {most}"
             wanted = f"a whole number{' of ' + unit if unit else ''} {span}{' or ' + also if also else ''}"
             raise ConfigError(f"{name}: {value!r} is not {wanted}")
-        object.__setattr__(self, name, int(value))
+        object.__setattr__(self, name, number)
 
     @classmethod
     def of(cls, given: LoaderOptions | Mapping[str, Any] | None, where: str = "") -> LoaderOptions:

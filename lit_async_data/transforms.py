@@ -165,7 +165,7 @@ def largest(values: Tensor) -> int:
 
 def _replaced(batch: Any, fields: Sequence[str | int] | None, change: Any) -> Any:
     """A batch with some fields changed."""
-    found = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
+    found: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
     for field in fields if fields is not None else list(found)[:1]:
         if field not in found:
             raise ConfigError(f"fields: {field!r} is not in the batch; there are {', '.join(map(repr, found))}")
@@ -183,7 +183,7 @@ def _fields(given: Any) -> tuple[str | int, ...] | None:
 
 
 def _numbers(name: str, given: Any) -> tuple[float, ...]:
-    listed = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    listed: tuple[Any, ...] = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     real = all(isinstance(each, numbers.Real) and not isinstance(each, bool) for each in listed)
     if not listed or not real or not all(map(math.isfinite, listed)):
         raise ConfigError(f"{name}: {given!r} is neither a number nor one for each channel")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +38,30 @@ def test_the_benchmark_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "best DataLoader" in done.stdout
     assert figures.exists()
+
+
+# What the programs of the README take from around them.
+AROUND = """
+from typing import Any
+import torch
+from pytorch_lightning import LightningDataModule, LightningModule
+from torch.utils.data import Dataset
+from lit_async_data import HDF5Source
+model, your_model, your_datamodule = LightningModule(), LightningModule(), LightningDataModule()
+dataset: Dataset[Any] = Dataset()
+src = HDF5Source("x.h5")
+"""
+
+
+@pytest.mark.skipif(shutil.which("basedpyright", path=Path(sys.executable).parent) is None, reason="not installed")
+def test_a_type_checker_finds_nothing_wrong_with_the_programs_of_the_readme(tmp_path):
+    programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(programs) >= 5
+    (tmp_path / "programs.py").write_text(AROUND + "\n".join(programs))
+    checker = shutil.which("basedpyright", path=Path(sys.executable).parent)
+    settings = {"typeCheckingMode": "standard", "include": ["."], "extraPaths": [str(ROOT)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [checker, "--outputjson", "--pythonpath", sys.executable, "--project", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    assert not [(each["range"]["start"]["line"], each["message"]) for each in found]

@@ -279,7 +279,12 @@ def test_a_foreign_file_says_what_is_left_out(composed, tmp_path, monkeypatch):
     finally:
         sys.path.remove(str(ROOT))
     said = []
-    for module in ("pytorch_lightning.utilities", "pytorch_lightning.utilities.rank_zero"):
+    for module in (
+        "lit_async_data.datamodule",
+        "lit_async_data.callback",
+        "pytorch_lightning.utilities",
+        "pytorch_lightning.utilities.rank_zero",
+    ):
         monkeypatch.setattr(f"{module}.rank_zero_info", lambda message, *_, **__: said.append(str(message)))
     path = image_file(tmp_path / "x.h5")
     cfg = composed("data=hdf5", f"data.train.path={path}", "trainer.max_epochs=1", "loader.batch_size=16", *QUIET)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import numpy.typing as npt
 
@@ -13,7 +13,14 @@ from lit_async_data.permutation import Indices, Words
 from lit_async_data.spec import BatchSpec
 
 Turn = bool | tuple[int, int]
-Reading = Literal["copied", "decoded", "locked", "python"]
+Reading = Literal["copied", "locked", "decoded", "python"]
+READINGS: tuple[Reading, ...] = get_args(Reading)  # from the least that reading takes to the most
+
+
+def slowest(readings: Iterable[Reading]) -> Reading:
+    """The one that takes most, of at least one."""
+    found = set(readings)
+    return next(reading for reading in reversed(READINGS) if reading in found)
 
 
 @dataclasses.dataclass(frozen=True)

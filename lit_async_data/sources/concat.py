@@ -21,13 +21,13 @@ from lit_async_data.sources.base import (
     KeepingSource,
     Location,
     Part,
-    Reading,
     Source,
     Turn,
     draws,
     ids_of,
     layout_of,
     shown,
+    slowest,
 )
 from lit_async_data.sources.places import (
     Places,
@@ -45,7 +45,6 @@ from lit_async_data.sources.places import (
 from lit_async_data.spec import BatchSpec
 
 # The later one counts where sources are read in several ways.
-READING: tuple[Reading, ...] = ("copied", "locked", "decoded", "python")
 
 
 class ConcatSource:
@@ -82,7 +81,7 @@ class ConcatSource:
         self._starts = starts([len(source) for source in self.sources])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "chunks"}
+        return {name: value for name, value in vars(self).items() if name != "_chunks"}
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -93,17 +92,21 @@ class ConcatSource:
     @property
     def name(self) -> str:
         """The first source, and how many more, for messages."""
-        more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
-        return f"{name_of(self.sources[0])}{more}"
+        first, *others = self.sources
+        return name_of(first) + (f" and {len(others)} more" if others else "")
 
     @property
     def spec(self) -> BatchSpec:
         """That of each of them."""
         return self.sources[0].spec
 
-    @functools.cached_property
+    @property
     def chunks(self) -> ChunkLayout:
         """The chunks of all, read as the slowest is."""
+        return self._chunks
+
+    @functools.cached_property
+    def _chunks(self) -> ChunkLayout:
         return self._together([source.chunks for source in self.sources])
 
     def layout(self) -> ChunkLayout:
@@ -119,7 +122,7 @@ class ConcatSource:
         return ChunkLayout(
             tuple(runs) if any(layout.runs for layout in layouts) else (),
             compressed=any(layout.compressed for layout in layouts),
-            reading=max((layout.reading for layout in layouts), key=READING.index),
+            reading=slowest(layout.reading for layout in layouts),
             spread=max(layout.spread for layout in layouts),
             together=max(layout.together for layout in layouts),
             largest=all(layout.largest for layout in layouts),

@@ -109,7 +109,7 @@ def _edges(fractions: Any) -> npt.NDArray[np.float64]:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"split: {name!r} is not the name of a side")
         real = isinstance(share, numbers.Real) and not isinstance(share, bool)
-        if not real or not 0 < share <= 1:
+        if not real or not 0 < float(share) <= 1:
             raise ConfigError(f"split: {name} = {share!r} is not a fraction above 0 and up to 1")
     edges = np.cumsum([float(share) for share in fractions.values()])
     if edges[-1] > 1 + ROUNDING:
@@ -120,7 +120,7 @@ def _edges(fractions: Any) -> npt.NDArray[np.float64]:
 
 def _checked_seed(seed: Any) -> int:
     whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
-    if not whole or not 0 <= seed <= MAX_SEED:
+    if not whole or not 0 <= int(seed) <= MAX_SEED:
         raise ConfigError(f"seed: {seed!r} is not a whole number from 0 to {MAX_SEED}")
     return int(seed)
 

@@ -100,9 +100,13 @@ class SubsetSource:
         """That of the whole."""
         return self.source.spec
 
-    @functools.cached_property
+    @property
     def chunks(self) -> ChunkLayout:
         """Samples that follow each other here and lie in the same chunk of the whole are a chunk."""
+        return self._chunks
+
+    @functools.cached_property
+    def _chunks(self) -> ChunkLayout:
         return self._cut(self.source.chunks)
 
     def layout(self) -> ChunkLayout:

@@ -44,7 +44,7 @@ def as_array(value: Any) -> Array:
         raise UnfitError(f"a numpy array of {array.dtype}, which no tensor holds; give numbers, or: {ELSEWHERE}")
     if array.ndim or array.dtype.kind not in "iu":
         return array
-    if array.dtype.kind == "u" and array > _MOST:
+    if array.dtype.kind == "u" and int(array) > _MOST:
         raise UnfitError(f"{array} is more than an int64 holds; give it an axis of its own, or as a float")
     return array.astype(np.int64, copy=False)
 

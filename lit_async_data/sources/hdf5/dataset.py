@@ -257,7 +257,8 @@ def _names_in(group: h5py.Group) -> str:
 
 def _names_of(group: h5py.Group) -> list[str]:
     """The names in a group; h5py gives those that are no UTF-8 as bytes."""
-    return [each.decode(errors="backslashreplace") if isinstance(each, bytes) else each for each in group]
+    names: list[Any] = list(group)
+    return [each.decode(errors="backslashreplace") if isinstance(each, bytes) else each for each in names]
 
 
 def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> None:

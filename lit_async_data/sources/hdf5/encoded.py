@@ -133,7 +133,7 @@ def look_at_variable(group: h5py.Group, path: str, name: str, look_at: LookAt, *
 def names_of(categories: h5py.Dataset) -> tuple[str, ...]:
     """The names of classes, from the categories that codes stand for."""
     text = h5py.check_string_dtype(categories.dtype) is not None
-    names = categories.asstr()[...] if text else categories[...]
+    names = np.asarray(categories.asstr()[...] if text else categories[...])
     return tuple(str(each) for each in names.tolist())
 
 

@@ -141,7 +141,7 @@ def _follow(
 ) -> None:
     """Add the files that a dataset takes values from, those of the datasets there, and so on."""
     path = os.path.abspath(dataset.file.filename)
-    me = (path, dataset.name)
+    me = (path, dataset.name or "")
     if me in above:
         raise FormatError(f"{full} takes values from itself, by {path}:{dataset.name}", **where)
     for stored, _, _ in dataset.external or ():

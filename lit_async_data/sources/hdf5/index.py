@@ -84,7 +84,7 @@ def refusal(dataset: h5py.Dataset) -> str | None:
     Before the index is built: what is known to be wrong or unknown about layout, type and filters.
     """
     filters = filters_of(dataset)
-    unlimited = [axis for axis, most in enumerate(dataset.maxshape) if most is None]
+    unlimited = [axis for axis, most in enumerate(dataset.maxshape or ()) if most is None]
     reasons = {
         "it is not chunked": dataset.chunks is None,
         "its values do not lie there as numpy has them": not lies_as_numpy(dataset),
@@ -168,7 +168,8 @@ def _unpickled(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
         columns = read(path, key)
     if columns is None:
         with contextlib.suppress(*FOREIGN, MissingError, FormatError), opened(key.path) as file:
-            columns = columns_of(file[key.name]) if IndexKey.of(file[key.name]) == key else None
+            dataset: Any = file[key.name]
+            columns = columns_of(dataset) if IndexKey.of(dataset) == key else None
     if columns is None:
         raise ChangedError(f"{key} is not what it was when the source was built; build it again", file=key.path)
     return bare.with_columns(columns, key)
@@ -182,9 +183,10 @@ def _believed(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIn
             fill = dataset.fillvalue
     if fill is None and (columns.offsets < 0).any():
         return None
-    nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    chunk = dataset.chunks or ()
+    nbytes = math.prod(chunk) * dataset.dtype.itemsize
     pipeline = FilterPipeline(filters_of(dataset), nbytes)
-    index = ChunkIndex(dataset.chunks, grid_of(dataset), *columns[:3], pipeline, fill)
+    index = ChunkIndex(chunk, grid_of(dataset), *columns[:3], pipeline, fill)
     return index.with_columns(columns, key) if _proved(dataset, index) else None
 
 

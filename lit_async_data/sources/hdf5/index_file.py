@@ -107,14 +107,14 @@ class IndexKey:
         properties = dataset.id.get_create_plist()
         return cls(
             dataset.file.filename,
-            dataset.name,
+            dataset.name or "",
             now.st_ino,
             now.st_size,
             now.st_mtime_ns,
             now.st_ctime_ns,
             dataset.dtype.str,
             tuple(int(n) for n in dataset.shape),
-            tuple(int(n) for n in dataset.chunks),
+            tuple(int(n) for n in dataset.chunks or ()),
             tuple(int(properties.get_filter(number)[0]) for number in range(properties.get_nfilters())),
         )
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lit_async_data.chunk_order import Layout
 from lit_async_data.errors import SourceError
 from lit_async_data.permutation import Indices
-from lit_async_data.sources.base import Reading, Turn
+from lit_async_data.sources.base import Reading, Turn, slowest
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
 from lit_async_data.sources.hdf5.failures import source_error
 from lit_async_data.sources.hdf5.holding import Holding
@@ -25,7 +25,6 @@ from lit_async_data.sources.hdf5.part import StoredPart
 from lit_async_data.sources.hdf5.part_reader import PartReader
 
 # What counts where fields are read in several ways: decoding is work that threads share, whatever waits beside it.
-READING = ("copied", "locked", "decoded")
 # Bytes of samples of one part that are read aside at a time, before they go to their places in the batch.
 BLOCK_BYTES = 2**20
 
@@ -78,7 +77,7 @@ class PartReaders:
     @property
     def reading(self) -> Reading:
         """How they are read, over all fields; as in `ChunkLayout`."""
-        return max((how for part in self.parts for how in part.reading), key=READING.index)
+        return slowest(how for part in self.parts for how in part.reading)
 
     def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read samples, of which there is at least one, into arrays; see `Source.read_into`."""

@@ -58,7 +58,7 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
             possible.refuse_impossible(corners, offsets, sizes, masks)
             usual = False  # but one of the others may be impossible
         at = np.ravel_multi_index(tuple(places.T), grid)
-        twice, number = columns.offsets[at] >= 0, np.arange(len(at))
+        twice, number = columns.offsets[at] >= 0, np.arange(at.size)
         columns.offsets[at] = number
         twice |= columns.offsets[at] != number  # another of this block has taken its place
         if twice.any():
@@ -157,8 +157,8 @@ class _Possible:
     def of(cls, dataset: h5py.Dataset) -> _Possible:
         return cls(
             dataset.file.filename,
-            dataset.name,
-            math.prod(dataset.chunks) * dataset.dtype.itemsize,
+            dataset.name or "",
+            math.prod(dataset.chunks or ()) * dataset.dtype.itemsize,
             filters_of(dataset),
             dataset.file.userblock_size,
             os.fstat(dataset.file.id.get_vfd_handle()).st_size,
@@ -252,4 +252,4 @@ def _refuse_overlap(
 
 def grid_of(dataset: h5py.Dataset) -> tuple[int, ...]:
     """How many chunks there are along each axis, the last perhaps not whole."""
-    return tuple(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True))
+    return tuple(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks or (), strict=True))

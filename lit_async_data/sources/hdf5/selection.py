@@ -112,7 +112,8 @@ def chosen_groups(file: h5py.File, path: str, group: str | None) -> list[str]:
         if name not in file:
             raise MissingError(f"{path} has no group {name!r}", file=path, dataset=name)
         return [name]
-    found = sorted(fnmatch.filter(file[above or "/"], last), key=_natural)
+    names: Any = file[above or "/"]
+    found = sorted(fnmatch.filter(names, last), key=_natural)
     if not found:
         raise MissingError(f"{path}: {group!r} matches none of its groups", file=path)
     return [f"{above}/{each}" if above else each for each in found]

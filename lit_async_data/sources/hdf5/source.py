@@ -151,9 +151,13 @@ class HDF5Source:
         """Keys, shapes and dtypes of the fields."""
         return self._spec
 
-    @functools.cached_property
+    @property
     def chunks(self) -> ChunkLayout:
         """Which samples of the widest field lie together, and how all of them are read."""
+        return self._chunks
+
+    @functools.cached_property
+    def _chunks(self) -> ChunkLayout:
         lies = self._lies
         return ChunkLayout(
             lies.runs if any(run.rows > 1 for run in lies.runs) else (),

@@ -106,10 +106,11 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
         classes = classes or found
     if field.max_length is not None:
         raise ConfigError(f"{where}.max_length: {within.path}:/{name.strip('/')} is no group of values and offsets")
+    dataset: Any = within.file[name]
     if field.via is None:
         table, stored = None, within.look_at(name, layout)
         row = stored.spec
-        classes = classes or _enum_classes(within.file[name].dtype)
+        classes = classes or _enum_classes(dataset.dtype)
         if field.column is not None:
             _check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
@@ -118,7 +119,6 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
         stored = within.look_at(within.name(field.via))
         _check_row_numbers(stored, where)
         row = looked_up.spec if field.column is None else FieldSpec((), table.dtype)
-    dataset = within.file[name]
     packing = _packing(dataset, field)
     conversion = Conversion(
         within.path,
@@ -204,7 +204,8 @@ def _table(
                 f"{where}.via: {stored} takes {stored.nbytes:,} bytes, and a table that values are looked up in "
                 f"{TABLE_BYTES:,} at most, since it is kept in memory"
             )
-        values = np.moveaxis(within.file[name][...], stored.axis, 0)
+        table: Any = within.file[name]
+        values = np.moveaxis(table[...], stored.axis, 0)
         if field.column is not None:
             _check_column(field.column, stored, where)
             values = values[:, field.column]

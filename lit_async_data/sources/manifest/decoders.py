@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -76,8 +76,15 @@ class ImageDecoder:
 
     shape: ImageShape
     size: tuple[int, int]
-    images: ClassVar[bool] = True
-    head: ClassVar[bytes | None] = None
+
+    @property
+    def images(self) -> bool:
+        """They are."""
+        return True
+
+    @property
+    def head(self) -> None:
+        """Samples must be decoded."""
 
     @staticmethod
     def of(shape: ImageShape, data: bytes, where: str) -> ImageDecoder:
@@ -122,7 +129,6 @@ class NpyDecoder:
     field: FieldSpec
     stored: np.dtype[Any]
     head: bytes | None = None
-    images: ClassVar[bool] = False
 
     @staticmethod
     def of(data: bytes, where: str) -> NpyDecoder:
@@ -152,6 +158,11 @@ class NpyDecoder:
     def spec(self) -> FieldSpec:
         """As the first file has it, in native byte order."""
         return self.field
+
+    @property
+    def images(self) -> bool:
+        """They are not."""
+        return False
 
     @property
     def draws(self) -> bool:
@@ -191,4 +202,6 @@ def decoder_of(kind: str, shape: ImageShape, data: Any, where: str) -> Decoder:
         data: All bytes of the file.
         where: What it is called in messages.
     """
-    return ImageDecoder.of(shape, data, where) if kind == "image" else NpyDecoder.of(data, where)
+    if kind == "image":
+        return ImageDecoder.of(shape, data, where)
+    return NpyDecoder.of(data, where)

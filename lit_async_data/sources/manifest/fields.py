@@ -15,8 +15,7 @@ import numpy.typing as npt
 from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.permutation import Indices, Words
-from lit_async_data.sources.base import ChunkLayout, Reading, Turn
-from lit_async_data.sources.concat import READING
+from lit_async_data.sources.base import ChunkLayout, Reading, Turn, slowest
 from lit_async_data.sources.manifest.column import FILES, Column, Kind
 from lit_async_data.sources.manifest.decoders import decoder_of
 from lit_async_data.sources.manifest.entries import Entries
@@ -76,7 +75,7 @@ class Fields:
         self._order = tuple(columns)
         names = [name for column in columns.values() for name in column.names]
         table = given.columns([*names, *([] if id is None else [id])])
-        kinds = {key: kind_of(key, column, table, root) for key, column in columns.items()}
+        kinds: dict[str, Kind | None] = {key: kind_of(key, column, table, root) for key, column in columns.items()}
         files = {key: columns[key] for key, kind in kinds.items() if kind in FILES}
         stored = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
         inline = {key: column for key, column in columns.items() if key not in files}
@@ -215,8 +214,8 @@ class Fields:
         readings: list[Reading] = [
             "decoded" if any(field.decoder.images for field in self.files.values()) else "copied"
         ]
-        readings += [layout.reading for layout in layouts]
-        return dataclasses.replace(found, reading=max(readings, key=READING.index))
+        readings.extend(layout.reading for layout in layouts)
+        return dataclasses.replace(found, reading=slowest(readings))
 
     @functools.cached_property
     def layout(self) -> ChunkLayout:

@@ -123,7 +123,9 @@ class ImageShape:
 def _size(given: Any) -> tuple[int, int] | None:
     if given is None:
         return None
-    pair = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given, given)
+    pair: tuple[Any, ...] = (
+        tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given, given)
+    )
     if len(pair) != 2 or not all(_is_whole(side) and 1 <= side <= _MOST_SIDE for side in pair):
         raise ConfigError(
             f"image_size: {given!r} is not a number of pixels from 1 to {_MOST_SIDE}, nor (height, width)"
@@ -137,7 +139,7 @@ def _one_of(name: str, given: object, known: tuple[str, ...]) -> None:
 
 
 def _range(name: str, given: Any, most: float) -> tuple[float, float]:
-    pair = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    pair: tuple[Any, ...] = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     if len(pair) != 2 or not all(isinstance(end, numbers.Real) and not isinstance(end, bool) for end in pair):
         raise ConfigError(f"{name}: {given!r} is not a pair of numbers, the least and the most")
     least, last = float(pair[0]), float(pair[1])

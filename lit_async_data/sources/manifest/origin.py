@@ -85,8 +85,8 @@ class Origin:
         """What the table is called in messages."""
         if not self.files:
             return GIVEN if self.folder is None else named(self.folder)
-        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
-        return named(self.files[0]) + more
+        first, *others = self.files
+        return named(first) + (f" and {len(others)} more" if others else "")
 
     @property
     def row(self) -> str:

@@ -181,10 +181,15 @@ def _check_types(files: list[str], read: list[_Read], origin: Origin) -> None:
             first = first or (file, kind)
 
 
+def _are_paths(given: object) -> bool:
+    listed = list(given) if isinstance(given, list | tuple) else []
+    return bool(listed) and all(isinstance(each, str | os.PathLike) for each in listed)
+
+
 def _of_memory(given: Any, names: Sequence[str]) -> Any:
     library = arrow()
     origin = Origin([], np.zeros(2, np.int64))
-    if isinstance(given, list | tuple) and given and all(isinstance(each, str | os.PathLike) for each in given):
+    if _are_paths(given):
         raise ConfigError(
             f"table: {type(given).__name__} is neither a path nor a table; of several files give a pattern that fits "
             "them, such as 'part-*.csv', or join a source of each: ConcatSource([...])"

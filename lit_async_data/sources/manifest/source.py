@@ -270,9 +270,13 @@ class ManifestSource:
             raise ConfigError("groups: none of the fields holds paths of files")
         return self._fields.paths.grouped(naming)
 
-    @functools.cached_property
+    @property
     def chunks(self) -> ChunkLayout:
         """Which rows of HDF5 files lie together, and how all fields are read."""
+        return self._chunks
+
+    @functools.cached_property
+    def _chunks(self) -> ChunkLayout:
         return self._fields.chunks
 
     def layout(self) -> ChunkLayout:

@@ -102,11 +102,12 @@ class Table:
         if stray:
             raise ConfigError(f"numbers: {shown(stray[0])} is not one of the columns {', '.join(map(shown, names))}")
         read, origin = read_table(given, names, Filter.all_of(filters), form)
+        left: Any = read
         held = {}
         for name in names:
-            column = read.column(name)
+            column = left.column(name)
             # Not held twice: this was all that still needed it.
-            read = read.drop_columns(name) if read.num_columns > 1 else None
+            left = left.drop_columns(name) if left.num_columns > 1 else None
             array = as_one(column)
             if is_ordered(column.type) and not is_ordered(array.type):
                 _log.warning(
