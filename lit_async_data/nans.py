@@ -6,9 +6,9 @@ missing.
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
-import threading
 from collections.abc import Mapping
 
 import numpy as np
@@ -32,7 +32,8 @@ class NanCheck:
     def __init__(self, source: Source, schedule: Schedule) -> None:
         self._source = source
         self._schedule = schedule
-        self._once = threading.Lock()  # held for ever by whoever has met that batch
+        # Taken by whoever meets that batch. No lock: a loader that has not been used can be copied.
+        self._pending = collections.deque([True])
 
     def __call__(self, epoch: int, samples: Indices, arrays: Mapping[str, Array]) -> None:
         """Look at what has been read, if the first batch is in it, and log one line for each field with NaN.
@@ -42,10 +43,14 @@ class NanCheck:
             samples: Those that were read.
             arrays: What they hold, by field.
         """
-        if self._once.locked():
+        if not self._pending:
             return
         first = self._schedule.plan(epoch).batch(0).samples
-        if not np.array_equal(samples[: len(first)], first) or not self._once.acquire(blocking=False):
+        if not np.array_equal(samples[: len(first)], first):
+            return
+        try:
+            self._pending.pop()
+        except IndexError:  # another thread has met it, too
             return
         for key, array in arrays.items():
             found = np.flatnonzero(with_nan(array[: len(first)]))

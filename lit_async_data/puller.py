@@ -249,7 +249,7 @@ class Puller:
             note = self._note()
             return Pulled(self._prepare(batch, ask), note, seconds)
         except BaseException as caught:
-            if ask is _at_once and not isinstance(caught, Exception):
+            if ask is _at_once and isinstance(caught, KeyboardInterrupt):
                 raise  # Ctrl-C in the consumer's own thread: nobody can tell whether the batch had been made already
             # Whatever it is, it is raised at its place.
             return Pulled(HostBatch(error=caught), None, time.perf_counter() - began)

@@ -47,9 +47,9 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog)
     with AsyncLoader(source, {"batch_size": 10, "shuffle_chunks": 5, "workers": 2}) as loader:
         assert lines(loader)[1] == (
             "batch 10, 640 steps, shuffle chunk: 5 of 100 chunks at a time, 0.52 of the mixing of a global shuffle; "
-            "every chunk is decoded once per epoch, and takes 3.0 KiB meanwhile"
+            "every chunk is decoded once per epoch, and takes 3.5 KiB meanwhile"
         )
-        assert "5 slots of 512 B + 3.0 KiB decoded = 5.5 KiB" in lines(loader)[2]
+        assert "5 slots of 512 B + 3.5 KiB decoded = 6.0 KiB" in lines(loader)[2]
     with AsyncLoader(source, {"batch_size": 10, "shuffle_chunks": 6}, world_size=4) as loader:
         assert "every chunk is decoded by 2 ranks each" in lines(loader)[1]
     assert not caplog.messages

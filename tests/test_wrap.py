@@ -432,6 +432,7 @@ def test_a_long_wait_is_worth_a_line(monkeypatch):
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
         next(batches)
+        assert loader.waiting.wait(LONG)
         monkeypatch.setattr(
             puller.log, "warning", lambda *args: (said.append(args[0] % args[1:]), loader.gate.release(99))
         )
