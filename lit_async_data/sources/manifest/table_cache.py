@@ -37,7 +37,7 @@ FEWEST_ROWS = 10**6
 # File systems that count in seconds cannot tell two changes within this time from one.
 YOUNG_NS = 2 * 10**9
 # To be counted up when what is held changes.
-VERSION = 1
+VERSION = 2
 SUM_BYTES = 4
 # Bytes whose check sum is taken at a time.
 _PIECE = 2**26
