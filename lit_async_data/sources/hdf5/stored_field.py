@@ -106,11 +106,11 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
         classes = classes or found
     if field.max_length is not None:
         raise ConfigError(f"{where}.max_length: {within.path}:/{name.strip('/')} is no group of values and offsets")
-    dataset: Any = within.file[name]
+    file: Any = within.file  # a name in it may be a group, a dataset or a type: `look_at` says which
     if field.via is None:
         table, stored = None, within.look_at(name, layout)
         row = stored.spec
-        classes = classes or _enum_classes(dataset.dtype)
+        classes = classes or _enum_classes(file[name].dtype)
         if field.column is not None:
             _check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
@@ -119,6 +119,7 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
         stored = within.look_at(within.name(field.via))
         _check_row_numbers(stored, where)
         row = looked_up.spec if field.column is None else FieldSpec((), table.dtype)
+    dataset = file[name]
     packing = _packing(dataset, field)
     conversion = Conversion(
         within.path,
