@@ -89,8 +89,6 @@ class Puller:
         self._iterator = iterator
         self._prepare = prepare
         self._note = note
-        # Whether something was taken or begun since `settle`: an interrupt of that may have lost a batch.
-        self.touched = False
         # Wakes the consumer; see `Pipeline`.
         self._arrived = Bell()
         # Everything below is guarded by this lock. The consumer's thread takes it directly, and not by way of the
@@ -150,17 +148,12 @@ class Puller:
             if time.monotonic() > deadline:
                 deadline = math.inf
                 log.warning("no batch for %.0f s: %s", LONG_S, worker)
-        self.touched = True
         return self._pull(_at_once)
 
     def start(self) -> None:
         """Begin to read ahead now, not with the next `get`, which reports what keeps a thread from being started."""
         with self._lock, contextlib.suppress(WorkerError):
             self._reader()
-
-    def settle(self) -> None:
-        """What was taken has been handed out."""
-        self.touched = False
 
     def close(self) -> bool:
         """Read nothing more; waits a few seconds at most. Idempotent, from any thread.
@@ -190,19 +183,16 @@ class Puller:
         if not self._pulled:
             return None
         self._changed.notify_all()
-        self.touched = True
         return self._pulled.popleft()
 
     def _reader(self) -> ThreadWorker | None:
         """Whoever reads ahead, started if need be: after an error it is another thread."""
         if not self._reading and self._depth and not self._closed:
-            touched, self.touched = self.touched, True
             if self._worker is not None:
                 self._worker.join(CLOSE_S)  # it has pulled its last, and has only to return
             self._worker = ThreadWorker(0, self._work)
             self._worker.start()
             self._reading = True
-            self.touched = touched
         return self._worker if self._reading and self._worker is not None and self._worker.alive else None
 
     def serve(self) -> Asked | None:
@@ -250,7 +240,7 @@ class Puller:
             return Pulled(self._prepare(batch, ask), note, seconds)
         except BaseException as caught:
             if ask is _at_once and not isinstance(caught, Exception):
-                raise  # Ctrl-C in the consumer's own thread: nobody can tell whether the batch had been made already
+                raise  # Ctrl-C in the consumer's own thread, which ends the pass
             # Whatever it is, it is raised at its place.
             return Pulled(HostBatch(error=caught), None, time.perf_counter() - began)
 

@@ -44,6 +44,10 @@ def half(batch):
     return batch | {"x": batch["x"] * 2}
 
 
+def copied(batch):
+    return dict(batch)
+
+
 KINDS = {
     "in the caller's thread": lambda h5: arrays(0),
     "one worker": lambda h5: arrays(1),
@@ -56,7 +60,7 @@ KINDS = {
     "gzip, two workers": lambda h5: hdf5(2, h5, packed=True),
     "a device, copies late": lambda h5: arrays(1),
     "a device, kernels late": lambda h5: arrays(2),
-    "a device, a transform": lambda h5: arrays(1, device_transform=dict),
+    "a device, a transform": lambda h5: arrays(1, device_transform=copied),
 }
 
 
@@ -199,30 +203,46 @@ def wrapped(request, monkeypatch):
     return on
 
 
+def changed(loader, drawn):
+    """Ask for what a callback or a notebook may ask for between two batches."""
+    what = drawn.randrange(8)
+    if what == 0:
+        loader.prefetch()
+    elif what == 1 and loader.device_depth:
+        loader.device_depth = drawn.choice((1, 2, 3))
+    return what == 2
+
+
 def passes_of(loader, interrupts, seed):
     """Pass after pass with interrupts; each is whole, or ends with an error that says so."""
     drawn, whole, kept, left = random.Random(seed), 0, [], interrupts
+    batches, seen = iter(loader), 0
     while left or whole < 2:
-        batches, seen = iter(loader), 0
-        while True:
-            try:
-                with interrupted(drawn.randrange(400) if left else None):
-                    batch = next(batches)
-            except KeyboardInterrupt:
-                left -= 1
-                continue
-            except StopIteration:
-                assert seen == STEPS
-                whole += 1
-                break
-            except ClosedError as error:
-                assert f"ended this pass after {seen} batches" in str(error)  # noqa: PT017
-                break
+        again = False
+        try:
+            with interrupted(drawn.randrange(drawn.choice((60, 400, 1200))) if left else None):
+                if again := left and changed(loader, drawn):
+                    loader.stop()
+                    batches = iter(loader)
+                batch = next(batches)
+        except KeyboardInterrupt:
+            left -= 1
+        except StopIteration:
+            assert seen == STEPS
+            whole += 1
+            again = True
+        except ClosedError as error:
+            assert f"ended this pass after {seen} batches" in str(error)  # noqa: PT017
+            again = True
+        else:
             loader.settle()
+            seen = 0 if again else seen
             kept = [*kept[-3:], (batch, seen)]
             for held, number in kept:
                 assert held.unique().tolist() == [number]
-            seen += 1
+            seen, again = seen + 1, False
+        if again:  # also where it is not certain which pass the loader is in
+            batches, seen = iter(loader), 0
 
 
 def test_a_pass_over_somebody_elses_loader_is_whole_or_says_that_it_is_not(wrapped):
