@@ -142,19 +142,39 @@ def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
         assert steps == [plan.batch(step).samples.tolist() for step in range(STEPS)]
 
 
+class Interrupted:
+    """A lock at which an interrupt arrives."""
+
+    def acquire(self):
+        raise KeyboardInterrupt
+
+
 def test_a_worker_whose_start_is_interrupted_never_works(monkeypatch):
-    """1. `start` is interrupted. 2. The worker is given up. 3. Its thread begins all the same."""
-    worked = []
+    """1. `start` is interrupted while it waits for the thread. 2. The worker is given up. 3. The thread begins."""
+    worked, go, start = [], threading.Event(), threading.Thread.start
     worker = ThreadWorker(0, worked.append)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(threading.Thread, "start", lambda thread: go.wait(30) and start(thread))
+        launched, worker._launched = worker._launched, Interrupted()
         with pytest.raises(KeyboardInterrupt):
             worker.start()
-    assert not worker.alive
-    assert worker.join(30)
-    worker._thread.start()
-    assert worker.join(30)
+        worker._launched = launched
+        assert not worker.alive
+        assert not worker.join(0)
+        go.set()
+        assert worker.join(30)
+    assert worker._thread.ident is not None
+    assert not worker._thread.is_alive()
     assert not worked
+
+
+def test_a_worker_that_is_given_up_is_so_also_where_that_was_interrupted():
+    """1. `join` takes the worker's fate, and is interrupted. 2. It is called again."""
+    worker = ThreadWorker(0, lambda worker: True)
+    assert worker._fate.acquire(blocking=False)
+    assert worker.join(30)
+    worker.start()
+    assert worker.join(30)
 
 
 def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):

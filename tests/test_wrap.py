@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import copy
 import gc
 import itertools
 import logging
 import pickle
+import queue
 import subprocess
 import sys
 import threading
@@ -280,15 +280,15 @@ class ForgetsWhatCameMeanwhile(puller.Puller):
 @pytest.mark.parametrize(("made", "right"), [(puller.Puller, True), (ForgetsWhatCameMeanwhile, False)])
 def test_the_thread_may_ask_again_at_once(monkeypatch, made, right):
     """1. The consumer answers what the thread has asked. 2. The thread asks again. 3. The consumer goes on."""
-    answer = concurrent.futures.Future.set_result
 
-    def answered(future, result):
-        answer(future, result)
-        if result == 1:
-            with pulling._changed:
-                assert pulling._changed.wait_for(lambda: pulling._asked.answer is not future, LONG)
+    class Answer(queue.SimpleQueue):
+        def put(self, answer):
+            super().put(answer)
+            if answer[0] == 1:
+                with pulling._changed:
+                    assert pulling._changed.wait_for(lambda: pulling._asked.answer is not self, LONG)
 
-    monkeypatch.setattr(concurrent.futures.Future, "set_result", answered)
+    monkeypatch.setattr(queue, "SimpleQueue", Answer)
     pulling = made(iter("x"), lambda batch, ask: HostBatch(nbytes=ask(lambda: 1) + ask(lambda: 2)), 1)
     with pulling._changed:
         pulling._reader()
