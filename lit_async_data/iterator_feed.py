@@ -66,7 +66,8 @@ class IteratorFeed:
         self._rooms: tuple[Room | None, Room | None] = (None, None)
         self._read = ReadStats()
         self._once = False
-        self._error: int | None = None  # its id: the error itself would keep whatever it refers to
+        # The id of one that is yet to be raised, and so is alive. The error itself would keep whatever it refers to.
+        self._error: int | None = None
 
     @property
     def depth(self) -> int:
@@ -146,19 +147,9 @@ class IteratorFeed:
         return note.state
 
     def gave(self, error: BaseException) -> bool:
-        """Whether this error is what the loader raised last in place of a batch: an interrupt that came there."""
-        return self._error == id(error)
-
-    def settle(self) -> None:
-        """What was asked for last has been handed out."""
-        if self._puller is not None:
-            self._puller.settle()
-
-    def untouched(self, key: Key) -> bool:
-        """Whether the batch of a key, which is wanted next, is still to come, and nothing after it has been taken."""
-        if key.epoch != self._expected.epoch:
-            return True  # nothing has been read
-        return key == self._expected and self._puller is not None and not self._puller.touched
+        """Whether this error, which has been raised, is what the loader gave in place of a batch."""
+        gave, self._error = self._error == id(error), None
+        return gave
 
     def end(self, *, wait: bool) -> None:
         """End the pass. What has been read ahead goes.
@@ -189,6 +180,7 @@ class IteratorFeed:
     def _begin(self, epoch: int) -> None:
         self.end(wait=True)
         self._notes.clear()
+        self._error = None
         if self._marks is not None:
             self._marks.begin()
         iterator = iter(self._loader)

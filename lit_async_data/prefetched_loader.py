@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import logging
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import torch
@@ -34,10 +35,10 @@ class PrefetchedLoader:
 
     Attributes that are not its own are those of the loader, also when they are set.
 
-    After an interrupt (Ctrl-C) it can be used on, as in a notebook. Where the interrupt came while it waited for a
-    batch in host memory, the pass goes on. Else what was read ahead is lost, since somebody else's loader cannot begin
-    in the middle: ``next`` on that pass is a `ClosedError`, and ``iter`` begins a whole new one. A generator cannot
-    begin anew; it goes on behind what is lost, and a warning says so.
+    After an interrupt (Ctrl-C) it can be used on, as in a notebook. An interrupt between two batches changes nothing.
+    One inside ``next`` ends the pass, since somebody else's loader cannot begin in the middle: ``next`` on that pass is
+    a `ClosedError` from then on, and ``iter`` begins a whole new one. A generator cannot begin anew; it goes on behind
+    what had been read ahead, and a warning says so.
 
     Attributes:
         loader: What it reads.
@@ -68,8 +69,7 @@ class PrefetchedLoader:
 
     def _reset(self) -> None:
         """As new: nothing has been read."""
-        self._pass, self._at = -1, PassState()
-        self._fresh, self._over, self._wanted_pass = True, False, 0
+        self._at = PassState()
         self._watch = DrawWatch(self.loader)
         self._meter, self._read = WaitMeter(), ReadStats()
         self._waited: DeviceWait | None = None
@@ -77,7 +77,6 @@ class PrefetchedLoader:
         self._closer: weakref.finalize[Any, Any] | None = None
         self._said = self._closed = False
         self._ahead = Unexpected(log, "starting what comes after a batch failed", AsyncDataError)
-        self._lost = False  # whether an interrupt has ended the pass
 
     def __len__(self) -> int:
         """That of the loader; a `TypeError` if it has none."""
@@ -88,8 +87,9 @@ class PrefetchedLoader:
 
     def __iter__(self) -> Pass:
         """A new pass, which begins with its first batch. Costs nothing; Lightning calls it more often than it reads."""
-        self._fresh, self._wanted_pass = True, self._wanted_pass + 1
-        return Pass(functools.partial(self._next_of, self._wanted_pass), self._at)
+        at = self._at
+        at.asked, at.fresh = at.asked + 1, True
+        return Pass(functools.partial(self._next_of, at.asked), at)
 
     def __next__(self) -> Batch:
         """The next batch of the pass, waiting for it.
@@ -100,7 +100,7 @@ class PrefetchedLoader:
             TransformError: ``device_transform`` failed on this batch; the next call goes on with the one after it.
             TransferError: The canary has found that a batch before this one was not what was read.
             WorkerError: This process is a fork of the one that began to read.
-            ClosedError: The loader is closed.
+            ClosedError: The loader is closed, or an interrupt has ended the pass.
             Exception: Whatever the loader raised in place of this batch.
         """
         at, taken = self._at, self._taken()
@@ -110,17 +110,13 @@ class PrefetchedLoader:
 
     def prefetch(self) -> None:
         """Start copying what will be asked for next; returns at once. A pass begins with its first batch only."""
-        if self._at.interrupted:
-            return  # the next batch says what is to be said
+        at = self._at
+        if at.interrupted:
+            return  # the next batch reports it
         relay = self._running()
-        if not (self._fresh or self._over):
-            self._at.interrupted = True  # unless this comes to an end
-            try:
+        if not (at.fresh or at.over or at.lost):
+            with self._request():
                 relay.queue.top_up(self._wanted)
-            except Exception:
-                self._at.interrupted = False
-                raise
-            self._at.interrupted = False
 
     def read_ahead(self) -> None:
         """Nothing: who calls ``iter(loader)`` before its turn does so before its epoch has been named."""
@@ -142,8 +138,9 @@ class PrefetchedLoader:
     @device_depth.setter
     def device_depth(self, depth: int) -> None:
         self._depth = counted("device_depth", depth)
-        if self._relay is not None:
-            self._relay.set_depth(depth)
+        if self._relay is not None and not self._at.interrupted:
+            with self._request():
+                self._relay.set_depth(depth)
 
     @property
     def canary(self) -> int:
@@ -157,7 +154,7 @@ class PrefetchedLoader:
     @property
     def begun(self) -> bool:
         """Whether the pass has had its first batch."""
-        return not self._fresh
+        return not self._at.fresh
 
     @property
     def fill(self) -> Fill:
@@ -179,7 +176,7 @@ class PrefetchedLoader:
 
     def stop(self) -> None:
         """As `close`, but the next batch begins a new pass."""
-        self._fresh = True
+        self._at.fresh = True
         self._stop()
 
     def __enter__(self) -> Self:
@@ -218,25 +215,41 @@ class PrefetchedLoader:
 
     @property
     def _wanted(self) -> Key:
-        return Key(self._pass, self._at.step)
+        return Key(self._at.begun - 1, self._at.step)
 
     @property
     def _threaded(self) -> bool:
         return not isinstance(self.loader, DataLoader) or self.loader.num_workers > 0
 
-    def _next_of(self, wanted: int) -> Taken:
-        if wanted != self._wanted_pass:
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[None]:
+        """What runs is asked to do something; it is thrown away later, unless this comes to an end."""
+        self._at.interrupted = True
+        try:
+            yield
+        except Exception:
+            self._at.interrupted = False
+            raise
+        self._at.interrupted = False
+
+    def _next_of(self, asked: int) -> Taken:
+        if asked != self._at.asked:
             raise StopIteration  # another pass has begun
         return self._taken()
 
     def _taken(self) -> Taken:
-        """The next batch; whoever hands it out says so, with nothing called in between."""
-        started = time.perf_counter()
-        relay = self._begin() if self._fresh else self._running()
-        if self._over:
+        """The next batch. Whoever hands it out clears ``interrupted``, with nothing called in between."""
+        started, at = time.perf_counter(), self._at
+        relay = self._begin() if at.fresh else self._running()
+        if at.lost:
+            raise ClosedError(
+                f"an interrupt has ended this pass after {at.step} batches: what was read ahead is lost; "
+                "begin a new pass with iter(loader)"
+            )
+        if at.over:
             raise StopIteration
         fill, key = relay.ready, self._wanted
-        self._at.interrupted = True  # unless this comes to an end
+        at.interrupted = True  # unless this comes to an end
         try:
             batch = relay.queue.take(key)
             if not self.driven:
@@ -245,36 +258,32 @@ class PrefetchedLoader:
                     relay.queue.top_up(relay.feed.following(key))
             self._meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
             state = relay.feed.handed_over(key)
-            relay.feed.settle()
         except StopIteration:
-            self._over, self._at.state = True, None
+            at.over, at.state = True, None
             relay.rest()
-            self._at.interrupted = False
+            at.interrupted = False
             raise
         except BaseException as error:
-            if isinstance(error, Exception) or relay.feed.gave(error):
+            if relay.feed.gave(error) or isinstance(error, Exception):
                 # A batch that failed has had its turn. One that never came is asked for again, and so is one on its
                 # way, where the canary has found something wrong with another.
                 had_its_turn = relay.feed.given(key) and not isinstance(error, TransferError)
-                relay.feed.settle()
-                self._at.step, self._at.interrupted = key.step + had_its_turn, False
+                at.step, at.interrupted = key.step + had_its_turn, False
             raise
         return Taken(batch, key.step, state)
 
     def _begin(self) -> Relay:
         """A new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
-        if self._at.interrupted:
-            self._clear_up()
-        going_on = self._pass >= 0 and not self._over
-        if inspect.isgenerator(self.loader) and going_on and self._lost:
+        at, relay = self._at, self._running()
+        if inspect.isgenerator(self.loader) and at.begun and not at.over:
+            if not at.lost:
+                at.fresh = False  # what has been read ahead of it would be lost
+                return relay
             log.warning(
                 "an interrupt has ended the pass over a generator, which goes on behind what was read ahead: up to %d "
                 "batches are lost",
                 2 * self._depth + 1,
             )
-        elif inspect.isgenerator(self.loader) and going_on:
-            self._fresh = False  # what has been read ahead of it would be lost
-            return self._running()
         if not self.by_trainer:
             check_sharded(self.loader)
         if self._depth and not self._threaded and not self._said:
@@ -283,38 +292,35 @@ class PrefetchedLoader:
                 "the DataLoader has num_workers=0: each batch is read when it is asked for, since Python code per "
                 "sample would, in a thread, keep the training loop from running; num_workers=1 or more reads ahead"
             )
-        if self._relay is not None and self._relay.device != self.device:
+        if relay.device != self.device:
             self._stop()
-        relay = self._running()
-        self._at.interrupted = True  # until the pass before is cleared up: else a block of pinned memory may be lost
-        relay.rest()
-        self._at.interrupted = False
-        # In this order: an interrupt between them leaves a pass that is yet to begin, and none that is over already.
-        self._over = self._lost = False
-        self._pass, self._at.step = self._pass + 1, 0
-        self._fresh = False
+            relay = self._running()
+        self._rest()
+        # Nothing is called here: an interrupt leaves the pass before, or one that has begun.
+        at.begun, at.step, at.fresh, at.over, at.lost = at.begun + 1, 0, False, False, False
         return relay
 
+    def _rest(self) -> None:
+        """End the pass that goes, if any; what runs serves on."""
+        self._clear_up()
+        if self._relay is not None:
+            with self._request():
+                self._relay.rest()
+
     def _clear_up(self) -> None:
-        """After an interrupt: end the pass, unless it is certain that none of its batches is lost."""
-        if self._relay is not None and not self._relay.untouched(self._wanted):
-            self._lost = not self._over
-            self._relay.rest()
-            self._stop()
-        self._at.interrupted = False
+        """After an interrupt inside a request: end the pass, and throw away what runs."""
+        if self._at.interrupted:
+            self._at.lost = not self._at.over
+            self._stop(wait=True)  # if that is interrupted, it is done again
+            self._at.interrupted = False
 
     def _running(self) -> Relay:
         if self._closed:
             raise ClosedError("the loader is closed; call prefetched() again")
-        if self._at.interrupted:
-            self._clear_up()
-        if self._lost and not self._fresh:
-            raise ClosedError(
-                f"an interrupt has ended this pass after {self._at.step} batches: what was read ahead is lost; "
-                "begin a new pass with iter(loader)"
-            )
         if self._relay is not None:
             self._relay.check()
+        self._clear_up()
+        if self._relay is not None:
             return self._relay
         relay = Relay(
             self.loader,
@@ -326,9 +332,12 @@ class PrefetchedLoader:
             state=getattr(self.loader, "state_dict", None) if self._stateful else None,
             watch=self._watch,
         )
-        closer = weakref.finalize(self, relay.close)
-        self._relay, self._closer = relay, closer
+        self._become(_relay=relay, _closer=weakref.finalize(self, relay.close))
         return relay
+
+    def _become(self, **attributes: Any) -> None:
+        """Set several attributes of this object at once: an interrupt comes before or after all of them."""
+        vars(self).update(attributes)
 
     def _read_so_far(self) -> ReadStats:
         if self._relay is None:
@@ -336,13 +345,14 @@ class PrefetchedLoader:
         now = self._relay.feed.stats
         return dataclasses.replace(self._read.plus(now.batches, now.bytes, now.seconds), ready=self._relay.feed.ready)
 
-    def _stop(self) -> None:
+    def _stop(self, *, wait: bool = False) -> None:
         relay, closer = self._relay, self._closer
         if relay is None or closer is None:
             return
         seen = self.stats()
+        self._at.interrupted = True  # until it is closed: where that is interrupted, it is done again
         try:
-            relay.close()
+            relay.close(wait=wait)
         except Exception:  # it is closed all the same
             self._forget(seen, closer)
             raise
@@ -351,4 +361,5 @@ class PrefetchedLoader:
     def _forget(self, seen: LoaderStats, closer: weakref.finalize[Any, Any]) -> None:
         closer.detach()
         read = dataclasses.replace(seen.read, ready=0)
-        self._read, self._waited, self._relay, self._closer = read, seen.device, None, None
+        self._become(_read=read, _waited=seen.device, _relay=None, _closer=None)
+        self._at.interrupted = False

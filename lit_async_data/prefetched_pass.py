@@ -12,15 +12,28 @@ from lit_async_data.snapshot import Snapshot
 
 @dataclasses.dataclass
 class PassState:
-    """Where a loader is in its pass. An object of its own, since to set an attribute of the loader is a call.
+    """Where a loader is in its pass.
+
+    An object of its own, since to set an attribute of the loader is a call, in which an interrupt can come; between
+    assignments to these none can.
 
     Attributes:
-        step: The next batch.
+        asked: Passes that `iter` has been called for.
+        begun: Passes that have begun.
+        fresh: Whether the next batch begins a pass.
+        step: The next batch of the pass.
+        over: Whether the pass has come to its end.
+        lost: Whether an interrupt has ended the pass.
         state: Of the loader, after the batch that was handed out last; None where it is as the loader says.
-        interrupted: Whether a request never came to its end.
+        interrupted: Whether a request never came to its end: what runs may be in any state, and is thrown away.
     """
 
+    asked: int = 0
+    begun: int = 0
+    fresh: bool = True
     step: int = 0
+    over: bool = False
+    lost: bool = False
     state: Snapshot | None = None
     interrupted: bool = False
 

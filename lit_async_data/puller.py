@@ -15,10 +15,10 @@ No wait is without a time-out and a look at whether the other side is alive.
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import logging
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,11 +62,11 @@ class Asked(NamedTuple):
 
     Attributes:
         work: What is to be done; gives None as long as it is not possible.
-        answer: Of what it gives then.
+        answer: Takes what it gave, or what it raised. Not a Future: an interrupt in there leaves its lock locked.
     """
 
     work: Callable[[], Any]
-    answer: concurrent.futures.Future[Any]
+    answer: queue.SimpleQueue[tuple[Any, Exception | None]]
 
 
 class Puller:
@@ -89,8 +89,6 @@ class Puller:
         self._iterator = iterator
         self._prepare = prepare
         self._note = note
-        # Whether something was taken or begun since `settle`: an interrupt of that may have lost a batch.
-        self.touched = False
         # Wakes the consumer; see `Pipeline`.
         self._arrived = Bell()
         # Everything below is guarded by this lock. The consumer's thread takes it directly, and not by way of the
@@ -150,17 +148,12 @@ class Puller:
             if time.monotonic() > deadline:
                 deadline = math.inf
                 log.warning("no batch for %.0f s: %s", LONG_S, worker)
-        self.touched = True
         return self._pull(_at_once)
 
     def start(self) -> None:
         """Begin to read ahead now, not with the next `get`, which reports what keeps a thread from being started."""
         with self._lock, contextlib.suppress(WorkerError):
             self._reader()
-
-    def settle(self) -> None:
-        """What was taken has been handed out."""
-        self.touched = False
 
     def close(self) -> bool:
         """Read nothing more; waits a few seconds at most. Idempotent, from any thread.
@@ -175,8 +168,8 @@ class Puller:
             self._asked = None
             self._changed.notify_all()
         self._arrived.ring()
-        if asked is not None and not asked.answer.done():
-            asked.answer.set_exception(ClosedError("the pass has been ended"))
+        if asked is not None:
+            asked.answer.put((None, ClosedError("the pass has been ended")))
         for pulled in left:
             pulled.host.release()
         if self._worker is not None and not self._worker.join(CLOSE_S):
@@ -190,19 +183,16 @@ class Puller:
         if not self._pulled:
             return None
         self._changed.notify_all()
-        self.touched = True
         return self._pulled.popleft()
 
     def _reader(self) -> ThreadWorker | None:
         """Whoever reads ahead, started if need be: after an error it is another thread."""
         if not self._reading and self._depth and not self._closed:
-            touched, self.touched = self.touched, True
             if self._worker is not None:
                 self._worker.join(CLOSE_S)  # it has pulled its last, and has only to return
             self._worker = ThreadWorker(0, self._work)
             self._worker.start()
             self._reading = True
-            self.touched = touched
         return self._worker if self._reading and self._worker is not None and self._worker.alive else None
 
     def serve(self) -> Asked | None:
@@ -213,11 +203,11 @@ class Puller:
         try:
             result = asked.work()
         except Exception as error:  # noqa: BLE001  # it is raised in the thread, and comes back at its batch's place
-            asked.answer.set_exception(error)
+            asked.answer.put((None, error))
         else:
             if result is None:
                 return asked
-            asked.answer.set_result(result)
+            asked.answer.put((result, None))
         with self._lock:
             # 1. The answer is there. 2. The thread goes on, and asks again. 3. That must not be taken for answered: see
             # test_the_thread_may_ask_again_at_once.
@@ -250,7 +240,7 @@ class Puller:
             return Pulled(self._prepare(batch, ask), note, seconds)
         except BaseException as caught:
             if ask is _at_once and isinstance(caught, KeyboardInterrupt):
-                raise  # Ctrl-C in the consumer's own thread: nobody can tell whether the batch had been made already
+                raise  # Ctrl-C in the consumer's own thread, which ends the pass
             # Whatever it is, it is raised at its place.
             return Pulled(HostBatch(error=caught), None, time.perf_counter() - began)
 
@@ -266,7 +256,7 @@ class Puller:
             return self._reading
 
     def _ask(self, work: Callable[[], Any]) -> Any:
-        asked = Asked(work, concurrent.futures.Future())
+        asked = Asked(work, queue.SimpleQueue())
         with self._lock:
             closed = self._closed
             if closed:
@@ -274,10 +264,19 @@ class Puller:
             self._asked = asked
             self._changed.notify_all()
             self._arrived.ring()
-        while not concurrent.futures.wait([asked.answer], POLL_S).done:
-            if self._closed:
-                break
-        return asked.answer.result(timeout=0)
+        while True:
+            try:
+                result, error = asked.answer.get(timeout=POLL_S)
+            except queue.Empty:
+                if self._closed:
+                    raise ClosedError("the pass has been ended") from None
+                continue
+            if error is None:
+                return result
+            try:
+                raise error
+            finally:
+                del error  # as in `InlineQueue.take`
 
 
 def _at_once(work: Callable[[], T | None]) -> T:

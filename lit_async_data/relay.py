@@ -99,12 +99,8 @@ class Relay:
                 "thread does not exist; call prefetched() in the child"
             )
 
-    def untouched(self, key: Key) -> bool:
-        """Whether an interrupt has lost nothing of the pass, of which the batch of this key is wanted next."""
-        return isinstance(self.queue, HostQueue) and self.feed.untouched(key)
-
     def rest(self, *, wait: bool = True) -> None:
-        """End the pass, and let go of what it took on the device.
+        """End the pass and free what it took on the device. If it is interrupted, only `close` may follow.
 
         Args:
             wait: For a `next` of the loader that is under way, as long as it takes; else a few seconds at most.
@@ -114,10 +110,14 @@ class Relay:
         finally:
             self.feed.end(wait=wait)
 
-    def close(self) -> None:
-        """End everything. Idempotent; waits a few seconds at most."""
+    def close(self, *, wait: bool = False) -> None:
+        """End everything. Idempotent, also if it was interrupted.
+
+        Args:
+            wait: As for `rest`.
+        """
         if not self._forked:  # else thread and device are another process's, and so may be whoever held a lock
-            self.rest(wait=False)
+            self.rest(wait=wait)
 
     @property
     def _forked(self) -> bool:

@@ -25,7 +25,6 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
 
     def load_state_dict(self, state: Any) -> None:
         """Have the loader go on from a state, with the next pass."""
-        if self._relay is not None:
-            self._relay.rest()
-        self._at.state, self._fresh = None, True
+        self._rest()
+        self._at.state, self._at.fresh = None, True
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]

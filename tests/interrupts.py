@@ -1,5 +1,7 @@
 """Ctrl-C at any point: an interrupt at the n-th place of the package at which CPython can deliver one.
 
+Also inside `threading`, where the package calls that.
+
 CPython looks for signals when a Python function begins, when a call has returned, and when a loop goes round; nowhere
 else. So nothing comes between two statements that call nothing, which the end of `AsyncLoader.__next__` relies on.
 """
@@ -10,19 +12,21 @@ import contextlib
 import dis
 import functools
 import sys
+import threading
 from pathlib import Path
 
 import lit_async_data
 
-PACKAGE = str(Path(lit_async_data.__file__).parent)
+# Of the standard library what holds locks while Python code runs.
+WATCHED = (str(Path(lit_async_data.__file__).parent), threading.__file__)
 # A pretended device is one call to a real one.
 ATOMIC = ("testing.py", "checksum.py")
 
 
 @functools.cache
 def places(code):
-    """The offsets of a function's instructions before which an interrupt can arrive; none outside the package."""
-    if not code.co_filename.startswith(PACKAGE) or code.co_filename.endswith(ATOMIC):
+    """The offsets of a function's instructions before which an interrupt can arrive; none in what is not watched."""
+    if not code.co_filename.startswith(WATCHED) or code.co_filename.endswith(ATOMIC):
         return frozenset()
     bytecode = dis.Bytecode(code)
 

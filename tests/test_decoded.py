@@ -7,6 +7,7 @@ import errno
 import functools
 import mmap
 import queue
+import sys
 import threading
 import types
 
@@ -503,6 +504,30 @@ def test_a_band_is_copied_into_memory_that_is_used_again_when_nobody_sees_it():
     assert address(third) == place
     assert (second == 2).all()
     assert (third == 3).all()
+
+
+def test_the_end_of_a_band_runs_no_python_code():
+    """Else an interrupt can arrive there, which CPython prints and drops: Ctrl-C would have no effect."""
+    memory = BandMemory()
+    kept, called = memory.copied(large(1))[3:], []
+    sys.setprofile(lambda frame, event, argument: called.append((event, frame.f_code.co_name)))
+    try:
+        del kept
+    finally:
+        sys.setprofile(None)
+    assert [name for event, name in called if event == "call"] == []
+    assert [vacant.qsize() for vacant in memory._vacant.values()] == [1]
+
+
+def test_leases_that_have_ended_are_forgotten():
+    memory = BandMemory()
+    for value in range(3):
+        band = memory.copied(large(value))
+    assert len(memory._leases) == 2  # one is seen, one is vacant
+    del band
+    memory.copied(np.zeros((5, LEAST_BYTES), np.uint8))
+    memory.clear()
+    assert not memory._leases
 
 
 def test_memory_of_another_size_is_given_back_before_more_is_taken():

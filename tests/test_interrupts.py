@@ -44,6 +44,10 @@ def half(batch):
     return batch | {"x": batch["x"] * 2}
 
 
+def copied(batch):
+    return dict(batch)
+
+
 KINDS = {
     "in the caller's thread": lambda h5: arrays(0),
     "one worker": lambda h5: arrays(1),
@@ -56,7 +60,7 @@ KINDS = {
     "gzip, two workers": lambda h5: hdf5(2, h5, packed=True),
     "a device, copies late": lambda h5: arrays(1),
     "a device, kernels late": lambda h5: arrays(2),
-    "a device, a transform": lambda h5: arrays(1, device_transform=dict),
+    "a device, a transform": lambda h5: arrays(1, device_transform=copied),
 }
 
 
@@ -138,19 +142,39 @@ def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
         assert steps == [plan.batch(step).samples.tolist() for step in range(STEPS)]
 
 
+class Interrupted:
+    """A lock at which an interrupt arrives."""
+
+    def acquire(self):
+        raise KeyboardInterrupt
+
+
 def test_a_worker_whose_start_is_interrupted_never_works(monkeypatch):
-    """1. `start` is interrupted. 2. The worker is given up. 3. Its thread begins all the same."""
-    worked = []
+    """1. `start` is interrupted while it waits for the thread. 2. The worker is given up. 3. The thread begins."""
+    worked, go, start = [], threading.Event(), threading.Thread.start
     worker = ThreadWorker(0, worked.append)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(threading.Thread, "start", lambda thread: go.wait(30) and start(thread))
+        launched, worker._launched = worker._launched, Interrupted()
         with pytest.raises(KeyboardInterrupt):
             worker.start()
-    assert not worker.alive
-    assert worker.join(30)
-    worker._thread.start()
-    assert worker.join(30)
+        worker._launched = launched
+        assert not worker.alive
+        assert not worker.join(0)
+        go.set()
+        assert worker.join(30)
+    assert worker._thread.ident is not None
+    assert not worker._thread.is_alive()
     assert not worked
+
+
+def test_a_worker_that_is_given_up_is_so_also_where_that_was_interrupted():
+    """1. `join` takes the worker's fate, and is interrupted. 2. It is called again."""
+    worker = ThreadWorker(0, lambda worker: True)
+    assert worker._fate.acquire(blocking=False)
+    assert worker.join(30)
+    worker.start()
+    assert worker.join(30)
 
 
 def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):
@@ -199,30 +223,46 @@ def wrapped(request, monkeypatch):
     return on
 
 
+def changed(loader, drawn):
+    """Ask for what a callback or a notebook may ask for between two batches."""
+    what = drawn.randrange(8)
+    if what == 0:
+        loader.prefetch()
+    elif what == 1 and loader.device_depth:
+        loader.device_depth = drawn.choice((1, 2, 3))
+    return what == 2
+
+
 def passes_of(loader, interrupts, seed):
     """Pass after pass with interrupts; each is whole, or ends with an error that says so."""
     drawn, whole, kept, left = random.Random(seed), 0, [], interrupts
+    batches, seen = iter(loader), 0
     while left or whole < 2:
-        batches, seen = iter(loader), 0
-        while True:
-            try:
-                with interrupted(drawn.randrange(400) if left else None):
-                    batch = next(batches)
-            except KeyboardInterrupt:
-                left -= 1
-                continue
-            except StopIteration:
-                assert seen == STEPS
-                whole += 1
-                break
-            except ClosedError as error:
-                assert f"ended this pass after {seen} batches" in str(error)  # noqa: PT017
-                break
+        again = False
+        try:
+            with interrupted(drawn.randrange(drawn.choice((60, 400, 1200))) if left else None):
+                if again := left and changed(loader, drawn):
+                    loader.stop()
+                    batches = iter(loader)
+                batch = next(batches)
+        except KeyboardInterrupt:
+            left -= 1
+        except StopIteration:
+            assert seen == STEPS
+            whole += 1
+            again = True
+        except ClosedError as error:
+            assert f"ended this pass after {seen} batches" in str(error)  # noqa: PT017
+            again = True
+        else:
             loader.settle()
+            seen = 0 if again else seen
             kept = [*kept[-3:], (batch, seen)]
             for held, number in kept:
                 assert held.unique().tolist() == [number]
-            seen += 1
+            seen, again = seen + 1, False
+        if again:  # also where it is not certain which pass the loader is in
+            batches, seen = iter(loader), 0
 
 
 def test_a_pass_over_somebody_elses_loader_is_whole_or_says_that_it_is_not(wrapped):

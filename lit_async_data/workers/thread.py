@@ -2,11 +2,13 @@
 
 What it knows of its thread it keeps itself, in locks made of C. An interrupt (Ctrl-C) inside `is_alive` or `join` of
 `threading.Thread` makes that class take a living thread for a dead one for ever (bpo-45274), and one inside
-`threading.Condition.__enter__` leaves its lock locked.
+`threading.Condition.__enter__` leaves its lock locked. One inside `Thread.start` becomes a RuntimeError; so that is
+called in a thread of its own, since interrupts arrive in the main thread alone.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import threading
 import time
@@ -66,8 +68,14 @@ class ThreadWorker:
         self._task: tuple[object, float] | None = None
         self.error: BaseException | None = None
         self._started = False  # whether `start` has returned
+        self._launching = False  # whether `_launch` has been begun, and has not come to its end
+        self._refused: RuntimeError | None = None  # why there is no thread
+        self._launched = threading.Lock()  # held until `_launch` has come to its end
+        self._launched.acquire()
+        self._began = False  # whether the thread has tried to take its fate
         self._fate = threading.Lock()  # taken by the thread that begins to work, or by whoever keeps it from that
-        self._working = threading.Lock()  # held by the thread while it works
+        self._working = threading.Lock()  # held until the thread has done its last work
+        self._working.acquire()
         self._thread = threading.Thread(target=self._main, name=f"lit_async_data reader {number}", daemon=True)
 
     def start(self) -> None:
@@ -77,10 +85,15 @@ class ThreadWorker:
             WorkerError: The system gives no more threads.
         """
         try:
-            self._working.acquire()
-            self._thread.start()
+            self._launching = True  # no interrupt comes between this and the call: nothing else is called
+            _thread.start_new_thread(self._launch, ())
         except RuntimeError as error:
-            raise WorkerError(f"worker {self.number} could not be started: {error}", worker=self.number) from error
+            self._launching, self._refused = False, error.with_traceback(None)
+        if self._launching:
+            self._launched.acquire()
+        if self._refused is not None:
+            message = f"worker {self.number} could not be started: {self._refused}"
+            raise WorkerError(message, worker=self.number) from self._refused
         self._started = True
 
     @property
@@ -116,21 +129,32 @@ class ThreadWorker:
         """
         if threading.current_thread() is self._thread:
             return False
-        if self._fate.acquire(blocking=False):
-            self._work = None  # an interrupted `start` may have left the thread in Python's own lists: it keeps nothing
+        if self._fate.acquire(blocking=False) or not self._began:
+            self._work = None
         elif self._work is not None:
             if not self._working.acquire(timeout=timeout):
                 return False
             self._working.release()
+        if self._launching and not self._launched.acquire(timeout=timeout):
+            return False
         if self._thread.ident is not None:
             self._thread.join(timeout)  # it has only to leave
         return True
 
-    def _main(self) -> None:
-        if not self._fate.acquire(blocking=False):
-            return
+    def _launch(self) -> None:
         try:
-            self._run()
+            self._thread.start()
+        except RuntimeError as error:
+            self._refused = error.with_traceback(None)
+        finally:
+            self._launching = False
+            self._launched.release()
+
+    def _main(self) -> None:
+        self._began = True
+        try:
+            if self._fate.acquire(blocking=False):
+                self._run()
         except BaseException as error:  # noqa: BLE001  # whoever waits for this worker raises it
             self.error = error
         finally:

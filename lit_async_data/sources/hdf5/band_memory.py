@@ -33,15 +33,24 @@ class _Lease:
         self.__array_interface__ = dict(memory.__array_interface__)
 
 
+class _Ended(weakref.ref[_Lease]):
+    """A reference to a lease that knows its memory: it puts itself among what is vacant when the lease dies."""
+
+    __slots__ = ("memory",)
+    memory: mmap.mmap
+
+
 class BandMemory:
     """Anonymous maps, of which each is for one band at a time. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        # Held for the dictionary alone, never while memory is taken or copied. Reentrant, since garbage collection can
-        # close a source inside it.
+        # Held for the dictionaries alone, never while memory is taken or copied. Reentrant, since garbage collection
+        # can close a source inside it.
         self._lock = threading.RLock()
-        # By their bytes. SimpleQueue, since a band can be dropped inside any allocation: its put never waits.
-        self._vacant: dict[int, queue.SimpleQueue[mmap.mmap]] = {}
+        # By their bytes. SimpleQueue, since a band can be dropped inside any allocation: its put never waits. It is
+        # itself the callback of a lease: it runs no Python code, in which CPython would drop an interrupt (Ctrl-C).
+        self._vacant: dict[int, queue.SimpleQueue[_Ended]] = {}
+        self._leases: dict[int, _Ended] = {}  # by their ids: a reference that nobody holds calls nothing
 
     def copied(self, band: Array) -> Array:
         """A copy of a band whose memory is for another band when nobody sees it any more.
@@ -55,22 +64,27 @@ class BandMemory:
         if memory is None:
             memory = mmap.mmap(-1, band.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         lease = _Lease(np.frombuffer(memory, np.uint8))
-        weakref.finalize(lease, vacant.put, memory).atexit = False
+        ended = _Ended(lease, vacant.put)
+        ended.memory = memory
+        with self._lock:
+            self._leases[id(ended)] = ended
         copy: Array = np.asarray(lease).view(band.dtype).reshape(band.shape)
         copy[...] = band
         return copy
 
-    def _found(self, nbytes: int) -> tuple[queue.SimpleQueue[mmap.mmap], mmap.mmap | None]:
+    def _found(self, nbytes: int) -> tuple[queue.SimpleQueue[_Ended], mmap.mmap | None]:
         """Where memory of this size goes when nobody sees it any more, and some that is there already."""
         with self._lock:
             vacant = self._vacant.setdefault(nbytes, queue.SimpleQueue())
             try:
-                return vacant, vacant.get_nowait()
+                ended = vacant.get_nowait()
             except queue.Empty:
                 # Of other sizes nothing is held that nobody uses. Their queues stay: bands that are still seen refer to
                 # them, and would fill one that is here no more.
                 self._drain()
                 return vacant, None
+            self._leases.pop(id(ended), None)
+            return vacant, ended.memory
 
     def clear(self) -> None:
         """Give back what nobody uses."""
@@ -82,3 +96,6 @@ class BandMemory:
             with contextlib.suppress(queue.Empty):
                 while True:
                     vacant.get_nowait()
+        for number, ended in self._leases.copy().items():
+            if ended() is None:
+                self._leases.pop(number, None)

@@ -39,7 +39,8 @@ class RecentBands:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken directly: an interrupt inside `Condition.__enter__` leaves it locked
+        self._changed = threading.Condition(self._lock)
         self._bands: dict[int, collections.OrderedDict[Hashable, Array]] = {}  # by the number of their turn
         self._turn_of: dict[Hashable, int] = {}  # of each band
         self._turns: dict[Turn, int] = {}  # numbers of the last turns, in their order
@@ -51,7 +52,7 @@ class RecentBands:
 
     def add_room(self, nbytes: int) -> None:
         """Room for this many bytes more, or less."""
-        with self._changed:
+        with self._lock:
             self._room += nbytes
             self._make_room(0)
 
@@ -69,7 +70,7 @@ class RecentBands:
         """
         band, mine, kept = None, False, False
         try:  # around everything: Ctrl-C must leave no key behind for which others would wait
-            with self._changed:
+            with self._lock:
                 while key not in self._turn_of and key in self._decoding:
                     if not wait:
                         return None
@@ -82,7 +83,7 @@ class RecentBands:
             band, kept = self._copied(band)
         finally:
             if mine:
-                with self._changed:
+                with self._lock:
                     self._decoding.discard(key)
                     if kept:
                         assert band is not None
@@ -92,7 +93,7 @@ class RecentBands:
 
     def _copied(self, band: Array) -> tuple[Array, bool]:
         """A band as it can be kept, once there is room for it; and whether there can be."""
-        with self._changed:
+        with self._lock:
             if band.nbytes > self._room:
                 return band, False
             self._make_room(band.nbytes)
@@ -100,7 +101,7 @@ class RecentBands:
         try:
             return self._memory.copied(band), True
         except BaseException:
-            with self._changed:
+            with self._lock:
                 self._taken -= band.nbytes
             raise
 
@@ -112,7 +113,7 @@ class RecentBands:
             numbers: Of its bands.
             turn: The turn that they are wanted for, which those here then belong to; False for none.
         """
-        with self._changed:
+        with self._lock:
             for key in [(name, number) for number in numbers.tolist()] if turn else ():
                 if key in self._turn_of:
                     self._put(key, self._taken_out(key), turn)
@@ -121,7 +122,7 @@ class RecentBands:
 
     def clear(self) -> None:
         """Let go of all of them."""
-        with self._changed:
+        with self._lock:
             # Not what is being copied now, whose bytes are taken already.
             self._taken -= sum(band.nbytes for bands in self._bands.values() for band in bands.values())
             self._bands.clear()
