@@ -44,8 +44,6 @@ from lit_async_data.sources.places import (
 )
 from lit_async_data.spec import BatchSpec
 
-# The later one counts where sources are read in several ways.
-
 
 class ConcatSource:
     """Several sources as one: the samples of the first, then those of the second, and so on.

@@ -162,8 +162,12 @@ class IndexedBands:
             self._read_planes(numbers[usual], usual, target)
         else:
             self._copy(numbers[usual], self._decoded, usual.tolist(), target)
-        if not self._stored.dtype.isnative:
-            for place in where.tolist():  # not all at once, which would take two copies of the batch
+        if self._stored.dtype.isnative:
+            return
+        if len(where) == len(out):
+            out.byteswap(inplace=True)
+        else:
+            for place in where.tolist():  # not out[where], which would take two copies of the batch
                 out[place : place + 1].byteswap(inplace=True)
 
     def _read_planes(self, chosen: Indices, where: Indices, target: Bytes) -> None:

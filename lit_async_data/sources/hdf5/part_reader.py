@@ -57,11 +57,13 @@ class FieldReader(Reader):
             self._read(rows, values)
             out[...] = field.conversion(values, rows + field.span[0], out.dtype)
             return
-        order = np.argsort(rows, kind="stable")  # a chunk that rows share is decoded once
+        # In the order in which they lie, where they may share a chunk: it is then decoded once.
+        order = None if self.reading == "copied" else np.argsort(rows, kind="stable")
         for first in range(0, len(rows), block):
-            places = order[first : first + block]
-            self._read(rows[places], values[: len(places)])
-            out[places] = field.conversion(values[: len(places)], rows[places] + field.span[0], out.dtype)
+            places = slice(first, first + block) if order is None else order[first : first + block]
+            some = rows[places]
+            self._read(some, values[: len(some)])
+            out[places] = field.conversion(values[: len(some)], some + field.span[0], out.dtype)
 
     def _read(self, rows: Indices, out: Array) -> None:
         begin, end = self._field.span

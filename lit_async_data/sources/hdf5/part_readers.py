@@ -24,7 +24,6 @@ from lit_async_data.sources.hdf5.open_files import OpenFiles
 from lit_async_data.sources.hdf5.part import StoredPart
 from lit_async_data.sources.hdf5.part_reader import PartReader
 
-# What counts where fields are read in several ways: decoding is work that threads share, whatever waits beside it.
 # Bytes of samples of one part that are read aside at a time, before they go to their places in the batch.
 BLOCK_BYTES = 2**20
 
