@@ -207,9 +207,10 @@ def _hints(key: str, typed: list[str], config_dir: str) -> Iterator[str]:
     parent, _, last = key.rpartition(".")
     if parent.endswith("loader") and last in TORCH_NAMES:
         yield TORCH_NAMES[last]
-    if key.startswith("data.") and last in OWN and not any(argument.startswith("data=") for argument in typed):
+    above = parent.partition(".")[0]
+    if above in ("", "data") and last in OWN and not any(argument.startswith("data=") for argument in typed):
         what, choice, full = OWN[last]
-        yield f"for {what} of your own, {f'add {choice}' if parent != 'data' else f'write {choice} {full}=…'}"
+        yield f"for {what} of your own, {f'add {choice}' if '.' in parent else f'write {choice} {full}=…'}"
     cfg = _composed(typed, config_dir)
     known = list(_keys(cfg))
     beside = [name for name in known if name.rpartition(".")[0] == parent and not name.startswith(f"{parent}._")]

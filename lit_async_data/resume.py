@@ -32,8 +32,11 @@ def check_position(trainer: pl.Trainer, batches: int) -> None:
         return
     used = trainer.ckpt_path
     other = newest_of_an_epochs_end(folders_of(trainer), used)
+    where = ""
+    if other and used and other.parent != Path(used).parent:
+        where = " in the folder that this Trainer writes to; make sure that it is of the same training"
     instead = (
-        f"resume from {other}, the newest checkpoint from the end of an epoch"
+        f"resume from {other}, the newest checkpoint from the end of an epoch{where}"
         if other
         else f"no checkpoint from the end of an epoch was found beside it: {WRITE_ONE}; to keep the weights only, use "
         "load_from_checkpoint and train without ckpt_path"

@@ -420,7 +420,7 @@ STAGES = [["train"], ["train", "val"], ["Train", "valid", "TEST"], ["training", 
 def test_folders_of_stages_are_no_classes(stages, tree, tmp_path):
     for stage in stages:
         shutil.copytree(tree, tmp_path / "img" / stage)
-    with pytest.raises(ConfigError, match="which are names of stages") as caught:
+    with pytest.raises(ConfigError, match="is divided into stages") as caught:
         ManifestSource.from_folder(tmp_path / "img")
     for stage in stages:
         assert f"from_folder('{tmp_path}/img/{stage}')" in str(caught.value)
@@ -434,7 +434,7 @@ def test_folders_of_stages_among_which_is_one_of_files(tree, tmp_path):
     # Tests without labels: their files lie beside each other.
     shutil.copytree(tree, tmp_path / "img/train")
     shutil.copytree(tree / "owl", tmp_path / "img/test")
-    with pytest.raises(ConfigError, match="names of stages"):
+    with pytest.raises(ConfigError, match="is divided into stages"):
         ManifestSource.from_folder(tmp_path / "img")
 
 

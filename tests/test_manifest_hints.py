@@ -316,9 +316,15 @@ def test_paths_that_differ_from_those_of_files_say_in_what(path, hint, kind, fol
         (folder / inside / "1.npy").write_bytes((folder / "1.npy").read_bytes())
     table = pa.table({"path": [path], "row": [0]})
     with pytest.raises(
-        MissingError, match=rf"^row 0 of the table given: .*no such file; .*\. There is '.*1\.npy'; .*{hint}"
+        MissingError, match=rf"^row 0 of the table given: .*no such file; .*\? There is '.*1\.npy'; .*{hint}"
     ):
         ManifestSource(table, {"x": {"name": "path", "kind": kind}}, root=folder)
+
+
+@pytest.mark.parametrize("path", ["1.npy ", " 1.npy"])
+def test_a_first_path_with_space_around_it_is_a_path(path, folder):
+    with pytest.raises(MissingError, match="the table has space around a name"):
+        ManifestSource(pa.table({"path": [path, path]}), {"x": "path"}, root=folder)
 
 
 def test_a_path_that_leads_to_nothing_at_all_has_no_hint(folder):

@@ -178,6 +178,8 @@ def test_every_experiment_runs(typed, choice):
         (["trainer.xyzzy=2"], "trainer.overfit_batches, … (30 in all; --cfg job shows them)"),
         (["data=hdf5", "data.path=x.h5"], "data.path: no such key; did you mean data.train.path?"),
         (["data=hdf5_split", "data.path=x.h5"], "data.path: no such key; did you mean data.source.path?"),
+        (["path=x.h5"], "path: no such key; for files of your own, write data=hdf5 data.train.path=…"),
+        (["table=x.csv"], "table: no such key; for a table of your own, write data=manifest data.source.table=…"),
         (["data.path=x.h5"], "data.path: no such key; for files of your own, write data=hdf5 data.train.path=…"),
         (
             ["data=hdf5", "data.train.path=x.h5", "data.train.fields.x=X_train"],

@@ -83,8 +83,8 @@ def _check_no_stages(root: str, folders: list[str]) -> None:
         return
     sources = " and ".join(f"from_folder({os.path.join(root, name)!r})" for name in folders)
     raise ConfigError(
-        f"from_folder: {root} holds {', '.join(folders)}, which are names of stages, with the folders of "
-        f"classes in them; give each stage a source of its own, {sources}; or, if these are the classes, rename one"
+        f"from_folder: {root} is divided into stages ({', '.join(folders)}), with the folders of classes in "
+        f"them; give each stage a source of its own, {sources}; or, if these are the classes, rename one"
     )
 
 

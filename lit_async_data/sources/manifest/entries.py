@@ -69,7 +69,7 @@ def _meant(path: str) -> str:
                 break
         else:
             return ""
-    return f". There is {shown(found)}; the table has {' and '.join(dict.fromkeys(wrong))}" if wrong else ""
+    return f" There is {shown(found)}; the table has {' and '.join(dict.fromkeys(wrong))}" if wrong else ""
 
 
 class Entries:

@@ -29,7 +29,7 @@ SUFFIXES: dict[str, Kind] = {
 
 def kind_of_path(path: str) -> Kind | None:
     """What a path names, by how it ends; None for what is not known."""
-    return SUFFIXES.get(os.path.splitext(path)[1].lower())
+    return SUFFIXES.get(os.path.splitext(path.rstrip())[1].lower())
 
 
 class Paths:
