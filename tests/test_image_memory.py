@@ -249,3 +249,31 @@ def test_a_small_sample_of_a_large_image_takes_its_decoded_pixels_and_little_mor
     wanted = [1.2 * nbytes + 24 * 2**20 / SIDE**2 for nbytes in most]
     over = [line for line in zip(files, taken, wanted, strict=True) if line[1] > line[2]]
     assert not over, over
+
+
+CHECKED = """
+import sys
+import pyarrow
+from lit_async_data import ManifestSource
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+def source(name):
+    table = pyarrow.table({"path": [name], "y": [1]})
+    return ManifestSource(table, {"x": "path", "y": "y"}, root=sys.argv[1], image_size=64)
+
+source("small.gif")  # what is imported for it does not count
+before = resident()
+kept = source("large.gif")
+print(resident() - before)
+"""
+
+
+def test_building_a_source_holds_no_memory_of_the_image_that_it_checks(tmp_path):
+    Image.new("P", (8, 8)).save(tmp_path / "small.gif")
+    Image.new("P", (SIDE, SIDE)).save(tmp_path / "large.gif")
+    command = [sys.executable, "-c", CHECKED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert int(done.stdout) < SIDE**2 / 4  # of 16 MiB that Pillow decodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,10 +54,18 @@ def check(how: Check, fields: Mapping[str, FileField], stored: Sequence[HDF5Fiel
         if not field.decoder.fits_all:
             _check_shapes(key, field, entries, all_=how == "all")
     wrong = _wrong(fields, len(entries) if how == "all" else 1)
+    if any(field.decoder.images for field in fields.values()):
+        _return_freed_memory()
     if how == "all":
         wrong += [error for each in stored for error in _wrong_rows(each)]
     if wrong:
         _raise(wrong, entries)
+
+
+def _return_freed_memory() -> None:
+    """Have the C library return freed memory to the system: glibc keeps the blocks in which Pillow decodes."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or another system
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _check_shapes(key: str, field: FileField, entries: Entries, *, all_: bool) -> None:
