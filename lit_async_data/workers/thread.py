@@ -50,6 +50,41 @@ class Bell:
         self._silent.acquire(timeout=timeout)
 
 
+class Gate:
+    """Is opened once, for all threads that wait for it. An interrupt can come at any point of it.
+
+    Example:
+        >>> gate = Gate()
+        >>> gate.wait(0.0)
+        False
+        >>> gate.open()
+        >>> gate.wait(60.0)  # returns at once
+        True
+    """
+
+    def __init__(self) -> None:
+        self._opened = False
+        self._shut = threading.Lock()  # held until it is opened, then by each thread for a moment as it passes
+        self._shut.acquire()
+
+    def open(self) -> None:
+        """Let all threads pass from now on; may be called again."""
+        self._opened = True
+        with contextlib.suppress(RuntimeError):  # it was open
+            self._shut.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is open, at most this many seconds.
+
+        Returns:
+            Whether it is open. An interrupt in another thread that passes can hold this one up until the time is over.
+        """
+        if not self._opened and self._shut.acquire(timeout=timeout):
+            with contextlib.suppress(RuntimeError):  # it was opened again meanwhile
+                self._shut.release()
+        return self._opened
+
+
 class ThreadWorker:
     """A daemon thread, so that one stuck in a dead disk cannot keep the interpreter from ending.
 
