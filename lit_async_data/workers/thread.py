@@ -92,12 +92,13 @@ class ThreadWorker:
         number: Which worker it is, for messages.
         work: Does one piece and returns True, or returns False to end the thread. It gets the worker, and says in
             `begin` and `rest` what it is doing.
+        name: What it is for, in the name of its thread.
 
     Attributes:
         error: What has ended the thread, if ``work`` raised it.
     """
 
-    def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
+    def __init__(self, number: int, work: Callable[[ThreadWorker], bool], name: str = "reader") -> None:
         self.number = number
         self._work: Callable[[ThreadWorker], bool] | None = work  # None when the thread has ended, or will never work
         self._task: tuple[object, float] | None = None
@@ -111,7 +112,7 @@ class ThreadWorker:
         self._fate = threading.Lock()  # taken by the thread that begins to work, or by whoever keeps it from that
         self._working = threading.Lock()  # held until the thread has done its last work
         self._working.acquire()
-        self._thread = threading.Thread(target=self._main, name=f"lit_async_data reader {number}", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=f"lit_async_data {name} {number}", daemon=True)
 
     def start(self) -> None:
         """Start the thread. If that is interrupted, `join` sees to it that it does no work.
