@@ -45,8 +45,10 @@ def places(code):
 
 
 @contextlib.contextmanager
-def interrupted(after):
+def interrupted(after, act=None):
     """Raise `KeyboardInterrupt` at the place of this number in the block, counted from 0; with None, count only.
+
+    With ``act``, that is called there instead, as garbage collection would call it.
 
     Yields a list of the places that were passed: file and line.
     """
@@ -61,7 +63,10 @@ def interrupted(after):
             passed.append((Path(code.co_filename).name, frame.f_lineno))
             if after is not None and len(passed) > after:
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                if act is None:
+                    raise KeyboardInterrupt
+                act()
+                return None
         return trace
 
     before = sys.gettrace()

@@ -24,6 +24,7 @@ from lit_async_data.sources.hdf5 import decoded, holding
 from lit_async_data.sources.hdf5.band_memory import LEAST_BYTES, BandMemory
 from lit_async_data.sources.hdf5.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
+from lit_async_data.workers.thread import Gate
 
 BAND = np.arange(4, dtype=np.int64)
 
@@ -57,9 +58,10 @@ def test_turns_whose_bands_have_all_moved_on_leave_nothing():
         bands.fetch(("x", number), lambda: BAND, wait=True, turn=(0, 0))
     for turn in range(1, 50):
         assert not len(bands.missing("x", np.array([1, 2]), (0, turn)))
-    assert [len(of_turn) for of_turn in bands._bands.values()] == [2]
+    assert [len(of_turn) for of_turn in bands._order.values()] == [2]
     bands.clear()
     assert not bands._bands
+    assert not bands._order
 
 
 def test_room_that_is_given_back_is_emptied():
@@ -112,8 +114,8 @@ def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
     bands.add_room(BAND.nbytes)
     slow = Slow(bands, CorruptError("bad"))
     waits = threading.Event()
-    wait = bands._changed.wait
-    monkeypatch.setattr(bands._changed, "wait", lambda timeout: waits.set() or wait(timeout))
+    wait = Gate.wait
+    monkeypatch.setattr(Gate, "wait", lambda gate, timeout: waits.set() or wait(gate, timeout))
     got = []
     waiter = threading.Thread(target=lambda: got.append(fetched(bands, 1)))
     waiter.start()
@@ -613,8 +615,8 @@ def test_what_is_being_copied_while_all_is_let_go_of_counts_afterwards(monkeypat
     monkeypatch.undo()
     for key in "bcd":
         bands.fetch(key, lambda: large(2), wait=True)
-    assert len(bands._turn_of) == 2
-    assert bands._taken == 2 * large(0).nbytes
+    assert len(bands._bands) == 2
+    assert bands._held == 2 * large(0).nbytes
 
 
 def test_a_copy_that_fails_takes_no_room(monkeypatch):
@@ -627,4 +629,4 @@ def test_a_copy_that_fails_takes_no_room(monkeypatch):
     monkeypatch.setattr(bands._memory, "copied", fails)
     with pytest.raises(MemoryError):
         bands.fetch("a", lambda: large(1), wait=True)
-    assert (bands._taken, bands._decoding) == (0, set())
+    assert (bands._held, bands._decoding) == (0, {})

@@ -467,7 +467,7 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status
 
     def hold():
         (recent,) = source._reader.recent.values()
-        with recent._changed:
+        with recent._lock:
             held.set()
             over.wait(30)
 

@@ -16,6 +16,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init_
 # The way of a batch; a module imports only modules above it.
 ORDER = [
     "errors",
+    "workers.thread",
     "unexpected",
     "options",
     "permutation",
@@ -118,7 +119,6 @@ ORDER = [
     "job",
     "footprint",
     "ordering",
-    "workers.thread",
     "pipeline",
     "checksum",
     "streams",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import queue
 import random
 import signal
 import sys
@@ -16,8 +18,10 @@ from interrupts import interrupted
 from lit_async_data import AsyncLoader, HDF5Source, engine, memory, prefetched, relay
 from lit_async_data import loader as loader_module
 from lit_async_data.errors import ClosedError
+from lit_async_data.sources.hdf5.band_memory import LEAST_BYTES
+from lit_async_data.sources.hdf5.decoded import RecentBands
 from lit_async_data.testing import ArraySource, FakeStreams
-from lit_async_data.workers.thread import ThreadWorker
+from lit_async_data.workers.thread import Gate, ThreadWorker
 
 LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
 STEPS = 6
@@ -299,3 +303,117 @@ def test_a_generator_goes_on_behind_what_an_interrupt_has_lost_and_the_log_says_
                 assert not seen or seen[-1] < number <= seen[-1] + 6
                 losses = lost
                 seen.append(number)
+
+
+# -- what is decoded ---------------------------------------------------------------------------------------------------
+
+BANDS = 9
+
+
+def band(number):
+    """Some of them are copied into memory of the cache, and some are small."""
+    return np.full(LEAST_BYTES if number % 2 else 1000, number, np.uint8)
+
+
+def fetch(bands, number, turn=False):
+    return bands.fetch(("x", number), lambda: band(number), wait=True, turn=turn)
+
+
+def filled():
+    """A cache that is full, of bands of two turns and of none."""
+    bands = RecentBands()
+    bands.add_room(3 * LEAST_BYTES)
+    for number, turn in enumerate(((0, 0), (0, 1), False, (0, 0), (0, 1))):
+        fetch(bands, number, turn)
+    return bands
+
+
+def check(bands):
+    """It holds what it says, within its room, and goes on as if nothing had been."""
+    assert not bands._decoding
+    assert bands._held == sum(held.band.nbytes for held in bands._bands.values())
+    bands.add_room(0)  # what an interrupt has kept from making room
+    assert bands._held <= max(bands._room, 0)
+    assert bands._lock.acquire(blocking=False)
+    bands._lock.release()
+    outside = threading.Thread(target=fetch, args=(bands, 0))
+    outside.start()
+    outside.join(30)
+    assert not outside.is_alive()
+    for turn in range(3):
+        missing = bands.missing("x", np.arange(BANDS), (1, turn)).tolist()
+        assert missing == [number for number in range(BANDS) if ("x", number) not in bands._bands]
+        for number in range(BANDS):
+            assert (fetch(bands, number, (1, turn)) == band(number)).all()
+    bands.add_room(-bands._room)
+    assert not bands._bands
+    assert not bands._order
+    assert bands._held == 0
+
+
+STEPS_OF_BANDS = {
+    "a band is there": lambda bands: fetch(bands, 4, (0, 1)),
+    "a band replaces others": lambda bands: fetch(bands, 5, (0, 2)),
+    "a small band": lambda bands: fetch(bands, 6),
+    "bands of another turn": lambda bands: bands.missing("x", np.arange(BANDS), (0, 2)),
+    "bands of no turn": lambda bands: bands.missing("x", np.arange(BANDS), turn=False),
+    "all are dropped": lambda bands: bands.clear(),
+    "more room": lambda bands: bands.add_room(LEAST_BYTES),
+    "less room": lambda bands: bands.add_room(-2 * LEAST_BYTES),
+    "no room": lambda bands: bands.add_room(-bands._room),
+}
+
+
+@pytest.mark.parametrize("step", STEPS_OF_BANDS.values(), ids=STEPS_OF_BANDS)
+def test_decoded_chunks_are_right_wherever_an_interrupt_came(step):
+    bands = filled()
+    with interrupted(None) as passed:
+        step(bands)
+    assert passed
+    for place in range(len(passed)):
+        bands = filled()
+        with pytest.raises(KeyboardInterrupt), interrupted(place):
+            step(bands)
+        check(bands)
+
+
+@pytest.mark.parametrize("step", STEPS_OF_BANDS.values(), ids=STEPS_OF_BANDS)
+@pytest.mark.parametrize("nested", ["less room", "all are dropped"])
+def test_decoded_chunks_are_right_wherever_garbage_is_collected(step, nested):
+    """1. A step holds the lock. 2. Garbage collection inside it closes a loader, which gives its room back."""
+    bands = filled()
+    with interrupted(None) as passed:
+        step(bands)
+    for place in range(len(passed)):
+        bands = filled()
+        with interrupted(place, lambda bands=bands: STEPS_OF_BANDS[nested](bands)):
+            step(bands)
+        check(bands)
+
+
+def test_who_waits_for_a_decoding_can_be_interrupted(monkeypatch):
+    """1. Another thread decodes. 2. This one waits for it, which lets the other go on, and is interrupted anywhere."""
+    wait = Gate.wait
+    for place in itertools.count():
+        bands, begun, go = filled(), threading.Event(), queue.SimpleQueue()
+
+        def decode(begun=begun, go=go):
+            begun.set()
+            go.get(timeout=30)
+            return band(7)
+
+        other = threading.Thread(target=bands.fetch, args=(("x", 7), decode), kwargs={"wait": True})
+        other.start()
+        assert begun.wait(30)
+        found = None
+        with monkeypatch.context() as patch:
+            patch.setattr(Gate, "wait", lambda gate, timeout, go=go: go.put(None) or wait(gate, timeout))
+            with contextlib.suppress(KeyboardInterrupt), interrupted(place):
+                found = bands.fetch(("x", 7), lambda: band(7), wait=True)
+        go.put(None)
+        other.join(30)
+        check(bands)
+        if found is not None:
+            assert (found == band(7)).all()
+            break
+    assert place > 3

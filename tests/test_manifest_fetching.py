@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import queue
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from interrupts import interrupted
 
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.errors import MissingError
 from lit_async_data.sources.manifest import fetching
 from lit_async_data.sources.manifest.fetching import THREADS, Fetching
+from lit_async_data.workers.thread import Gate
 
 MOST = 2**30
 ROOM = 2**25
@@ -342,3 +347,75 @@ def test_a_loader_reads_cold_files_ahead_and_delivers_the_same(tmp_path, monkeyp
     ahead = {path for path, name in disk.asked if "fetcher" in name}
     assert len(ahead) >= 20
     assert not fetchers()
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def going_on(files, room):
+    """A reader in which anything may be interrupted; then it is used on, and ended."""
+    reader = Fetching()
+    give_back = reader.keep(room)
+    yield reader, give_back
+    assert not reader._lock._is_owned()
+    again = reader.keep(room)
+    reader.fetch(files, MOST)
+    assert [reader.read(path, MOST) for path in files] == [bytes([number]) * 100 for number in range(len(files))]
+    again()
+    give_back()
+    assert (reader._held, reader._room, reader._files, reader._waiting) == (0, 0, {}, {})
+    assert not fetchers()
+
+
+@pytest.mark.parametrize("room", [ROOM, 150], ids=["room for all", "room for one"])
+def test_wherever_an_interrupt_comes_files_are_read_ahead_and_right_again(files, monkeypatch, room):
+    """Files are asked for, read, and reading ahead ends, with an interrupt at one place after another."""
+    # Not `Disk`, in whose own locks an interrupt could arrive; and of the file's descriptor nothing is shown here.
+    monkeypatch.setattr(fetching, "fetched", lambda path, most_bytes, root: (Path(path).read_bytes(), True))
+    monkeypatch.setattr(fetching, "THREADS", 2)
+    monkeypatch.setattr(fetching, "_POLL_S", 0.01)
+    whole, place = False, 0
+    while not whole:
+        with going_on(files[:5], room) as (reader, give_back):
+            try:
+                with interrupted(place):
+                    reader.fetch(files[:3], MOST)
+                    for path in files[:3]:
+                        reader.read(path, MOST)
+                    give_back()
+                whole = True
+            except KeyboardInterrupt:
+                place += 1
+    assert place > 100
+
+
+def test_who_waits_for_a_file_can_be_interrupted(files, monkeypatch):
+    """1. A thread reads a file. 2. Another waits for it, which lets the first go on, and is interrupted anywhere."""
+    monkeypatch.setattr(fetching, "THREADS", 1)
+    monkeypatch.setattr(fetching, "_POLL_S", 0.01)
+    wait, whole, place = Gate.wait, False, 0
+    while not whole:
+        with monkeypatch.context() as patch, going_on(files[:3], ROOM) as (reader, _):
+            begun, go = queue.SimpleQueue(), queue.SimpleQueue()
+
+            def fetched(path, most_bytes, root, begun=begun, go=go):
+                if "fetcher" in threading.current_thread().name:
+                    begun.put(None)
+                    go.get(timeout=30)
+                return Path(path).read_bytes(), True
+
+            patch.setattr(fetching, "fetched", fetched)
+            reader.fetch(files[:1], MOST)
+            begun.get(timeout=30)
+            with patch.context() as inner:
+                inner.setattr(Gate, "wait", lambda gate, timeout, go=go: go.put(None) or wait(gate, timeout))
+                try:
+                    with interrupted(place):
+                        reader.read(files[0], MOST)
+                    whole = True
+                except KeyboardInterrupt:
+                    place += 1
+            for _ in range(9):  # for all files that come later too
+                go.put(None)
+    assert place > 3

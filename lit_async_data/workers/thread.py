@@ -50,6 +50,41 @@ class Bell:
         self._silent.acquire(timeout=timeout)
 
 
+class Gate:
+    """Is opened once, for all threads that wait for it. An interrupt can come at any point of it.
+
+    Example:
+        >>> gate = Gate()
+        >>> gate.wait(0.0)
+        False
+        >>> gate.open()
+        >>> gate.wait(60.0)  # returns at once
+        True
+    """
+
+    def __init__(self) -> None:
+        self._opened = False
+        self._shut = threading.Lock()  # held until it is opened, then by each thread for a moment as it passes
+        self._shut.acquire()
+
+    def open(self) -> None:
+        """Let all threads pass from now on; may be called again."""
+        self._opened = True
+        with contextlib.suppress(RuntimeError):  # it was open
+            self._shut.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is open, at most this many seconds.
+
+        Returns:
+            Whether it is open. An interrupt in another thread that passes can hold this one up until the time is over.
+        """
+        if not self._opened and self._shut.acquire(timeout=timeout):
+            with contextlib.suppress(RuntimeError):  # it was opened again meanwhile
+                self._shut.release()
+        return self._opened
+
+
 class ThreadWorker:
     """A daemon thread, so that one stuck in a dead disk cannot keep the interpreter from ending.
 
@@ -57,12 +92,13 @@ class ThreadWorker:
         number: Which worker it is, for messages.
         work: Does one piece and returns True, or returns False to end the thread. It gets the worker, and says in
             `begin` and `rest` what it is doing.
+        name: What it is for, in the name of its thread.
 
     Attributes:
         error: What has ended the thread, if ``work`` raised it.
     """
 
-    def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
+    def __init__(self, number: int, work: Callable[[ThreadWorker], bool], name: str = "reader") -> None:
         self.number = number
         self._work: Callable[[ThreadWorker], bool] | None = work  # None when the thread has ended, or will never work
         self._task: tuple[object, float] | None = None
@@ -76,7 +112,7 @@ class ThreadWorker:
         self._fate = threading.Lock()  # taken by the thread that begins to work, or by whoever keeps it from that
         self._working = threading.Lock()  # held until the thread has done its last work
         self._working.acquire()
-        self._thread = threading.Thread(target=self._main, name=f"lit_async_data reader {number}", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=f"lit_async_data {name} {number}", daemon=True)
 
     def start(self) -> None:
         """Start the thread. If that is interrupted, `join` sees to it that it does no work.

@@ -10,7 +10,7 @@ import logging
 import mmap
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Turn
 from lit_async_data.sources.hdf5.band_memory import BandMemory
+from lit_async_data.workers.thread import Gate
 
 Array = npt.NDArray[Any]
 # Seconds between two looks of a thread that waits for another to decode what it wants too.
@@ -30,31 +31,50 @@ TURNS = 8
 _log = logging.getLogger(__name__)
 
 
+class _Held(NamedTuple):
+    """A band that is kept."""
+
+    turn: int  # its number
+    band: Array
+
+
+class _Decoding:
+    """A band that one thread is decoding."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0  # room that it takes already
+        self.ended = Gate()
+
+
 class RecentBands:
     """The bands that were decoded last, each by one thread only. Safe from several threads.
 
     Those of the earliest turn go first: a shuffle by chunks deals from one group of bands while the next is decoded,
     and what is older is used up. Among those of one turn the oldest goes first, by when it was decoded, not by when it
     was used. (By age alone, a band that is decoded late pushes one out that is still wanted, which is then late.)
+
+    An interrupt (Ctrl-C) can end any method at any call, and garbage collection that closes a loader can call
+    `add_room` inside it. So what belongs together changes in statements between which nothing is called.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # taken directly: an interrupt inside `Condition.__enter__` leaves it locked
-        self._changed = threading.Condition(self._lock)
-        self._bands: dict[int, collections.OrderedDict[Hashable, Array]] = {}  # by the number of their turn
-        self._turn_of: dict[Hashable, int] = {}  # of each band
+        self._lock = threading.RLock()  # reentrant, since garbage collection can close a loader inside it
+        self._bands: dict[Hashable, _Held] = {}
+        self._held = 0  # bytes of these bands
+        # Which go first, by the number of their turn. Only a hint: it may name bands that are gone or of another turn,
+        # and where it names too few it is made anew.
+        self._order: dict[int, collections.OrderedDict[Hashable, None]] = {}
         self._turns: dict[Turn, int] = {}  # numbers of the last turns, in their order
         self._newest = 0
-        self._decoding: set[Hashable] = set()
+        self._decoding: dict[Hashable, _Decoding] = {}
         self._room = 0
-        self._taken = 0
         self._memory = BandMemory()
 
     def add_room(self, nbytes: int) -> None:
         """Room for this many bytes more, or less."""
         with self._lock:
             self._room += nbytes
-            self._make_room(0)
+            self._make_room()
 
     def fetch(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn = False) -> Array | None:
         """A band; decoded now, if it is not there.
@@ -68,42 +88,41 @@ class RecentBands:
         Returns:
             The band, or None if another thread is decoding it and ``wait`` is false.
         """
-        band, mine, kept = None, False, False
-        try:  # around everything: Ctrl-C must leave no key behind for which others would wait
-            with self._lock:
-                while key not in self._turn_of and key in self._decoding:
+        mine = None
+        try:  # around everything: an interrupt must leave no key behind for which others would wait
+            while mine is None:
+                with self._lock:
+                    if key in self._bands:
+                        return self._bands[key].band
+                    other = self._decoding.get(key)
+                    if other is None:
+                        begun = _Decoding()
+                        self._decoding[key] = mine = begun
+                if other is not None:
                     if not wait:
                         return None
-                    self._changed.wait(POLL_S)
-                if key in self._turn_of:
-                    return self._bands[self._turn_of[key]][key]
-                mine = True
-                self._decoding.add(key)
+                    other.ended.wait(POLL_S)
             band = decode()
-            band, kept = self._copied(band)
+            return self._kept(key, band, mine, turn)
         finally:
-            if mine:
-                with self._lock:
-                    self._decoding.discard(key)
-                    if kept:
-                        assert band is not None
-                        self._put(key, band, turn)
-                    self._changed.notify_all()
-        return band
+            if mine is not None:
+                # Without the lock, for which an interrupt could come before it.
+                if key in self._decoding and self._decoding[key] is mine:
+                    del self._decoding[key]
+                mine.ended.open()
 
-    def _copied(self, band: Array) -> tuple[Array, bool]:
-        """A band as it can be kept, once there is room for it; and whether there can be."""
+    def _kept(self, key: Hashable, band: Array, mine: _Decoding, turn: Turn) -> Array:
+        """A band, kept if there can be room for it."""
         with self._lock:
             if band.nbytes > self._room:
-                return band, False
-            self._make_room(band.nbytes)
-            self._taken += band.nbytes
-        try:
-            return self._memory.copied(band), True
-        except BaseException:
-            with self._lock:
-                self._taken -= band.nbytes
-            raise
+                return band
+            mine.nbytes = band.nbytes
+            self._make_room()
+        band = self._memory.copied(band)
+        with self._lock:
+            self._put(key, _Held(self._number(turn), band))
+            self._make_room()  # some may have been taken back meanwhile
+        return band
 
     def missing(self, name: object, numbers: Indices, turn: Turn) -> Indices:
         """Those of these bands of one dataset that are neither here nor being decoded.
@@ -113,50 +132,100 @@ class RecentBands:
             numbers: Of its bands.
             turn: The turn that they are wanted for, which those here then belong to; False for none.
         """
+        keys = [(name, number) for number in numbers.tolist()]
         with self._lock:
-            for key in [(name, number) for number in numbers.tolist()] if turn else ():
-                if key in self._turn_of:
-                    self._put(key, self._taken_out(key), turn)
-            left = [n for n in numbers.tolist() if (name, n) not in self._turn_of and (name, n) not in self._decoding]
+            here = [key for key in keys if key in self._bands] if turn else []
+            number = self._number(turn) if here else 0
+            for key in here:
+                self._move(key, number)
+            left = [number for _, number in keys if (name, number) not in self._bands]
+            if self._decoding:
+                left = [number for number in left if (name, number) not in self._decoding]
         return np.array(left, np.int64)
 
     def clear(self) -> None:
         """Let go of all of them."""
         with self._lock:
-            # Not what is being copied now, whose bytes are taken already.
-            self._taken -= sum(band.nbytes for bands in self._bands.values() for band in bands.values())
-            self._bands.clear()
-            self._turn_of.clear()
+            bands: dict[Hashable, _Held] = {}
+            order: dict[int, collections.OrderedDict[Hashable, None]] = {}
+            self._bands, self._held, self._order = bands, 0, order
             self._memory.clear()
 
-    def _taken_out(self, key: Hashable) -> Array:
-        """A band that is no longer of its turn; of a turn without any nothing is left."""
-        number = self._turn_of.pop(key)
-        bands = self._bands[number]
-        band = bands.pop(key)
-        if not bands:
-            del self._bands[number]
-        return band
+    def _put(self, key: Hashable, held: _Held) -> None:
+        """Keep a band that this thread has decoded, in the room that it has taken."""
+        nbytes = held.band.nbytes
+        self._named(key, held.turn)
+        # From here on nothing is called.
+        self._bands[key] = held
+        self._held += nbytes
+        if key in self._decoding:
+            self._decoding[key].nbytes = 0
 
-    def _put(self, key: Hashable, band: Array, turn: Turn) -> None:
-        number = self._number(turn)
-        self._turn_of[key] = number
-        self._bands.setdefault(number, collections.OrderedDict())[key] = band
+    def _move(self, key: Hashable, turn: int) -> None:
+        """Make a band that is here one of another turn."""
+        if key not in self._bands:
+            return
+        before, band = self._bands[key]
+        if before == turn:
+            return
+        moved = _Held(turn, band)
+        self._named(key, turn)
+        if key in self._bands:  # what was called may have collected garbage, and made room
+            self._bands[key] = moved
+        if before in self._order:
+            of_turn = self._order[before]
+            of_turn.pop(key, None)
+            if not of_turn and before in self._order:
+                del self._order[before]
+
+    def _named(self, key: Hashable, turn: int) -> None:
+        """Name a band in the order; before it belongs there, since none must be missing."""
+        of_turn = self._order.setdefault(turn, collections.OrderedDict())
+        of_turn[key] = None
 
     def _number(self, turn: Turn) -> int:
         """The number of a turn. What has none belongs to the one before the newest, which is being dealt."""
         if not isinstance(turn, tuple):
             return self._newest - 1
         if turn not in self._turns:
-            self._newest += 1
-            self._turns = dict([*self._turns.items(), (turn, self._newest)][-TURNS:])
+            newest = self._newest + 1
+            self._turns = dict([*self._turns.items(), (turn, newest)][-TURNS:])
+            self._newest = newest
         return self._turns[turn]
 
-    def _make_room(self, nbytes: int) -> None:
-        while self._turn_of and self._taken + nbytes > self._room:
-            earliest = self._bands[min(self._bands)]
-            band = self._taken_out(next(iter(earliest)))
-            self._taken -= band.nbytes  # after it: popping may collect garbage, and come here again
+    def _make_room(self) -> None:
+        while self._bands and self._held + self._reserved() > self._room:
+            first = self._first()
+            if first is None:
+                continue
+            key, turn = first
+            # From here on nothing is called.
+            if key in self._bands and self._bands[key].turn == turn:
+                band = self._bands[key].band
+                del self._bands[key]
+                self._held -= band.nbytes
+
+    def _reserved(self) -> int:
+        """Bytes of what is being copied, which is not among the bands yet."""
+        # A list, since other threads end their decoding without the lock.
+        return sum([each.nbytes for each in list(self._decoding.values())]) if self._decoding else 0
+
+    def _first(self) -> tuple[Hashable, int] | None:
+        """The band that goes first and its turn, taken out of the order; None if the order has no longer known any."""
+        if not self._order:
+            for key, held in list(self._bands.items()):
+                self._named(key, held.turn)
+        turn = min(list(self._order), default=None)
+        of_turn = None if turn is None else self._order.get(turn)
+        if turn is None or of_turn is None:
+            return None
+        try:
+            key, _ = of_turn.popitem(last=False)
+        except KeyError:
+            key = None
+        if not of_turn and self._order.get(turn) is of_turn:
+            self._order.pop(turn, None)
+        return None if key is None else (key, turn)
 
 
 class Room:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lit_async_data.errors import SourceError
+from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.sources.manifest.stored_file import ANYWHERE, Root, fetched, filled
+from lit_async_data.workers.thread import Bell, Gate, ThreadWorker
 
 # Files that are waited for at a time: what a network answers in 5 ms each, comes at 3200 per second.
 THREADS = 16
@@ -21,6 +23,8 @@ _REMEMBERED, _SHARE = 16, 0.1
 _STALE = 64
 # Seconds to wait for threads that are in the middle of a read, when they are to end.
 _END_S = 5.0
+# Seconds between two looks of who waits: what should wake it may have been interrupted.
+_POLL_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +34,18 @@ class _File:
 
     def __init__(self, path: str, most_bytes: int, turn: int) -> None:
         self.path, self.most_bytes, self.turn = path, most_bytes, turn
-        self.claimed = False  # a thread has it, and waits for its size or for room
         self.data: bytes | None = None
         self.size = 0  # bytes that count as held
-        self.done = threading.Event()
+        self.turn_came = Bell()  # or there is room, or it is not wanted any more
+        self.done = Gate()
+
+
+class _Crew:
+    """Threads that read ahead, and the files that they are asked for; None ends one of them."""
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[_File | None] = queue.SimpleQueue()
+        self.workers: list[ThreadWorker] = []
 
 
 class Fetching:
@@ -42,6 +54,9 @@ class Fetching:
     Files are begun in the order in which `fetch` was asked for them, each as soon as there is room for all its bytes.
     So where there is room for few, these are the next ones. Threads are started with the first file that is read ahead,
     and only while somebody keeps it.
+
+    An interrupt (Ctrl-C) can end any method at any call. So what belongs together changes in statements between which
+    nothing is called, and nobody waits for ever to be woken.
 
     Args:
         root: Where files may lie.
@@ -55,16 +70,16 @@ class Fetching:
         self._cold = 0.0
         self._logged = False
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._asked = threading.Condition(self._lock)  # for files
-        self._freed = threading.Condition(self._lock)  # room, or a place in the order
+        self._lock = threading.RLock()  # reentrant, since garbage collection can close a loader inside it
         # Guarded by the lock:
-        self._room = 0
+        self._kept: dict[object, int] = {}  # room that each loader gives
+        self._room = 0  # sum of it
         self._turn = 0
         self._held = 0
         self._files: dict[str, _File] = {}
         self._waiting: dict[str, _File] = {}  # those of them that are not begun yet, in their order
-        self._threads: list[threading.Thread] = []
+        self._crew = _Crew()
+        self._leaving: list[_Crew] = []  # their threads are to end
 
     def __reduce__(self) -> tuple[type[Fetching], tuple[Root]]:
         return Fetching, (self._root,)
@@ -83,8 +98,9 @@ class Fetching:
                     self._drop(self._files[path])
                     file = None
             if file is not None:
-                # Set by the thread, whatever happens to it, and by who ends the threads.
-                file.done.wait()
+                # Opened by the thread, whatever happens to it, and by who ends the threads.
+                while not file.done.wait(_POLL_S):
+                    pass
                 with self._lock:
                     self._drop(file)
                 if file.data is not None and len(file.data) <= most_bytes:
@@ -120,8 +136,11 @@ class Fetching:
                 if not self._room or not self._started():
                     return
                 if path not in self._files:
-                    self._files[path] = self._waiting[path] = _File(path, most_bytes, self._turn)
-                    self._asked.notify()
+                    file = _File(path, most_bytes, self._turn)
+                    # Before it is filed: a thread throws away what is not, and what nobody has asked for would hold up
+                    # those behind it. It looks only when this lock is free.
+                    self._crew.asked.put(file)
+                    self._files[path] = self._waiting[path] = file
 
     def keep(self, nbytes: int) -> Callable[[], None]:
         """Allow to read ahead. What is returned takes that back; with the last, threads end and files are dropped.
@@ -131,17 +150,12 @@ class Fetching:
         """
         if not self._mine:
             self._begin()  # a fork: the threads, and whoever held the lock, are in another process
+        who = object()
         with self._lock:
+            self._kept[who] = nbytes
             self._room += nbytes
-            self._freed.notify_all()
-        kept = [True]
-
-        def give_back() -> None:
-            if kept and self._mine:
-                kept.clear()
-                self._take_back(nbytes)
-
-        return give_back
+            self._wake()
+        return functools.partial(self._take_back, who)
 
     @property
     def _mine(self) -> bool:
@@ -150,89 +164,125 @@ class Fetching:
 
     def _started(self) -> bool:
         """Whether there is a thread; one more is started, up to so many."""
-        if len(self._threads) < THREADS:
-            name = f"lit_async_data fetcher {len(self._threads)}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            with contextlib.suppress(RuntimeError):  # the system gives no more: fewer will do, and none too
-                thread.start()
-                self._threads.append(thread)
-        return bool(self._threads)
-
-    def _take_back(self, nbytes: int) -> None:
-        with self._lock:
-            self._room -= nbytes
-            self._freed.notify_all()  # what was to begin may not fit any more
-            if self._room:
-                return
-            threads, self._threads = self._threads, []
-            for file in list(self._files.values()):
-                self._drop(file)
-                file.done.set()
-            self._asked.notify_all()
-        deadline = time.monotonic() + _END_S
-        for thread in threads:
-            thread.join(max(deadline - time.monotonic(), 0))
-
-    def _work(self) -> None:
-        while (file := self._next()) is not None:
+        crew = self._crew
+        if len(crew.workers) < THREADS:
+            worker = ThreadWorker(len(crew.workers), functools.partial(self._work, crew), "fetcher")
+            crew.workers.append(worker)  # before it starts: whoever ends the threads must know of it
             try:
-                self._fetch(file)
-            except SourceError:
-                pass  # raised again to who reads the file
-            except Exception:  # noqa: BLE001  # logged; the file is read when it is wanted, as if there were no threads
-                if not self._logged:
-                    self._logged = True
-                    _log.exception("%s could not be read ahead; further errors of this kind are not logged", file.path)
-            finally:
-                with self._lock:
-                    if self._waiting.get(file.path) is file:
-                        self._drop(file)  # else it would be the next one for ever, and no other one would be begun
-                file.done.set()
+                worker.start()
+            except WorkerError:  # the system gives no more: fewer will do, and none too
+                crew.workers.remove(worker)
+        return bool(crew.workers)
 
-    def _next(self) -> _File | None:
-        """The first file that no thread has; None where the thread is to end."""
-        me = threading.current_thread()
+    def _take_back(self, who: object) -> None:
+        """End what `keep` has begun. Where it was interrupted, it is to be called again."""
+        if not self._mine:
+            return
         with self._lock:
-            while me in self._threads:
-                file = next((each for each in self._waiting.values() if not each.claimed), None)
-                if file is not None:
-                    file.claimed = True
-                    return file
-                self._asked.wait()
-        return None
+            if who in self._kept:
+                self._room -= self._kept[who]
+                del self._kept[who]
+            for file in list(self._waiting.values()):
+                file.turn_came.ring()  # it may not fit any more
+            if self._kept:
+                return
+            for file in list(self._files.values()):
+                file.done.open()  # first: who waits for it finds no other way to it
+                self._drop(file)
+            fresh, leaving = _Crew(), [*self._leaving, self._crew]
+            self._crew, self._leaving = fresh, leaving
+        deadline = time.monotonic() + _END_S
+        for crew in leaving:
+            for _ in crew.workers:
+                crew.asked.put(None)
+            for worker in crew.workers:
+                worker.join(max(deadline - time.monotonic(), 0))
+        with self._lock:
+            self._leaving = [crew for crew in self._leaving if crew not in leaving]
+
+    def _work(self, crew: _Crew, _: ThreadWorker) -> bool:
+        """Read one file; False where the thread is to end."""
+        try:
+            file = crew.asked.get(timeout=_POLL_S)
+        except queue.Empty:
+            return crew is self._crew
+        if file is None:
+            return False
+        try:
+            self._fetch(file)
+        except SourceError:
+            pass  # raised again to who reads the file
+        except Exception:  # noqa: BLE001  # logged; the file is read when it is wanted, as if there were no threads
+            if not self._logged:
+                self._logged = True
+                _log.exception("%s could not be read ahead; further errors of this kind are not logged", file.path)
+        finally:
+            with self._lock:
+                if self._waiting.get(file.path) is file:
+                    self._drop(file)  # else it would be the next one for ever, and no other one would be begun
+            file.done.open()
+        return True
 
     def _fetch(self, file: _File) -> None:
+        with self._lock:
+            if self._waiting.get(file.path) is not file:
+                return
         # Its bytes count before they are there: else all that are queued would be read, whatever there is room for.
         try:
             size = os.stat(file.path).st_size
         except OSError:
             return  # an error for whoever reads it
-        with self._lock:
-            self._freed.wait_for(lambda: self._may_begin(file, size))
-            if self._waiting.get(file.path) is not file or size > self._room:
-                return
-            del self._waiting[file.path]
-            self._freed.notify_all()  # the next in the order
-            file.size = size
-            self._held += size
+        while (begun := self._begun(file, size)) is None:
+            file.turn_came.wait(_POLL_S)
+        if not begun:
+            return
         data = self._read(file.path, min(file.most_bytes, size))
         with self._lock:
             if self._files.get(file.path) is file:
                 file.data = data
 
-    def _may_begin(self, file: _File, size: int) -> bool:
-        """Whether a file is the next one and there is room for it, or it need not be waited for any more."""
-        if self._waiting.get(file.path) is not file or size > self._room:
+    def _begun(self, file: _File, size: int) -> bool | None:
+        """Begin a file if it is the next one and there is room for it.
+
+        Returns:
+            Whether it is begun; None if it must wait. One that is not wanted any more, or too large, is never begun.
+        """
+        path = file.path
+        with self._lock:
+            first = self._next()
+            if path not in self._waiting or self._waiting[path] is not file or size > self._room:
+                return False
+            if first is not file or self._held + size > self._room:
+                return None
+            del self._waiting[path]
+            self._held += size
+            file.size = size
+            self._wake()
             return True
-        return next(iter(self._waiting.values())) is file and self._held + size <= self._room
+
+    def _next(self) -> _File | None:
+        """The first file that is not begun."""
+        for file in self._waiting.values():
+            return file
+        return None
+
+    def _wake(self) -> None:
+        """Have the next file looked at again."""
+        file = self._next()
+        if file is not None:
+            file.turn_came.ring()
 
     def _drop(self, file: _File) -> None:
-        if self._files.get(file.path) is file:
-            del self._files[file.path]
-            self._waiting.pop(file.path, None)
+        path = file.path
+        if path in self._files and self._files[path] is file:
+            # Up to its last line nothing is called.
+            del self._files[path]
+            if path in self._waiting:
+                del self._waiting[path]
             self._held -= file.size
             file.size = 0
-            self._freed.notify_all()
+        file.turn_came.ring()
+        self._wake()
 
     def _read(self, path: str, most_bytes: int) -> bytes:
         data, cold = fetched(path, most_bytes, self._root)
