@@ -64,5 +64,4 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def raw_bytes(tensor: torch.Tensor) -> Bytes:
-    """The same as bytes."""
     return flat(tensor).view(torch.uint8).numpy()

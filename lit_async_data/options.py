@@ -105,7 +105,7 @@ class LoaderOptions:
     augment: bool | Literal["auto"] = "auto"
     with_ids: bool = False
 
-    def __new__(cls, **values: object) -> Self:  # noqa: D102
+    def __new__(cls, **values: object) -> Self:
         # Here rather than in __init__, which dataclass writes: names are checked before it sees them.
         check_names(values, [field.name for field in dataclasses.fields(cls)])
         if "batch_size" not in values:

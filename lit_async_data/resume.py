@@ -99,8 +99,7 @@ class _Object(dict[Any, Any]):
     def __setstate__(self, state: Any) -> None:
         pass
 
-    def append(self, value: Any) -> None:
-        """As of a list."""
+    def append(self, value: Any) -> None: ...
 
     extend = add = append
 
@@ -109,7 +108,6 @@ class _Values(pickle.Unpickler):
     """Reads the numbers and texts of a checkpoint and no weights, and runs no code: nobody has asked for this file."""
 
     def find_class(self, *_: str) -> Any:
-        """The same for every class."""
         return _Object
 
     def persistent_load(self, pid: Any) -> None:

@@ -98,9 +98,7 @@ class Streams(Protocol):
         """Whether an event has happened; with ``block`` the host waits for it."""
         ...
 
-    def timed(self, stream: Any) -> Any:
-        """As `record`, and the event keeps the time."""
-        ...
+    def timed(self, stream: Any) -> Any: ...
 
     def elapsed_s(self, begin: Any, end: Any) -> float:
         """Seconds on the device between two timed events, both of which have happened."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -240,6 +242,15 @@ def test_importing_the_package_loads_nothing_heavy():
 def test_every_public_name_can_be_imported_and_has_an_example():
     for name in lit_async_data.__all__:
         assert ">>> " in getattr(lit_async_data, name).__doc__, name
+
+
+def test_every_public_name_and_its_methods_say_what_they_are():
+    for name in lit_async_data.__all__:
+        public = getattr(lit_async_data, name)
+        for method in [name for name in vars(public) if name[0] != "_"] if isinstance(public, type) else []:
+            found = inspect.getattr_static(public, method)
+            if isinstance(found, (types.FunctionType, property, classmethod, staticmethod)):
+                assert inspect.getdoc(getattr(public, method)), f"{name}.{method}"
 
 
 def test_an_unknown_name_is_an_attribute_error():

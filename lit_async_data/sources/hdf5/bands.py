@@ -103,16 +103,13 @@ class IndexedBands:
 
     @property
     def cold(self) -> bool:
-        """As `Bands.cold`."""
         return self._ahead.cold
 
     def fetch(self, numbers: Indices) -> None:
-        """As `Bands.fetch`."""
         chunks = (self._first + numbers[:, None] * self._stride).ravel()
         self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
 
     def decoded(self, number: int) -> Array:
-        """As `Bands.decoded`."""
         stored = self._stored
         count = min(self.rows, stored.rows - number * self.rows)
         if self.plain:
@@ -238,11 +235,9 @@ class H5pyBands:
         # The values that libhdf5 hands over, and what it holds itself meanwhile, in one thread at a time.
         self.work_bytes = 2 * min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
 
-    def fetch(self, numbers: Indices) -> None:
-        """As `Bands.fetch`: libhdf5 reads for itself."""
+    def fetch(self, numbers: Indices) -> None: ...
 
     def decoded(self, number: int) -> Array:
-        """As `Bands.decoded`."""
         first = number * self.rows
         rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows), cached=False)
         return np.ascontiguousarray(rows, rows.dtype.newbyteorder("="))

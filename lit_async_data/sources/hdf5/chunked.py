@@ -73,7 +73,6 @@ class ChunkedReader(Reader):
             del band  # before the next is decoded
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
-        """As `Reader.read_ranges`."""
         if self._alone:
             super().read_ranges(firsts, counts, out)
             return
@@ -121,7 +120,6 @@ class ChunkedReader(Reader):
         return self._prepare(np.unique(rows // self.rows), decode=decode)
 
     def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:
-        """As `prepare`."""
         return self._prepare(touched(firsts, counts, self.rows), decode=decode)
 
     def _prepare(self, bands: Indices, *, decode: Turn) -> bool:

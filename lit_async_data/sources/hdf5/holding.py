@@ -43,7 +43,6 @@ class Holding:
                 self._datasets.setdefault(name, []).append(reader)
 
     def decoded_bytes(self, chunks: int) -> int:
-        """As `KeepingSource.decoded_bytes`."""
         return sum(self.room(chunks).values())
 
     def room(self, chunks: int) -> dict[str, int]:
@@ -74,12 +73,10 @@ class Holding:
 
     @property
     def band_bytes(self) -> int:
-        """As `KeepingSource.band_bytes`."""
         return max((reader.work_bytes for reader in self._readers), default=0)
 
     @property
     def decodable_bytes(self) -> int:
-        """As `KeepingSource.decodable_bytes`."""
         return sum(reader.decodable_bytes for reader in self._readers)
 
     @property

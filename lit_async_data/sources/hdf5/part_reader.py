@@ -74,7 +74,6 @@ class FieldReader(Reader):
             self._reader.read(rows + begin if begin else rows, out)
 
     def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        """As `Reader.prepare`."""
         begin, end = self._field.span
         if end - begin == 1:
             return self._reader.prepare(rows + begin, decode=decode)
@@ -108,7 +107,6 @@ class PartReader:
             self.fields[key].read(rows, array)
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """As `KeepingSource.prepare`, for these samples."""
         rows = self._part.anchors.rows(samples)
         useful = [reader.prepare(rows, decode=decode) for reader in self.fields.values()]
         return any(useful)

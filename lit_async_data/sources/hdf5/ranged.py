@@ -61,7 +61,6 @@ class SparseReader(Reader):
         np.add.at(out.reshape(-1), places, values.astype(out.dtype, copy=False))
 
     def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        """As `Reader.prepare`."""
         begins, counts = _ranges(self._stored, rows)
         useful = [each.prepare_ranges(begins, counts, decode=decode) for each in (self._values, self._columns)]
         return any(useful)
@@ -81,7 +80,6 @@ class PaddedReader(Reader):
         self.reading = values.reading
 
     def read(self, rows: Indices, out: Array) -> None:
-        """As `Reader.read`."""
         begins, counts = _ranges(self._stored, rows)
         values = np.empty((counts.sum(), *out.shape[2:]), self._stored.values.dtype.newbyteorder("="))
         self._values.read_ranges(begins, counts, values)
@@ -89,7 +87,6 @@ class PaddedReader(Reader):
         out[np.arange(out.shape[1]) < counts[:, None]] = values
 
     def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        """As `Reader.prepare`."""
         return self._values.prepare_ranges(*_ranges(self._stored, rows), decode=decode)
 
 
@@ -102,7 +99,6 @@ class LengthsReader(Reader):
         self._stored = stored
 
     def read(self, rows: Indices, out: Array) -> None:
-        """As `Reader.read`."""
         out[...] = _ranges(self._stored, rows)[1]
 
 

@@ -116,7 +116,6 @@ class RawReader(Reader):
         return self._ahead.cold
 
     def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        """As `prepare_ranges`."""
         if decode:
             return False
         self._ahead.fetch(self._offsets(rows), self._row_bytes)

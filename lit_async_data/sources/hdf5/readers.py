@@ -60,7 +60,6 @@ class Reader:
         return self.prepare_ranges(rows, np.ones(len(rows), np.int64), decode=decode)
 
     def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:  # noqa: ARG002
-        """As `prepare`, for ranges as in `read_ranges`."""
         return False
 
     def forget(self) -> None:

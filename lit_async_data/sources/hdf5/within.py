@@ -70,5 +70,4 @@ class Within:
         return dataset
 
     def look_at(self, name: str, layout: str | None = None) -> StoredDataset:
-        """As `dataset.look_at`."""
         return look_at(self.file, self.path, name, layout, cache=self.cache, external=self.external)

@@ -79,7 +79,6 @@ class ImageDecoder:
 
     @property
     def images(self) -> bool:
-        """They are."""
         return True
 
     @property
@@ -109,15 +108,12 @@ class ImageDecoder:
 
     @property
     def advice(self) -> str:
-        """See `Decoder`."""
         return "give image_size, to which images are resized"
 
     def decode(self, data: bytes, out: Array, key: int | None, where: str) -> None:
-        """See `Decoder.decode`."""
         decode_image(data, self.shape, out, key, where)
 
     def shape_of(self, data: bytes, where: str) -> tuple[int, ...]:
-        """See `Decoder.shape_of`."""
         size = size_of(data, self.shape, where)
         return (*(self.size if self.shape.image_size else size), self.shape.channels)
 
@@ -161,12 +157,10 @@ class NpyDecoder:
 
     @property
     def images(self) -> bool:
-        """They are not."""
         return False
 
     @property
     def draws(self) -> bool:
-        """Nothing is drawn."""
         return False
 
     @property
@@ -176,11 +170,9 @@ class NpyDecoder:
 
     @property
     def advice(self) -> str:
-        """See `Decoder`."""
         return "store arrays of one shape, padded or cropped"
 
     def decode(self, data: bytes, out: Array, key: int | None, where: str) -> None:  # noqa: ARG002  # nothing is drawn
-        """See `Decoder.decode`."""
         if out.dtype == self.stored:
             decode_npy(data, out, where)
         else:
@@ -189,7 +181,6 @@ class NpyDecoder:
             out[...] = value
 
     def shape_of(self, data: bytes, where: str) -> tuple[int, ...]:
-        """See `Decoder.shape_of`."""
         return header_of(data, where).shape
 
 

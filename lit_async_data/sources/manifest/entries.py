@@ -45,7 +45,7 @@ class TableRow(Location):
     id: str | None
     path: str | None
 
-    def __new__(cls, file: str, row: int, id: str | None = None, path: str | None = None) -> Self:  # noqa: A002, D102
+    def __new__(cls, file: str, row: int, id: str | None = None, path: str | None = None) -> Self:  # noqa: A002
         made = super().__new__(cls, file, "/", row)
         made.id, made.path = id, path
         return made
