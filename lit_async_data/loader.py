@@ -27,8 +27,8 @@ from lit_async_data.plan import EpochPlan
 from lit_async_data.sources.base import Source
 from lit_async_data.stats import Fill, LoaderStats, WaitMeter
 from lit_async_data.streams import checked_device, has_streams
+from lit_async_data.threads import leave_at_exit
 from lit_async_data.unexpected import Unexpected
-from lit_async_data.workers.thread import leave_at_exit
 
 log = logging.getLogger(__name__)
 

@@ -38,8 +38,8 @@ from lit_async_data.plan import Key, Schedule
 from lit_async_data.ring import Ring
 from lit_async_data.spec import BatchLayout, Bytes
 from lit_async_data.stats import ReadStats
+from lit_async_data.threads import Bell, ThreadWorker, leave_at_exit
 from lit_async_data.unexpected import Unexpected
-from lit_async_data.workers.thread import Bell, ThreadWorker, leave_at_exit
 
 log = logging.getLogger(__name__)
 

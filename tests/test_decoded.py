@@ -24,7 +24,7 @@ from lit_async_data.sources.hdf5 import decoded, holding
 from lit_async_data.sources.hdf5.band_memory import LEAST_BYTES, BandMemory
 from lit_async_data.sources.hdf5.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
-from lit_async_data.workers.thread import Gate
+from lit_async_data.threads import Gate
 
 BAND = np.arange(4, dtype=np.int64)
 

@@ -21,7 +21,7 @@ from lit_async_data.errors import ClosedError
 from lit_async_data.sources.hdf5.band_memory import LEAST_BYTES
 from lit_async_data.sources.hdf5.decoded import RecentBands
 from lit_async_data.testing import ArraySource, FakeStreams
-from lit_async_data.workers.thread import Gate, ThreadWorker
+from lit_async_data.threads import Gate, ThreadWorker
 
 LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
 STEPS = 6

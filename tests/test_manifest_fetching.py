@@ -17,7 +17,7 @@ from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.errors import MissingError
 from lit_async_data.sources.manifest import fetching
 from lit_async_data.sources.manifest.fetching import THREADS, Fetching
-from lit_async_data.workers.thread import Gate
+from lit_async_data.threads import Gate
 
 MOST = 2**30
 ROOM = 2**25

@@ -22,7 +22,7 @@ from lit_async_data.pipeline import Pipeline
 from lit_async_data.plan import EpochPlan, Key, Schedule
 from lit_async_data.ring import FILLING, READY, Ring
 from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec
-from lit_async_data.workers.thread import ThreadWorker
+from lit_async_data.threads import ThreadWorker
 
 SPEC = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)
 LENGTH, BATCH = 12, 4

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lit_async_data.permutation import Indices
 from lit_async_data.sources.base import Turn
 from lit_async_data.sources.hdf5.band_memory import BandMemory
-from lit_async_data.workers.thread import Gate
+from lit_async_data.threads import Gate
 
 Array = npt.NDArray[Any]
 # Seconds between two looks of a thread that waits for another to decode what it wants too.

@@ -13,7 +13,7 @@ from typing import Any
 
 from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.sources.manifest.stored_file import ANYWHERE, Root, fetched, filled
-from lit_async_data.workers.thread import Bell, Gate, ThreadWorker
+from lit_async_data.threads import Bell, Gate, ThreadWorker
 
 # Files that are waited for at a time: what a network answers in 5 ms each, comes at 3200 per second.
 THREADS = 16
