@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lit_async_data.checksum import checksum
 from lit_async_data.errors import TransferError
-from lit_async_data.plan import Key
+from lit_async_data.order.plan import Key
 from lit_async_data.streams import Streams
 
 Sums = dict[str, Tensor]

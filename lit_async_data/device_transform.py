@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.plan import Key
+from lit_async_data.order.plan import Key
 from lit_async_data.randomness import drawn, states
 from lit_async_data.spec import BatchSpec
 

@@ -20,9 +20,9 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.footprint import AHEAD, Footprint
 from lit_async_data.nans import NanCheck
 from lit_async_data.options import LoaderOptions
-from lit_async_data.permutation import Indices, derived_key, derived_keys
+from lit_async_data.order.permutation import Indices, derived_key, derived_keys
+from lit_async_data.order.plan import Key, Schedule
 from lit_async_data.pipeline import Pipeline
-from lit_async_data.plan import Key, Schedule
 from lit_async_data.preparation import Preparation
 from lit_async_data.slot_feed import SlotFeed
 from lit_async_data.sources.base import DrawingSource, FetchingSource, KeepingSource, Source, draws, ids_of

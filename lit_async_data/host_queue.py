@@ -10,8 +10,8 @@ import torch
 from lit_async_data.device import Batch, Transform, transformed
 from lit_async_data.feed import Arrived, Cloned, Feed, HostBatch
 from lit_async_data.nested import leaves_in
+from lit_async_data.order.plan import Key
 from lit_async_data.packing import Ask
-from lit_async_data.plan import Key
 
 
 class HostQueue:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ReadError, SourceError, few
-from lit_async_data.permutation import Indices
-from lit_async_data.plan import Key, Schedule
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import Key, Schedule
 from lit_async_data.spec import BatchLayout, Bytes
 
 # Reads samples of an epoch into arrays.

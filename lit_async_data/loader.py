@@ -21,9 +21,9 @@ from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, Read
 from lit_async_data.footprint import Footprint, slow
 from lit_async_data.nans import NanCheck
 from lit_async_data.options import LoaderOptions, counted
+from lit_async_data.order.epoch_cursor import At, Passes, StepsWanted
+from lit_async_data.order.plan import EpochPlan
 from lit_async_data.ordering import schedule_of
-from lit_async_data.passes import At, Passes, StepsWanted
-from lit_async_data.plan import EpochPlan
 from lit_async_data.sources.base import Source
 from lit_async_data.stats import Fill, LoaderStats, WaitMeter
 from lit_async_data.streams import checked_device, has_streams

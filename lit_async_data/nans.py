@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lit_async_data.permutation import Indices
-from lit_async_data.plan import Schedule
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import Schedule
 from lit_async_data.sources.base import Source, ids_of
 from lit_async_data.spec import Array
 

@@ -149,7 +149,7 @@ class LoaderOptions:
     def _check_drawing(self) -> None:
         if self.balance is not None and not (isinstance(self.balance, str) and self.balance):
             own = isinstance(self.balance, Sequence | np.ndarray) and not isinstance(self.balance, str)
-            hint = "; for labels of your own, give weights=class_weights(labels), from lit_async_data.weights"
+            hint = "; for labels of your own, give weights=class_weights(labels), from lit_async_data.order.weights"
             raise ConfigError(f"balance: {reprlib.repr(self.balance)} is not the key of a field{hint if own else ''}")
         if self.weights is not None and not _is_key_or_numbers(self.weights):
             raise ConfigError(f"weights: {self.weights!r} is neither the key of a field nor a number for each sample")

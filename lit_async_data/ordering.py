@@ -9,12 +9,12 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import LoaderOptions
-from lit_async_data.permutation import Indices
-from lit_async_data.plan import EpochPlan, Order, Schedule
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import EpochPlan, Order, Schedule
+from lit_async_data.order.weights import Weights, class_weights
 from lit_async_data.sources.base import Source, draws, layout_of
 from lit_async_data.sources.places import values_of
 from lit_async_data.sources.subset import SubsetSource
-from lit_async_data.weights import Weights, class_weights
 
 
 def schedule_of(

@@ -33,8 +33,8 @@ import numpy as np
 
 from lit_async_data.errors import ClosedError, StalledError, WorkerError
 from lit_async_data.job import Filled, Job, Read
-from lit_async_data.permutation import Indices
-from lit_async_data.plan import Key, Schedule
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import Key, Schedule
 from lit_async_data.ring import Ring
 from lit_async_data.spec import BatchLayout, Bytes
 from lit_async_data.stats import ReadStats

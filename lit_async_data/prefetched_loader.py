@@ -19,7 +19,7 @@ from lit_async_data.device import Batch, Transform
 from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.errors import AsyncDataError, ClosedError, TransferError
 from lit_async_data.options import counted
-from lit_async_data.plan import Key
+from lit_async_data.order.plan import Key
 from lit_async_data.prefetched_pass import Pass, PassState, Taken
 from lit_async_data.relay import Relay
 from lit_async_data.sharding import check_sharded

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lit_async_data.chunk_order import Group
-from lit_async_data.permutation import Indices
-from lit_async_data.plan import EpochPlan, Key, Schedule
+from lit_async_data.order.chunk_order import Group
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import EpochPlan, Key, Schedule
 from lit_async_data.sources.base import FetchingSource, KeepingSource, Turn
 
 # Reads after which it is looked again whether anything must be fetched, where the last time nothing was.

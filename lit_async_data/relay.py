@@ -17,9 +17,9 @@ from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.errors import WorkerError
 from lit_async_data.host_queue import HostQueue, as_it_came
 from lit_async_data.iterator_feed import IteratorFeed
+from lit_async_data.order.permutation import derived_key
+from lit_async_data.order.plan import Key
 from lit_async_data.packing import Packer
-from lit_async_data.permutation import derived_key
-from lit_async_data.plan import Key
 from lit_async_data.staging import Staging
 from lit_async_data.stats import Fill
 from lit_async_data.stream_queue import StreamQueue

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.chunk_order import ChunkOrder
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import readable
-from lit_async_data.mixing import evenness, mixing, ranks_per_chunk
-from lit_async_data.permutation import Indices, Permutation, derived_key
-from lit_async_data.plan import EpochPlan
+from lit_async_data.order.chunk_order import ChunkOrder
+from lit_async_data.order.mixing import evenness, mixing, ranks_per_chunk
+from lit_async_data.order.permutation import Indices, Permutation, derived_key
+from lit_async_data.order.plan import EpochPlan
+from lit_async_data.order.weighted import WeightedChunkOrder, WeightedOrder
 from lit_async_data.sources.base import Source, described
 from lit_async_data.sources.places import name_of, parts_of
-from lit_async_data.weighted import WeightedChunkOrder, WeightedOrder
 
 # Samples that are looked at to say how well labels are mixed, and batches at most.
 LOOKED_AT, BATCHES = 8192, 64

@@ -20,7 +20,7 @@ import torch
 
 from lit_async_data.checksum import checksum
 from lit_async_data.errors import MissingError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.ring import Lease
 from lit_async_data.sources.base import ChunkLayout, Location, Part, shown
 from lit_async_data.spec import BatchSpec, Bytes, FieldSpec

@@ -20,7 +20,7 @@ from lit_async_data.checksum import checksum
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
-from lit_async_data.plan import Key
+from lit_async_data.order.plan import Key
 from lit_async_data.ring import Ring
 from lit_async_data.testing import ArraySource, FakeStreams
 

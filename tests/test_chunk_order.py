@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_async_data.chunk_order import ChunkOrder, ChunkRun
-from lit_async_data.mixing import mixing, ranks_per_chunk
-from lit_async_data.permutation import Permutation, derived_key
+from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
+from lit_async_data.order.mixing import mixing, ranks_per_chunk
+from lit_async_data.order.permutation import Permutation, derived_key
 
 keys = st.integers(0, 2**64 - 1)
 widths = st.integers(1, 40)

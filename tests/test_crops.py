@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.permutation import derived_key
+from lit_async_data.order.permutation import derived_key
 from lit_async_data.sources.manifest.cropping import crop_of
 from lit_async_data.sources.manifest.image_shape import RESIZES, ImageShape
 

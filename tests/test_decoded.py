@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import CorruptError, MemoryBudgetError
-from lit_async_data.plan import EpochPlan, Key, Schedule
+from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.plan import EpochPlan, Key, Schedule
 from lit_async_data.preparation import Preparation
 from lit_async_data.sources.hdf5 import decoded, holding
 from lit_async_data.sources.hdf5.band_memory import LEAST_BYTES, BandMemory

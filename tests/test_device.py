@@ -15,8 +15,8 @@ from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.memory import allocated
 from lit_async_data.options import LoaderOptions
+from lit_async_data.order.plan import EpochPlan, Key, Schedule
 from lit_async_data.pipeline import Pipeline
-from lit_async_data.plan import EpochPlan, Key, Schedule
 from lit_async_data.ring import COPYING
 from lit_async_data.slot_feed import SlotFeed
 from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec

@@ -17,8 +17,8 @@ from lit_async_data.engine import DRAWN_ON_DEVICE
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
-from lit_async_data.permutation import derived_key
-from lit_async_data.plan import Key
+from lit_async_data.order.permutation import derived_key
+from lit_async_data.order.plan import Key
 from lit_async_data.sources.subset import SubsetSource
 from lit_async_data.testing import ArraySource, FakeStreams
 

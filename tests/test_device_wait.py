@@ -15,7 +15,7 @@ from lit_async_data.device_clock import DeviceClock
 from lit_async_data.errors import ReadError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
-from lit_async_data.plan import Key
+from lit_async_data.order.plan import Key
 from lit_async_data.stats import DeviceWait
 from lit_async_data.testing import ArraySource, FakeStreams
 from lit_async_data.waiting import Waiting

@@ -16,7 +16,7 @@ import torch
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, TransformError
-from lit_async_data.plan import EpochPlan
+from lit_async_data.order.plan import EpochPlan
 from lit_async_data.ring import FILLING
 from lit_async_data.testing import ArraySource
 

@@ -16,7 +16,7 @@ import pytest
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.errors import MissingError
 from lit_async_data.footprint import AHEAD
-from lit_async_data.plan import EpochPlan, Key, Schedule
+from lit_async_data.order.plan import EpochPlan, Key, Schedule
 from lit_async_data.preparation import Preparation
 from lit_async_data.sources.manifest import fetching
 

@@ -19,8 +19,8 @@ from lit_async_data.form import dense, raw_bytes
 from lit_async_data.iterator_feed import IteratorFeed
 from lit_async_data.memory import pinned
 from lit_async_data.nested import flatten
+from lit_async_data.order.plan import Key
 from lit_async_data.packing import Packer, moves
-from lit_async_data.plan import Key
 from lit_async_data.ring import Lease
 from lit_async_data.spec import SMALL_BYTES
 from lit_async_data.staging import Staging

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lit_async_data.passes import Passes
-from lit_async_data.plan import EpochPlan, Key, Schedule
+from lit_async_data.order.epoch_cursor import Passes
+from lit_async_data.order.plan import EpochPlan, Key, Schedule
 
 
 def passes(*, shuffled=True):

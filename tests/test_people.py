@@ -27,7 +27,7 @@ from lit_async_data import (
 )
 from lit_async_data.device_transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError, ResumeError
-from lit_async_data.plan import Key
+from lit_async_data.order.plan import Key
 from lit_async_data.spec import BatchSpec, FieldSpec
 from lit_async_data.testing import ArraySource, FakeStreams
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource, split
-from lit_async_data.chunk_order import Layout
 from lit_async_data.device_transform import widened
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
-from lit_async_data.plan import Key
+from lit_async_data.order.chunk_order import Layout
+from lit_async_data.order.plan import Key
 from lit_async_data.preparation import Preparation
 from lit_async_data.sources.hdf5.codecs import FilterPipeline
 

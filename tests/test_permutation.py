@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_async_data.permutation import Permutation, Permutations, derived_key, derived_keys
+from lit_async_data.order.permutation import Permutation, Permutations, derived_key, derived_keys
 
 sizes = st.integers(1, 3000)
 keys = st.integers(0, 2**64 - 1)

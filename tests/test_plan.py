@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.plan import EpochPlan, Key, Limits, Schedule, amplification
+from lit_async_data.order.plan import EpochPlan, Key, Limits, Schedule, amplification
 
 lengths = st.integers(1, 400)
 batches = st.integers(1, 40)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
-from lit_async_data.plan import Key
+from lit_async_data.order.plan import Key
 from lit_async_data.preparation import Preparation
 from lit_async_data.sources import residency
 from lit_async_data.sources.hdf5 import open_file, raw, readahead

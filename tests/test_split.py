@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import lit_async_data.sources.split as module
 from lit_async_data import AsyncLoader, ConcatSource, SubsetSource, split
 from lit_async_data.errors import ConfigError
-from lit_async_data.permutation import derived_key
+from lit_async_data.order.permutation import derived_key
 from lit_async_data.sources.groups import groups_of, hashed
 from lit_async_data.sources.places import places_of
 from lit_async_data.testing import ArraySource, PartedArrays

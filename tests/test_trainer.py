@@ -17,7 +17,7 @@ import torch
 from conftest import open_files
 
 import lit_async_data as lad  # loads no Lightning by itself: that is for the next line to choose
-from lit_async_data.plan import EpochPlan
+from lit_async_data.order.plan import EpochPlan
 from lit_async_data.testing import ArraySource
 
 NAME = os.environ.get("LIT_ASYNC_DATA_LIGHTNING", "pytorch_lightning")

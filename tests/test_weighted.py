@@ -10,12 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import ConfigError
-from lit_async_data.mixing import mixing, ranks_per_chunk
-from lit_async_data.permutation import Permutation, derived_key
-from lit_async_data.weighted import WeightedChunkOrder, WeightedOrder
-from lit_async_data.weights import Weights, class_weights, drawn
+from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.mixing import mixing, ranks_per_chunk
+from lit_async_data.order.permutation import Permutation, derived_key
+from lit_async_data.order.weighted import WeightedChunkOrder, WeightedOrder
+from lit_async_data.order.weights import Weights, class_weights, drawn
 
 keys = st.integers(0, 2**64 - 1)
 widths = st.integers(1, 12)

@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
-from lit_async_data.permutation import Indices, Words
+from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import (
     ChunkLayout,
     DrawingSource,

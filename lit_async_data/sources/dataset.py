@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError, few
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, shown
 from lit_async_data.sources.values import ELSEWHERE, UnfitError, as_array, filled_at_once
 from lit_async_data.spec import Array, BatchSpec, FieldSpec

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, MissingError
-from lit_async_data.permutation import Indices, Words
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import Part, Source, ids_of
 from lit_async_data.sources.concat import ConcatSource
 from lit_async_data.sources.places import Places, column_of, name_of

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError, MissingError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Part, PartedSource, Source
 
 # Samples read in one go where a field of all of them is wanted.

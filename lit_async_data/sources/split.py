@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import MAX_SEED
-from lit_async_data.permutation import Indices, Words, derived_keys
+from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.sources.base import Source
 from lit_async_data.sources.groups import Groups, groups_of, hashed
 from lit_async_data.sources.places import Places, check_source, name_of, overlap_of, places_of, starts

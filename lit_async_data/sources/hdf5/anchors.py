@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 
 Span = tuple[int, int]
 

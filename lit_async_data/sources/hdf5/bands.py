@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading
 from lit_async_data.sources.hdf5.codecs import FLETCHER32, unshuffle
 from lit_async_data.sources.hdf5.dataset import StoredDataset

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
 from lit_async_data.sources.hdf5.bands import Bands, IndexedBands
 from lit_async_data.sources.hdf5.dataset import StoredDataset

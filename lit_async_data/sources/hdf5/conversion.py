@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import FormatError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 
 Array = npt.NDArray[Any]
 # Attributes by which NetCDF packs values.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
 from lit_async_data.sources.hdf5.band_memory import BandMemory
 from lit_async_data.threads import Gate

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.field import Field
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.anchors import Anchors, room
 from lit_async_data.sources.hdf5.encoded import StoredRanges
 from lit_async_data.sources.hdf5.failures import as_source_errors, opened

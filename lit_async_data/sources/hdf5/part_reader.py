@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.anchors import Span
 from lit_async_data.sources.hdf5.bands import H5pyBands, IndexedBands

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.chunk_order import Layout
 from lit_async_data.errors import SourceError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.chunk_order import Layout
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn, slowest
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
 from lit_async_data.sources.hdf5.failures import source_error

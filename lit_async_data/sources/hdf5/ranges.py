@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 
 
 class Pieces(NamedTuple):

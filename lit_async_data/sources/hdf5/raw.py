@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.open_file import PREAD_BYTES, OpenFile

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.open_file import OpenFile
 from lit_async_data.sources.residency import is_cold
 

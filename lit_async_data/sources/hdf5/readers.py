@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, FormatError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.failures import FOREIGN, retried, source_error

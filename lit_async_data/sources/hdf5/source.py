@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
 from lit_async_data.sources.hdf5.identity import PIECE_BYTES, PIECES, FileIdentity, drawn
 from lit_async_data.sources.hdf5.index_cache import IndexCache

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.field import Field
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.anchors import Span
 from lit_async_data.sources.hdf5.conversion import PACKING, Conversion, Packing
 from lit_async_data.sources.hdf5.dataset import StoredDataset

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 
 # Bytes of text whose places int32 can hold.
 _SMALL_TEXT = 2**31 - 1

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lit_async_data.errors import AsyncDataError, FormatError, ManifestError, SourceError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.entries import Entries
 from lit_async_data.sources.manifest.file_field import FileField
 from lit_async_data.sources.manifest.hdf5_fields import HDF5Fields

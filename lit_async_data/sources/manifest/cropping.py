@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from lit_async_data.permutation import derived_key
+from lit_async_data.order.permutation import derived_key
 from lit_async_data.sources.manifest.image_shape import ImageShape
 
 Box = tuple[float, float, float, float]

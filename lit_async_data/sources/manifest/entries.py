@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from lit_async_data.errors import AsyncDataError, ManifestError, MissingError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Location, Part
 from lit_async_data.sources.manifest.origin import GIVEN, named, shown
 from lit_async_data.sources.manifest.table import Table

@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.chunk_order import ChunkRun
 from lit_async_data.errors import ConfigError, SourceError
-from lit_async_data.permutation import Indices, Words
+from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import ChunkLayout, Reading, Turn, slowest
 from lit_async_data.sources.manifest.column import FILES, Column, Kind
 from lit_async_data.sources.manifest.decoders import decoder_of

@@ -8,7 +8,7 @@ import os
 import numpy as np
 
 from lit_async_data.errors import SourceError
-from lit_async_data.permutation import Indices, Words
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.manifest.decoders import Decoder
 from lit_async_data.sources.manifest.fetching import Fetching
 from lit_async_data.sources.manifest.paths import Paths

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_async_data.errors import ChangedError, MissingError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.arrow import arrow
 from lit_async_data.sources.manifest.delimited import PLAIN, TextForm
 from lit_async_data.sources.manifest.origin import named

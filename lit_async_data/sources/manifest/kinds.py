@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.arrow import is_number, numbered
 from lit_async_data.sources.manifest.column import FILES, Column, Kind
 from lit_async_data.sources.manifest.image_shape import ImageShape

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, ManifestError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.arrow import is_number
 from lit_async_data.sources.manifest.column import Column
 from lit_async_data.sources.manifest.labels import Labels

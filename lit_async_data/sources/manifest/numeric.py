@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.arrow import (
     arrow,
     as_one,

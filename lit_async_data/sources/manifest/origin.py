@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import ManifestError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 
 # What a table given in memory is called where a file would be.
 GIVEN = "the table given"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import CorruptError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.arrow import arrow
 from lit_async_data.sources.manifest.filters import Filter, all_met
 from lit_async_data.sources.manifest.header import check_columns

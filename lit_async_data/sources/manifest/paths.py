@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lit_async_data.errors import MissingError, SourceError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.arrow import folders_of
 from lit_async_data.sources.manifest.column import Kind
 from lit_async_data.sources.manifest.entries import Entries

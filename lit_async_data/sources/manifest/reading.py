@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_async_data.errors import ConfigError, MissingError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.arrow import arrow
 from lit_async_data.sources.manifest.delimited import PLAIN, TextForm, read_delimited
 from lit_async_data.sources.manifest.filters import Filter, all_met

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_async_data.permutation import Indices, Words
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.manifest.arrow import arrow, is_coded, numbered, values_of
 
 # Rows that are hashed together, so that what is needed beside the hashes stays in the cache.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
-from lit_async_data.permutation import Indices, Words
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
 from lit_async_data.sources.manifest.arrow import plain_of
 from lit_async_data.sources.manifest.checking import Check

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import ChangedError, ConfigError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.arrow import (
     arrow,
     as_one,

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.permutation import Indices
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.cache_files import ForeignError, is_foreign, on_network, opened, own_name, owner
 from lit_async_data.sources.manifest.arrow import arrow, numbered, values_of
 from lit_async_data.sources.manifest.origin import Origin

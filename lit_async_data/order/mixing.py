@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.chunk_order import ChunkOrder
-from lit_async_data.permutation import Permutation, derived_key
-from lit_async_data.weighted import WeightedChunkOrder
+from lit_async_data.order.chunk_order import ChunkOrder
+from lit_async_data.order.permutation import Permutation, derived_key
+from lit_async_data.order.weighted import WeightedChunkOrder
 
 # Positions that `mixing` looks at.
 _LOOKED_AT = 2**18
@@ -29,7 +29,7 @@ def mixing(order: ChunkOrder | WeightedChunkOrder, batch_size: int, world_size: 
         world_size: Ranks, to which positions are dealt in turn.
 
     Example:
-        >>> from lit_async_data.chunk_order import ChunkRun
+        >>> from lit_async_data.order.chunk_order import ChunkRun
         >>> order = ChunkOrder([ChunkRun(samples=64_000, rows=64)], width=16, key=0)
         >>> round(mixing(order, batch_size=256), 2)
         0.07
@@ -80,7 +80,7 @@ def ranks_per_chunk(order: ChunkOrder | WeightedChunkOrder, world_size: int) -> 
     ranks draw it, often to all; the mean is given.
 
     Example:
-        >>> from lit_async_data.chunk_order import ChunkRun
+        >>> from lit_async_data.order.chunk_order import ChunkRun
         >>> order = ChunkOrder([ChunkRun(samples=64_000, rows=64)], width=12, key=0)
         >>> [ranks_per_chunk(order, world_size) for world_size in (1, 4, 8)]
         [1, 1, 2]

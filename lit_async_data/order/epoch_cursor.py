@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lit_async_data.plan import Key, Limits, Schedule
+from lit_async_data.order.plan import Key, Limits, Schedule
 
 # How many steps of a pass, and of those after it, will be wanted; None for all.
 StepsWanted = Callable[[], tuple[int | None, int | None]]

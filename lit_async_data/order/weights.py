@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.chunk_order import ChunkRun, Layout
 from lit_async_data.errors import ConfigError
-from lit_async_data.permutation import Indices, derived_keys
+from lit_async_data.order.chunk_order import ChunkRun, Layout
+from lit_async_data.order.permutation import Indices, derived_keys
 
 # The label that torch's losses leave out unless they are told otherwise.
 IGNORED = -100

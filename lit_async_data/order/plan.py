@@ -17,11 +17,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lit_async_data.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.errors import ConfigError
-from lit_async_data.permutation import Indices, Permutation, derived_key
-from lit_async_data.weighted import WeightedChunkOrder, WeightedOrder
-from lit_async_data.weights import Weights
+from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
+from lit_async_data.order.permutation import Indices, Permutation, derived_key
+from lit_async_data.order.weighted import WeightedChunkOrder, WeightedOrder
+from lit_async_data.order.weights import Weights
 
 # A permutation costs 100 to 400 µs per call however few positions it is asked for; from here on it is per position.
 BLOCK = 16384

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.permutation import Indices, Permutation, Permutations, derived_key, derived_keys
+from lit_async_data.order.permutation import Indices, Permutation, Permutations, derived_key, derived_keys
 
 # Up to so many chunks, their order is kept as a table: it then costs next to nothing, also where there are very few.
 _TABLE = 4096

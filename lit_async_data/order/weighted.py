@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.chunk_order import ChunkRun, Group
-from lit_async_data.permutation import Indices, Permutation, derived_key
-from lit_async_data.weights import Floats, Weights, drawn, uniform
+from lit_async_data.order.chunk_order import ChunkRun, Group
+from lit_async_data.order.permutation import Indices, Permutation, derived_key
+from lit_async_data.order.weights import Floats, Weights, drawn, uniform
 
 # A group of more positions is taken to need all of its chunks; drawing so many takes 0.1 s.
 _LOOKED_AT = 2**18

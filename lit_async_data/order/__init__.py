@@ -1,0 +1,1 @@
+"""The room `order`; its README says what belongs here."""
