@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lit_async_data.batch.transforms import Normalize as Normalize
+    from lit_async_data.batch.transforms import ToFloat as ToFloat
     from lit_async_data.callback import DevicePrefetcher as DevicePrefetcher
     from lit_async_data.datamodule import AsyncDataModule as AsyncDataModule
     from lit_async_data.field import Field as Field
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from lit_async_data.sources.manifest.source import ManifestSource as ManifestSource
     from lit_async_data.sources.split import split as split
     from lit_async_data.sources.subset import SubsetSource as SubsetSource
-    from lit_async_data.transforms import Normalize as Normalize
-    from lit_async_data.transforms import ToFloat as ToFloat
     from lit_async_data.wrap import prefetched as prefetched
 
 __version__ = "0.1.0"
@@ -38,9 +38,9 @@ _HOMES = {
     "HDF5Source": "sources.hdf5.source",
     "LoaderOptions": "options",
     "ManifestSource": "sources.manifest.source",
-    "Normalize": "transforms",
+    "Normalize": "batch.transforms",
     "SubsetSource": "sources.subset",
-    "ToFloat": "transforms",
+    "ToFloat": "batch.transforms",
     "prefetched": "wrap",
     "split": "sources.split",
 }

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.plan import Key
 from lit_async_data.randomness import drawn, states
-from lit_async_data.spec import BatchSpec
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data import memory
+from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.canary import Canary
 from lit_async_data.device import DeviceQueue, InlineQueue, Transform
 from lit_async_data.device_transform import DeviceTransform, widened
@@ -26,7 +27,6 @@ from lit_async_data.pipeline import Pipeline
 from lit_async_data.preparation import Preparation
 from lit_async_data.slot_feed import SlotFeed
 from lit_async_data.sources.base import DrawingSource, FetchingSource, KeepingSource, Source, draws, ids_of
-from lit_async_data.spec import BatchSpec, FieldSpec
 from lit_async_data.stats import Fill, LoaderStats
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.streams import TorchStreams, has_streams

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import TENSOR_TYPES
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import check_names
-from lit_async_data.spec import TENSOR_TYPES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 
+from lit_async_data.batch.spec import BatchLayout, BatchSpec
 from lit_async_data.job import together
 from lit_async_data.memory import Budget, default_budget, ranks_here
 from lit_async_data.options import LoaderOptions
@@ -13,7 +14,6 @@ from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.order.weighted import WeightedChunkOrder
 from lit_async_data.sources.base import FetchingSource, KeepingSource, Source
 from lit_async_data.sources.places import name_of
-from lit_async_data.spec import BatchLayout, BatchSpec
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds Python's lock.
 MOST_WORKERS = 4

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import Key, Schedule
-from lit_async_data.spec import BatchLayout, Bytes
 
 # Reads samples of an epoch into arrays.
 Read = Callable[[int, Indices, Mapping[str, npt.NDArray[Any]]], None]

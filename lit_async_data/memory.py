@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import MemoryBudgetError
-from lit_async_data.spec import Bytes
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from lit_async_data.batch.spec import Array
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import Schedule
 from lit_async_data.sources.base import Source, ids_of
-from lit_async_data.spec import Array
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import weakref
 
 import numpy as np
 
+from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import AsyncDataError
-from lit_async_data.spec import Bytes
 
 
 class SlotState(enum.Enum):

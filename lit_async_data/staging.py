@@ -10,8 +10,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from lit_async_data.batch.spec import ALIGNMENT, Bytes
 from lit_async_data.memory import readable
-from lit_async_data.spec import ALIGNMENT, Bytes
 
 log = logging.getLogger(__name__)
 

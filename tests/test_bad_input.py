@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lit_async_data import AsyncLoader, Field, HDF5Source, LoaderOptions
+from lit_async_data.batch.transforms import Normalize
 from lit_async_data.errors import (
     AsyncDataError,
     ConfigError,
@@ -22,7 +23,6 @@ from lit_async_data.errors import (
     MissingError,
     SourceError,
 )
-from lit_async_data.transforms import Normalize
 
 NAN, INFINITY = float("nan"), float("inf")
 

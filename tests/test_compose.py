@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader, ConcatSource, HDF5Source, SubsetSource
+from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, PartedSource, Source, ids_of
 from lit_async_data.sources.hdf5.chunked import IndexedBands
 from lit_async_data.sources.places import column_of, overlap_of, parts_of, places_of
-from lit_async_data.spec import BatchSpec, FieldSpec
 from lit_async_data.testing import ArraySource, PartedArrays
 
 some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 12)), min_size=1, max_size=5)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.canary import Canary
 from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.loader import AsyncLoader
@@ -19,7 +20,6 @@ from lit_async_data.order.plan import EpochPlan, Key, Schedule
 from lit_async_data.pipeline import Pipeline
 from lit_async_data.ring import COPYING
 from lit_async_data.slot_feed import SlotFeed
-from lit_async_data.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.testing import ArraySource, FakeStreams, raw
 

@@ -17,8 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lit_async_data.batch.tree import Place, flatten, leaves_in, rebuilt
 from lit_async_data.errors import FormatError
-from lit_async_data.nested import Place, flatten, leaves_in, rebuilt
 
 
 class Leaf:

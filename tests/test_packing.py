@@ -14,15 +14,15 @@ import torch
 from test_device import ComputeNeverWaits, CopiesCountAsDoneAtOnce, SideNeverWaits, TransformWaitsForAnOlderEvent
 from torch.nn.utils.rnn import pack_sequence
 
+from lit_async_data.batch.spec import SMALL_BYTES
+from lit_async_data.batch.tensor_layout import dense, raw_bytes
+from lit_async_data.batch.tree import flatten
 from lit_async_data.feed import Arrived
-from lit_async_data.form import dense, raw_bytes
 from lit_async_data.iterator_feed import IteratorFeed
 from lit_async_data.memory import pinned
-from lit_async_data.nested import flatten
 from lit_async_data.order.plan import Key
 from lit_async_data.packing import Packer, moves
 from lit_async_data.ring import Lease
-from lit_async_data.spec import SMALL_BYTES
 from lit_async_data.staging import Staging
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.testing import FakeStreams, raw

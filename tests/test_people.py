@@ -25,10 +25,10 @@ from lit_async_data import (
     SubsetSource,
     split,
 )
+from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.device_transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError, ResumeError
 from lit_async_data.order.plan import Key
-from lit_async_data.spec import BatchSpec, FieldSpec
 from lit_async_data.testing import ArraySource, FakeStreams
 
 THREE = {"train": 0.7, "val": 0.15, "test": 0.15}

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkab
 
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.spec import BatchSpec
 
 Turn = bool | tuple[int, int]
 Reading = Literal["copied", "locked", "decoded", "python"]

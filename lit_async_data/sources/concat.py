@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
@@ -42,7 +43,6 @@ from lit_async_data.sources.places import (
     starts,
     whole_numbers,
 )
-from lit_async_data.spec import BatchSpec
 
 
 class ConcatSource:

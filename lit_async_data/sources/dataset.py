@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
+from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, shown
 from lit_async_data.sources.values import ELSEWHERE, UnfitError, as_array, filled_at_once
-from lit_async_data.spec import Array, BatchSpec, FieldSpec
 
 # Samples are collected up to this many bytes before they are copied: what they take no budget has counted.
 TOGETHER_BYTES = 4 * 2**20

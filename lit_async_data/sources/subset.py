@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
@@ -38,7 +39,6 @@ from lit_async_data.sources.places import (
     places_of,
     starts,
 )
-from lit_async_data.spec import BatchSpec
 
 
 class SubsetSource:

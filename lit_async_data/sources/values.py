@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_async_data.spec import TENSOR_TYPES, Array
+from lit_async_data.batch.spec import TENSOR_TYPES, Array
 
 ELSEWHERE = "prefetched(loader) takes a DataLoader of your own for such batches"
 # Values of fewer elements than this torch copies in the calling thread; more it shares among threads of its own, which

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.spec import Bytes
+from lit_async_data.batch.spec import Bytes
 
 Array = npt.NDArray[Any]
 # Below it malloc has room enough between other things.

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading
@@ -22,7 +23,6 @@ from lit_async_data.sources.hdf5.index import ChunkIndex
 from lit_async_data.sources.hdf5.open_file import OpenFile
 from lit_async_data.sources.hdf5.readahead import ReadAhead
 from lit_async_data.sources.hdf5.readers import h5py_rows
-from lit_async_data.spec import Bytes
 
 Array = npt.NDArray[Any]
 # Bytes of chunks whose shuffle is undone at once; they stay in a core's own cache.

@@ -14,6 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.codecs import filters_of
 from lit_async_data.sources.hdf5.failures import FOREIGN, retried
@@ -28,7 +29,6 @@ from lit_async_data.sources.hdf5.index import (
     refusal,
 )
 from lit_async_data.sources.hdf5.index_cache import IndexCache
-from lit_async_data.spec import TENSOR_TYPES, FieldSpec
 
 log = logging.getLogger(__name__)
 

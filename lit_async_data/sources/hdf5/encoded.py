@@ -12,11 +12,11 @@ from typing import Any
 import h5py
 import numpy as np
 
+from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.identity import Others
-from lit_async_data.spec import FieldSpec
 
 #: Looks at a dataset by its name.
 LookAt = Callable[[str], StoredDataset]

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
-from lit_async_data.spec import Bytes
 
 # The bytes of a chunk, how many shall come out, and the filter's parameters.
 Decoder = Callable[[Bytes, int, tuple[int, ...]], Bytes]

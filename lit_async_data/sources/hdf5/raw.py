@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import Bytes
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.dataset import StoredDataset
@@ -19,7 +20,6 @@ from lit_async_data.sources.hdf5.open_file import PREAD_BYTES, OpenFile
 from lit_async_data.sources.hdf5.ranges import Pieces, pieces
 from lit_async_data.sources.hdf5.readahead import ReadAhead
 from lit_async_data.sources.hdf5.readers import Reader, labels
-from lit_async_data.spec import Bytes
 
 Array = npt.NDArray[Any]
 # torch shares a call of more values than this among threads of its own, as many for each thread that calls it.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
@@ -21,7 +22,6 @@ from lit_async_data.sources.hdf5.part import StoredPart, Wanted, check_same, loo
 from lit_async_data.sources.hdf5.part_readers import PartReaders
 from lit_async_data.sources.hdf5.samples import check_distinct, checked_stride, chosen_rows, with_samples
 from lit_async_data.sources.hdf5.selection import Given, Path, chosen_fields, chosen_files, chosen_layouts
-from lit_async_data.spec import BatchSpec
 
 
 class HDF5Source:

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.field import Field
 from lit_async_data.order.permutation import Indices
@@ -23,7 +24,6 @@ from lit_async_data.sources.hdf5.encoded import (
     names_of,
 )
 from lit_async_data.sources.hdf5.within import Within
-from lit_async_data.spec import FieldSpec
 
 # A table that a field looks values up in is kept in memory, one for each file.
 TABLE_BYTES = 256 * 2**20

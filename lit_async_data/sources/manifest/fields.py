@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
@@ -36,7 +37,6 @@ from lit_async_data.sources.manifest.labels import Labels
 from lit_async_data.sources.manifest.paths import Paths
 from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table import Table
-from lit_async_data.spec import FieldSpec
 
 # Samples whose files are asked for their size, to know how much room reading ahead takes.
 SIZED = 16

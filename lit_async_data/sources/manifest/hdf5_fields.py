@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, SourceError
 from lit_async_data.field import Field
 from lit_async_data.order.permutation import Indices
@@ -20,7 +21,6 @@ from lit_async_data.sources.manifest.paths import Paths
 from lit_async_data.sources.manifest.table import Table
 from lit_async_data.sources.places import starts
 from lit_async_data.sources.subset import SubsetSource
-from lit_async_data.spec import Array, FieldSpec
 
 # Column of datasets, and the dataset itself, where nothing else is said.
 DATASET_COLUMN, DATASET = "dataset", "data"

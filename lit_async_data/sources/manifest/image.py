@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.sources.manifest.cropping import Box, Crop, crop_of
 from lit_async_data.sources.manifest.image_bytes import (
@@ -35,7 +36,6 @@ from lit_async_data.sources.manifest.resizing import write_resized
 from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS, bits_of, check_mode, white_is_zero
 from lit_async_data.sources.manifest.strips import Pixels
 from lit_async_data.sources.manifest.tiff import check_page, pages_of, unsupported_tiff
-from lit_async_data.spec import Array
 
 # What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
 _UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *SIXTEEN_BITS)

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
@@ -23,7 +24,6 @@ from lit_async_data.sources.manifest.arrow import (
 )
 from lit_async_data.sources.manifest.numeric import INEXACT
 from lit_async_data.sources.manifest.origin import Origin, shown
-from lit_async_data.spec import Array
 
 Null = Literal["error", "ignore", "drop"]
 # More different texts than this are no classes.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy_format
 
+from lit_async_data.batch.spec import Array
 from lit_async_data.errors import CorruptError, FormatError
-from lit_async_data.spec import Array
 
 # Characters of a header that numpy parses as Python; longer ones could take its parser down.
 _MOST_HEADER = 10_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 
-from lit_async_data.spec import Array
+from lit_async_data.batch.spec import Array
 
 # Left, upper, right and lower edge, in whole pixels.
 Part = tuple[int, int, int, int]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.sources.manifest.cropping import Box, Crop, whole_pixels
 from lit_async_data.sources.manifest.image_bytes import JPEG, PNG, TIFF, WEBP, has_frames
 from lit_async_data.sources.manifest.image_shape import CHANNELS, DEEP, INDICES, ImageShape
@@ -17,7 +18,6 @@ from lit_async_data.sources.manifest.png import INTERLACED, check_rows, png_pixe
 from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS
 from lit_async_data.sources.manifest.strips import LARGE, Pixels, Strips, part_of
 from lit_async_data.sources.manifest.tiff import check_jpegs
-from lit_async_data.spec import Array, Bytes
 
 # A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are
 # left in each direction. Measured on photographs: what it changes is then about what the JPEG itself has changed

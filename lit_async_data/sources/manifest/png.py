@@ -15,9 +15,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
 from lit_async_data.sources.manifest.image_bytes import PNG, DamageError, cut_short
-from lit_async_data.spec import Bytes
 
 # Where the parts of a file lie in it, by name.
 Parts = dict[bytes, list[slice]]

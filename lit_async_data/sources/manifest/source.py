@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices, Words
@@ -29,7 +30,6 @@ from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table import Table
 from lit_async_data.sources.manifest.table_cache import TableCache
 from lit_async_data.sources.places import Places, check_range, whole_numbers
-from lit_async_data.spec import BatchSpec
 
 
 class ManifestSource:

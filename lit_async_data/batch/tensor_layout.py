@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from lit_async_data.spec import Bytes
+from lit_async_data.batch.spec import Bytes
 
 
 class Form(NamedTuple):

@@ -1,0 +1,1 @@
+"""The room `batch`; its README says what belongs here."""
