@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from lit_async_data.loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import LoaderOptions as LoaderOptions
     from lit_async_data.sources.concat import ConcatSource as ConcatSource
-    from lit_async_data.sources.dataset import DatasetSource as DatasetSource
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
     from lit_async_data.sources.manifest.column import Column as Column
     from lit_async_data.sources.manifest.source import ManifestSource as ManifestSource
     from lit_async_data.sources.split import split as split
     from lit_async_data.sources.subset import SubsetSource as SubsetSource
+    from lit_async_data.sources.torch_dataset import DatasetSource as DatasetSource
     from lit_async_data.wrap import prefetched as prefetched
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ _HOMES = {
     "AsyncDataModule": "datamodule",
     "AsyncLoader": "loader",
     "Column": "sources.manifest.column",
-    "DatasetSource": "sources.dataset",
+    "DatasetSource": "sources.torch_dataset",
     "ConcatSource": "sources.concat",
     "DevicePrefetcher": "callback",
     "Field": "field",

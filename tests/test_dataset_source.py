@@ -26,7 +26,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOptions
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError
 from lit_async_data.sources.base import KeepingSource, Location, Source
-from lit_async_data.sources.values import GRAIN, filled_at_once
+from lit_async_data.sources.torch_values import GRAIN, filled_at_once
 from lit_async_data.summary import lines
 from lit_async_data.testing import ArraySource
 
@@ -279,7 +279,7 @@ def test_samples_are_collected_up_to_some_bytes(monkeypatch, samples_at_once, ki
         return made, number
 
     source = DatasetSource(kind(of))
-    monkeypatch.setattr("lit_async_data.sources.dataset.TOGETHER_BYTES", samples_at_once * source.spec.nbytes)
+    monkeypatch.setattr("lit_async_data.sources.torch_dataset.TOGETHER_BYTES", samples_at_once * source.spec.nbytes)
     got = read(source, [5, 3, 3, 9, 0, 22, 1])
     assert np.array_equal(got["0"], IMAGES.numpy()[[5, 3, 3, 9, 0, 22, 1]])
     assert got["1"].tolist() == [5, 3, 3, 9, 0, 22, 1]

@@ -16,7 +16,7 @@ from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, shown
-from lit_async_data.sources.values import ELSEWHERE, UnfitError, as_array, filled_at_once
+from lit_async_data.sources.torch_values import ELSEWHERE, UnfitError, as_array, filled_at_once
 
 # Samples are collected up to this many bytes before they are copied: what they take no budget has counted.
 TOGETHER_BYTES = 4 * 2**20
