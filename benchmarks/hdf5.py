@@ -32,7 +32,7 @@ from peers import Way
 from program import arguments, ran
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.sources.hdf5.index_cache import YOUNG_NS
+from lit_async_data.sources.hdf5.storage.index_cache import YOUNG_NS
 
 MIB = 2**20
 # A control group that holds more would need a file that takes too long to write.

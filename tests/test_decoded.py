@@ -22,8 +22,8 @@ from lit_async_data.order.plan import EpochPlan, Key, Schedule
 from lit_async_data.preparation import Preparation
 from lit_async_data.sources.hdf5 import decoded, holding
 from lit_async_data.sources.hdf5.band_memory import LEAST_BYTES, BandMemory
-from lit_async_data.sources.hdf5.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
+from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.threads import Gate
 
 BAND = np.arange(4, dtype=np.int64)

@@ -18,7 +18,7 @@ import pytest
 from lit_async_data import HDF5Source
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.sources.hdf5 import dataset as dataset_module
-from lit_async_data.sources.hdf5.codecs import FilterPipeline, filters_of
+from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline, filters_of
 
 hdf5plugin = pytest.importorskip("hdf5plugin", reason="writes what these tests read")
 imagecodecs = pytest.importorskip("imagecodecs", reason="pip install 'lit-async-data[codecs]'")
@@ -421,7 +421,7 @@ def test_what_only_h5py_could_read_is_refused_with_the_plugins_that_it_needs(h5,
 def test_parameters_that_are_not_known_are_left_to_h5py(h5, monkeypatch, parameters):
     path, _ = written(h5, "bitshuffle and lz4")
     monkeypatch.setattr(
-        "lit_async_data.sources.hdf5.index.filters_of",
+        "lit_async_data.sources.hdf5.storage.index.filters_of",
         lambda dataset: tuple(which._replace(parameters=parameters) for which in filters_of(dataset)),
     )
     assert readers_of(path) == {"locked"}

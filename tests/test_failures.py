@@ -14,8 +14,8 @@ import pytest
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
-from lit_async_data.sources.hdf5 import open_file
-from lit_async_data.sources.hdf5.failures import errno_of, opened, opened_descriptor, retried, source_error
+from lit_async_data.sources.hdf5.storage import open_file
+from lit_async_data.sources.hdf5.storage.failures import errno_of, opened, opened_descriptor, retried, source_error
 
 
 def read(source, rows=(0,)):

@@ -16,7 +16,7 @@ from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.order.chunk_order import Layout
 from lit_async_data.order.plan import Key
 from lit_async_data.preparation import Preparation
-from lit_async_data.sources.hdf5.codecs import FilterPipeline
+from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 
 GZIP = {"compression": "gzip", "compression_opts": 1}
 

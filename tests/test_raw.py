@@ -14,9 +14,9 @@ from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.order.plan import Key
 from lit_async_data.preparation import Preparation
-from lit_async_data.sources import residency
-from lit_async_data.sources.hdf5 import open_file, raw, readahead
+from lit_async_data.sources.hdf5 import raw
 from lit_async_data.sources.hdf5.raw import RawReader, gather_windows
+from lit_async_data.sources.hdf5.storage import open_file, readahead, residency
 from lit_async_data.testing import ArraySource
 
 

@@ -12,7 +12,7 @@ from oracle import read
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError
-from lit_async_data.sources.hdf5 import identity
+from lit_async_data.sources.hdf5.storage import identity
 
 COUNT = 400
 VALUES = np.random.default_rng(0).integers(0, 100, (COUNT, 8), dtype=np.int32)

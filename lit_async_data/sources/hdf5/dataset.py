@@ -16,10 +16,10 @@ import numpy as np
 
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
-from lit_async_data.sources.hdf5.codecs import filters_of
-from lit_async_data.sources.hdf5.failures import FOREIGN, retried
-from lit_async_data.sources.hdf5.identity import Others, other_files
-from lit_async_data.sources.hdf5.index import (
+from lit_async_data.sources.hdf5.storage.codecs import filters_of
+from lit_async_data.sources.hdf5.storage.failures import FOREIGN, retried
+from lit_async_data.sources.hdf5.storage.identity import Others, other_files
+from lit_async_data.sources.hdf5.storage.index import (
     MISSING,
     ChunkIndex,
     check_refused,
@@ -28,7 +28,7 @@ from lit_async_data.sources.hdf5.index import (
     lies_as_numpy,
     refusal,
 )
-from lit_async_data.sources.hdf5.index_cache import IndexCache
+from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from lit_async_data.sources.hdf5.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
 from lit_async_data.sources.hdf5.encoded import StoredRanges
-from lit_async_data.sources.hdf5.open_file import OpenFile
 from lit_async_data.sources.hdf5.part import StoredPart
 from lit_async_data.sources.hdf5.ranged import LengthsReader, PaddedReader, SparseReader
 from lit_async_data.sources.hdf5.raw import RawReader, lies_raw
 from lit_async_data.sources.hdf5.readers import H5pyReader, Reader, StridedReader
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.hdf5.stored_field import StoredField
 
 Array = npt.NDArray[Any]

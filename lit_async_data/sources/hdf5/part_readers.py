@@ -15,14 +15,14 @@ from lit_async_data.order.chunk_order import Layout
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn, slowest
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
-from lit_async_data.sources.hdf5.failures import source_error
 from lit_async_data.sources.hdf5.holding import Holding
-from lit_async_data.sources.hdf5.identity import FileIdentity
 from lit_async_data.sources.hdf5.locality import Locality
-from lit_async_data.sources.hdf5.open_file import OpenFile
-from lit_async_data.sources.hdf5.open_files import OpenFiles
 from lit_async_data.sources.hdf5.part import StoredPart
 from lit_async_data.sources.hdf5.part_reader import PartReader
+from lit_async_data.sources.hdf5.storage.failures import source_error
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.open_files import OpenFiles
 
 # Bytes of samples of one part that are read aside at a time, before they go to their places in the batch.
 BLOCK_BYTES = 2**20

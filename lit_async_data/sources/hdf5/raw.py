@@ -16,10 +16,10 @@ from lit_async_data.batch.spec import Bytes
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.dataset import StoredDataset
-from lit_async_data.sources.hdf5.open_file import PREAD_BYTES, OpenFile
 from lit_async_data.sources.hdf5.ranges import Pieces, pieces
-from lit_async_data.sources.hdf5.readahead import ReadAhead
 from lit_async_data.sources.hdf5.readers import Reader, labels
+from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
+from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
 
 Array = npt.NDArray[Any]
 # torch shares a call of more values than this among threads of its own, as many for each thread that calls it.

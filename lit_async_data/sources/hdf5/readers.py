@@ -15,8 +15,8 @@ from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.dataset import StoredDataset
-from lit_async_data.sources.hdf5.failures import FOREIGN, retried, source_error
-from lit_async_data.sources.hdf5.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.failures import FOREIGN, retried, source_error
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 
 Array = npt.NDArray[Any]
 

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
 from lit_async_data.sources.hdf5.dataset import StoredDataset, look_at, opened_dataset
-from lit_async_data.sources.hdf5.failures import FOREIGN
-from lit_async_data.sources.hdf5.identity import other_files
-from lit_async_data.sources.hdf5.index_cache import IndexCache
+from lit_async_data.sources.hdf5.storage.failures import FOREIGN
+from lit_async_data.sources.hdf5.storage.identity import other_files
+from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 #: Values that are looked up, by name, column and axis.
 Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
-from lit_async_data.sources.residency import is_cold
+from lit_async_data.sources.hdf5.storage.residency import is_cold
 
 # Most paths: names below the root, of which none is hidden, nor "." or "..". Others are looked at more closely.
 _PLAIN = re.compile(r"[^./\\:\0][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")

@@ -18,7 +18,7 @@ import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.extra_codecs import DECODERS, NAMES, Decoder, installed, packs, understood
+from lit_async_data.sources.hdf5.storage.extra_codecs import DECODERS, NAMES, Decoder, installed, packs, understood
 
 DEFLATE, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
 # Bytes that fletcher32 puts behind a chunk.

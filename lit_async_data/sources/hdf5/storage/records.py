@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError, SourceError
-from lit_async_data.sources.hdf5.codecs import FLETCHER32, SUM_BYTES, Filter, filters_of
-from lit_async_data.sources.hdf5.failures import FOREIGN, source_error
-from lit_async_data.sources.hdf5.index_file import Columns
+from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, SUM_BYTES, Filter, filters_of
+from lit_async_data.sources.hdf5.storage.failures import FOREIGN, source_error
+from lit_async_data.sources.hdf5.storage.index_file import Columns
 
 # A chunk's address behind the smallest superblock there is, counted from the end of the user block.
 FIRST_BYTE = 48

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError
-from lit_async_data.sources.hdf5.codecs import FLETCHER32, FilterPipeline, filters_of
-from lit_async_data.sources.hdf5.failures import FOREIGN, REMEDIES, errno_of, opened, retried
-from lit_async_data.sources.hdf5.index_cache import IndexCache
-from lit_async_data.sources.hdf5.index_file import Columns, IndexKey, read
-from lit_async_data.sources.hdf5.records import check_records, columns_of, grid_of, plausible
+from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of
+from lit_async_data.sources.hdf5.storage.failures import FOREIGN, REMEDIES, errno_of, opened, retried
+from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
+from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, read
+from lit_async_data.sources.hdf5.storage.records import check_records, columns_of, grid_of, plausible
 
 # Larger chunks are no unit of reading ahead.
 MOST_CHUNK_BYTES = 2**30

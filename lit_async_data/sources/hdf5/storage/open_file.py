@@ -15,9 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, CorruptError, MissingError, WorkerError
-from lit_async_data.sources.hdf5.failures import as_source_errors, errno_of, opened, opened_descriptor, source_error
-from lit_async_data.sources.hdf5.identity import FileIdentity, Others
-from lit_async_data.sources.residency import is_cold
+from lit_async_data.sources.hdf5.storage.failures import (
+    as_source_errors,
+    errno_of,
+    opened,
+    opened_descriptor,
+    source_error,
+)
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity, Others
+from lit_async_data.sources.hdf5.storage.residency import is_cold
 
 # Seconds that `close` waits for a thread that is opening the file.
 LOCK_S = 1.0

@@ -8,7 +8,7 @@ import resource
 import threading
 from collections.abc import Sequence
 
-from lit_async_data.sources.hdf5.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import os
 import numpy as np
 
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.open_file import OpenFile
-from lit_async_data.sources.residency import is_cold
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.residency import is_cold
 
 # Pieces that are asked whether they are in memory before the kernel is told to fetch many: each takes 0.8 µs, and
 # telling it what it has already halves the speed.

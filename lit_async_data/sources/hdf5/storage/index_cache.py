@@ -18,7 +18,7 @@ import time
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.cache_files import MOST_BYTES, ForeignError, is_foreign, own_name, trim, used, user_folder
-from lit_async_data.sources.hdf5.index_file import Columns, IndexKey, StaleError, read, write
+from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, StaleError, read, write
 
 # Indexes of fewer chunks are built in less time than anyone notices (20 to 40 ms), and leave no files behind.
 FEWEST_CHUNKS = 2**14

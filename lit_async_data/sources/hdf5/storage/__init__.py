@@ -1,0 +1,1 @@
+"""The room `storage`; its README says what belongs here."""
