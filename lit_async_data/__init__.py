@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from lit_async_data.batch.transforms import ToFloat as ToFloat
     from lit_async_data.callback import DevicePrefetcher as DevicePrefetcher
     from lit_async_data.datamodule import AsyncDataModule as AsyncDataModule
-    from lit_async_data.field import Field as Field
     from lit_async_data.loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import LoaderOptions as LoaderOptions
     from lit_async_data.sources.concat import ConcatSource as ConcatSource
+    from lit_async_data.sources.hdf5.schema.field import Field as Field
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
     from lit_async_data.sources.manifest.column import Column as Column
     from lit_async_data.sources.manifest.source import ManifestSource as ManifestSource
@@ -34,7 +34,7 @@ _HOMES = {
     "DatasetSource": "sources.torch_dataset",
     "ConcatSource": "sources.concat",
     "DevicePrefetcher": "callback",
-    "Field": "field",
+    "Field": "sources.hdf5.schema.field",
     "HDF5Source": "sources.hdf5.source",
     "LoaderOptions": "options",
     "ManifestSource": "sources.manifest.source",

@@ -17,7 +17,7 @@ import pytest
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import CorruptError, FormatError
-from lit_async_data.sources.hdf5 import dataset as dataset_module
+from lit_async_data.sources.hdf5.schema import inspect as dataset_module
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline, filters_of
 
 hdf5plugin = pytest.importorskip("hdf5plugin", reason="writes what these tests read")

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
 from lit_async_data.sources.hdf5.bands import Bands, IndexedBands
-from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
 from lit_async_data.sources.hdf5.ranges import pieces, touched
 from lit_async_data.sources.hdf5.readers import Reader, labels
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 
 Array = npt.NDArray[Any]
 # Bytes of a row from which rows are copied one by one: taken together, each is copied twice. Of 64 chunks at a time,

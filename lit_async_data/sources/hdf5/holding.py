@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from lit_async_data.sources.hdf5.encoded import StoredRanges
-from lit_async_data.sources.hdf5.locality import Locality
-from lit_async_data.sources.hdf5.part import StoredPart
 from lit_async_data.sources.hdf5.part_reader import PartReader
 from lit_async_data.sources.hdf5.readers import Reader
+from lit_async_data.sources.hdf5.schema.chunk_grouping import Locality
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
+from lit_async_data.sources.hdf5.schema.part import StoredPart
 
 # Bytes of decoded bands that are kept for each dataset between batches, or two bands if those are larger: so that
 # batches smaller than a band, read in order, decode it once.

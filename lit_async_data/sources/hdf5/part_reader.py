@@ -11,18 +11,18 @@ import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
-from lit_async_data.sources.hdf5.anchors import Span
 from lit_async_data.sources.hdf5.bands import H5pyBands, IndexedBands
 from lit_async_data.sources.hdf5.chunked import ChunkedReader
-from lit_async_data.sources.hdf5.dataset import StoredDataset
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
-from lit_async_data.sources.hdf5.encoded import StoredRanges
-from lit_async_data.sources.hdf5.part import StoredPart
 from lit_async_data.sources.hdf5.ranged import LengthsReader, PaddedReader, SparseReader
 from lit_async_data.sources.hdf5.raw import RawReader, lies_raw
 from lit_async_data.sources.hdf5.readers import H5pyReader, Reader, StridedReader
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.part import StoredPart
+from lit_async_data.sources.hdf5.schema.stored_field import StoredField
+from lit_async_data.sources.hdf5.schema.window_starts import Span
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
-from lit_async_data.sources.hdf5.stored_field import StoredField
 
 Array = npt.NDArray[Any]
 # Bytes of values that are read aside and converted at a time.

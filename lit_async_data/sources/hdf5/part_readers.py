@@ -16,9 +16,9 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn, slowest
 from lit_async_data.sources.hdf5.decoded import RecentBands, Room
 from lit_async_data.sources.hdf5.holding import Holding
-from lit_async_data.sources.hdf5.locality import Locality
-from lit_async_data.sources.hdf5.part import StoredPart
 from lit_async_data.sources.hdf5.part_reader import PartReader
+from lit_async_data.sources.hdf5.schema.chunk_grouping import Locality
+from lit_async_data.sources.hdf5.schema.part import StoredPart
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile

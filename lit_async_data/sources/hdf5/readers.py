@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
-from lit_async_data.sources.hdf5.dataset import StoredDataset
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import FOREIGN, retried, source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.field import Field
 from lit_async_data.options import check_names
+from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.labels import Null
 

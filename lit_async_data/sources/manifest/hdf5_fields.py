@@ -10,10 +10,10 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, SourceError
-from lit_async_data.field import Field
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout
 from lit_async_data.sources.concat import ConcatSource
+from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.column import Column
 from lit_async_data.sources.manifest.header import NoColumnError

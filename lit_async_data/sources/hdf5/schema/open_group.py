@@ -9,7 +9,7 @@ import h5py
 import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
-from lit_async_data.sources.hdf5.dataset import StoredDataset, look_at, opened_dataset
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, look_at, opened_dataset
 from lit_async_data.sources.hdf5.storage.failures import FOREIGN
 from lit_async_data.sources.hdf5.storage.identity import other_files
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache

@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 
 from lit_async_data.errors import ConfigError, MissingError
-from lit_async_data.field import Field
+from lit_async_data.sources.hdf5.schema.field import Field
 
 Path = str | os.PathLike[str]
 #: A field as it may be given.

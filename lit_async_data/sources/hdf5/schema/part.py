@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError
-from lit_async_data.field import Field
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.anchors import Anchors, room
-from lit_async_data.sources.hdf5.encoded import StoredRanges
-from lit_async_data.sources.hdf5.selection import chosen_groups
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
+from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.open_group import Tables, Within
+from lit_async_data.sources.hdf5.schema.selection import chosen_groups
+from lit_async_data.sources.hdf5.schema.stored_field import StoredField, look_at_field
+from lit_async_data.sources.hdf5.schema.window_starts import Anchors, room
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, opened
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity, Others
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
-from lit_async_data.sources.hdf5.stored_field import StoredField, look_at_field
-from lit_async_data.sources.hdf5.within import Tables, Within
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.part import StoredPart
+from lit_async_data.sources.hdf5.schema.part import StoredPart
 
 # Chunks that are taken together for each one that samples reach into: a quarter of the decoding is then done twice.
 TOGETHER = 4

@@ -11,19 +11,19 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import ConfigError, FormatError
-from lit_async_data.field import Field
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.anchors import Span
-from lit_async_data.sources.hdf5.conversion import PACKING, Conversion, Packing
-from lit_async_data.sources.hdf5.dataset import StoredDataset
-from lit_async_data.sources.hdf5.encoded import (
+from lit_async_data.sources.hdf5.schema.conversion import PACKING, Conversion, Packing
+from lit_async_data.sources.hdf5.schema.encoded import (
     StoredRanges,
     encoding,
     look_at_sparse,
     look_at_variable,
     names_of,
 )
-from lit_async_data.sources.hdf5.within import Within
+from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.open_group import Within
+from lit_async_data.sources.hdf5.schema.window_starts import Span
 
 # A table that a field looks values up in is kept in memory, one for each file.
 TABLE_BYTES = 256 * 2**20

@@ -1,0 +1,1 @@
+"""The room `schema`; its README says what belongs here."""
