@@ -14,7 +14,7 @@ from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, PartedSource, Source, ids_of
-from lit_async_data.sources.hdf5.chunked import IndexedBands
+from lit_async_data.sources.hdf5.readers.chunked import IndexedBands
 from lit_async_data.sources.places import column_of, overlap_of, parts_of, places_of
 from lit_async_data.testing import ArraySource, PartedArrays
 

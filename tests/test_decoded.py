@@ -20,9 +20,10 @@ from lit_async_data.errors import CorruptError, MemoryBudgetError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import EpochPlan, Key, Schedule
 from lit_async_data.preparation import Preparation
-from lit_async_data.sources.hdf5 import decoded, holding
-from lit_async_data.sources.hdf5.band_memory import LEAST_BYTES, BandMemory
-from lit_async_data.sources.hdf5.decoded import KeptBands, RecentBands, Room
+from lit_async_data.sources.hdf5.readers import chunk_cache as decoded
+from lit_async_data.sources.hdf5.readers import decode_memory as holding
+from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES, BandMemory
+from lit_async_data.sources.hdf5.readers.chunk_cache import KeptBands, RecentBands, Room
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.threads import Gate
 

@@ -19,7 +19,7 @@ import pytest
 from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.sources import cache_files
-from lit_async_data.sources.hdf5.chunked import ChunkedReader
+from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.storage import index, index_cache, index_file
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache

@@ -12,7 +12,7 @@ import pytest
 from oracle import read
 
 from lit_async_data import Field, HDF5Source
-from lit_async_data.sources.hdf5 import part_reader, part_readers
+from lit_async_data.sources.hdf5.readers import part_reader, part_readers
 
 MIB = 2**20
 SMALL = 512 * 1024  # objects of Python's own, and the steps of a check sum
@@ -72,7 +72,7 @@ def test_values_that_are_converted_are_read_aside_in_pieces(h5, monkeypatch):
 PROGRAM = """
 import sys, threading
 from lit_async_data import AsyncLoader, HDF5Source
-import lit_async_data.sources.hdf5.raw, torch
+import lit_async_data.sources.hdf5.readers.raw, torch
 
 def anonymous():
     with open("/proc/self/status") as status:

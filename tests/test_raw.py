@@ -14,8 +14,8 @@ from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.order.plan import Key
 from lit_async_data.preparation import Preparation
-from lit_async_data.sources.hdf5 import raw
-from lit_async_data.sources.hdf5.raw import RawReader, gather_windows
+from lit_async_data.sources.hdf5.readers import raw
+from lit_async_data.sources.hdf5.readers.raw import RawReader, gather_windows
 from lit_async_data.sources.hdf5.storage import open_file, readahead, residency
 from lit_async_data.testing import ArraySource
 

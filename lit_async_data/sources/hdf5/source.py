@@ -15,7 +15,7 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
-from lit_async_data.sources.hdf5.part_readers import PartReaders
+from lit_async_data.sources.hdf5.readers.part_readers import PartReaders
 from lit_async_data.sources.hdf5.schema.chunk_grouping import locality, widest
 from lit_async_data.sources.hdf5.schema.part import StoredPart, Wanted, check_same, look_at_file, warn_of
 from lit_async_data.sources.hdf5.schema.samples import check_distinct, checked_stride, chosen_rows, with_samples

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
-from lit_async_data.sources.hdf5.band_memory import BandMemory
+from lit_async_data.sources.hdf5.readers.band_memory import BandMemory
 from lit_async_data.threads import Gate
 
 Array = npt.NDArray[Any]

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
-from lit_async_data.sources.hdf5.bands import H5pyBands, IndexedBands
-from lit_async_data.sources.hdf5.chunked import ChunkedReader
-from lit_async_data.sources.hdf5.decoded import RecentBands, Room
-from lit_async_data.sources.hdf5.ranged import LengthsReader, PaddedReader, SparseReader
-from lit_async_data.sources.hdf5.raw import RawReader, lies_raw
-from lit_async_data.sources.hdf5.readers import H5pyReader, Reader, StridedReader
+from lit_async_data.sources.hdf5.readers.bands import H5pyBands, IndexedBands
+from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
+from lit_async_data.sources.hdf5.readers.chunk_cache import RecentBands, Room
+from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
+from lit_async_data.sources.hdf5.readers.ranged import LengthsReader, PaddedReader, SparseReader
+from lit_async_data.sources.hdf5.readers.raw import RawReader, lies_raw
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.part import StoredPart

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from lit_async_data.sources.hdf5.part_reader import PartReader
-from lit_async_data.sources.hdf5.readers import Reader
+from lit_async_data.sources.hdf5.readers.base import Reader
+from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.schema.chunk_grouping import Locality
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.part import StoredPart

@@ -14,9 +14,9 @@ from lit_async_data.errors import SourceError
 from lit_async_data.order.chunk_order import Layout
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn, slowest
-from lit_async_data.sources.hdf5.decoded import RecentBands, Room
-from lit_async_data.sources.hdf5.holding import Holding
-from lit_async_data.sources.hdf5.part_reader import PartReader
+from lit_async_data.sources.hdf5.readers.chunk_cache import RecentBands, Room
+from lit_async_data.sources.hdf5.readers.decode_memory import Holding
+from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.schema.chunk_grouping import Locality
 from lit_async_data.sources.hdf5.schema.part import StoredPart
 from lit_async_data.sources.hdf5.storage.failures import source_error

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
-from lit_async_data.sources.hdf5.ranges import Pieces, pieces
-from lit_async_data.sources.hdf5.readers import Reader, labels
+from lit_async_data.sources.hdf5.readers.base import Reader, labels
+from lit_async_data.sources.hdf5.readers.ranges import Pieces, pieces
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead

@@ -17,7 +17,7 @@ from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading
-from lit_async_data.sources.hdf5.readers import h5py_rows
+from lit_async_data.sources.hdf5.readers.base import h5py_rows
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, unshuffle
 from lit_async_data.sources.hdf5.storage.index import ChunkIndex

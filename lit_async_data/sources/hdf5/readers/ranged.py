@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
-from lit_async_data.sources.hdf5.readers import Reader
+from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 
 Array = npt.NDArray[Any]

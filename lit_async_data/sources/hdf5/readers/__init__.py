@@ -1,0 +1,1 @@
+"""The room `readers`; its README says what belongs here."""
