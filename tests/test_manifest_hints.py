@@ -18,8 +18,8 @@ from oracle import read
 
 from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError, MissingError
-from lit_async_data.sources.manifest.delimited import TextForm
-from lit_async_data.sources.manifest.table import Table
+from lit_async_data.sources.manifest.table.delimited import TextForm
+from lit_async_data.sources.manifest.table.table import Table
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
@@ -123,8 +123,8 @@ def test_any_encoding(encoding, name, end, folder):
 
 
 def test_columns_that_are_read_later_and_kept_ones_are_in_the_same_form(folder, monkeypatch):
-    monkeypatch.setattr("lit_async_data.sources.manifest.table_cache.FEWEST_ROWS", 1)
-    monkeypatch.setattr("lit_async_data.sources.manifest.table_cache.YOUNG_NS", 0)
+    monkeypatch.setattr("lit_async_data.sources.manifest.table.table_cache.FEWEST_ROWS", 1)
+    monkeypatch.setattr("lit_async_data.sources.manifest.table.table_cache.YOUNG_NS", 0)
     content = "name;was\nKäfer;Öl\n"
     (folder / "t.csv").write_bytes(content.encode("cp1252"))
     (folder / "cache").mkdir()

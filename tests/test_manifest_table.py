@@ -21,16 +21,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ConfigError, CorruptError, ManifestError, MissingError
-from lit_async_data.sources.manifest import repeats as repeats_module
+from lit_async_data.sources.manifest.table import duplicate_ids as repeats_module
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 pq = pytest.importorskip("pyarrow.parquet")
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
-from lit_async_data.sources.manifest.origin import Origin, named, shown  # noqa: E402
-from lit_async_data.sources.manifest.repeats import hashes, repeats  # noqa: E402
-from lit_async_data.sources.manifest.table import Table  # noqa: E402
+from lit_async_data.sources.manifest.table.duplicate_ids import hashes, repeats  # noqa: E402
+from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown  # noqa: E402
+from lit_async_data.sources.manifest.table.table import Table  # noqa: E402
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_a_last_cell_that_ends_with_a_newline_is_nothing_wrong(file):
 
 
 def test_rows_longer_than_a_block_are_read(file, monkeypatch):
-    from lit_async_data.sources.manifest import delimited, json_lines
+    from lit_async_data.sources.manifest.table import delimited, json_lines
 
     long = "x" * 5000
     for module in (delimited, json_lines):
@@ -224,7 +224,7 @@ def test_rows_longer_than_a_block_are_read(file, monkeypatch):
 
 
 def test_newlines_in_cells_at_the_end_of_a_block(file, monkeypatch):
-    from lit_async_data.sources.manifest import delimited
+    from lit_async_data.sources.manifest.table import delimited
 
     monkeypatch.setattr(delimited, "_BLOCKS", (100, 1000))
     cells = ["x\n" * (1 + row % 7) + "x" for row in range(100)]
@@ -298,7 +298,7 @@ def test_what_looks_like_a_date_is_text(file):
 
 
 def test_types_of_later_lines_and_keys_that_come_late(file, monkeypatch):
-    from lit_async_data.sources.manifest import json_lines
+    from lit_async_data.sources.manifest.table import json_lines
 
     monkeypatch.setattr(json_lines, "_BLOCKS", (200, 2000))
     lines = ['{"a": 1, "d": "2020-01-01"}'] * 40 + ['{"a": 2.5, "b": "x", "d": "2020-01-02"}', '{"a": null, "b": "y"}']
@@ -935,5 +935,5 @@ def test_without_pyarrow_the_error_says_what_to_install(monkeypatch):
 
 
 def test_importing_the_module_does_not_import_pyarrow():
-    program = "import sys, lit_async_data.sources.manifest.table; assert 'pyarrow' not in sys.modules"
+    program = "import sys, lit_async_data.sources.manifest.table.table; assert 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -22,7 +22,8 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 from lit_async_data.sources import cache_files  # noqa: E402
-from lit_async_data.sources.manifest import given, reading, table_cache  # noqa: E402
+from lit_async_data.sources.manifest.table import reading, table_cache
+from lit_async_data.sources.manifest.table import table_reader as given
 
 COUNT = 30
 COLUMNS = {
@@ -52,7 +53,7 @@ def tables_read(monkeypatch):
     """How often a table was read from its files."""
     found, of = [], reading.read_table
     monkeypatch.setattr(
-        "lit_async_data.sources.manifest.table.read_table", lambda *asked: found.append(asked[1]) or of(*asked)
+        "lit_async_data.sources.manifest.table.table.read_table", lambda *asked: found.append(asked[1]) or of(*asked)
     )
     return found
 

@@ -13,7 +13,7 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.options import check_names
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.manifest.image_shape import ImageShape
-from lit_async_data.sources.manifest.labels import Null
+from lit_async_data.sources.manifest.table.labels import Null
 
 Kind = Literal["image", "npy", "hdf5", "class", "number"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

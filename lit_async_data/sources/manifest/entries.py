@@ -13,8 +13,8 @@ import numpy as np
 from lit_async_data.errors import AsyncDataError, ManifestError, MissingError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Location, Part
-from lit_async_data.sources.manifest.origin import GIVEN, named, shown
-from lit_async_data.sources.manifest.table import Table
+from lit_async_data.sources.manifest.table.row_origin import GIVEN, named, shown
+from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.places import Places
 
 # How a name in a table may differ from that of a file.

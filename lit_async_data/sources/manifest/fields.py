@@ -22,7 +22,6 @@ from lit_async_data.sources.manifest.decoders import decoder_of
 from lit_async_data.sources.manifest.entries import Entries
 from lit_async_data.sources.manifest.fetching import Fetching
 from lit_async_data.sources.manifest.file_field import MOST_BYTES, FileField
-from lit_async_data.sources.manifest.given import GivenTable
 from lit_async_data.sources.manifest.hdf5_fields import (
     HDF5Fields,
     alike,
@@ -33,10 +32,11 @@ from lit_async_data.sources.manifest.hdf5_fields import (
 )
 from lit_async_data.sources.manifest.kinds import check_paths, kind_of, missing_of
 from lit_async_data.sources.manifest.label_field import LabelField, labels_of_column
-from lit_async_data.sources.manifest.labels import Labels
 from lit_async_data.sources.manifest.paths import Paths
 from lit_async_data.sources.manifest.stored_file import Root
-from lit_async_data.sources.manifest.table import Table
+from lit_async_data.sources.manifest.table.labels import Labels
+from lit_async_data.sources.manifest.table.table import Table
+from lit_async_data.sources.manifest.table.table_reader import GivenTable
 
 # Samples whose files are asked for their size, to know how much room reading ahead takes.
 SIZED = 16

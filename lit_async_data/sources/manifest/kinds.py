@@ -13,13 +13,13 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.arrow import is_number, numbered
 from lit_async_data.sources.manifest.column import FILES, Column, Kind
 from lit_async_data.sources.manifest.image_shape import ImageShape
-from lit_async_data.sources.manifest.origin import shown
 from lit_async_data.sources.manifest.paths import kind_of_path
 from lit_async_data.sources.manifest.stored_file import Root
-from lit_async_data.sources.manifest.table import Table
+from lit_async_data.sources.manifest.table.arrow import is_number, numbered
+from lit_async_data.sources.manifest.table.row_origin import shown
+from lit_async_data.sources.manifest.table.table import Table
 
 # Rows whose text is compared where it is no path at first sight, and those of them whose files are looked up.
 _COMPARED, _LOOKED_UP = 1024, 16

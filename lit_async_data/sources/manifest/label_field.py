@@ -14,11 +14,11 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.arrow import is_number
 from lit_async_data.sources.manifest.column import Column
-from lit_async_data.sources.manifest.labels import Labels
-from lit_async_data.sources.manifest.origin import Origin, shown
-from lit_async_data.sources.manifest.table import Table
+from lit_async_data.sources.manifest.table.arrow import is_number
+from lit_async_data.sources.manifest.table.labels import Labels
+from lit_async_data.sources.manifest.table.row_origin import Origin, shown
+from lit_async_data.sources.manifest.table.table import Table
 
 # Rows from which on nobody means a class for each.
 _SUSPICIOUS = 10

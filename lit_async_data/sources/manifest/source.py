@@ -15,20 +15,20 @@ from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
-from lit_async_data.sources.manifest.arrow import plain_of
 from lit_async_data.sources.manifest.checking import Check
 from lit_async_data.sources.manifest.checking import check as looked_at
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Given
-from lit_async_data.sources.manifest.delimited import TextForm
 from lit_async_data.sources.manifest.fields import Fields
-from lit_async_data.sources.manifest.given import GivenTable
-from lit_async_data.sources.manifest.header import NoColumnError
 from lit_async_data.sources.manifest.image_shape import ImageShape
 from lit_async_data.sources.manifest.selection import OPTIONS, check_options, chosen_columns, root_of
 from lit_async_data.sources.manifest.stored_file import Root
-from lit_async_data.sources.manifest.table import Table
-from lit_async_data.sources.manifest.table_cache import TableCache
+from lit_async_data.sources.manifest.table.arrow import plain_of
+from lit_async_data.sources.manifest.table.delimited import TextForm
+from lit_async_data.sources.manifest.table.header import NoColumnError
+from lit_async_data.sources.manifest.table.table import Table
+from lit_async_data.sources.manifest.table.table_cache import TableCache
+from lit_async_data.sources.manifest.table.table_reader import GivenTable
 from lit_async_data.sources.places import Places, check_range, whole_numbers
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.manifest.arrow import arrow, is_coded, numbered, values_of
+from lit_async_data.sources.manifest.table.arrow import arrow, is_coded, numbered, values_of
 
 # Rows that are hashed together, so that what is needed beside the hashes stays in the cache.
 _AT_ONCE = 2**16

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lit_async_data.errors import ManifestError
-from lit_async_data.sources.manifest.origin import Origin, named, shown
+from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown
 
 # How files begin that are no text.
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"

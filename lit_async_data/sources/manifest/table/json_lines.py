@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import ManifestError
-from lit_async_data.sources.manifest.arrow import arrow, is_list
-from lit_async_data.sources.manifest.header import check_columns, check_content
-from lit_async_data.sources.manifest.numeric import INEXACT
-from lit_async_data.sources.manifest.origin import Origin, named, shown
+from lit_async_data.sources.manifest.table.arrow import arrow, is_list
+from lit_async_data.sources.manifest.table.header import check_columns, check_content
+from lit_async_data.sources.manifest.table.numeric import INEXACT
+from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown
 
 # Bytes that are parsed together, and that a line may have; the second if the first do not do.
 _BLOCKS = (2**24, 2**28)

@@ -12,9 +12,9 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError
-from lit_async_data.sources.manifest.arrow import arrow
-from lit_async_data.sources.manifest.header import NoColumnError, check_columns, check_content
-from lit_async_data.sources.manifest.origin import Origin, named, shown
+from lit_async_data.sources.manifest.table.arrow import arrow
+from lit_async_data.sources.manifest.table.header import NoColumnError, check_columns, check_content
+from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown
 
 # Bytes that are parsed together, and that a row may have; the second if the first do not do.
 _BLOCKS = (2**24, 2**28)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.manifest.arrow import arrow, as_one, is_text, truth_of
-from lit_async_data.sources.manifest.numeric import as_numbers
-from lit_async_data.sources.manifest.origin import Origin, shown
+from lit_async_data.sources.manifest.table.arrow import arrow, as_one, is_text, truth_of
+from lit_async_data.sources.manifest.table.numeric import as_numbers
+from lit_async_data.sources.manifest.table.row_origin import Origin, shown
 
 _COMPARE = {
     "==": "equal",

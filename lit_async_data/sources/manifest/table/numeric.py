@@ -9,7 +9,7 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.arrow import (
+from lit_async_data.sources.manifest.table.arrow import (
     arrow,
     as_one,
     first_row,
@@ -21,7 +21,7 @@ from lit_async_data.sources.manifest.arrow import (
     truth_of,
     values_of,
 )
-from lit_async_data.sources.manifest.origin import Origin, shown
+from lit_async_data.sources.manifest.table.row_origin import Origin, shown
 
 # From here on a float64 does not tell whole numbers apart.
 INEXACT = 2**53

@@ -25,9 +25,9 @@ import numpy as np
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.cache_files import ForeignError, is_foreign, on_network, opened, own_name, owner
-from lit_async_data.sources.manifest.arrow import arrow, numbered, values_of
-from lit_async_data.sources.manifest.origin import Origin
-from lit_async_data.sources.manifest.table import Table
+from lit_async_data.sources.manifest.table.arrow import arrow, numbered, values_of
+from lit_async_data.sources.manifest.table.row_origin import Origin
+from lit_async_data.sources.manifest.table.table import Table
 
 # What tells the state of a file from others: inode, bytes, and the times of the last change of what it holds, in
 # nanoseconds, and of anything about it: copying can give a file the former of another.

@@ -9,10 +9,10 @@ import numpy as np
 
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.arrow import arrow
-from lit_async_data.sources.manifest.filters import Filter, all_met
-from lit_async_data.sources.manifest.header import check_columns
-from lit_async_data.sources.manifest.origin import Origin, named, shown
+from lit_async_data.sources.manifest.table.arrow import arrow
+from lit_async_data.sources.manifest.table.filters import Filter, all_met
+from lit_async_data.sources.manifest.table.header import check_columns
+from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown
 
 
 def read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) -> tuple[Any, int, Indices | None]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.arrow import (
+from lit_async_data.sources.manifest.table.arrow import (
     arrow,
     as_one,
     first_true,
@@ -24,13 +24,13 @@ from lit_async_data.sources.manifest.arrow import (
     truth_of,
     values_of,
 )
-from lit_async_data.sources.manifest.delimited import PLAIN, TextForm
-from lit_async_data.sources.manifest.filters import Filter
-from lit_async_data.sources.manifest.labels import Labels, Null, labels_of
-from lit_async_data.sources.manifest.numeric import as_numbers, read_as
-from lit_async_data.sources.manifest.origin import Origin, shown
-from lit_async_data.sources.manifest.reading import read_table
-from lit_async_data.sources.manifest.repeats import repeats
+from lit_async_data.sources.manifest.table.delimited import PLAIN, TextForm
+from lit_async_data.sources.manifest.table.duplicate_ids import repeats
+from lit_async_data.sources.manifest.table.filters import Filter
+from lit_async_data.sources.manifest.table.labels import Labels, Null, labels_of
+from lit_async_data.sources.manifest.table.numeric import as_numbers, read_as
+from lit_async_data.sources.manifest.table.reading import read_table
+from lit_async_data.sources.manifest.table.row_origin import Origin, shown
 
 # Rows that a message names.
 _NAMED = 5

@@ -11,13 +11,13 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.arrow import arrow
-from lit_async_data.sources.manifest.delimited import PLAIN, TextForm, read_delimited
-from lit_async_data.sources.manifest.filters import Filter, all_met
-from lit_async_data.sources.manifest.header import NoColumnError, check_columns
-from lit_async_data.sources.manifest.json_lines import read_json_lines
-from lit_async_data.sources.manifest.origin import Origin, named, shown
-from lit_async_data.sources.manifest.parquet import read_parquet
+from lit_async_data.sources.manifest.table.arrow import arrow
+from lit_async_data.sources.manifest.table.delimited import PLAIN, TextForm, read_delimited
+from lit_async_data.sources.manifest.table.filters import Filter, all_met
+from lit_async_data.sources.manifest.table.header import NoColumnError, check_columns
+from lit_async_data.sources.manifest.table.json_lines import read_json_lines
+from lit_async_data.sources.manifest.table.parquet import read_parquet
+from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 # What to do with files that are tables, but none that are read here.

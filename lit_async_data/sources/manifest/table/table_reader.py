@@ -8,12 +8,12 @@ from typing import Any
 
 from lit_async_data.errors import ChangedError, MissingError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.arrow import arrow
-from lit_async_data.sources.manifest.delimited import PLAIN, TextForm
-from lit_async_data.sources.manifest.origin import named
-from lit_async_data.sources.manifest.reading import files_of
-from lit_async_data.sources.manifest.table import Table
-from lit_async_data.sources.manifest.table_cache import Identity, TableCache, TableKey
+from lit_async_data.sources.manifest.table.arrow import arrow
+from lit_async_data.sources.manifest.table.delimited import PLAIN, TextForm
+from lit_async_data.sources.manifest.table.reading import files_of
+from lit_async_data.sources.manifest.table.row_origin import named
+from lit_async_data.sources.manifest.table.table import Table
+from lit_async_data.sources.manifest.table.table_cache import Identity, TableCache, TableKey
 
 
 class GivenTable:

@@ -12,7 +12,7 @@ from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
-from lit_async_data.sources.manifest.arrow import (
+from lit_async_data.sources.manifest.table.arrow import (
     arrow,
     is_coded,
     is_list,
@@ -22,8 +22,8 @@ from lit_async_data.sources.manifest.arrow import (
     truth_of,
     values_of,
 )
-from lit_async_data.sources.manifest.numeric import INEXACT
-from lit_async_data.sources.manifest.origin import Origin, shown
+from lit_async_data.sources.manifest.table.numeric import INEXACT
+from lit_async_data.sources.manifest.table.row_origin import Origin, shown
 
 Null = Literal["error", "ignore", "drop"]
 # More different texts than this are no classes.

@@ -1,0 +1,1 @@
+"""The room `table`; its README says what belongs here."""
