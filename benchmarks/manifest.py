@@ -44,7 +44,7 @@ from program import arguments, ran
 
 from lit_async_data import AsyncLoader
 from lit_async_data.sources.manifest import fetching
-from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.stored_file import fetched, read_file
 
 SIDE = 224

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
-from lit_async_data.sources.manifest import image as images
-from lit_async_data.sources.manifest import jpeg, picture, tiff
-from lit_async_data.sources.manifest.image_shape import ImageShape
-from lit_async_data.sources.manifest.orientation import orientation_of
+from lit_async_data.sources.manifest.images import image as images
+from lit_async_data.sources.manifest.images import jpeg, picture, tiff
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.orientation import orientation_of
 
 pytest.importorskip("PIL")
 from PIL import Image, ImageOps, PngImagePlugin

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.manifest import image as images
-from lit_async_data.sources.manifest import picture, pixels, png, resizing, strips
-from lit_async_data.sources.manifest.image_shape import INTERPOLATIONS, ImageShape
-from lit_async_data.sources.manifest.orientation import stored_part, upright, upright_size
+from lit_async_data.sources.manifest.images import image as images
+from lit_async_data.sources.manifest.images import picture, pixels, png, resizing, strips
+from lit_async_data.sources.manifest.images.image_shape import INTERPOLATIONS, ImageShape
+from lit_async_data.sources.manifest.images.orientation import stored_part, upright, upright_size
 
 Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
 
@@ -194,8 +194,8 @@ def test_a_large_webp_that_is_cut_short_is_refused(monkeypatch, decoders):
 MEASURE = """
 import sys
 import numpy as np
-from lit_async_data.sources.manifest import image as images
-from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.images import image as images
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 def kept(name):
     lines = open("/proc/self/status").read().splitlines()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import check_names
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.table.labels import Null
 
 Kind = Literal["image", "npy", "hdf5", "class", "number"]

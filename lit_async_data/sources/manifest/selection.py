@@ -11,7 +11,7 @@ from typing import Any
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import check_names
 from lit_async_data.sources.manifest.column import Column
-from lit_async_data.sources.manifest.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 # Of a manifest, and of images in it.
 OPTIONS = ["root", "id", "filters", "check", "outside", "table_cache", "delimiter", "encoding"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
-from lit_async_data.sources.manifest.image_bytes import JPEG, DamageError, check_ended, cut_short
+from lit_async_data.sources.manifest.images.image_bytes import JPEG, DamageError, check_ended, cut_short
 
 _BEGIN = b"\xff\xd8"
 _APP0, _APP1, _APP14, _SCAN = 0xE0, 0xE1, 0xEE, 0xDA

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import Array, Bytes
-from lit_async_data.sources.manifest.cropping import Box
-from lit_async_data.sources.manifest.image_shape import ImageShape
-from lit_async_data.sources.manifest.orientation import Part
-from lit_async_data.sources.manifest.strips import LARGE, Pixels, Strips, part_of, size_of, strips_of
+from lit_async_data.sources.manifest.images.cropping import Box
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.orientation import Part
+from lit_async_data.sources.manifest.images.strips import LARGE, Pixels, Strips, part_of, size_of, strips_of
 
 # What torch.nn.functional.interpolate calls with antialias=True. That has no ``out``, and its copies are a fifth of the
 # time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from lit_async_data.batch.spec import Array
-from lit_async_data.sources.manifest.orientation import Part, stored_part, upright, upright_size
+from lit_async_data.sources.manifest.images.orientation import Part, stored_part, upright, upright_size
 
 # Images of at least this many pixels are converted and resized by strips; what lies between takes a few MiB otherwise.
 LARGE = 2**20

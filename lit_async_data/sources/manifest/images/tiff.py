@@ -8,8 +8,8 @@ import struct
 from typing import Any, NamedTuple
 
 from lit_async_data.errors import FormatError
-from lit_async_data.sources.manifest.image_bytes import TIFF, DamageError, cut_short
-from lit_async_data.sources.manifest.jpeg import check_jpeg
+from lit_async_data.sources.manifest.images.image_bytes import TIFF, DamageError, cut_short
+from lit_async_data.sources.manifest.images.jpeg import check_jpeg
 
 _NEW_KIND, _OLD_KIND, _WIDTH, _HEIGHT = 254, 255, 256, 257
 _COMPRESSION, _EXIF, _JPEG_TABLES = 259, 34665, 347

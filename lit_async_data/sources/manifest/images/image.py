@@ -14,8 +14,8 @@ from typing import Any
 
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
-from lit_async_data.sources.manifest.cropping import Box, Crop, crop_of
-from lit_async_data.sources.manifest.image_bytes import (
+from lit_async_data.sources.manifest.images.cropping import Box, Crop, crop_of
+from lit_async_data.sources.manifest.images.image_bytes import (
     BMP,
     GIF,
     JPEG,
@@ -26,16 +26,16 @@ from lit_async_data.sources.manifest.image_bytes import (
     early_size,
     format_of,
 )
-from lit_async_data.sources.manifest.image_shape import ImageShape
-from lit_async_data.sources.manifest.jpeg import head_of as head_of_jpeg
-from lit_async_data.sources.manifest.orientation import UPRIGHT, orientation_of, upright_size
-from lit_async_data.sources.manifest.picture import Picture, head_of
-from lit_async_data.sources.manifest.pixels import pixels_of, write_as_stored
-from lit_async_data.sources.manifest.png import Parts, exif_of_png, file_of_pixels, whole_png, xmp_of_png
-from lit_async_data.sources.manifest.resizing import write_resized
-from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS, bits_of, check_mode, white_is_zero
-from lit_async_data.sources.manifest.strips import Pixels
-from lit_async_data.sources.manifest.tiff import check_page, pages_of, unsupported_tiff
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.jpeg import head_of as head_of_jpeg
+from lit_async_data.sources.manifest.images.orientation import UPRIGHT, orientation_of, upright_size
+from lit_async_data.sources.manifest.images.picture import Picture, head_of
+from lit_async_data.sources.manifest.images.pixels import pixels_of, write_as_stored
+from lit_async_data.sources.manifest.images.png import Parts, exif_of_png, file_of_pixels, whole_png, xmp_of_png
+from lit_async_data.sources.manifest.images.resizing import write_resized
+from lit_async_data.sources.manifest.images.stored_values import SIXTEEN_BITS, bits_of, check_mode, white_is_zero
+from lit_async_data.sources.manifest.images.strips import Pixels
+from lit_async_data.sources.manifest.images.tiff import check_page, pages_of, unsupported_tiff
 
 # What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
 _UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *SIXTEEN_BITS)

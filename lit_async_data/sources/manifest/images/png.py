@@ -17,7 +17,7 @@ from typing import Any
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.manifest.image_bytes import PNG, DamageError, cut_short
+from lit_async_data.sources.manifest.images.image_bytes import PNG, DamageError, cut_short
 
 # Where the parts of a file lie in it, by name.
 Parts = dict[bytes, list[slice]]

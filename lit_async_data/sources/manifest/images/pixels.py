@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.batch.spec import Array, Bytes
-from lit_async_data.sources.manifest.cropping import Box, Crop, whole_pixels
-from lit_async_data.sources.manifest.image_bytes import JPEG, PNG, TIFF, WEBP, has_frames
-from lit_async_data.sources.manifest.image_shape import CHANNELS, DEEP, INDICES, ImageShape
-from lit_async_data.sources.manifest.jpeg import jpeg_pixels
-from lit_async_data.sources.manifest.orientation import UPRIGHT, Part, mirrored, upright, upright_size
-from lit_async_data.sources.manifest.picture import Picture, imagecodecs
-from lit_async_data.sources.manifest.png import INTERLACED, check_rows, png_pixels
-from lit_async_data.sources.manifest.stored_values import SIXTEEN_BITS
-from lit_async_data.sources.manifest.strips import LARGE, Pixels, Strips, part_of
-from lit_async_data.sources.manifest.tiff import check_jpegs
+from lit_async_data.sources.manifest.images.cropping import Box, Crop, whole_pixels
+from lit_async_data.sources.manifest.images.image_bytes import JPEG, PNG, TIFF, WEBP, has_frames
+from lit_async_data.sources.manifest.images.image_shape import CHANNELS, DEEP, INDICES, ImageShape
+from lit_async_data.sources.manifest.images.jpeg import jpeg_pixels
+from lit_async_data.sources.manifest.images.orientation import UPRIGHT, Part, mirrored, upright, upright_size
+from lit_async_data.sources.manifest.images.picture import Picture, imagecodecs
+from lit_async_data.sources.manifest.images.png import INTERLACED, check_rows, png_pixels
+from lit_async_data.sources.manifest.images.stored_values import SIXTEEN_BITS
+from lit_async_data.sources.manifest.images.strips import LARGE, Pixels, Strips, part_of
+from lit_async_data.sources.manifest.images.tiff import check_jpegs
 
 # A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are
 # left in each direction. Measured on photographs: what it changes is then about what the JPEG itself has changed

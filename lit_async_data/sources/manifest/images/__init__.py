@@ -1,0 +1,1 @@
+"""The room `images`; its README says what belongs here."""
