@@ -43,9 +43,9 @@ from peers import OURS, Way
 from program import arguments, ran
 
 from lit_async_data import AsyncLoader
-from lit_async_data.sources.manifest import fetching
+from lit_async_data.sources.manifest.files import prefetcher as fetching
+from lit_async_data.sources.manifest.files.stored_file import fetched, read_file
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.stored_file import fetched, read_file
 
 SIDE = 224
 STRETCHED, CROPPED = "JPEG stretched to 224²", "JPEG random crop to 224²"

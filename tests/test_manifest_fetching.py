@@ -15,8 +15,8 @@ from interrupts import interrupted
 
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.errors import MissingError
-from lit_async_data.sources.manifest import fetching
-from lit_async_data.sources.manifest.fetching import THREADS, Fetching
+from lit_async_data.sources.manifest.files import prefetcher as fetching
+from lit_async_data.sources.manifest.files.prefetcher import THREADS, Fetching
 from lit_async_data.threads import Gate
 
 MOST = 2**30

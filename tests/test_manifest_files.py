@@ -37,7 +37,8 @@ from lit_async_data.errors import (
     MissingError,
     SourceError,
 )
-from lit_async_data.sources.manifest import fetching, stored_file
+from lit_async_data.sources.manifest.files import prefetcher as fetching
+from lit_async_data.sources.manifest.files import stored_file
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")

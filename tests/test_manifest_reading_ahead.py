@@ -18,7 +18,7 @@ from lit_async_data.errors import MissingError
 from lit_async_data.footprint import AHEAD
 from lit_async_data.order.plan import EpochPlan, Key, Schedule
 from lit_async_data.preparation import Preparation
-from lit_async_data.sources.manifest import fetching
+from lit_async_data.sources.manifest.files import prefetcher as fetching
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, ManifestError, MissingError, SourceError
-from lit_async_data.sources.manifest import npy, stored_file
-from lit_async_data.sources.manifest.stored_file import Root, read_file
+from lit_async_data.sources.manifest.files import npy, stored_file
+from lit_async_data.sources.manifest.files.stored_file import Root, read_file
 
 
 def saved(array, version=None):

@@ -10,8 +10,8 @@ import numpy as np
 from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import SourceError
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.manifest.decoders import Decoder
-from lit_async_data.sources.manifest.fetching import Fetching
+from lit_async_data.sources.manifest.files.decoders import Decoder
+from lit_async_data.sources.manifest.files.prefetcher import Fetching
 from lit_async_data.sources.manifest.paths import Paths
 
 # Larger files are refused before they are read: a slip in a table can name a film.

@@ -14,9 +14,9 @@ import numpy as np
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.column import FILES, Column, Kind
+from lit_async_data.sources.manifest.files.stored_file import Root
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.paths import kind_of_path
-from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table.arrow import is_number, numbered
 from lit_async_data.sources.manifest.table.row_origin import shown
 from lit_async_data.sources.manifest.table.table import Table

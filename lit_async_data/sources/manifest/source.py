@@ -20,9 +20,9 @@ from lit_async_data.sources.manifest.checking import check as looked_at
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Given
 from lit_async_data.sources.manifest.fields import Fields
+from lit_async_data.sources.manifest.files.stored_file import Root
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.selection import OPTIONS, check_options, chosen_columns, root_of
-from lit_async_data.sources.manifest.stored_file import Root
 from lit_async_data.sources.manifest.table.arrow import plain_of
 from lit_async_data.sources.manifest.table.delimited import TextForm
 from lit_async_data.sources.manifest.table.header import NoColumnError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lit_async_data.errors import SourceError, WorkerError
-from lit_async_data.sources.manifest.stored_file import ANYWHERE, Root, fetched, filled
+from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, Root, fetched, filled
 from lit_async_data.threads import Bell, Gate, ThreadWorker
 
 # Files that are waited for at a time: what a network answers in 5 ms each, comes at 3200 per second.

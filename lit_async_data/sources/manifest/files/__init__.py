@@ -1,0 +1,1 @@
+"""The room `files`; its README says what belongs here."""
