@@ -15,8 +15,6 @@ from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
-from lit_async_data.sources.manifest.checking import Check
-from lit_async_data.sources.manifest.checking import check as looked_at
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Given
 from lit_async_data.sources.manifest.fields import Fields
@@ -29,6 +27,8 @@ from lit_async_data.sources.manifest.table.header import NoColumnError
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_cache import TableCache
 from lit_async_data.sources.manifest.table.table_reader import GivenTable
+from lit_async_data.sources.manifest.validation import Check
+from lit_async_data.sources.manifest.validation import check as looked_at
 from lit_async_data.sources.places import Places, check_range, whole_numbers
 
 

@@ -17,9 +17,9 @@ from rich.progress import Progress
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import AsyncDataError, FormatError, ManifestError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.entries import Entries
 from lit_async_data.sources.manifest.file_field import FileField
 from lit_async_data.sources.manifest.hdf5_fields import HDF5Fields
+from lit_async_data.sources.manifest.rows import Entries
 
 Check = Literal["first", "all", "none"]
 # Files that are opened to see whether all have one shape, where nothing makes them so.
