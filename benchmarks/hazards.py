@@ -23,7 +23,7 @@ import torch
 from pretended import streams_of
 
 from lit_async_data import AsyncLoader, LoaderOptions, engine
-from lit_async_data.ring import COPYING
+from lit_async_data.host.slots import COPYING
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.streams import Streams, TorchStreams
 from lit_async_data.testing import ArraySource

@@ -17,7 +17,6 @@ from unittest import mock
 import numpy as np
 import torch
 
-from lit_async_data import loader, memory, wrap  # noqa: F401  # so that what is to be replaced has been imported
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.streams import Streams
 from lit_async_data.testing import FakeEvent, FakeStream, FakeStreams, raw

@@ -17,10 +17,10 @@ from lit_async_data.batch.spec import Array
 from lit_async_data.canary import Canary
 from lit_async_data.device_transform import DeviceTransform
 from lit_async_data.errors import AsyncDataError, TransformError
-from lit_async_data.job import Filled
+from lit_async_data.host.job import Filled
+from lit_async_data.host.pipeline import Pipeline
+from lit_async_data.host.stats import DeviceWait
 from lit_async_data.order.plan import Key
-from lit_async_data.pipeline import Pipeline
-from lit_async_data.stats import DeviceWait
 
 log = logging.getLogger(__name__)
 

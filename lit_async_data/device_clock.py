@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any, NamedTuple
 
-from lit_async_data.stats import DeviceWait
+from lit_async_data.host.stats import DeviceWait
 from lit_async_data.streams import Streams
 
 

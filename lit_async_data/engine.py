@@ -12,22 +12,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lit_async_data import memory
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.canary import Canary
 from lit_async_data.device import DeviceQueue, InlineQueue, Transform
 from lit_async_data.device_transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError
-from lit_async_data.footprint import AHEAD, Footprint
-from lit_async_data.nans import NanCheck
+from lit_async_data.host import memory
+from lit_async_data.host.decode_ahead import Preparation
+from lit_async_data.host.nan_check import NanCheck
+from lit_async_data.host.pipeline import Pipeline
+from lit_async_data.host.resource_plan import AHEAD, Footprint
+from lit_async_data.host.stats import Fill, LoaderStats
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import Key, Schedule
-from lit_async_data.pipeline import Pipeline
-from lit_async_data.preparation import Preparation
 from lit_async_data.slot_feed import SlotFeed
 from lit_async_data.sources.base import DrawingSource, FetchingSource, KeepingSource, Source, draws, ids_of
-from lit_async_data.stats import Fill, LoaderStats
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.streams import TorchStreams, has_streams
 

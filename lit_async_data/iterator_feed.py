@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.feed import HostBatch, Room
+from lit_async_data.host.stats import ReadStats
 from lit_async_data.marks import Mark, Marks
 from lit_async_data.order.plan import Key
 from lit_async_data.packing import Ask
 from lit_async_data.puller import Pulled, Puller
 from lit_async_data.snapshot import Snapshot
-from lit_async_data.stats import ReadStats
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from lit_async_data.device import Batch, Transform
 from lit_async_data.device_transform import check_callable, takes_rng
 from lit_async_data.engine import Engine, with_ids
 from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, ReadError, SourceError, TransformError
-from lit_async_data.footprint import Footprint, slow
-from lit_async_data.nans import NanCheck
+from lit_async_data.host.nan_check import NanCheck
+from lit_async_data.host.resource_plan import Footprint, slow
+from lit_async_data.host.schedule import schedule_of
+from lit_async_data.host.stats import Fill, LoaderStats, WaitMeter
 from lit_async_data.options import LoaderOptions, counted
 from lit_async_data.order.epoch_cursor import At, Passes, StepsWanted
 from lit_async_data.order.plan import EpochPlan
-from lit_async_data.ordering import schedule_of
 from lit_async_data.sources.base import Source
-from lit_async_data.stats import Fill, LoaderStats, WaitMeter
 from lit_async_data.streams import checked_device, has_streams
 from lit_async_data.threads import leave_at_exit
 from lit_async_data.unexpected import Unexpected

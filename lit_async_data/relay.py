@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from lit_async_data import memory
 from lit_async_data.canary import Canary
 from lit_async_data.device import Transform
 from lit_async_data.device_transform import DeviceTransform
 from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.errors import WorkerError
+from lit_async_data.host import memory
+from lit_async_data.host.stats import Fill
 from lit_async_data.host_queue import HostQueue, as_it_came
 from lit_async_data.iterator_feed import IteratorFeed
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import Key
 from lit_async_data.packing import Packer
 from lit_async_data.staging import Staging
-from lit_async_data.stats import Fill
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.streams import TorchStreams, has_streams
 

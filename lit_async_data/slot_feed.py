@@ -10,9 +10,9 @@ import torch
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.device import Batch
 from lit_async_data.feed import Arrived, Cloned, HostBatch, Room
-from lit_async_data.job import Filled
+from lit_async_data.host.job import Filled
+from lit_async_data.host.pipeline import Pipeline
 from lit_async_data.order.plan import Key
-from lit_async_data.pipeline import Pipeline
 
 
 class SlotFeed:

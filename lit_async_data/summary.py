@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.host.memory import readable
 from lit_async_data.loader import AsyncLoader
-from lit_async_data.memory import readable
 from lit_async_data.order.chunk_order import ChunkOrder
 from lit_async_data.order.mixing import evenness, mixing, ranks_per_chunk
 from lit_async_data.order.permutation import Indices, Permutation, derived_key

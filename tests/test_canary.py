@@ -18,10 +18,10 @@ from test_device import BATCH, SLOW, STEPS, Step, on_device, queue_on, trained
 from lit_async_data.canary import Canary
 from lit_async_data.checksum import checksum
 from lit_async_data.errors import ConfigError, TransferError
+from lit_async_data.host.slots import Ring
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import Key
-from lit_async_data.ring import Ring
 from lit_async_data.testing import ArraySource, FakeStreams
 
 # -- the sum -----------------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
         return ring.memory(slot)
 
     monkeypatch.setattr(Ring, "lend", lend)
-    monkeypatch.setattr("lit_async_data.footprint.together", lambda nbytes, most: 1)  # batches to a slot
+    monkeypatch.setattr("lit_async_data.host.resource_plan.together", lambda nbytes, most: 1)  # batches to a slot
     source, options = Gated(), LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
     with AsyncLoader(source, options, canary=1) as loader:
         next(loader)

@@ -17,9 +17,9 @@ import pytest
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, MemoryBudgetError
+from lit_async_data.host.decode_ahead import Preparation
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import EpochPlan, Key, Schedule
-from lit_async_data.preparation import Preparation
 from lit_async_data.sources.hdf5.readers import chunk_cache as decoded
 from lit_async_data.sources.hdf5.readers import decode_memory as holding
 from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES, BandMemory

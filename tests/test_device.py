@@ -13,12 +13,12 @@ import torch
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.canary import Canary
 from lit_async_data.errors import FormatError, ReadError, TransformError
+from lit_async_data.host.memory import allocated
+from lit_async_data.host.pipeline import Pipeline
+from lit_async_data.host.slots import COPYING
 from lit_async_data.loader import AsyncLoader
-from lit_async_data.memory import allocated
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import EpochPlan, Key, Schedule
-from lit_async_data.pipeline import Pipeline
-from lit_async_data.ring import COPYING
 from lit_async_data.slot_feed import SlotFeed
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.testing import ArraySource, FakeStreams, raw

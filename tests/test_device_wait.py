@@ -13,10 +13,10 @@ from test_device import STEPS, queue_on, write_numbers
 import lit_async_data as lad
 from lit_async_data.device_clock import DeviceClock
 from lit_async_data.errors import ReadError
+from lit_async_data.host.stats import DeviceWait
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import Key
-from lit_async_data.stats import DeviceWait
 from lit_async_data.testing import ArraySource, FakeStreams
 from lit_async_data.waiting import Waiting
 

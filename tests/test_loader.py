@@ -16,8 +16,8 @@ import torch
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, TransformError
+from lit_async_data.host.slots import FILLING
 from lit_async_data.order.plan import EpochPlan
-from lit_async_data.ring import FILLING
 from lit_async_data.testing import ArraySource
 
 # Over 64 KiB per batch of 4, so that x is handed out as the slot itself.

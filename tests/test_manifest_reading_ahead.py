@@ -15,9 +15,9 @@ import pytest
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.errors import MissingError
-from lit_async_data.footprint import AHEAD
+from lit_async_data.host.decode_ahead import Preparation
+from lit_async_data.host.resource_plan import AHEAD
 from lit_async_data.order.plan import EpochPlan, Key, Schedule
-from lit_async_data.preparation import Preparation
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_async_data import memory
-from lit_async_data.memory import allocated, default_budget, machine_memory, readable
+from lit_async_data.host import memory
+from lit_async_data.host.memory import allocated, default_budget, machine_memory, readable
 
 
 def test_memory_is_page_aligned_and_writable():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
-from lit_async_data.nans import with_nan
+from lit_async_data.host.nan_check import with_nan
 from lit_async_data.sources.subset import SubsetSource
 from lit_async_data.testing import ArraySource, FakeStreams
 

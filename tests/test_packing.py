@@ -18,11 +18,11 @@ from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.batch.tensor_layout import dense, raw_bytes
 from lit_async_data.batch.tree import flatten
 from lit_async_data.feed import Arrived
+from lit_async_data.host.memory import pinned
+from lit_async_data.host.slots import Lease
 from lit_async_data.iterator_feed import IteratorFeed
-from lit_async_data.memory import pinned
 from lit_async_data.order.plan import Key
 from lit_async_data.packing import Packer, moves
-from lit_async_data.ring import Lease
 from lit_async_data.staging import Staging
 from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.testing import FakeStreams, raw
@@ -521,7 +521,7 @@ def test_objects_are_pinned_in_their_own_way():
 
 
 def test_what_cannot_be_pinned_is_moved_all_the_same():
-    from lit_async_data.memory import pinned
+    from lit_async_data.host.memory import pinned
 
     class Stubborn:
         def pin_memory(self):

@@ -13,9 +13,9 @@ import torch
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource, split
 from lit_async_data.device_transform import widened
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data.host.decode_ahead import Preparation
 from lit_async_data.order.chunk_order import Layout
 from lit_async_data.order.plan import Key
-from lit_async_data.preparation import Preparation
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 
 GZIP = {"compression": "gzip", "compression_opts": 1}

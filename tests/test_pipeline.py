@@ -13,15 +13,15 @@ import weakref
 import numpy as np
 import pytest
 
-from lit_async_data import pipeline as pipeline_module
 from lit_async_data.batch import spec as spec_module
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.device import InlineQueue
 from lit_async_data.errors import ClosedError, ReadError, SourceError, StalledError, WorkerError
-from lit_async_data.memory import allocated
+from lit_async_data.host import pipeline as pipeline_module
+from lit_async_data.host.memory import allocated
+from lit_async_data.host.pipeline import Pipeline
+from lit_async_data.host.slots import FILLING, READY, Ring
 from lit_async_data.order.plan import EpochPlan, Key, Schedule
-from lit_async_data.pipeline import Pipeline
-from lit_async_data.ring import FILLING, READY, Ring
 from lit_async_data.threads import ThreadWorker
 
 SPEC = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)

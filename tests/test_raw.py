@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
+from lit_async_data.host.decode_ahead import Preparation
 from lit_async_data.order.plan import Key
-from lit_async_data.preparation import Preparation
 from lit_async_data.sources.hdf5.readers import raw
 from lit_async_data.sources.hdf5.readers.raw import RawReader, gather_windows
 from lit_async_data.sources.hdf5.storage import open_file, readahead, residency

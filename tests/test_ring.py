@@ -12,8 +12,8 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lit_async_data import ring as ring_module
-from lit_async_data.ring import TRANSITIONS, IllegalTransitionError, Ring, SlotState, diagram
+from lit_async_data.host import slots as ring_module
+from lit_async_data.host.slots import TRANSITIONS, IllegalTransitionError, Ring, SlotState, diagram
 
 EVENTS = {
     "take": lambda ring, slot: ring._move(slot, "take"),

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec
-from lit_async_data.job import together
-from lit_async_data.memory import Budget, default_budget, ranks_here
+from lit_async_data.host.job import together
+from lit_async_data.host.memory import Budget, default_budget, ranks_here
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.order.weighted import WeightedChunkOrder

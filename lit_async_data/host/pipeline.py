@@ -33,11 +33,11 @@ import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import ClosedError, StalledError, WorkerError
-from lit_async_data.job import Filled, Job, Read
+from lit_async_data.host.job import Filled, Job, Read
+from lit_async_data.host.slots import Ring
+from lit_async_data.host.stats import ReadStats
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import Key, Schedule
-from lit_async_data.ring import Ring
-from lit_async_data.stats import ReadStats
 from lit_async_data.threads import Bell, ThreadWorker, leave_at_exit
 from lit_async_data.unexpected import Unexpected
 

@@ -1,0 +1,1 @@
+"""The room `host`; its README says what belongs here."""
