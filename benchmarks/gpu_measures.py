@@ -19,7 +19,7 @@ from hazards import cycles_per_second, sleep, timed_event
 from pretended import streams_of
 
 from lit_async_data import AsyncLoader, ToFloat
-from lit_async_data.streams import TorchStreams
+from lit_async_data.device.streams import TorchStreams
 
 QUIET: dict[str, Any] = {
     "accelerator": "gpu",

@@ -23,9 +23,9 @@ import torch
 from pretended import streams_of
 
 from lit_async_data import AsyncLoader, LoaderOptions, engine
+from lit_async_data.device.stream_queue import StreamQueue
+from lit_async_data.device.streams import Streams, TorchStreams
 from lit_async_data.host.slots import COPYING
-from lit_async_data.stream_queue import StreamQueue
-from lit_async_data.streams import Streams, TorchStreams
 from lit_async_data.testing import ArraySource
 
 BATCH = 4

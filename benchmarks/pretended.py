@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.streams import Streams
+from lit_async_data.device.streams import Streams
 from lit_async_data.testing import FakeEvent, FakeStream, FakeStreams, raw
 
 # What a batch's small fields travel in is at most this long, and takes no time.
@@ -26,7 +26,7 @@ SMALL = 64 * 1024
 # Seconds after which a stream that waits for another gives up.
 PATIENCE = 60.0
 # This module keeps what it defines: the classes that are put in its place are made from it.
-HOME = ("lit_async_data.streams", "TorchStreams")
+HOME = ("lit_async_data.device.streams", "TorchStreams")
 
 
 @contextlib.contextmanager

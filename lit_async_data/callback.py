@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lit_async_data.batch_hooks import transfer_of
+from lit_async_data.device.streams import has_streams
 from lit_async_data.errors import TransferError
 from lit_async_data.host.stats import DeviceWait, LoaderStats
 from lit_async_data.lightning import pl, rank_zero_info, rank_zero_warn
@@ -18,7 +19,6 @@ from lit_async_data.options import counted
 from lit_async_data.progress import QueueGauge
 from lit_async_data.resume import check_position
 from lit_async_data.stages import Driven, loaders_in
-from lit_async_data.streams import has_streams
 from lit_async_data.takeover import Takeover
 from lit_async_data.waiting import Waiting
 

@@ -16,7 +16,7 @@ import torch
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.classes import adopted, check_alike, counted, named, of_training
-from lit_async_data.device import Transform
+from lit_async_data.device.inline_queue import Transform
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError
 from lit_async_data.host.memory import default_budget, readable
 from lit_async_data.lightning import pl, rank_zero_info

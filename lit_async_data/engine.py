@@ -13,9 +13,12 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
-from lit_async_data.canary import Canary
-from lit_async_data.device import DeviceQueue, InlineQueue, Transform
-from lit_async_data.device_transform import DeviceTransform, widened
+from lit_async_data.device.canary import Canary
+from lit_async_data.device.inline_queue import DeviceQueue, InlineQueue, Transform
+from lit_async_data.device.slot_feed import SlotFeed
+from lit_async_data.device.stream_queue import StreamQueue
+from lit_async_data.device.streams import TorchStreams, has_streams
+from lit_async_data.device.transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError
 from lit_async_data.host import memory
 from lit_async_data.host.decode_ahead import Preparation
@@ -26,10 +29,7 @@ from lit_async_data.host.stats import Fill, LoaderStats
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import Key, Schedule
-from lit_async_data.slot_feed import SlotFeed
 from lit_async_data.sources.base import DrawingSource, FetchingSource, KeepingSource, Source, draws, ids_of
-from lit_async_data.stream_queue import StreamQueue
-from lit_async_data.streams import TorchStreams, has_streams
 
 IDS = "ids"
 # Tell the keys of what is drawn, for samples and for whole batches, from those of the order.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from lit_async_data.batch.tree import leaves_in
-from lit_async_data.device import Batch, Transform, transformed
-from lit_async_data.feed import Arrived, Cloned, Feed, HostBatch
+from lit_async_data.device.feed import Arrived, Cloned, Feed, HostBatch
+from lit_async_data.device.inline_queue import Batch, Transform, transformed
 from lit_async_data.order.plan import Key
 from lit_async_data.packing import Ask
 

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from lit_async_data.device.feed import HostBatch, Room
 from lit_async_data.draw_watch import DrawWatch
-from lit_async_data.feed import HostBatch, Room
 from lit_async_data.host.stats import ReadStats
 from lit_async_data.marks import Mark, Marks
 from lit_async_data.order.plan import Key

@@ -14,8 +14,9 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from lit_async_data.device import Batch, Transform
-from lit_async_data.device_transform import check_callable, takes_rng
+from lit_async_data.device.inline_queue import Batch, Transform
+from lit_async_data.device.streams import checked_device, has_streams
+from lit_async_data.device.transform import check_callable, takes_rng
 from lit_async_data.engine import Engine, with_ids
 from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, ReadError, SourceError, TransformError
 from lit_async_data.host.nan_check import NanCheck
@@ -26,7 +27,6 @@ from lit_async_data.options import LoaderOptions, counted
 from lit_async_data.order.epoch_cursor import At, Passes, StepsWanted
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.base import Source
-from lit_async_data.streams import checked_device, has_streams
 from lit_async_data.threads import leave_at_exit
 from lit_async_data.unexpected import Unexpected
 

@@ -21,8 +21,8 @@ import torch
 from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Bytes
 from lit_async_data.batch.tensor_layout import Form, dense, flat, raw_bytes
 from lit_async_data.batch.tree import flatten, rebuilt
-from lit_async_data.device import Batch
-from lit_async_data.feed import Arrived, Cloned, HostBatch
+from lit_async_data.device.feed import Arrived, Cloned, HostBatch
+from lit_async_data.device.inline_queue import Batch
 from lit_async_data.staging import Staging
 
 T = TypeVar("T")

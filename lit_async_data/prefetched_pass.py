@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
-from lit_async_data.device import Batch
+from lit_async_data.device.inline_queue import Batch
 from lit_async_data.snapshot import Snapshot
 
 

@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from lit_async_data.device.feed import HostBatch
 from lit_async_data.errors import ClosedError, WorkerError
-from lit_async_data.feed import HostBatch
 from lit_async_data.packing import Ask, T
 from lit_async_data.threads import Bell, ThreadWorker
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from lit_async_data.canary import Canary
-from lit_async_data.device import Transform
-from lit_async_data.device_transform import DeviceTransform
+from lit_async_data.device.canary import Canary
+from lit_async_data.device.inline_queue import Transform
+from lit_async_data.device.stream_queue import StreamQueue
+from lit_async_data.device.streams import TorchStreams, has_streams
+from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.errors import WorkerError
 from lit_async_data.host import memory
@@ -22,8 +24,6 @@ from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import Key
 from lit_async_data.packing import Packer
 from lit_async_data.staging import Staging
-from lit_async_data.stream_queue import StreamQueue
-from lit_async_data.streams import TorchStreams, has_streams
 
 
 class Relay:

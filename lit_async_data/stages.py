@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from lit_async_data.device import Transform
-from lit_async_data.device_transform import EvaluatedAlike, check_callable
+from lit_async_data.device.inline_queue import Transform
+from lit_async_data.device.transform import EvaluatedAlike, check_callable
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader

@@ -19,12 +19,12 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data.batch.spec import BatchSpec, Bytes, FieldSpec
-from lit_async_data.checksum import checksum
+from lit_async_data.device.checksum import checksum
+from lit_async_data.device.streams import moved
 from lit_async_data.errors import MissingError
 from lit_async_data.host.slots import Lease
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import ChunkLayout, Location, Part, shown
-from lit_async_data.streams import moved
 
 
 class ArraySource:

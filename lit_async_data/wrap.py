@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lit_async_data.device import Transform
-from lit_async_data.device_transform import check_callable
+from lit_async_data.device.inline_queue import Transform
+from lit_async_data.device.transform import check_callable
 from lit_async_data.errors import ConfigError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.prefetched_loader import PrefetchedLoader

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_device import BATCH, SLOW, STEPS, Step, on_device, queue_on, trained
 
-from lit_async_data.canary import Canary
-from lit_async_data.checksum import checksum
+from lit_async_data.device.canary import Canary
+from lit_async_data.device.checksum import checksum
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.host.slots import Ring
 from lit_async_data.loader import AsyncLoader
@@ -81,7 +81,7 @@ def test_zeros_at_the_end_count():
 def test_content_of_many_blocks_is_summed_as_that_of_one(monkeypatch):
     content = torch.arange(1000, dtype=torch.int16)
     whole = int(checksum(content))
-    monkeypatch.setattr("lit_async_data.checksum._BLOCK", 7)
+    monkeypatch.setattr("lit_async_data.device.checksum._BLOCK", 7)
     assert int(checksum(content)) == whole
 
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
-from lit_async_data.canary import Canary
+from lit_async_data.device.canary import Canary
+from lit_async_data.device.slot_feed import SlotFeed
+from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.host.memory import allocated
 from lit_async_data.host.pipeline import Pipeline
@@ -19,8 +21,6 @@ from lit_async_data.host.slots import COPYING
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import EpochPlan, Key, Schedule
-from lit_async_data.slot_feed import SlotFeed
-from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.testing import ArraySource, FakeStreams, raw
 
 # x is large and has a copy of its own; y and z travel in one block.
@@ -439,7 +439,7 @@ def test_batches_arrive_on_a_gpu(shape):
 
 
 def test_inline_devices_are_cpu_and_mps():
-    from lit_async_data.streams import has_streams
+    from lit_async_data.device.streams import has_streams
 
     assert not has_streams(torch.device("cpu"))
     assert not has_streams(torch.device("mps"))

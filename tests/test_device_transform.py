@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
-from lit_async_data.device_transform import DeviceTransform, takes_rng
+from lit_async_data.device.transform import DeviceTransform, takes_rng
 from lit_async_data.engine import DRAWN_ON_DEVICE
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.loader import AsyncLoader

@@ -11,7 +11,7 @@ import torch
 from test_device import STEPS, queue_on, write_numbers
 
 import lit_async_data as lad
-from lit_async_data.device_clock import DeviceClock
+from lit_async_data.device.clock import DeviceClock
 from lit_async_data.errors import ReadError
 from lit_async_data.host.stats import DeviceWait
 from lit_async_data.loader import AsyncLoader

@@ -105,7 +105,7 @@ sys.path.insert(0, "benchmarks")
 from hazards import ComputeNeverWaits, mixed
 from pretended import streams_of
 from lit_async_data import AsyncLoader
-from lit_async_data.streams import TorchStreams
+from lit_async_data.device.streams import TorchStreams
 from lit_async_data.testing import ArraySource
 
 streams = mixed(ComputeNeverWaits if sys.argv[1] == "mutant" else None, TorchStreams)

@@ -17,14 +17,14 @@ from torch.nn.utils.rnn import pack_sequence
 from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.batch.tensor_layout import dense, raw_bytes
 from lit_async_data.batch.tree import flatten
-from lit_async_data.feed import Arrived
+from lit_async_data.device.feed import Arrived
+from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.host.memory import pinned
 from lit_async_data.host.slots import Lease
 from lit_async_data.iterator_feed import IteratorFeed
 from lit_async_data.order.plan import Key
 from lit_async_data.packing import Packer, moves
 from lit_async_data.staging import Staging
-from lit_async_data.stream_queue import StreamQueue
 from lit_async_data.testing import FakeStreams, raw
 
 SLOW = pytest.mark.parametrize("slow", ["side", "compute"])
@@ -440,7 +440,7 @@ class InPlace:
 
 
 def test_objects_are_moved_in_their_own_way():
-    from lit_async_data.streams import moved
+    from lit_async_data.device.streams import moved
 
     cpu = torch.device("cpu")
     assert moved(Once(), cpu) == cpu

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource, split
-from lit_async_data.device_transform import widened
+from lit_async_data.device.transform import widened
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.host.decode_ahead import Preparation
 from lit_async_data.order.chunk_order import Layout

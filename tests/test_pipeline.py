@@ -15,7 +15,7 @@ import pytest
 
 from lit_async_data.batch import spec as spec_module
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
-from lit_async_data.device import InlineQueue
+from lit_async_data.device.inline_queue import InlineQueue
 from lit_async_data.errors import ClosedError, ReadError, SourceError, StalledError, WorkerError
 from lit_async_data.host import pipeline as pipeline_module
 from lit_async_data.host.memory import allocated

@@ -22,8 +22,8 @@ from test_packing import Step, detection
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
 from lit_async_data import prefetched, prefetched_loader, puller, relay
+from lit_async_data.device.feed import HostBatch
 from lit_async_data.errors import ClosedError, ConfigError, TransferError, TransformError, WorkerError
-from lit_async_data.feed import HostBatch
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.testing import ArraySource, FakeStreams
 

@@ -25,10 +25,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_async_data.checksum import checksum
+from lit_async_data.device.checksum import checksum
+from lit_async_data.device.streams import Streams
 from lit_async_data.errors import TransferError
 from lit_async_data.order.plan import Key
-from lit_async_data.streams import Streams
 
 Sums = dict[str, Tensor]
 When = Literal["hand-over", "release"]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import BatchLayout
-from lit_async_data.device import Batch
-from lit_async_data.feed import Arrived, Cloned, HostBatch, Room
+from lit_async_data.device.feed import Arrived, Cloned, HostBatch, Room
+from lit_async_data.device.inline_queue import Batch
 from lit_async_data.host.job import Filled
 from lit_async_data.host.pipeline import Pipeline
 from lit_async_data.order.plan import Key

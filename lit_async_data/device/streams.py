@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lit_async_data.checksum import checksum
+from lit_async_data.device.checksum import checksum
 from lit_async_data.errors import ConfigError
 from lit_async_data.host.memory import pinned
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.device.randomness import drawn, states
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.plan import Key
-from lit_async_data.randomness import drawn, states
 
 log = logging.getLogger(__name__)
 

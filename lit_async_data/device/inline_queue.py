@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 
 from lit_async_data.batch.spec import Array
-from lit_async_data.canary import Canary
-from lit_async_data.device_transform import DeviceTransform
+from lit_async_data.device.canary import Canary
+from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import AsyncDataError, TransformError
 from lit_async_data.host.job import Filled
 from lit_async_data.host.pipeline import Pipeline

@@ -28,13 +28,13 @@ from typing import Any
 
 import torch
 
-from lit_async_data.canary import Canary
-from lit_async_data.device import Batch, Transform, transformed
-from lit_async_data.device_clock import DeviceClock
-from lit_async_data.feed import Arrived, Cloned, Feed, HostBatch, Room
+from lit_async_data.device.canary import Canary
+from lit_async_data.device.clock import DeviceClock
+from lit_async_data.device.feed import Arrived, Cloned, Feed, HostBatch, Room
+from lit_async_data.device.inline_queue import Batch, Transform, transformed
+from lit_async_data.device.streams import Streams
 from lit_async_data.host.stats import DeviceWait
 from lit_async_data.order.plan import Key
-from lit_async_data.streams import Streams
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 from typing import Any, NamedTuple
 
+from lit_async_data.device.streams import Streams
 from lit_async_data.host.stats import DeviceWait
-from lit_async_data.streams import Streams
 
 
 class _Wait(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lit_async_data.device import Batch
+from lit_async_data.device.inline_queue import Batch
 from lit_async_data.order.plan import Key
 
 # A tensor with the same values in memory of its own, made on the current stream.

@@ -1,0 +1,1 @@
+"""The room `device`; its README says what belongs here."""
