@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lit_async_data.datamodule import AsyncDataModule as AsyncDataModule
     from lit_async_data.loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import LoaderOptions as LoaderOptions
+    from lit_async_data.prefetch.wrap import prefetched as prefetched
     from lit_async_data.sources.concat import ConcatSource as ConcatSource
     from lit_async_data.sources.hdf5.schema.field import Field as Field
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from lit_async_data.sources.split import split as split
     from lit_async_data.sources.subset import SubsetSource as SubsetSource
     from lit_async_data.sources.torch_dataset import DatasetSource as DatasetSource
-    from lit_async_data.wrap import prefetched as prefetched
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ _HOMES = {
     "Normalize": "batch.transforms",
     "SubsetSource": "sources.subset",
     "ToFloat": "batch.transforms",
-    "prefetched": "wrap",
+    "prefetched": "prefetch.wrap",
     "split": "sources.split",
 }
 

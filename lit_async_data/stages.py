@@ -14,7 +14,7 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import pl
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
-from lit_async_data.prefetched_loader import PrefetchedLoader
+from lit_async_data.prefetch.loader import PrefetchedLoader
 from lit_async_data.resume import check_position
 from lit_async_data.sources.base import Source
 from lit_async_data.sources.places import check_source

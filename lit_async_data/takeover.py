@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from lit_async_data.batch_hooks import transfer_of
 from lit_async_data.lightning import pl
-from lit_async_data.prefetched_loader import PrefetchedLoader
-from lit_async_data.stateful import StatefulPrefetchedLoader
-from lit_async_data.wrap import prefetched
+from lit_async_data.prefetch.loader import PrefetchedLoader
+from lit_async_data.prefetch.stateful import StatefulPrefetchedLoader
+from lit_async_data.prefetch.wrap import prefetched
 
 
 class Takeover:

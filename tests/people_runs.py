@@ -16,7 +16,7 @@ import torch
 from test_trainer import pl
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lit_async_data import relay
+from lit_async_data.prefetch import engine as relay
 from lit_async_data.testing import FakeStreams
 
 pytestmark = [  # what Lightning and torch remark on plain DataLoaders, with the callback or without
@@ -229,6 +229,6 @@ def pretended_device(monkeypatch):
 
     monkeypatch.setattr(relay, "TorchStreams", streams)
     monkeypatch.setattr(relay.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
-    for module in "relay", "callback":
+    for module in "prefetch.engine", "callback":
         monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
     return made

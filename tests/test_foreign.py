@@ -12,9 +12,10 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torch.utils.data import WeightedRandomSampler as Weighted
 
-from lit_async_data import DevicePrefetcher, prefetched, relay
-from lit_async_data.draw_watch import DrawWatch
+from lit_async_data import DevicePrefetcher, prefetched
 from lit_async_data.lightning import pl
+from lit_async_data.prefetch import engine as relay
+from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.testing import FakeStreams
 
 LONG = 30  # seconds until a test gives up

@@ -15,10 +15,11 @@ import pytest
 import torch
 from interrupts import interrupted
 
-from lit_async_data import AsyncLoader, HDF5Source, engine, prefetched, relay
+from lit_async_data import AsyncLoader, HDF5Source, engine, prefetched
 from lit_async_data import loader as loader_module
 from lit_async_data.errors import ClosedError
 from lit_async_data.host import memory
+from lit_async_data.prefetch import engine as relay
 from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES
 from lit_async_data.sources.hdf5.readers.chunk_cache import RecentBands
 from lit_async_data.testing import ArraySource, FakeStreams

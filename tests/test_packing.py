@@ -21,10 +21,10 @@ from lit_async_data.device.feed import Arrived
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.host.memory import pinned
 from lit_async_data.host.slots import Lease
-from lit_async_data.iterator_feed import IteratorFeed
 from lit_async_data.order.plan import Key
-from lit_async_data.packing import Packer, moves
-from lit_async_data.staging import Staging
+from lit_async_data.prefetch.iterator_feed import IteratorFeed
+from lit_async_data.prefetch.packing import Packer, moves
+from lit_async_data.prefetch.pinned_buffers import Staging
 from lit_async_data.testing import FakeStreams, raw
 
 SLOW = pytest.mark.parametrize("slow", ["side", "compute"])
@@ -312,7 +312,7 @@ def test_a_block_is_given_back_where_packing_fails(monkeypatch):
 
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr("lit_async_data.packing.raw_bytes", fails)
+            patch.setattr("lit_async_data.prefetch.packing.raw_bytes", fails)
             with pytest.raises(MemoryError, match="mine"):
                 packer(batch, lambda work: work())
         packer(batch, lambda work: work()).release()

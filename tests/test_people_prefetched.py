@@ -34,17 +34,9 @@ from people_runs import (  # noqa: F401  # some are pytest's
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lit_async_data import (
-    AsyncDataModule,
-    AsyncLoader,
-    DevicePrefetcher,
-    LoaderOptions,
-    Normalize,
-    ToFloat,
-    prefetched,
-    relay,
-)
+from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, LoaderOptions, Normalize, ToFloat, prefetched
 from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, TransformError
+from lit_async_data.prefetch import engine as relay
 from lit_async_data.testing import ArraySource
 
 TIME = 20  # seconds after which a wait in these tests is a failure
@@ -544,7 +536,7 @@ def test_close_is_final(begun, anywhere):
 
 
 def test_close_while_the_loader_waits_returns(monkeypatch):
-    monkeypatch.setattr("lit_async_data.puller.CLOSE_S", 0.1, raising=False)
+    monkeypatch.setattr("lit_async_data.prefetch.reader_thread.CLOSE_S", 0.1, raising=False)
     gate, entered = threading.Event(), threading.Event()
 
     def waits():

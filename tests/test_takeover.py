@@ -14,9 +14,9 @@ from test_trainer import CountingSource, Recorder, datamodule, pl, readers, trai
 from torch.utils.data import DataLoader, IterableDataset
 
 import lit_async_data as lad
-from lit_async_data import prefetched_loader
 from lit_async_data.errors import TransferError
-from lit_async_data.prefetched_loader import PrefetchedLoader
+from lit_async_data.prefetch import loader as prefetched_loader
+from lit_async_data.prefetch.loader import PrefetchedLoader
 from lit_async_data.takeover import Takeover
 
 pytestmark = [

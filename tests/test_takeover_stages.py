@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_async_data import AsyncDataModule, DevicePrefetcher
 from lit_async_data.lightning import pl
-from lit_async_data.prefetched_loader import PrefetchedLoader
+from lit_async_data.prefetch.loader import PrefetchedLoader
 from lit_async_data.takeover import Takeover
 from lit_async_data.testing import ArraySource
 

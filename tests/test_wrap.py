@@ -21,10 +21,13 @@ import torch
 from test_packing import Step, detection
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
-from lit_async_data import prefetched, prefetched_loader, puller, relay
+from lit_async_data import prefetched
 from lit_async_data.device.feed import HostBatch
 from lit_async_data.errors import ClosedError, ConfigError, TransferError, TransformError, WorkerError
 from lit_async_data.loader import AsyncLoader
+from lit_async_data.prefetch import engine as relay
+from lit_async_data.prefetch import loader as prefetched_loader
+from lit_async_data.prefetch import reader_thread as puller
 from lit_async_data.testing import ArraySource, FakeStreams
 
 LONG = 30  # seconds until a test gives up

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from lit_async_data.device.feed import HostBatch, Room
-from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.host.stats import ReadStats
-from lit_async_data.marks import Mark, Marks
 from lit_async_data.order.plan import Key
-from lit_async_data.packing import Ask
-from lit_async_data.puller import Pulled, Puller
-from lit_async_data.snapshot import Snapshot
+from lit_async_data.prefetch.accelerate_marks import Mark, Marks
+from lit_async_data.prefetch.draw_watch import DrawWatch
+from lit_async_data.prefetch.packing import Ask
+from lit_async_data.prefetch.reader_thread import Pulled, Puller
+from lit_async_data.prefetch.state_snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 

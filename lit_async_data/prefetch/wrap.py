@@ -11,9 +11,9 @@ from lit_async_data.device.inline_queue import Transform
 from lit_async_data.device.transform import check_callable
 from lit_async_data.errors import ConfigError
 from lit_async_data.loader import AsyncLoader
-from lit_async_data.prefetched_loader import PrefetchedLoader
+from lit_async_data.prefetch.loader import PrefetchedLoader
+from lit_async_data.prefetch.stateful import StatefulPrefetchedLoader
 from lit_async_data.sources.base import Source
-from lit_async_data.stateful import StatefulPrefetchedLoader
 
 
 def prefetched(

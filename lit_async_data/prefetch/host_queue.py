@@ -11,7 +11,7 @@ from lit_async_data.batch.tree import leaves_in
 from lit_async_data.device.feed import Arrived, Cloned, Feed, HostBatch
 from lit_async_data.device.inline_queue import Batch, Transform, transformed
 from lit_async_data.order.plan import Key
-from lit_async_data.packing import Ask
+from lit_async_data.prefetch.packing import Ask
 
 
 class HostQueue:

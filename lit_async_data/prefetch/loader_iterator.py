@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Self
 
 from lit_async_data.device.inline_queue import Batch
-from lit_async_data.snapshot import Snapshot
+from lit_async_data.prefetch.state_snapshot import Snapshot
 
 
 @dataclasses.dataclass

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from lit_async_data.device.feed import HostBatch
 from lit_async_data.errors import ClosedError, WorkerError
-from lit_async_data.packing import Ask, T
+from lit_async_data.prefetch.packing import Ask, T
 from lit_async_data.threads import Bell, ThreadWorker
 
 log = logging.getLogger(__name__)

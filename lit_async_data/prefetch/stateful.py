@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_async_data.prefetched_loader import PrefetchedLoader
+from lit_async_data.prefetch.loader import PrefetchedLoader
 
 
 class StatefulPrefetchedLoader(PrefetchedLoader):

@@ -14,16 +14,16 @@ from lit_async_data.device.inline_queue import Transform
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.device.streams import TorchStreams, has_streams
 from lit_async_data.device.transform import DeviceTransform
-from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.errors import WorkerError
 from lit_async_data.host import memory
 from lit_async_data.host.stats import Fill
-from lit_async_data.host_queue import HostQueue, as_it_came
-from lit_async_data.iterator_feed import IteratorFeed
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import Key
-from lit_async_data.packing import Packer
-from lit_async_data.staging import Staging
+from lit_async_data.prefetch.draw_watch import DrawWatch
+from lit_async_data.prefetch.host_queue import HostQueue, as_it_came
+from lit_async_data.prefetch.iterator_feed import IteratorFeed
+from lit_async_data.prefetch.packing import Packer
+from lit_async_data.prefetch.pinned_buffers import Staging
 
 
 class Relay:

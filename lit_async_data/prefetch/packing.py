@@ -23,7 +23,7 @@ from lit_async_data.batch.tensor_layout import Form, dense, flat, raw_bytes
 from lit_async_data.batch.tree import flatten, rebuilt
 from lit_async_data.device.feed import Arrived, Cloned, HostBatch
 from lit_async_data.device.inline_queue import Batch
-from lit_async_data.staging import Staging
+from lit_async_data.prefetch.pinned_buffers import Staging
 
 T = TypeVar("T")
 # How the first argument of a method ``to`` is called where that converts an object to something else than a device:

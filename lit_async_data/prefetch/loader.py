@@ -17,14 +17,14 @@ from torch.utils.data import DataLoader
 
 from lit_async_data.device.inline_queue import Batch, Transform
 from lit_async_data.device.streams import checked_device, exact_device
-from lit_async_data.draw_watch import DrawWatch
 from lit_async_data.errors import AsyncDataError, ClosedError, TransferError
 from lit_async_data.host.stats import DeviceWait, Fill, LoaderStats, ReadStats, WaitMeter
 from lit_async_data.options import counted
 from lit_async_data.order.plan import Key
-from lit_async_data.prefetched_pass import Pass, PassState, Taken
-from lit_async_data.relay import Relay
-from lit_async_data.sharding import check_sharded
+from lit_async_data.prefetch.draw_watch import DrawWatch
+from lit_async_data.prefetch.engine import Relay
+from lit_async_data.prefetch.loader_iterator import Pass, PassState, Taken
+from lit_async_data.prefetch.sharding import check_sharded
 from lit_async_data.unexpected import Unexpected
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""The room `prefetch`; its README says what belongs here."""
