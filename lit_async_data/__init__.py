@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lit_async_data.batch.transforms import Normalize as Normalize
     from lit_async_data.batch.transforms import ToFloat as ToFloat
-    from lit_async_data.callback import DevicePrefetcher as DevicePrefetcher
-    from lit_async_data.datamodule import AsyncDataModule as AsyncDataModule
+    from lit_async_data.lightning.datamodule import AsyncDataModule as AsyncDataModule
+    from lit_async_data.lightning.prefetcher import DevicePrefetcher as DevicePrefetcher
     from lit_async_data.loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import LoaderOptions as LoaderOptions
     from lit_async_data.prefetch.wrap import prefetched as prefetched
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncDataModule": "datamodule",
+    "AsyncDataModule": "lightning.datamodule",
     "AsyncLoader": "loader",
     "Column": "sources.manifest.column",
     "DatasetSource": "sources.torch_dataset",
     "ConcatSource": "sources.concat",
-    "DevicePrefetcher": "callback",
+    "DevicePrefetcher": "lightning.prefetcher",
     "Field": "sources.hdf5.schema.field",
     "HDF5Source": "sources.hdf5.source",
     "LoaderOptions": "options",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_async_data.errors import ConfigError, MissingError
-from lit_async_data.lightning import pl, rank_zero_warn
+from lit_async_data.lightning.compat import pl, rank_zero_warn
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.source import ManifestSource
 

@@ -229,6 +229,6 @@ def pretended_device(monkeypatch):
 
     monkeypatch.setattr(relay, "TorchStreams", streams)
     monkeypatch.setattr(relay.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
-    for module in "prefetch.engine", "callback":
+    for module in "prefetch.engine", "lightning.prefetcher":
         monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
     return made

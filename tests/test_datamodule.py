@@ -9,7 +9,7 @@ import pytest
 from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 from lit_async_data.host.resource_plan import Footprint
-from lit_async_data.summary import lines
+from lit_async_data.lightning.summary import lines
 from lit_async_data.testing import ArraySource
 
 

@@ -25,9 +25,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOptions
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError
+from lit_async_data.lightning.summary import lines
 from lit_async_data.sources.base import KeepingSource, Location, Source
 from lit_async_data.sources.torch_values import GRAIN, filled_at_once
-from lit_async_data.summary import lines
 from lit_async_data.testing import ArraySource
 
 LENGTH = 23

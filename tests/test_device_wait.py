@@ -14,11 +14,11 @@ import lit_async_data as lad
 from lit_async_data.device.clock import DeviceClock
 from lit_async_data.errors import ReadError
 from lit_async_data.host.stats import DeviceWait
+from lit_async_data.lightning.waiting import Waiting
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import Key
 from lit_async_data.testing import ArraySource, FakeStreams
-from lit_async_data.waiting import Waiting
 
 pl = importlib.import_module(os.environ.get("LIT_ASYNC_DATA_LIGHTNING", "pytorch_lightning"))
 
@@ -187,7 +187,7 @@ def streams(monkeypatch):
     pretended = streams_that_take_time("side")
     pretended._takes_s["step"] = 0
     monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: pretended)
-    for module in "engine", "loader", "callback":
+    for module in "engine", "loader", "lightning.prefetcher":
         monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
     monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
     return pretended

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from torch.utils.data import WeightedRandomSampler as Weighted
 
 from lit_async_data import DevicePrefetcher, prefetched
-from lit_async_data.lightning import pl
+from lit_async_data.lightning.compat import pl
 from lit_async_data.prefetch import engine as relay
 from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.testing import FakeStreams

@@ -107,7 +107,7 @@ def test_where_a_user_moves_batches_nothing_is_copied_before_and_that_is_said(ho
     # Host memory is "cpu", as ever; the pretended device is called "cpu:0".
     root = property(lambda strategy: torch.device("cpu:0"))
     monkeypatch.setattr(pl.strategies.SingleDeviceStrategy, "root_device", root)
-    for module in "prefetch.engine", "callback":
+    for module in "prefetch.engine", "lightning.prefetcher":
         monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: torch.device(device).index == 0)
     program = PROGRAMS[f"batch hooks hooks={(hook,)}"]
     with caplog.at_level(logging.INFO):

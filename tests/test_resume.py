@@ -11,7 +11,7 @@ from test_trainer import CountingSource, Recorder, datamodule, pl, plan, trainer
 
 import lit_async_data as lad
 from lit_async_data.errors import ResumeError
-from lit_async_data.resume import newest_of_an_epochs_end
+from lit_async_data.lightning.resume import newest_of_an_epochs_end
 
 # Lightning remarks on callbacks that a resumed run lacks, on loaders without a state, on stages without data.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

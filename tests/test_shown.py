@@ -11,7 +11,7 @@ from test_trainer import Recorder, pl, trainer
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError
-from lit_async_data.summary import lines
+from lit_async_data.lightning.summary import lines
 from lit_async_data.testing import ArraySource
 
 

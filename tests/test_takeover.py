@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lit_async_data as lad
 from lit_async_data.errors import TransferError
+from lit_async_data.lightning.takeover import Takeover
 from lit_async_data.prefetch import loader as prefetched_loader
 from lit_async_data.prefetch.loader import PrefetchedLoader
-from lit_async_data.takeover import Takeover
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),

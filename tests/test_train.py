@@ -282,8 +282,8 @@ def test_a_foreign_file_says_what_is_left_out(composed, tmp_path, monkeypatch):
         sys.path.remove(str(ROOT))
     said = []
     for module in (
-        "lit_async_data.datamodule",
-        "lit_async_data.callback",
+        "lit_async_data.lightning.datamodule",
+        "lit_async_data.lightning.prefetcher",
         "pytorch_lightning.utilities",
         "pytorch_lightning.utilities.rank_zero",
     ):

@@ -92,7 +92,7 @@ def streams(monkeypatch):
     pretended = FakeStreams("side")
     pretended.side.eager = True
     monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: pretended)
-    for module in "engine", "loader", "callback":
+    for module in "engine", "loader", "lightning.prefetcher":
         monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: device.type == "cuda")
     monkeypatch.setattr("lit_async_data.loader.checked_device", torch.device)
     monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))

@@ -235,7 +235,7 @@ def clock(monkeypatch):
     """The time that the package sees: it passes only where a test says so."""
     now = types.SimpleNamespace(s=0.0)
     stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s)
-    for module in "loader", "callback", "host.pipeline":
+    for module in "loader", "lightning.prefetcher", "host.pipeline":
         monkeypatch.setattr(f"lit_async_data.{module}.time", stopped)
     return now
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from lit_async_data.lightning import pl
+from lit_async_data.lightning.compat import pl
 
 # In the order in which Lightning calls them. What comes after these has the batch on its device in any case.
 HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from lit_async_data.lightning import pl
-from lit_async_data.stages import loaders_in
+from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.stages import loaders_in
 
 # Under this name bars show it: `data=host 4/4 device 2/2`.
 NAME = "data"

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from lit_async_data.batch_hooks import transfer_of
 from lit_async_data.device.streams import has_streams
 from lit_async_data.errors import TransferError
 from lit_async_data.host.stats import DeviceWait, LoaderStats
-from lit_async_data.lightning import pl, rank_zero_info, rank_zero_warn
+from lit_async_data.lightning.batch_hooks import transfer_of
+from lit_async_data.lightning.compat import pl, rank_zero_info, rank_zero_warn
+from lit_async_data.lightning.progress import QueueGauge
+from lit_async_data.lightning.resume import check_position
+from lit_async_data.lightning.stages import Driven, loaders_in
+from lit_async_data.lightning.takeover import Takeover
+from lit_async_data.lightning.waiting import Waiting
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import counted
-from lit_async_data.progress import QueueGauge
-from lit_async_data.resume import check_position
-from lit_async_data.stages import Driven, loaders_in
-from lit_async_data.takeover import Takeover
-from lit_async_data.waiting import Waiting
 
 log = logging.getLogger(__name__)
 

@@ -15,16 +15,16 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.classes import adopted, check_alike, counted, named, of_training
 from lit_async_data.device.inline_queue import Transform
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError
 from lit_async_data.host.memory import default_budget, readable
-from lit_async_data.lightning import pl, rank_zero_info
+from lit_async_data.lightning.classes import adopted, check_alike, counted, named, of_training
+from lit_async_data.lightning.compat import pl, rank_zero_info
+from lit_async_data.lightning.stages import STAGES, Stage, options_of, sides_of, sources_of, steps_wanted, transforms_of
+from lit_async_data.lightning.summary import lines
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.base import Source
-from lit_async_data.stages import STAGES, Stage, options_of, sides_of, sources_of, steps_wanted, transforms_of
-from lit_async_data.summary import lines
 
 log = logging.getLogger(__name__)
 

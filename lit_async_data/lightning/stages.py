@@ -11,11 +11,11 @@ from typing import Any, Literal
 from lit_async_data.device.inline_queue import Transform
 from lit_async_data.device.transform import EvaluatedAlike, check_callable
 from lit_async_data.errors import ConfigError
-from lit_async_data.lightning import pl
+from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.resume import check_position
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.prefetch.loader import PrefetchedLoader
-from lit_async_data.resume import check_position
 from lit_async_data.sources.base import Source
 from lit_async_data.sources.places import check_source
 from lit_async_data.sources.split import split as split_source

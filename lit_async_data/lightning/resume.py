@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_async_data.errors import ResumeError
-from lit_async_data.lightning import pl
+from lit_async_data.lightning.compat import pl
 
 # What writes a checkpoint that training can be resumed from, also where validation runs several times per epoch.
 WRITE_ONE = "ModelCheckpoint(save_on_train_epoch_end=True, save_last=True) writes one"

@@ -1,0 +1,1 @@
+"""The room `lightning`; its README says what belongs here."""
