@@ -17,8 +17,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_async_data.commandline import check_choices, check_run, check_types, explained, keep_wait, leave_out_unknown
 from lit_async_data.errors import ConfigError, ResumeError, SourceError
+from lit_async_data.reference.commandline import (
+    check_choices,
+    check_run,
+    check_types,
+    explained,
+    keep_wait,
+    leave_out_unknown,
+)
 
 ROOT = Path(__file__).resolve().parent
 os.environ.setdefault("PROJECT_ROOT", str(ROOT))
@@ -66,7 +73,7 @@ def built_model(cfg: DictConfig) -> Any:
     """The configured model; one of the user's own gets those of the demo's settings that its class takes."""
     import pytorch_lightning as pl
 
-    from lit_async_data.demo import ImageClassifier
+    from lit_async_data.reference.demo import ImageClassifier
 
     typed = [override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task]
     leave_out_unknown(cfg.model, typed, ImageClassifier)

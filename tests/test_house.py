@@ -166,9 +166,9 @@ ORDER = [
     "lightning.takeover",
     "lightning.prefetcher",
     # Never imported by the way of a batch:
-    "commandline",
+    "reference.commandline",
     "testing",
-    "demo",
+    "reference.demo",
 ]
 
 

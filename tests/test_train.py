@@ -26,7 +26,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf, open_dict, read_write
 
-from lit_async_data import commandline
+from lit_async_data.reference import commandline
 
 with contextlib.suppress(ImportError):
     from pyarrow import csv

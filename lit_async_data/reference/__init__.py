@@ -1,0 +1,1 @@
+"""The room `reference`; its README says what belongs here."""
