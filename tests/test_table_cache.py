@@ -22,8 +22,8 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 from lit_async_data.sources import cache_files  # noqa: E402
-from lit_async_data.sources.manifest.table import reading, table_cache
-from lit_async_data.sources.manifest.table import table_reader as given
+from lit_async_data.sources.manifest.table import reading, table_cache  # noqa: E402
+from lit_async_data.sources.manifest.table import table_reader as given  # noqa: E402
 
 COUNT = 30
 COLUMNS = {
