@@ -20,7 +20,7 @@ test-gpu: $(VENV)/installed
 
 # Lightning has two names; the tests that use it run under either.
 test-lightning: $(VENV)/installed
-	LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch $(BIN)/python -m pytest tests/test_trainer*.py $(ARGS)
+	LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch $(BIN)/python -m pytest tests/lightning/test_trainer*.py $(ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import gc
-import math
-import multiprocessing
-import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,53 +13,11 @@ import h5py
 import numpy as np
 import pytest
 from hypothesis import settings
+from support.leaks import alive
 
 # The same examples every time: a failure in CI is one that can be had at home.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
-
-
-def some(shape, dtype="u1", seed=0):
-    """Values in which every bit counts: NaNs with payloads, infinities, the ends of the integers."""
-    dtype = np.dtype(dtype)
-    random = np.random.default_rng(seed)
-    if dtype.kind == "b":
-        return random.random(shape) < 0.5
-    return np.frombuffer(random.bytes(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
-
-
-# What libraries open once and keep; none of it is ours.
-KEPT = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/", "anon_inode:")
-
-
-def open_files() -> set[str]:
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{number}")
-        except OSError:
-            continue
-        if not target.startswith(KEPT):
-            found.add(f"{number} -> {target}")
-    return found
-
-
-def shared_memory() -> set[str]:
-    """What this process has mapped of it; the folder itself shows that of others too.
-
-    But for semaphores: tqdm makes one for its lock, and keeps it.
-    """
-    maps = Path("/proc/self/maps").read_text().split()
-    return {part for part in maps if part.startswith(("/dev/shm/", "/memfd:")) and "/sem." not in part}
-
-
-def alive() -> dict[str, set[Any]]:
-    return {
-        "threads": {thread.name for thread in threading.enumerate()},
-        "processes": {child.pid for child in multiprocessing.active_children()},
-        "open files": open_files(),
-        "shared memory": shared_memory(),
-    }
 
 
 def pytest_collection_finish() -> None:
@@ -106,7 +60,7 @@ CONCURRENT = {
     "test_manifest_reading_ahead",
     "test_packing",
     "test_pipeline",
-    "test_ring",
+    "test_slots",
     "test_wrap",
 }
 

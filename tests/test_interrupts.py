@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from interrupts import interrupted
+from support.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, HDF5Source, engine, prefetched
 from lit_async_data import loader as loader_module

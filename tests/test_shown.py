@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from test_trainer import Recorder, pl, trainer
+from support.trainer import Recorder, pl, trainer
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError

@@ -1,0 +1,343 @@
+"""The way to a device, on one that is not there: what a missing wait breaks shows as wrong values, every time."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from support.device import (
+    BATCH,
+    SLOW,
+    STEPS,
+    ComputeNeverWaits,
+    CopiesCountAsDoneAtOnce,
+    SideNeverWaits,
+    Step,
+    TransformWaitsForAnOlderEvent,
+    on_device,
+    queue_on,
+    trained,
+    write_numbers,
+)
+
+from lit_async_data.device.stream_queue import StreamQueue
+from lit_async_data.errors import FormatError, ReadError, TransformError
+from lit_async_data.host.slots import COPYING
+from lit_async_data.loader import AsyncLoader
+from lit_async_data.options import LoaderOptions
+from lit_async_data.order.plan import Key
+from lit_async_data.testing import ArraySource, FakeStreams, raw
+
+
+@SLOW
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize("transforms", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_every_step_sees_its_own_batch(slow, depth, transforms, late):
+    streams = FakeStreams(slow)
+    assert trained(streams, depth=depth, transform=on_device(streams) if transforms else None, late=late) == []
+
+
+# -- mutants: each leaves out one thing, and each must be seen ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mutant", "slow", "transforms"),
+    [
+        (ComputeNeverWaits, "side", False),
+        (SideNeverWaits, "compute", False),
+        (TransformWaitsForAnOlderEvent, "compute", True),
+    ],
+)
+def test_a_missing_wait_shows(mutant, slow, transforms):
+    streams = mutant(slow)
+    assert trained(streams, depth=1, transform=on_device(streams) if transforms else None, late=transforms)
+
+
+@pytest.mark.parametrize(("made", "right"), [(FakeStreams, True), (CopiesCountAsDoneAtOnce, False)])
+def test_a_slot_is_not_filled_again_before_its_copy_has_happened(made, right):
+    """1. The copy of batch 0 out of its slot is enqueued on a slow side stream. 2. The slot is asked back. 3. More
+    batches are read than there are other slots. 4. The copy runs."""
+    streams = made("side")
+    step = Step(streams)
+    with queue_on(streams, workers=0) as queue:
+        plan = queue._feed.pipeline.schedule.plan(0)
+        for number in range(STEPS):
+            queue._reclaim(block=True)
+            queue._tickets.append(queue._reserved(Key(0, number)))
+            queue._submit(queue._tickets[-1], queue._feed.get(Key(0, number)))
+        for number in range(STEPS):
+            step(Key(0, number), queue.take(Key(0, number)), plan.batch(number).samples)
+        streams.synchronize()
+    assert (step.wrong == []) is right
+
+
+class DropsRawTensorsEarly(StreamQueue):
+    def _submit(self, ticket, host):
+        super()._submit(ticket, host)
+        ticket.raw.clear()
+        ticket.block = None
+
+
+@pytest.mark.parametrize(("queue", "right"), [(StreamQueue, True), (DropsRawTensorsEarly, False)])
+def test_raw_tensors_live_until_compute_has_waited_for_the_transform(queue, right):
+    """1. Side is slow: the copy and the transform of batch 0 are pending. 2. The step takes memory of the same sizes
+    from compute's pool and writes to it. 3. Side runs. Were the raw tensors gone by then, copy and step would write to
+    the same memory."""
+    streams = FakeStreams("side")
+    with queue_on(streams, transform=on_device(streams), queue=queue) as made:
+        schedule = made._feed.pipeline.schedule
+        ticket = made._reserved(Key(0, 0))
+        made._submit(ticket, made._feed.get(Key(0, 0)))
+        scratch = []
+        for shape, dtype in (((BATCH, 100, 100, 3), torch.uint8), ((BATCH,), torch.int64)):
+            scratch.append(streams.empty(shape, dtype))
+            streams.launch("step", lambda tensor=scratch[-1]: tensor.fill_(7))
+        made._tickets.append(ticket)
+        batch = made.take(Key(0, 0))
+        streams.synchronize()
+        wanted = schedule.plan(0).batch(0).samples % 251
+        values = raw(batch["x"])().view(np.float64).reshape(BATCH, -1)
+        unharmed = (values == wanted[:, None]).all() and all((tensor == 7).all() for tensor in scratch)
+        assert bool(unharmed) is right
+
+
+# -- the order of calls ------------------------------------------------------------------------------------------------
+
+
+def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
+    streams = FakeStreams("side")
+    with queue_on(streams, depth=1) as queue:
+        queue.take(Key(0, 0))
+        assert streams.calls == [
+            ("timed", "compute"),  # asked for
+            ("record", "compute"),  # allocated
+            ("wait", "side"),
+            ("copy", "side"),  # x
+            ("copy", "side"),  # the block of y and z
+            ("record", "side"),  # copied
+            ("record", "side"),  # ready
+            ("wait", "compute"),
+            ("timed", "compute"),  # came
+            ("copy", "compute"),  # y out of the block
+            ("copy", "compute"),  # z out of the block
+        ]
+
+
+def test_what_is_dropped_before_it_was_handed_over_is_waited_for():
+    """Its memory goes back to compute while the copy may still be writing to it."""
+    streams = FakeStreams("side")
+    with queue_on(streams) as queue:
+        queue.take(Key(0, 0))
+        queue._tickets.append(queue._reserved(Key(0, 1)))
+        queue._submit(queue._tickets[0], queue._feed.get(Key(0, 1)))
+        before = len(streams.calls)
+        queue._forget()
+        assert streams.calls[before:] == [("wait", "compute")]
+
+
+def test_another_epoch_than_expected_drops_what_was_copied():
+    streams = FakeStreams("compute")
+    step = Step(streams)
+    with queue_on(streams) as queue:
+        queue.take(Key(0, 0))
+        queue.top_up(Key(0, 1))
+        plan = queue._feed.pipeline.schedule.plan(5)
+        step(Key(5, 0), queue.take(Key(5, 0)), plan.batch(0).samples)
+        streams.synchronize()
+    assert step.wrong == []
+
+
+def test_destinations_are_allocated_before_the_host_batch_is_there():
+    """So that the copy waits for the steps before this one and not for this one."""
+    streams = FakeStreams("compute")
+    with queue_on(streams) as queue:
+        queue.take(Key(0, 0))
+        queue._feed.poll = lambda key: None  # nothing is ready yet
+        queue.top_up(Key(0, 1))
+        reserved = [ticket.allocated for ticket in queue._tickets]
+        streams.launch("step", lambda: None)
+        del queue._feed.poll
+        queue.take(Key(0, 1))
+        assert len(reserved) == 2
+        assert reserved[0].done  # the copy forced compute up to the event ...
+        assert len(streams.compute()._work) > 0  # ... and no further: the step is still to be done
+
+
+def test_a_slot_is_copying_until_its_copy_has_happened():
+    streams = FakeStreams("side")
+    with queue_on(streams) as queue:
+        queue.take(Key(0, 0))
+        assert queue._feed.pipeline.ring.count(COPYING) == 1
+        streams.synchronize()
+        queue.top_up(Key(0, 1))
+        assert queue._feed.pipeline.ring.state(0) is not COPYING
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_comes_at_its_place_and_the_order_goes_on(depth):
+    streams = FakeStreams("side")
+    calls = []
+
+    def read(epoch, samples, out):
+        calls.append(samples)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+        write_numbers(epoch, samples, out)
+
+    with queue_on(streams, depth=depth, read=read) as queue:
+        queue.take(Key(0, 0))
+        queue.top_up(Key(0, 1))
+        with pytest.raises(ReadError, match="batch 1 of epoch 0"):
+            queue.take(Key(0, 1))
+        assert queue.take(Key(0, 2))["x"].shape == (BATCH, 3, 100, 100)
+
+
+def test_a_transform_that_fails_is_an_error_at_its_place():
+    streams = FakeStreams("side")
+    outcomes = iter([None, ZeroDivisionError("mine"), None])
+
+    def transform(batch):
+        error = next(outcomes)
+        if error:
+            raise error
+        return batch
+
+    with queue_on(streams, transform=transform, depth=0) as queue:
+        queue.take(Key(0, 0))
+        with pytest.raises(TransformError, match=r"batch 1 of epoch 0: ZeroDivisionError: mine") as caught:
+            queue.take(Key(0, 1))
+        assert caught.value.stage == "transform"
+        assert queue.take(Key(0, 2))["y"].shape == (BATCH,)
+
+
+def test_a_transform_that_fails_lets_its_copy_end_before_its_memory_is_given_out_again():
+    streams = FakeStreams("side")
+
+    def transform(batch):
+        raise KeyError("mine")
+
+    with queue_on(streams, transform=transform, depth=0) as queue:
+        with pytest.raises(TransformError):
+            queue.take(Key(0, 0))
+        other = streams.empty((BATCH, 100, 100, 3), torch.uint8)
+        streams.launch("step", lambda: other.fill_(7))
+        streams.synchronize()
+        assert (other == 7).all()
+
+
+def test_whatever_a_transform_raises_is_raised_when_its_batch_is_asked_for():
+    streams = FakeStreams("side")
+    error = FormatError("mine")
+
+    def transform(batch):
+        raise error
+
+    with queue_on(streams, transform=transform) as queue:
+        queue._feed.poll = queue._feed.get
+        queue.top_up(Key(0, 0))
+        with pytest.raises(FormatError, match="mine"):
+            queue.take(Key(0, 0))
+
+
+def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
+    class Broken(FakeStreams):
+        def happened(self, event, *, block):
+            raise RuntimeError("device-side assert triggered")
+
+    with queue_on(Broken("side")) as queue:
+        queue.take(Key(0, 0))
+    assert "could not be waited for: device-side assert" in caplog.text
+
+
+# -- through the loader ------------------------------------------------------------------------------------------------
+
+
+@SLOW
+@pytest.mark.parametrize("driven", [False, True])
+def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, driven):
+    from lit_async_data import engine
+    from lit_async_data import loader as loader_module
+
+    streams = FakeStreams(slow)
+    monkeypatch.setattr(engine, "TorchStreams", lambda device: streams)
+    monkeypatch.setattr(engine, "has_streams", lambda device: True)
+    monkeypatch.setattr(loader_module, "has_streams", lambda device: True)
+    monkeypatch.setattr(engine.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    numbers = np.arange(20, dtype=np.int64)
+    source = ArraySource({"x": np.repeat(numbers, 10_000).reshape(20, 10_000), "y": numbers})
+    with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle="none")) as loader:
+        loader.driven = driven
+        for step, batch in enumerate(loader):
+            streams.synchronize()
+            assert batch["y"].tolist() == batch["x"][:, -1].tolist() == list(range(4 * step, 4 * step + 4))
+            if driven:
+                loader.prefetch()
+        streams.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 64, 64), (8,)])
+def test_batches_arrive_on_a_gpu(shape):
+    numbers = np.arange(1000, dtype=np.int64)
+    source = ArraySource({"x": np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (1000, *shape)), "y": numbers})
+    with AsyncLoader(source, LoaderOptions(batch_size=64), device="cuda") as loader:
+        for _ in range(3):
+            seen = []
+            for batch in loader:
+                torch.cuda._sleep(10**6)
+                assert batch["x"].device.type == "cuda"
+                assert torch.equal(batch["x"].flatten(1)[:, -1], batch["y"])
+                seen += batch["y"].tolist()
+            assert sorted(seen) == numbers.tolist()
+
+
+def test_inline_devices_are_cpu_and_mps():
+    from lit_async_data.device.streams import has_streams
+
+    assert not has_streams(torch.device("cpu"))
+    assert not has_streams(torch.device("mps"))
+    assert has_streams(torch.device("cuda"))
+
+
+def test_nothing_is_copied_while_a_graph_is_recorded():
+    streams = FakeStreams("side")
+    with queue_on(streams) as queue:
+        queue.take(Key(0, 0))
+        streams.calls.clear()
+        streams.capturing = True
+        queue.top_up(Key(0, 1))
+        assert not streams.calls
+        assert not queue.ready
+        streams.capturing = False
+        queue.take(Key(0, 1))
+
+
+@pytest.mark.parametrize("transforms", [False, True])
+def test_what_an_interrupted_copy_may_still_write_to_lives_until_side_is_done(monkeypatch, transforms):
+    """1. Copies are enqueued on side, which is slow. 2. Ctrl-C. 3. The queue is closed. 4. Others get its memory."""
+    streams = FakeStreams("side")
+
+    def interrupt(*given):
+        raise KeyboardInterrupt
+
+    with queue_on(streams, depth=1, transform=interrupt if transforms else None) as queue:
+        record = streams.record
+        if not transforms:
+            monkeypatch.setattr(
+                streams, "record", lambda stream: interrupt() if stream is streams.side else record(stream)
+            )
+        with pytest.raises(KeyboardInterrupt):
+            queue.take(Key(0, 0))
+        monkeypatch.undo()
+        assert streams.side._work
+        gc.collect()
+        assert not any(pool for (name, _), pool in streams._pools.items() if name == "compute")
+        queue.close()
+        assert not streams.side._work
+        queue.close()

@@ -1,0 +1,405 @@
+"""The device side in a real Trainer: precision, the user's batch hooks, the progress bar, and what is read before."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+
+import numpy as np
+import pytest
+import torch
+import tqdm
+from support.trainer import (
+    BATCH,
+    NO_STAGES,
+    SAMPLES,
+    STORED,
+    CountingSource,
+    Recorder,
+    datamodule,
+    pl,
+    plan,
+    readers,
+    trainer,
+    with_and_without,
+)
+
+import lit_async_data as lad
+from lit_async_data.errors import ConfigError, TransferError
+from lit_async_data.testing import FakeStreams
+
+pytestmark = NO_STAGES
+
+# -- precision and hooks -----------------------------------------------------------------------------------------------
+
+
+class Hooked(pl.LightningModule):
+    """Writes down what Lightning calls with each batch, and with which dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.calls = []
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.calls.append(("after transfer", batch["x"].dtype))
+        return batch
+
+    def training_step(self, batch, number):
+        self.calls.append(("step", batch["x"].dtype))
+        assert torch.equal(batch["x"][:, 0].long(), batch["ids"])
+        return self.layer(batch["x"][:, :1]).float().mean()
+
+    def validation_step(self, batch, number): ...
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+@with_and_without
+@pytest.mark.filterwarnings(
+    "ignore:.*AMP with fp16 is not supported on CPU. Using `precision='bf16-mixed'`:UserWarning"
+)
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+@pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer` in `LightningModule`")  # on purpose
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("32-true", torch.float32),
+        ("16-mixed", torch.float32),
+        ("bf16-mixed", torch.float32),
+        ("bf16-true", torch.bfloat16),
+        ("64-true", torch.float64),
+    ],
+)
+def test_batches_are_converted_before_any_hook_sees_them(callbacks, precision, dtype):
+    model = Hooked()
+    fit = trainer(*callbacks(), precision=precision)
+    convert = fit.precision_plugin.convert_input
+
+    def watched(batch):
+        model.calls.append(("convert", batch["x"].dtype))
+        return convert(batch)
+
+    fit.precision_plugin.convert_input = watched
+    fit.fit(model, datamodule=datamodule(train=CountingSource()))
+    per_batch = [("convert", torch.float32), ("after transfer", dtype), ("step", dtype)]
+    assert model.calls == per_batch * len(STORED)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Makes the CPU look like a device with streams; both streams are as fast as they can be."""
+    pretended = FakeStreams("side")
+    pretended.side.eager = True
+    monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: pretended)
+    for module in "engine", "loader", "lightning.prefetcher":
+        monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: device.type == "cuda")
+    monkeypatch.setattr("lit_async_data.loader.checked_device", torch.device)
+    monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    return pretended
+
+
+def on_device(source=None, **options):
+    chosen = {"batch_size": BATCH, "shuffle": True, "with_ids": True, "queue_depth": 3}
+    return lad.AsyncLoader(source or CountingSource(), chosen, device="cuda", **options)
+
+
+def overriding(*hooks):
+    """A module, or DataModule, with these hooks of its own, each of which writes down that it was called."""
+
+    def hook(name):
+        def called(self, batch, *rest):
+            self.hooked.append(name)
+            return getattr(super(made, self), name)(batch, *rest)
+
+        return called
+
+    made = type("Own", (Recorder,), {name: hook(name) for name in hooks} | {"hooked": []})
+    return made()
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+@pytest.mark.parametrize(
+    ("hooks", "device"),
+    [
+        ([], "cuda"),
+        (["on_after_batch_transfer"], "cuda"),
+        (["transfer_batch_to_device"], "cpu"),
+        (["on_before_batch_transfer", "on_after_batch_transfer"], "cpu"),
+    ],
+)
+def test_where_a_user_overrides_the_transfer_batches_stay_in_host_memory_and_it_is_said_once(
+    streams, hooks, device, caplog
+):
+    caplog.set_level("INFO")
+    model = overriding(*hooks)
+    with on_device() as loader:
+        trainer(lad.DevicePrefetcher(), max_epochs=2).fit(model, loader)
+        assert loader.device.type == device
+    assert model.seen["train"] == [plan(0), plan(1)]
+    assert caplog.text.count("is yours: batches are prefetched into host memory only") == (device == "cpu")
+    assert [call for call in streams.calls if call[0] == "copy"] == [] or device == "cuda"
+    if device == "cpu":
+        assert f"Own.{hooks[0]} is yours" in caplog.text
+        assert len(model.hooked) == len(hooks) * 2 * len(STORED)
+
+
+def test_a_datamodule_that_overrides_the_transfer_is_found_too(streams, caplog):
+    class Own(lad.AsyncDataModule):
+        def transfer_batch_to_device(self, batch, device, dataloader_idx):
+            return batch
+
+        def train_dataloader(self):
+            return loader
+
+    caplog.set_level("INFO")
+    with on_device() as loader:
+        dm = Own(train=CountingSource(), loader={"batch_size": BATCH})
+        trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=dm)
+        assert loader.device.type == "cpu"
+    assert "Own.transfer_batch_to_device is yours" in caplog.text
+
+
+def test_the_device_of_a_loader_can_be_set_and_the_order_goes_on(streams):
+    with on_device() as loader:
+        first = [next(loader)["ids"].tolist() for _ in range(2)]
+        loader.device = "cpu"
+        rest = [batch["ids"].tolist() for batch in itertools.islice(loader, 2)]  # a pass of its own
+        assert first == plan(0)[:2]
+        assert rest == plan(1)[:2]
+        with pytest.raises(RuntimeError, match="nowhere"):
+            loader.device = "nowhere"
+
+
+@with_and_without
+def test_what_a_transform_draws_is_the_same_with_and_without_the_callback(callbacks):
+    def drawing(batch, rng):
+        drawn = -1.0 if rng is None else torch.rand((), generator=rng).item()
+        return batch | {"drawn": torch.full((len(batch["ids"]),), drawn)}
+
+    seen = []
+    model = Recorder(lambda stage, batch: seen.append((stage, batch["ids"][0].item(), batch["drawn"][0].item())))
+    dm = datamodule(train=CountingSource(), val=CountingSource(), device_transform=drawing)
+    trainer(*callbacks(), max_epochs=2, val_check_interval=0.5).fit(model, datamodule=dm)
+    with lad.AsyncLoader(
+        CountingSource(), {"batch_size": BATCH, "shuffle": True, "with_ids": True}, device_transform=drawing
+    ) as loader:
+        by_hand = [("train", b["ids"][0].item(), b["drawn"][0].item()) for _ in range(2) for b in loader]
+    assert [each for each in seen if each[0] == "train"] == by_hand
+    assert {drawn for stage, _, drawn in seen if stage != "train"} == {-1.0}
+
+
+# -- the canary --------------------------------------------------------------------------------------------------------
+
+
+def test_the_callback_gives_every_loader_a_canary():
+    dm = datamodule(train=CountingSource(), val=CountingSource())
+    loaders = []
+    model = Recorder(lambda stage, batch: loaders.extend(dm._loaders))
+    trainer(lad.DevicePrefetcher(canary=3), max_epochs=2).fit(model, datamodule=dm)
+    assert {loader.canary for loader in loaders} == {3}
+    with pytest.raises(ConfigError, match="canary"):
+        lad.DevicePrefetcher(canary=-1)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+def test_a_canary_of_the_loaders_own_is_left_alone(streams):
+    with on_device(canary=2) as loader:
+        trainer(lad.DevicePrefetcher()).fit(Recorder(), loader)
+        assert loader.canary == 2
+
+
+def test_what_the_canary_finds_ends_training_and_all_loaders_are_closed():
+    def spoil(stage, batch):
+        batch["x"].numpy()[...] = 7
+
+    dm = datamodule(train=CountingSource(), val=CountingSource())
+    with pytest.raises(TransferError, match="x of batch 0 of epoch 0 changed"):
+        trainer(lad.DevicePrefetcher(canary=2)).fit(Recorder(spoil), datamodule=dm)
+    assert readers() == []
+
+
+# -- the progress bar --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_monitor(monkeypatch):
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # else a bar leaves a thread behind
+
+
+class Watching(pl.Callback):
+    """Keeps what the bar would show."""
+
+    def __init__(self):
+        self.shown = []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.shown.append(trainer.progress_bar_callback.get_metrics(trainer, pl_module))
+
+
+@pytest.mark.usefixtures("no_monitor")
+@pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
+def test_the_progress_bar_shows_how_full_the_queues_are(bar, capsys):
+    shown, made = Watching(), getattr(pl.callbacks, bar)()
+    fit = trainer(lad.DevicePrefetcher(), made, shown, enable_progress_bar=True, max_epochs=2)
+    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
+    assert len(shown.shown) == 2 * len(STORED)
+    for items in shown.shown:
+        ready, depth = items["data"].removeprefix("host ").split("/")
+        assert 0 <= int(ready) <= int(depth)
+        assert int(depth) % 3 == 0  # queue_depth slots, each of one batch or several
+    assert "get_metrics" not in vars(made)
+    assert "data" not in fit.callback_metrics | fit.logged_metrics
+    assert "host " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_monitor")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+def test_where_batches_are_copied_the_bar_shows_the_device_too(streams):
+    shown = Watching()
+    with on_device() as loader:
+        trainer(lad.DevicePrefetcher(), shown, enable_progress_bar=True).fit(Recorder(), loader)
+    assert len(shown.shown) == len(STORED)
+    assert all(re.fullmatch(r"host [0-3]/3 device [0-2]/2", items["data"]) for items in shown.shown)
+
+
+@pytest.mark.usefixtures("no_monitor")
+def test_a_bar_is_as_it_was_after_an_error_too():
+    def fails(stage, batch):
+        raise RuntimeError("mine")
+
+    class Own(pl.callbacks.TQDMProgressBar):
+        pass
+
+    bar = Own()
+    bar.get_metrics = composed = lambda trainer, model: {"mine": 1}
+    shown = Watching()
+    fit = trainer(lad.DevicePrefetcher(), bar, shown, enable_progress_bar=True)
+    with pytest.raises(RuntimeError, match="mine"):
+        fit.fit(Recorder(fails), datamodule=datamodule(train=CountingSource()))
+    assert bar.get_metrics is composed
+
+
+@pytest.mark.usefixtures("no_monitor")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+@pytest.mark.filterwarnings("ignore:DevicePrefetcher prefetches and measures AsyncLoaders and:UserWarning")
+def test_nothing_is_shown_where_no_loader_of_ours_trains():
+    shown = Watching()
+
+    class Theirs:
+        def __len__(self):
+            return 1
+
+        def __iter__(self):
+            return iter([{"x": torch.zeros(1, 1), "ids": torch.tensor([0])}])
+
+    data = Theirs()
+    trainer(lad.DevicePrefetcher(), shown, enable_progress_bar=True, log_every_n_steps=1).fit(Recorder(), data)
+    assert [set(items) & {"data"} for items in shown.shown] == [set()]
+
+
+# -- reading before the turn comes -------------------------------------------------------------------------------------
+
+
+class Gate(CountingSource):
+    """Says when it has been read so often."""
+
+    def __init__(self, samples=SAMPLES, after=1):
+        super().__init__(samples)
+        self.after, self.read = after, threading.Event()
+
+    def read_into(self, samples, out):
+        super().read_into(samples, out)
+        if len(self.reads) >= self.after:
+            self.read.set()
+
+
+def first_is_read_before(*gates):
+    """A hook for `Recorder`: in the training step, wait until each of these has been read."""
+
+    def on_step(stage, batch):
+        if stage == "train":
+            assert all(gate.read.wait(10) for gate in gates)
+
+    return on_step
+
+
+@pytest.mark.parametrize("check", [{}, {"val_check_interval": 0.5}, {"num_sanity_val_steps": 2}])
+def test_validation_finds_its_first_batches_read_and_nothing_is_read_twice(check):
+    """1. Training is in its first step. 2. It does not go on before validation's first batches are read."""
+    train, val = CountingSource(), Gate(after=3)
+    model = Recorder(first_is_read_before(val))
+    fit = trainer(lad.DevicePrefetcher(), max_epochs=3, **check)
+    fit.fit(model, datamodule=datamodule(train=train, val=val))
+    passes = 6 if "val_check_interval" in check else 3
+    sanity = STORED[: check.get("num_sanity_val_steps", 0)]
+    assert model.seen["train"] == [plan(0), plan(1), plan(2)]
+    assert model.seen["val 0"] == [STORED] * passes
+    for source, endless in (train, [*plan(0), *plan(1), *plan(2), *plan(3)]), (val, sanity + STORED * (passes + 1)):
+        assert source.reads == endless[: len(source.reads)]
+
+
+def test_a_limit_of_validation_is_known_before_its_first_pass():
+    val = Gate(after=3)
+    model = Recorder(first_is_read_before(val))
+    fit = trainer(lad.DevicePrefetcher(), max_epochs=2, limit_val_batches=2)
+    fit.fit(model, datamodule=datamodule(train=CountingSource(), val=val))
+    assert model.seen["val 0"] == [STORED[:2]] * 2
+    endless = STORED[:2] * 10
+    assert val.reads == endless[: len(val.reads)]
+
+
+def test_without_prefetching_nothing_is_read_before():
+    reads = []
+    val = CountingSource()
+    model = Recorder(lambda stage, batch: reads.append(len(val.reads)) if stage == "train" else None)
+    trainer(lad.DevicePrefetcher(device_depth=0)).fit(model, datamodule=datamodule(train=CountingSource(), val=val))
+    assert reads == [0] * len(STORED)
+
+
+@pytest.mark.parametrize("stage", ["fit", "test", "predict"])
+def test_the_next_loader_is_read_while_the_one_before_it_runs(stage):
+    first, second = CountingSource(), Gate(after=2)
+    name = {"fit": "val"}.get(stage, stage)
+    waited = []
+
+    def on_step(at, batch):
+        if at == f"{name} 0":
+            waited.append(second.read.wait(10))
+
+    model = Recorder(on_step)
+    dm = datamodule(**{name: [first, second]} | ({"train": CountingSource()} if stage == "fit" else {}))
+    getattr(trainer(lad.DevicePrefetcher()), stage)(model, datamodule=dm)
+    # Lightning takes the first batch before any hook, and starts with the second loader after that.
+    assert waited == [True] * len(STORED)
+    assert model.seen[f"{name} 0"] == model.seen[f"{name} 1"] == [STORED]
+    assert second.reads == (STORED * 2)[: len(second.reads)]
+
+
+def test_what_is_read_ahead_is_not_copied_to_the_device(streams):
+    train, val = on_device(), on_device(Gate(after=3))
+    copies = []
+
+    def on_step(stage, batch):
+        if stage == "train":
+            assert val.source.read.wait(10)
+            copies.append(val.fill)
+
+    with train, val:
+        trainer(lad.DevicePrefetcher()).fit(Recorder(on_step), train, val)
+        assert {(fill.device, fill.device_depth) for fill in copies} == {(0, 2)}
+        assert max(fill.host for fill in copies) >= 2
+        assert val.stats().batches == len(STORED)
+
+
+def test_reading_ahead_again_changes_nothing(streams):
+    with on_device(Gate(after=3)) as loader:
+        loader.read_ahead()
+        assert loader.source.read.wait(10)
+        loader.read_ahead()
+        assert next(loader)["ids"].tolist() == plan(0)[0]
+        loader.read_ahead()  # the next one is on its way to the device
+        assert [next(loader)["ids"].tolist() for _ in range(5)] == plan(0)[1:]
+        assert loader.source.reads == [*plan(0), *plan(1)][: len(loader.source.reads)]

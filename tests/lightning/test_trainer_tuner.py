@@ -1,0 +1,307 @@
+"""The rest of what `test_trainer` begins: failures, tuners, transforms, metrics, and loaders without the DataModule."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+
+import pytest
+import torch
+import tqdm
+from support.leaks import open_files
+from support.trainer import (
+    BATCH,
+    NAME,
+    NO_STAGES,
+    QUEUE,
+    SAMPLES,
+    STORED,
+    CountingSource,
+    Recorder,
+    at_every_depth,
+    datamodule,
+    pl,
+    plan,
+    readers,
+    rows,
+    trainer,
+    with_and_without,
+)
+
+import lit_async_data as lad
+from lit_async_data.errors import ClosedError, ReadError, TransformError
+
+pytestmark = NO_STAGES
+
+METRICS = {"data/wait_ms", "data/device_wait_ms", "data/queue_fill", "data/epoch_gap_ms", "data/read_mb_s"}
+
+
+def failing(dm, loaders, wanted, error):
+    """A hook for `Recorder` that keeps the loaders alive, and raises in the second batch of a stage."""
+    second = (plan(0) if wanted == "train" else STORED)[1]
+
+    def on_step(stage, batch):
+        loaders.extend(dm._loaders)
+        if stage == wanted and batch["ids"].tolist() == second:
+            raise error("stop")
+
+    return on_step
+
+
+@pytest.fixture
+def sigint():
+    """Lightning leaves SIGINT ignored after a Ctrl-C; pytest wants it back."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@with_and_without
+@pytest.mark.parametrize("stage", ["train", "val 0", "sanity 0"])
+@pytest.mark.parametrize(("error", "ended"), [(RuntimeError, "stop"), (KeyboardInterrupt, "^1$")])
+@pytest.mark.usefixtures("sigint")
+def test_an_error_or_a_ctrl_c_in_a_step_closes_every_loader_and_file(callbacks, stage, error, ended, h5):
+    path = h5("rows.h5", rows=rows())
+    source = lad.HDF5Source(path, fields={"x": "rows"})
+    dm, loaders = datamodule(train=source, val=source), []
+    fit = trainer(*callbacks(), num_sanity_val_steps=2, val_check_interval=0.5)
+    with pytest.raises((RuntimeError, SystemExit), match=ended):
+        fit.fit(Recorder(failing(dm, loaders, stage, error)), datamodule=dm)
+    assert readers() == []
+    assert not [file for file in open_files() if path in file]
+    for loader in loaders:
+        with pytest.raises(ClosedError):
+            next(loader)
+
+
+@with_and_without
+def test_after_an_error_the_same_objects_train_again(callbacks):
+    dm, again = datamodule(train=CountingSource(), val=CountingSource()), callbacks()
+    with pytest.raises(RuntimeError, match="stop"):
+        trainer(*again).fit(Recorder(failing(dm, [], "train", RuntimeError)), datamodule=dm)
+    model = Recorder()
+    trainer(*again).fit(model, datamodule=dm)
+    assert model.seen == {"train": [plan(0)], "val 0": [STORED]}
+
+
+@with_and_without
+@pytest.mark.parametrize("stage", ["train", "val"])
+def test_a_batch_that_cannot_be_read_ends_training_with_its_samples_named(callbacks, stage):
+    class Broken(CountingSource):
+        def read_into(self, samples, out):
+            super().read_into(samples, out)
+            if len(self.reads) == 3:
+                raise OSError("bad sector")
+
+    model = Recorder()
+    dm = datamodule(**{"train": CountingSource(), "val": CountingSource(), stage: Broken()})
+    third = (plan(0) if stage == "train" else STORED)[2]
+    with pytest.raises(ReadError, match=re.escape(", ".join(map(str, third[:3]))) + ".*bad sector"):
+        trainer(*callbacks()).fit(model, datamodule=dm)
+    assert list(model.seen.values())[-1] == [(plan(0) if stage == "train" else STORED)[:2]]
+    assert readers() == []
+
+
+@with_and_without
+def test_loaders_without_the_datamodule_stay_open_for_their_owner(callbacks):
+    options = {"batch_size": BATCH, "shuffle": True, "with_ids": True}
+    model = Recorder()
+    with lad.AsyncLoader(CountingSource(), options) as train, lad.AsyncLoader(CountingSource(), options) as val:
+        trainer(*callbacks(), max_epochs=2, limit_train_batches=3).fit(model, train, val)
+        assert model.seen["train"] == [plan(0)[:3], plan(1)[:3]]
+        assert next(iter(train))["ids"].tolist() == plan(2)[0]
+    assert readers() == []
+
+
+@with_and_without
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")  # and that is so
+def test_two_ranks_see_every_sample_once_between_them(callbacks):
+    seen = []
+    for rank in range(2):
+        model = Recorder()
+        options = {"batch_size": BATCH, "shuffle": True, "with_ids": True}
+        with lad.AsyncLoader(CountingSource(), options, rank=rank, world_size=2) as loader:
+            trainer(*callbacks(), max_epochs=2).fit(model, loader)
+        seen.append(model.seen["train"])
+        assert seen[rank] == [plan(epoch, rank=rank, world_size=2) for epoch in range(2)]
+    for first, second in zip(*seen, strict=True):
+        assert len(first) == len(second)
+        assert sorted(itertools.chain(*first, *second)) == list(range(SAMPLES))
+
+
+@with_and_without
+def test_batches_can_be_differentiated_even_if_they_were_read_while_lightning_forbade_it(callbacks):
+    kinds = set()
+    model = Recorder(lambda stage, batch: kinds.update((stage, field, x.is_inference()) for field, x in batch.items()))
+    dm, run = datamodule(train=CountingSource(), val=CountingSource()), trainer(*callbacks(), val_check_interval=1)
+    run.validate(model, datamodule=dm, verbose=False)
+    run.fit(model, datamodule=dm)
+    assert kinds == {(stage, field, False) for stage in ("train", "val 0") for field in ("x", "ids")}
+
+
+@at_every_depth
+def test_each_stage_has_its_transform_applied_once_to_each_batch(callbacks):
+    def marked(by):
+        return lambda batch: batch | {"mark": batch.get("mark", torch.zeros(len(batch["ids"]))) + by}
+
+    marks = []
+    model = Recorder(lambda stage, batch: marks.append((stage, set(batch["mark"].tolist()))))
+    sources = {stage: CountingSource() for stage in ("train", "val", "test", "predict")}
+    dm = datamodule(**sources, device_transform={"train": marked(1), "eval": marked(10), "test": marked(100)})
+    run = trainer(*callbacks())
+    run.fit(model, datamodule=dm)
+    run.test(model, datamodule=dm, verbose=False)
+    run.predict(model, datamodule=dm)
+    expected = {"train": 1.0, "val 0": 10.0, "test 0": 100.0, "predict 0": 10.0}
+    assert marks == [(stage, {mark}) for stage, mark in expected.items() for _ in STORED]
+
+
+def test_a_transform_that_fails_ends_training_and_says_on_which_batch():
+    dm = datamodule(train=CountingSource(), device_transform=lambda batch: batch["none"])
+    with pytest.raises(TransformError, match=r"batch 0 of epoch 0.*KeyError"):
+        trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=dm)
+    assert readers() == []
+
+
+# -- tuners --------------------------------------------------------------------------------------------------------
+
+
+def tuner(*callbacks, tmp_path, **options):
+    run = trainer(*callbacks, default_root_dir=tmp_path, **options)
+    return run, importlib.import_module(f"{NAME}.tuner").Tuner(run)
+
+
+@with_and_without
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_the_batch_size_finder_tries_sizes_and_leaves_the_best_to_the_fit(callbacks, mode, tmp_path):
+    threads = []
+    model = Recorder(lambda stage, batch: threads.append(len(readers())))
+    dm = datamodule({"batch_size": 2}, train=CountingSource(), val=CountingSource(width=1))
+    run, tune = tuner(*callbacks(), tmp_path=tmp_path)
+    found = tune.scale_batch_size(model, datamodule=dm, mode=mode, steps_per_trial=2, max_trials=3, margin=0)
+    assert found == dm.batch_size == 8
+    assert [len(trial[0]) for trial in model.seen["train"]] == [2, 4, 8]
+    assert max(threads) <= 3
+    run.fit(model, datamodule=dm)
+    assert model.seen["train"][-1] == plan(0, batch_size=8)
+
+
+@with_and_without
+def test_the_batch_size_finder_as_a_callback_does_the_same_at_the_start_of_the_fit(callbacks, tmp_path):
+    model, dm = Recorder(), datamodule(train=CountingSource(), val=CountingSource(width=1))
+    finder = pl.callbacks.BatchSizeFinder(steps_per_trial=1, max_trials=3)
+    trainer(*callbacks(), finder, default_root_dir=tmp_path, max_epochs=2).fit(model, datamodule=dm)
+    assert dm.batch_size == 8
+    assert model.seen["train"][-2:] == [plan(0, batch_size=8), plan(1, batch_size=8)]
+
+
+@with_and_without
+def test_the_learning_rate_finder_leaves_the_order_to_the_fit(callbacks, tmp_path, monkeypatch):
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # else its bar leaves a thread behind
+    model, dm = Recorder(), datamodule(train=CountingSource(), val=CountingSource(width=1))
+    run, tune = tuner(*callbacks(), tmp_path=tmp_path, max_epochs=2)
+    found = tune.lr_find(model, datamodule=dm, num_training=9, early_stop_threshold=None)
+    assert len(found.results["lr"]) == 9
+    run.fit(model, datamodule=dm)
+    assert model.seen["train"][-2:] == [plan(0), plan(1)]
+    assert readers() == []
+
+
+# -- metrics -------------------------------------------------------------------------------------------------------
+
+
+class Recording(pl.loggers.Logger):
+    """Keeps what is logged."""
+
+    name = version = "recording"
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append((step, metrics))
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that the package sees: it passes only where a test says so."""
+    now = types.SimpleNamespace(s=0.0)
+    stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s)
+    for module in "loader", "lightning.prefetcher", "host.pipeline":
+        monkeypatch.setattr(f"lit_async_data.{module}.time", stopped)
+    return now
+
+
+def test_waiting_is_measured_per_step_and_per_epoch(clock, caplog):
+    class Slow(CountingSource):
+        def read_into(self, samples, out):
+            super().read_into(samples, out)
+            clock.s += 0.25
+
+    def take_time(stage, batch):
+        clock.s += 0.75 if stage == "train" else 60
+
+    caplog.set_level("INFO")
+    callback, logger, source = lad.DevicePrefetcher(device_depth=0), Recording(), Slow(20)
+    fit = trainer(callback, logger=logger, log_every_n_steps=2, max_epochs=2, val_check_interval=2)
+    fit.fit(Recorder(take_time), datamodule=datamodule(train=source, val=CountingSource()))
+    megabytes = BATCH * (source.spec.nbytes + 8) / 1e6  # eight bytes of ids
+    expected = {
+        "data/wait_ms": 250,
+        "data/device_wait_ms": 250,
+        "data/queue_fill": 0,
+        "data/epoch_gap_ms": 250,
+        "data/read_mb_s": megabytes / 0.25,
+    }
+    assert fit.callback_metrics == pytest.approx(expected)
+    steps = [(step, row) for step, row in logger.rows if "epoch" not in row]
+    assert [step for step, _ in steps] == [1, 3, 5, 7, 9]
+    for _, row in steps:
+        assert row == pytest.approx(expected)
+    assert (callback.waited.steps, callback.waited.share) == (10, 0.25)
+    for epoch in range(2):
+        said = "training waited 1.250 s of 5.0 s for data, 0.250 s of it for first batches: data wait 25.0 %"
+        assert f"epoch {epoch}: {said}" in caplog.text
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_metrics_of_read_ahead_batches_are_logged_too(depth):
+    logger = Recording()
+    fit = trainer(lad.DevicePrefetcher(depth), logger=logger, log_every_n_steps=1, max_epochs=2)
+    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
+    assert set(fit.callback_metrics) == METRICS
+    assert [step for step, row in logger.rows if set(row) == METRICS] == list(range(12))
+    for _, row in logger.rows:
+        assert 0 <= row["data/queue_fill"] <= QUEUE + 1
+        assert row["data/wait_ms"] >= 0 < row["data/read_mb_s"]
+
+
+@pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
+def test_whichever_lightning_is_imported_first_is_the_one_that_is_used(name):
+    program = f"""
+        import {name} as pl
+        from {name}.demos.boring_classes import BoringModel
+        import numpy as np
+        import lit_async_data as lad
+        from lit_async_data.testing import ArraySource
+
+        assert issubclass(lad.AsyncDataModule, pl.LightningDataModule)
+        assert issubclass(lad.DevicePrefetcher, pl.Callback)
+        callback, source = lad.DevicePrefetcher(), ArraySource({{"x": np.zeros((12, 32), np.float32)}})
+        dm = lad.AsyncDataModule(train=source, loader={{"batch_size": 4}}, device_transform=lambda batch: batch["x"])
+        pl.Trainer(fast_dev_run=3, accelerator="cpu", callbacks=[callback]).fit(BoringModel(), datamodule=dm)
+        print("steps", callback.waited.steps)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "steps 3" in done.stdout, done.stderr

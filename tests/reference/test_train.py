@@ -1,0 +1,498 @@
+"""`train.py` and its configurations, as people type them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import hydra
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+from omegaconf import OmegaConf, open_dict, read_write
+
+from lit_async_data.reference import commandline
+
+with contextlib.suppress(ImportError):
+    from pyarrow import csv
+
+    # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+    csv.read_csv(io.BytesIO(b"a\n1\n"))
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+GROUPS = sorted(path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml") if path.parent != CONFIGS)
+QUIET = [
+    "hydra/job_logging=disabled",
+    "hydra/hydra_logging=disabled",
+    "trainer.enable_progress_bar=false",
+    "trainer.accelerator=cpu",
+    "logger=none",
+]
+LIGHTNING_SAYS = [
+    # Two cores and few batches are what a test has.
+    "ignore:The number of training batches:UserWarning",
+    "ignore:.*does not have many workers:UserWarning",
+    # After fit, its own checkpoint callback finds the folder that it wrote to.
+    "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
+    # A resumed run has a folder of its own.
+    "ignore:The dirpath has changed from:UserWarning",
+    "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning",
+]
+pytestmark = [pytest.mark.filterwarnings(said) for said in LIGHTNING_SAYS]
+
+
+@pytest.fixture
+def composed(monkeypatch, tmp_path):
+    """Composes the configuration with overrides, as hydra.main does."""
+    monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
+
+    def cfg(*overrides):
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            made = compose("train", overrides=[*overrides], return_hydra_config=True)
+        with read_write(made.hydra.runtime), open_dict(made.hydra.runtime):
+            made.hydra.runtime.output_dir = str(tmp_path / "out")
+            made.hydra.runtime.cwd = str(tmp_path)
+        HydraConfig.instance().set_config(made)
+        return made
+
+    yield cfg
+    HydraConfig.instance().cfg = None
+    GlobalHydra.instance().clear()
+
+
+@pytest.fixture
+def logging_as_before():
+    """Hydra configures logging, and with it switched off it disables the loggers that there are."""
+    loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
+    before = [(logger, logger.disabled, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, disabled, level, handlers in before:
+        logger.disabled, logger.handlers[:] = disabled, handlers
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def typed(monkeypatch, tmp_path, capfd, logging_as_before):
+    """Runs ``python train.py ARGUMENTS`` in this process; returns what it printed and how it ended."""
+    monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
+
+    def run(*arguments):
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # which a run sets
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        try:
+            runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+            ending = None
+        except SystemExit as exit_:
+            ending = exit_.code
+        GlobalHydra.instance().clear()
+        return capfd.readouterr().out, ending
+
+    return run
+
+
+# -- every configuration -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=str)
+def test_every_configuration_composes_and_resolves(composed, path):
+    group, choice = str(path.parent), path.stem
+    override = f"{'+' if group == 'hydra' and choice != 'default' else ''}{group}={choice}"
+    given = ["data.train.path=x.h5"] if choice == "hdf5" else []
+    cfg = composed(override, *given)
+    OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"]), resolve=True)
+
+
+@pytest.mark.parametrize("choice", [path.stem for path in GROUPS if str(path.parent) in ("experiment", "debug")])
+def test_every_experiment_runs(typed, choice):
+    group = next(str(path.parent) for path in GROUPS if path.stem == choice)
+    _, ending = typed(f"{group}={choice}", "trainer.fast_dev_run=true", *QUIET)
+    assert ending is None
+
+
+# -- what is typed wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["loader.worker=4"], "loader.worker: no such key; did you mean loader.workers?"),
+        (["loadr=threads"], "loadr: no such key; did you mean loader?"),
+        (["loader=thread"], "Could not find 'loader/thread' Available options in 'loader': threads"),
+        (["trainer.max_epoch=3"], "trainer.max_epoch: no such key; did you mean trainer.max_epochs?"),
+        (["loader.workers=four"], "loader.workers: 'four' is not a whole number from 0 to 256 or 'auto'"),
+        (["loader.batch_size=0"], "loader.batch_size: 0 is not a whole number from 1 on"),
+        (
+            ["loader.shuffle=sometimes"],
+            "loader.shuffle: 'sometimes' is not one of none, chunk, global, auto, true, false",
+        ),
+        (["+loader.num_workers=3"], "loader.num_workers: no such option; use workers"),
+        (["data.val_loader.workers=-3"], "data.val_loader.workers: -3 is not a whole number"),
+        (["callbacks.device_prefetcher.device_depth=-1"], "callbacks.device_prefetcher.device_depth: -1 is not"),
+        (["trainer.max_epochs=abc"], "trainer.max_epochs: 'abc' is not a number (it is 12 unless set)"),
+        (["trainer.fast_dev_run=maybe"], "trainer.fast_dev_run: 'maybe' is not true or false"),
+        (["model.lr=fast"], "model.lr: 'fast' is not a number (it is 0.01 unless set)"),
+        (["trainer.accelerator=tpuu"], "trainer: ValueError: You selected an invalid accelerator name"),
+        (["train=no"], "train: 'no' is not true or false"),
+        (["seed=-1"], "seed: -1 is not a whole number from 0"),
+        (["loader.pin_memory=true"], "loader.pin_memory: no such key; leave it out"),
+        (["loader.xyzzy=2"], "loader.xyzzy: no such key; there are loader.batch_size, loader.shuffle"),
+        (["data.train.path=x.h5"], "data.train.path: no such key; for files of your own, add data=hdf5"),
+        (["data.source.table=x.csv"], "data.source.table: no such key; for a table of your own, add data=manifest"),
+        (["data=manifest"], "data.source.table: missing; give it, as in data.source.table=VALUE"),
+        (["data=manifest", "data.source.table=no.csv"], "no.csv: no such file"),
+        (
+            ["data=manifest", "data.source.fields.z=w"],
+            "there are x, y; to add a field, write +data.source.fields.z=…",
+        ),
+        (["data=manifest", "data.source.fields={x: a, y: b, z: c}"], "to add that, write +data.source.fields.NAME=…"),
+        (["data=hdf5", "data.train.pth=x.h5"], "data.train.pth: no such key; did you mean data.train.path?"),
+        (["ckpt_path=nope.ckpt"], "ckpt_path: nope.ckpt is not a file"),
+        (["data=hdf5"], "data.train.path: missing; give it, as in data.train.path=VALUE"),
+        (["data=hdf5", "data.train.path=no.h5"], "no.h5: there is no such file"),
+        # What was meant, found by the last part of the key; never a key of another stage.
+        (["batch_size=32"], "batch_size: no such key; did you mean loader.batch_size?"),
+        (["data.loader.batch_size=3"], "data.loader.batch_size: no such key; did you mean loader.batch_size?"),
+        (["data.train.batch_size=4"], "did you mean loader.batch_size?"),
+        (["data.val.batch_size=4"], "did you mean data.val_loader.batch_size?"),
+        (["data.val_loader.shuffle=true"], "to set it for this stage only, write +data.val_loader.shuffle=…"),
+        (["optimizer.lr=1"], "optimizer.lr: no such key; did you mean model.lr?"),
+        (["num_workers=2"], "num_workers: no such key; did you mean loader.workers?"),
+        (["prefetch_factor=2"], "prefetch_factor: no such key; of the loader, use queue_depth"),
+        (["epochs=2"], "epochs: no such key; did you mean trainer.max_epochs or trainer.min_epochs?"),
+        (["trainer.xyzzy=2"], "trainer.overfit_batches, … (30 in all; --cfg job shows them)"),
+        (["data=hdf5", "data.path=x.h5"], "data.path: no such key; did you mean data.train.path?"),
+        (["data=hdf5_split", "data.path=x.h5"], "data.path: no such key; did you mean data.source.path?"),
+        (["path=x.h5"], "path: no such key; for files of your own, write data=hdf5 data.train.path=…"),
+        (["table=x.csv"], "table: no such key; for a table of your own, write data=manifest data.source.table=…"),
+        (["data.path=x.h5"], "data.path: no such key; for files of your own, write data=hdf5 data.train.path=…"),
+        (
+            ["data=hdf5", "data.train.path=x.h5", "data.train.fields.x=X_train"],
+            "data.train.fields.x: no such key; give all of it at once: 'data.train.fields={x: X_train, y: labels}'",
+        ),
+        (["data=hdf5_split", "data.split.train=0.8"], "'data.split={train: 0.8, val: 0.15, test: 0.15}'"),
+        # What Hydra and Lightning would say over several lines, or in words that lead astray.
+        (["data.train.path=x (v2).h5"], "in quotes of its own; write 'data.train.path=\"x (v2).h5\"'"),
+        (["data.train.fields={x: a"], "data.train.fields: {x: a cannot be read (no viable alternative"),
+        (["data"], "data: no value; write data=VALUE"),
+        (["loader=null"], "loader: null is no choice; there are threads; leave loader= out for the usual one"),
+        (
+            ["callbacks=null"],
+            "there are default, device_prefetcher, early_stopping, model_checkpoint, none, progress_bar",
+        ),
+        (
+            ["data=hdf5", "data.train=x.h5"],
+            "data.train: 'x.h5' cannot replace all of its settings; set one of them, as in",
+        ),
+        (
+            ["model._target_=nope.Net"],
+            "model._target_: there is no nope.Net to import. Are you sure that module 'nope' is",
+        ),
+        (["model._target_=torch.nn.ReLU"], "model._target_: torch.nn.ReLU gives a ReLU, not a LightningModule"),
+        (["ckpt_path=last"], "ckpt_path: 'last' is Lightning's word for a checkpoint of the same run"),
+        ([f"ckpt_path={__file__}"], "test_train.py is no checkpoint that Lightning has written"),
+        (["ckpt_path=."], "ckpt_path: . is a folder; give a file in it"),
+        # What would be trained or tested in vain.
+        (["train=false"], "train: false without ckpt_path would test weights that nobody has trained"),
+        (["data.train=null"], "data.train: null leaves nothing to train on"),
+        (["debug=fdr", "data.train=null"], "data.train: null leaves nothing to train on"),
+        (["model.classes=3"], "model.classes: 3, but field 'y' has 10 classes, 0 to 9; leave it out"),
+        (["model.channels=3"], "model.channels: 3, but the images of field 'x' have 1"),
+        (["model.x=image"], "model.x: there is no field 'image', but x, y; name one of these with model.x=KEY"),
+        (["model.y=label"], "model.y: there is no field 'label', but x, y"),
+        (["model.width=0"], "model.width: 0 is not above 0"),
+        (["model.lr=-1"], "model.lr: -1 is not above 0"),
+        (["optimized_metric=val/ac", "train=false", "test=false"], "optimized_metric: 'val/ac' is not one of"),
+        (["-m", "trainer.devices=2", "trainer=ddp_sim"], "trainer.devices: 2 with --multirun: each process would"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_ends_with_one_line_that_names_the_key_as_typed(typed, arguments, said):
+    quiet = [override for override in QUIET if override.partition("=")[0] not in " ".join(arguments)]
+    _, ending = typed(*arguments, *quiet)
+    assert isinstance(ending, str)
+    assert ending.startswith("error: ")
+    assert said in ending
+    assert "\n" not in ending
+
+
+@pytest.mark.parametrize("value", ["x (v2).h5", r"file:(patient_\d+)", "it's (a).h5", 'a "b" (c).h5', "a b=c (d),e.h5"])
+def test_the_quotes_that_a_message_names_are_right(value):
+    with pytest.raises(OverrideParseException) as caught:
+        OverridesParser.create().parse_overrides([f"data.train.path={value}"])
+    (written,) = shlex.split(commandline.explained(caught.value, [], "").partition("; write ")[2])
+    assert OverridesParser.create().parse_override(written).value() == value
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "older.ckpt"])
+def test_the_newest_last_checkpoint_is_named_for_the_word_of_lightning(typed, tmp_path, name):
+    for number, run in enumerate(("2026-11-21", "2026-11-22")):
+        file = tmp_path / "logs/train/runs" / run / "checkpoints" / "last.ckpt"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (number, number) if name == "last.ckpt" else (-number, -number))
+    _, ending = typed("ckpt_path=last", *QUIET)
+    newest = "2026-11-22" if name == "last.ckpt" else "2026-11-21"
+    assert ending.endswith(f"as in ckpt_path={tmp_path}/logs/train/runs/{newest}/checkpoints/last.ckpt")
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def image_file(path, size=64, classes=7, count=84):
+    random = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file["data"] = random.integers(0, 255, (count, 3, size, size), dtype=np.uint8)
+        file["labels"] = (np.arange(count) % classes).astype(np.uint8)
+    return str(path)
+
+
+def test_a_foreign_file_is_trained_on_without_validation_and_test(typed, tmp_path):
+    path = image_file(tmp_path / "x.h5")
+    quiet = [*(override for override in QUIET if "logger" not in override), "trainer.log_every_n_steps=1"]
+    out, ending = typed("data=hdf5", f"data.train.path={path}", "trainer.max_epochs=1", "loader.batch_size=16", *quiet)
+    assert ending is None
+    assert list((tmp_path / "logs").rglob("metrics.csv"))
+    saved = next((tmp_path / "logs").glob("train/runs/*/config.yaml")).read_text()
+    assert saved in out
+    assert "seed: 42" in saved.partition("loader:")[2]
+    assert f"path: {path}" in saved
+
+
+def test_a_foreign_file_says_what_is_left_out(composed, tmp_path, monkeypatch):
+    sys.path.insert(0, str(ROOT))
+    try:
+        import train
+    finally:
+        sys.path.remove(str(ROOT))
+    said = []
+    for module in (
+        "lit_async_data.lightning.datamodule",
+        "lit_async_data.lightning.prefetcher",
+        "pytorch_lightning.utilities",
+        "pytorch_lightning.utilities.rank_zero",
+    ):
+        monkeypatch.setattr(f"{module}.rank_zero_info", lambda message, *_, **__: said.append(str(message)))
+    path = image_file(tmp_path / "x.h5")
+    cfg = composed("data=hdf5", f"data.train.path={path}", "trainer.max_epochs=1", "loader.batch_size=16", *QUIET)
+    metrics, objects = train.train(cfg)
+    model = objects["model"]
+    assert (model.hparams["channels"], model.hparams["classes"]) == (3, 7)
+    assert "train/loss" in metrics
+    assert "data/wait_ms" in metrics
+    text = "\n".join(said)
+    assert "84 samples" in text
+    assert "batch 16, 6 steps, shuffle global: every sample is read alone" in text
+    assert "callback model_checkpoint is left out, since it watches val/acc" in text
+    assert "callback early_stopping is left out" in text
+    assert "no test set (data.test): testing is skipped" in text
+    assert said[-1].startswith("training waited ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("[data, labels]", "tuples of data, labels.*name the fields, as in 'data.train.fields={x: data, y: labels}'"),
+        ("{x: data}", "model.y: there is no field 'y', but x; name one of these with model.y=KEY, or add y to"),
+        ("{x: data, y: weights}", "field 'y' is float64 and holds no class numbers"),
+        ("{x: weights, y: labels}", r"field 'x' has samples of shape \(\)"),
+    ],
+)
+def test_fields_that_the_model_cannot_take_are_named(typed, tmp_path, fields, said):
+    path = image_file(tmp_path / "x.h5")
+    with h5py.File(path, "a") as file:
+        file["weights"] = np.ones(len(file["labels"]))
+    _, ending = typed("data=hdf5", f"data.train.path={path}", f"data.train.fields={fields}", *QUIET)
+    assert re.search(said, ending)
+    assert "\n" not in ending
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before:UserWarning")
+def test_a_run_that_would_resume_in_mid_epoch_ends_with_one_line(typed, tmp_path):
+    saving = ["+callbacks.model_checkpoint.every_n_train_steps=7", "callbacks.model_checkpoint.monitor=null"]
+    assert typed("trainer.max_epochs=1", "test=false", *saving, *QUIET)[1] is None
+    saved = next((tmp_path / "logs").rglob("epoch_000.ckpt"))
+    _, ending = typed(f"ckpt_path={saved}", "test=false", *saving, *QUIET)
+    assert ending.startswith(f"error: ckpt_path: {saved} was written after 14 of 20 batches of epoch 0, and training")
+    assert "\n" not in ending
+
+
+def test_weights_of_no_step_are_not_tested(composed, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    import train
+
+    metrics, _ = train.train(composed("trainer.max_epochs=0", *QUIET))
+    assert "test/acc" not in metrics
+
+
+class Small(pl.LightningModule):
+    """A network of a user's own, which takes none of what the demo's takes but one."""
+
+    def __init__(self, lr=0.5, depth=1):
+        super().__init__()
+        self.lr, self.depth = lr, depth
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, number):
+        return self.layer(batch["x"].float().mean()[None])
+
+    def validation_step(self, batch, number):
+        self.log("val/acc", 0.0)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+@pytest.mark.parametrize("typed_too", [[], ["+model.depth=3", "model.lr=0.25"]])
+def test_a_network_of_ones_own_gets_what_it_takes(composed, monkeypatch, typed_too):
+    monkeypatch.syspath_prepend(str(ROOT))
+    import train
+
+    target = f"model._target_={__name__}.Small"
+    cfg = composed(target, *typed_too, "test=false", "trainer.fast_dev_run=true", "trainer.limit_val_batches=0", *QUIET)
+    model = train.train(cfg)[1]["model"]
+    assert (model.lr, model.depth) == ((0.25, 3) if typed_too else (0.01, 1))
+
+
+def test_what_is_typed_for_a_network_of_ones_own_is_never_left_out(typed):
+    _, ending = typed(f"model._target_={__name__}.Small", "model.width=3", *QUIET)
+    assert "model: TypeError: " in ending
+    assert "unexpected keyword argument 'width'" in ending
+
+
+# -- tables of files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def birds(tmp_path):
+    """A table for each stage, of PNG files of two sizes."""
+    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+    random = np.random.default_rng(0)
+    lines = {"train": ["path,species,site"], "val": ["path,species,site"]}
+    for number in range(30):
+        pixels = random.integers(0, 255, (12 + number % 2, 10, 3), dtype=np.uint8)
+        image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        stage = "train" if number < 24 else "val"
+        species = ("owl", "auk", "jay")[number % (3 if stage == "train" else 2)]
+        lines[stage].append(f"{number}.png,{species},{number % 8}")
+    for stage, rows in lines.items():
+        (tmp_path / f"{stage}.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path
+
+
+def built(composed, *overrides):
+    return hydra.utils.instantiate(composed(*overrides, *QUIET).data)
+
+
+@pytest.mark.parametrize(("label", "classes"), [("digit", 10), ("even", 2)])
+def test_the_same_files_are_trained_on_for_either_label(composed, label, classes, monkeypatch):
+    pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+    monkeypatch.syspath_prepend(str(ROOT))
+    import train
+
+    cfg = composed("data=digits_manifest", f"data.source.fields.y={label}", "trainer.max_epochs=2", *QUIET)
+    metrics, objects = train.train(cfg)
+    dm = objects["datamodule"]
+    assert objects["model"].hparams["classes"] == dm.num_classes["y"] == classes
+    assert dm.spec["x"].shape == (1, 8, 8)
+    assert metrics["test/acc"] > (0.5 if label == "digit" else 0.7)  # by guessing: 0.1 and 0.5
+    where = dm.sources["train"][0].locate([7])[0]
+    assert (where.id, Path(where.path).name) == ("0007", "0007.png")
+
+
+def test_a_table_is_cut_into_stages_by_a_column(composed, birds):
+    typed = [f"data.source.table={birds}/train.csv", "data.source.fields.y=species", "data.source.image_size=[8,6]"]
+    dm = built(composed, "data=manifest", *typed, "data.groups=site", "data.split={train: 0.5, val: 0.5}")
+    assert dm.classes == {"y": ("auk", "jay", "owl")}
+    sides = [set(dm.sources[stage][0].column("site").tolist()) for stage in ("train", "val")]
+    assert not sides[0] & sides[1]
+    (batch,) = list(dm.train_dataloader())
+    assert batch["x"].shape[1:] == (3, 8, 6)
+    assert -1 <= batch["x"].min() < -0.5 < 0.5 < batch["x"].max() <= 1
+    dm.close()
+    bare = built(composed, "data=manifest", *typed, "data.device_transform=null")
+    assert next(iter(bare.train_dataloader()))["x"].dtype == torch.uint8
+    bare.close()
+
+
+def test_a_table_for_each_stage_has_the_classes_of_training(composed, birds):
+    typed = [f"data.train.table={birds}/train.csv", f"data.val.table={birds}/val.csv", "data.train.fields.y=species"]
+    cfg = composed("data=manifest_stages", *typed, "data.train.image_size=8", "data.train.resize=random_crop", *QUIET)
+    cfg.data.test = cfg.data.predict = None
+    dm = hydra.utils.instantiate(cfg.data)
+    assert dm.sources["val"][0].spec["y"].classes == ("auk", "jay", "owl")
+    (val,) = dm.val_dataloader()
+    assert val.next()["y"].tolist() == [2, 0] * 3
+    first, again = val.next()["x"], val.next()["x"]
+    assert (first == again).all()  # the middle of each image, in every epoch
+    train = dm.train_dataloader()
+    assert train.next()["x"].mean() != train.next()["x"].mean()
+    dm.close()
+
+
+def test_batch_keys_can_be_chosen_on_the_command_line(composed):
+    cfg = composed("data=hdf5", "data.train.path=x.h5", "data.train.fields={image: images}")
+    assert cfg.data.train.fields == cfg.data.val.fields == {"image": "images"}
+    assert composed("data=hdf5", "data.train.path=x.h5").data.test.fields == {"x": "data", "y": "labels"}
+
+
+def test_a_run_goes_on_from_its_checkpoint_for_longer(typed, tmp_path):
+    once = ["trainer.max_epochs=1", "test=false", *QUIET]
+    assert typed(*once)[1] is None
+    saved = next((tmp_path / "logs").rglob("last.ckpt"))
+    again = ["trainer.max_epochs=2", f"ckpt_path={saved}", "test=false", *QUIET]
+    assert typed(*again)[1] is None
+    assert len(list((tmp_path / "logs").rglob("last.ckpt"))) == 2
+
+
+def test_overrides_reach_what_they_name(composed):
+    cfg = composed("loader.workers=2", "loader.queue_depth=8", "callbacks.device_prefetcher.device_depth=3", "seed=7")
+    assert (cfg.data.loader.workers, cfg.data.loader.queue_depth, cfg.data.loader.seed) == (2, 8, 7)
+    assert cfg.callbacks.device_prefetcher.device_depth == 3
+
+
+def test_the_digits_are_learned(tmp_path):
+    """The whole job as a newcomer runs it, in a process of its own, with progress bar and test."""
+    environment = {**os.environ, "PROJECT_ROOT": str(tmp_path), "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), "optimized_metric=test/acc", "trainer.accelerator=cpu"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines() + done.stderr.splitlines()
+    accuracy = next(float(line.split("│")[2]) for line in lines if "test/acc" in line and "│" in line)
+    assert accuracy >= 0.97
+    assert "training waited" in done.stdout.splitlines()[-1]
+    with h5py.File(tmp_path / "data/digits/train.h5") as file:
+        assert file["data"].shape == (1258, 1, 8, 8)
+
+
+def test_a_sweep_ends_with_how_long_each_run_waited(typed):
+    said, ending = typed("-m", "callbacks.device_prefetcher.device_depth=0,2", "trainer.max_epochs=1", *QUIET)
+    assert ending is None
+    assert re.fullmatch(r"data wait \d+\.\d % → \d+\.\d %", said.strip().splitlines()[-1])
+
+
+def test_a_sweep_without_training_or_callback_knows_of_no_waiting(typed):
+    said, ending = typed("-m", "train=false", "test=false", "callbacks=none", "seed=1,2", *QUIET)
+    assert ending is None
+    assert said.strip().splitlines()[-1] == "data wait unknown → unknown"

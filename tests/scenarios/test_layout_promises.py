@@ -1,0 +1,730 @@
+"""Fields as people store them: columns, tables, packed values, classes, sparse and ragged rows, against plain numpy."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from support.oracle import (
+    Model,
+    assert_same,
+    check,
+    check_loader,
+    read,
+    refused,
+    refused_sooner_or_later,
+    refused_when_read,
+)
+
+from lit_async_data import Field, HDF5Source
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError
+
+ROWS = 20
+STORAGE = {
+    "contiguous": {},
+    "chunked": {"chunks": 6},
+    "gzip": {"chunks": 6, "compression": "gzip"},
+    "gzip rows": {"chunks": 1, "compression": "gzip", "shuffle": True},
+}
+storages = pytest.mark.parametrize("storage", STORAGE)
+
+
+def stored(values, storage="contiguous", **more):
+    """Arguments of create_dataset; chunks are of so many rows."""
+    arguments = dict(STORAGE[storage], data=values, **more)
+    if "chunks" in arguments:
+        arguments["chunks"] = (min(arguments["chunks"], len(values)), *values.shape[1:])
+    return arguments
+
+
+def in_every_way(values, name="{}"):
+    """The same values once for each kind of storage, for one file."""
+    return {name.format(storage): stored(values, storage) for storage in STORAGE}
+
+
+def numbers(shape, dtype="i4"):
+    """No two alike, as far as the type reaches."""
+    return (np.arange(np.prod(shape)).reshape(shape) * 7 % 120).astype(dtype)
+
+
+def set_attributes(path, name, **attributes):
+    with h5py.File(path, "r+") as file:
+        for key, value in attributes.items():
+            file[name].attrs[key] = value
+
+
+# -- the ways to write a field -----------------------------------------------------------------------------------------
+
+
+def test_a_field_is_a_name_a_field_or_a_mapping(h5):
+    path = h5(data=numbers((ROWS, 3)))
+    column = numbers((ROWS, 3))[:, 1].astype(np.int64)
+    fields = {"a": "data", "b": Field("data", column=1), "c": {"name": "data", "column": 1}}
+    with contextlib.closing(HDF5Source(path, fields)) as source:
+        got = read(source, np.arange(ROWS))
+    assert_same(got["a"], numbers((ROWS, 3)))
+    assert_same(got["b"], column)
+    assert_same(got["c"], column)
+
+
+@pytest.mark.parametrize("key", ["y", "a.b"])
+def test_a_typo_in_a_field_names_it_and_what_was_meant(h5, key):
+    said = f"fields.{key}.colum: no such option; did you mean column?"
+    refused(ConfigError, [said], h5(data=numbers((ROWS, 3))), {key: {"name": "data", "colum": 1}})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"column": -1}, "fields.y.column: -1"),
+        ({"window": (3, 3)}, "fields.y.window: (3, 3)"),
+        ({"dtype": "float31"}, "fields.y.dtype: 'float31'"),
+        ({"classes": "cat"}, "fields.y.classes: 'cat'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_in_a_field_names_it(h5, wrong, said):
+    refused(ConfigError, [said], h5(data=numbers((ROWS, 3))), {"y": {"name": "data", **wrong}})
+
+
+# -- column ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", ">i4", "i8", "f4", ">f8", "?"])
+def test_a_column_is_one_value_per_sample(h5, dtype):
+    path = h5(**in_every_way(numbers((ROWS, 4), dtype)))
+    native = np.dtype(dtype).newbyteorder("=")
+    for storage in STORAGE:
+        model = check(path, {"first": Field(storage, column=0), "last": Field(storage, column=3)})
+        assert model.values["last"].dtype == (np.int64 if native.kind in "iu" else native)
+        assert model.values["last"].tolist() == numbers((ROWS, 4), dtype)[:, 3].tolist()
+
+
+def test_a_column_of_a_table_whose_chunks_cut_its_columns_is_read(h5):
+    labels = {"data": numbers((ROWS, 10), "i2"), "chunks": (3, 4), "compression": "gzip"}
+    check(h5(labels=labels), {str(column): Field("labels", column=column) for column in (0, 3, 4, 9)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "column"), [((ROWS, 4), 4), ((ROWS, 4), 71), ((ROWS,), 0), ((ROWS, 4, 2), 1)], ids=str
+)
+def test_a_column_that_is_not_there_is_refused(h5, shape, column):
+    said = ["labels", column, *shape]
+    refused(AsyncDataError, said, h5(labels=numbers(shape)), {"y": Field("labels", column=column)})
+
+
+# -- dtype -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("of", "to"),
+    [
+        ("u1", "float32"),
+        ("u1", "int64"),
+        (">i2", "float16"),
+        ("i8", "uint8"),
+        ("i8", "int32"),
+        ("u8", "int64"),
+        (">f4", "int16"),
+        ("f8", "int64"),
+        ("f8", "float32"),
+        ("f4", "f8"),
+        ("?", "float32"),
+        ("f4", ">f4"),
+    ],
+)
+def test_values_are_cast(h5, of, to):
+    shapes = {"alone {}": (ROWS,), "rows {}": (ROWS, 3), "tables {}": (ROWS, 2, 4)}
+    names = [in_every_way(numbers(shape, of), name) for name, shape in shapes.items()]
+    datasets = {key: values for each in names for key, values in each.items()}
+    path = h5(**datasets)
+    model = check(path, {name: Field(name, dtype=to) for name in datasets})
+    assert {values.dtype for values in model.values.values()} == {np.dtype(to).newbyteorder("=")}
+    for name in shapes:  # as the only field, which may then be read in a way of its own
+        check(path, {"x": Field(name.format("contiguous"), dtype=to)})
+
+
+@pytest.mark.parametrize("to", ["int8", "uint8", "int32", "uint64"])
+def test_a_type_that_is_asked_for_counts_more_than_int64_for_labels(h5, to):
+    path = h5(labels=numbers((ROWS,), "i2"), table=numbers((ROWS, 2), "i2"))
+    check(path, {"y": Field("labels", dtype=to), "z": Field("table", column=1, dtype=to)})
+
+
+@pytest.mark.parametrize("of", ["u1", "?", ">i2"])
+def test_arrays_of_the_narrower_type_are_filled_as_stored(h5, of):
+    values = numbers((ROWS, 3), of)
+    with contextlib.closing(HDF5Source(h5(data=values), {"x": Field("data", dtype="float32")})) as source:
+        narrow = source.spec["x"].narrow
+        if narrow is not None:
+            out = np.full((ROWS, 3), 0xA5, np.uint8).astype(narrow)
+            source.read_into(np.arange(ROWS), {"x": out})
+            assert_same(out, values.astype(values.dtype.newbyteorder("=")))
+
+
+AT = 13  # the row with a bad value
+
+
+@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("of", "bad", "to"),
+    [
+        ("f4", 1.5, "int64"),
+        ("f8", np.nan, "int32"),
+        ("f4", np.inf, "int64"),
+        ("f8", -np.inf, "uint8"),
+        ("f4", 256.0, "uint8"),
+        (">f8", -1.0, "uint8"),
+        ("f4", 2.0**31, "int32"),
+        ("f8", 2.0**63, "int64"),
+        ("f8", 2.0**64, "uint64"),
+        ("f4", -129.0, "int8"),
+        ("i8", 256, "uint8"),
+        ("i8", -1, "uint8"),
+        (">i8", 2**40, "int32"),
+        ("i4", -1, "uint64"),
+        ("u8", 2**63, "int64"),
+        ("u2", 2**15, "int16"),
+    ],
+)
+def test_a_value_that_a_type_does_not_hold_is_refused_when_its_row_is_read(h5, shape, of, bad, to):
+    values = numbers(shape, of)
+    values.reshape(ROWS, -1)[AT, -1] = bad
+    path, others = h5(**in_every_way(values)), np.delete(np.arange(ROWS), AT)
+    for storage in STORAGE:
+        fields = {"x": Field(storage, dtype=to)}
+        error = refused_when_read(SourceError, [path, storage, AT], path, fields, [2, AT, 7])
+        assert error.row in (None, AT)
+        with contextlib.closing(HDF5Source(path, fields)) as source:
+            assert_same(read(source, others)["x"], values[others].astype(to))
+
+
+@pytest.mark.parametrize(
+    ("of", "to", "ends"),
+    [
+        ("f4", "uint8", [0.0, -0.0, 255.0]),
+        ("f8", "int64", [-(2.0**63), 2.0**63 - 1024, 2.0**53]),
+        ("f8", "uint64", [2.0**64 - 2048]),
+        ("f4", "int32", [-(2.0**31), 2.0**31 - 128]),
+        ("f2", "int16", [-32768.0, 32752.0]),
+        ("i8", "int8", [-128, 127]),
+        ("u8", "int64", [2**63 - 1]),
+        ("i8", "uint64", [2**63 - 1]),
+    ],
+)
+def test_the_ends_of_a_type_are_in_range(h5, of, to, ends):
+    with contextlib.closing(HDF5Source(h5(data=np.array(ends, of)), {"x": Field("data", dtype=to)})) as source:
+        assert read(source, np.arange(len(ends)))["x"].tolist() == [int(end) for end in ends]
+
+
+# -- via ---------------------------------------------------------------------------------------------------------------
+
+
+@storages
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 2, 2)], ids=str)
+@pytest.mark.parametrize("index_type", ["u1", ">i4", "i8"])
+def test_a_field_via_an_index_is_the_row_of_a_small_table(h5, storage, shape, index_type):
+    index = np.array([3, 0, 0, 1] * 5, index_type)
+    path = h5(age=stored(numbers(shape, "i2"), storage), patient_index=stored(index, storage), data=numbers((ROWS, 2)))
+    model = check(path, {"age": Field("age", via="patient_index"), "x": "data"})
+    assert_same(model.values["age"][3], model.values["age"][7])
+    check(path, {"age": Field("age", via="patient_index")})
+
+
+def test_a_table_may_be_longer_than_the_data(h5):
+    path = h5(age=numbers((300,), "f4"), who=np.array([299, 150]))
+    assert (
+        check(path, {"age": Field("age", via="who")}).values["age"].tolist()
+        == numbers((300,), "f4")[[299, 150]].tolist()
+    )
+
+
+def test_via_goes_with_column_and_dtype(h5):
+    path = h5(table=numbers((4, 5), "f8"), who=np.array([3, 0, 2, 2, 1], "u2"))
+    check(
+        path,
+        {
+            "column": Field("table", column=4, via="who"),
+            "cast": Field("table", via="who", dtype="int16"),
+            "both": Field("table", column=2, via="who", dtype="int64"),
+            "who": "who",
+        },
+    )
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 100, -4])
+def test_an_index_that_is_not_in_the_table_is_refused(h5, bad):
+    index = np.array([0, 3, 1, 2] * 5)
+    index[AT] = bad
+    path = h5(age=numbers((4,)), patient_index=index)
+    fields = {"age": Field("age", via="patient_index")}
+    refused_sooner_or_later(SourceError, ["patient_index", AT, bad], path, fields)
+
+
+@pytest.mark.parametrize("index", [np.zeros((ROWS, 1), "i4"), np.zeros(ROWS, "f4"), np.zeros(ROWS, "?")], ids=str)
+def test_an_index_of_anything_but_whole_numbers_on_one_axis_is_refused_at_once(h5, index):
+    path = h5(age=numbers((4,)), patient_index=index)
+    refused(AsyncDataError, ["patient_index"], path, {"age": Field("age", via="patient_index")})
+
+
+# -- unpack ------------------------------------------------------------------------------------------------------------
+
+DELIVERED = {"i1": "f4", "u1": "f4", "i2": "f4", ">i2": "f4", "u2": "f4", "i4": "f8", ">u4": "f8", "i8": "f8"}
+DELIVERED |= {"f2": "f4", "f4": "f4", ">f4": "f4", "f8": "f8"}
+HOLES = numbers((ROWS, 3))
+HOLES[4, 1] = HOLES[11] = 121
+
+
+@pytest.mark.parametrize("of", DELIVERED)
+@pytest.mark.parametrize("as_array", [False, True])
+def test_packed_values_are_unpacked(h5, of, as_array):
+    path = h5(**in_every_way(HOLES.astype(of)))
+    given = {"scale_factor": np.float64(0.01), "add_offset": np.float64(20.5), "_FillValue": np.array(121, of)[()]}
+    for storage in STORAGE:
+        set_attributes(path, storage, **{key: np.array([value]) if as_array else value for key, value in given.items()})
+    model = check(path, {storage: Field(storage, unpack=True) for storage in STORAGE}, close=True)
+    for values in model.values.values():
+        assert values.dtype == DELIVERED[of]
+        assert (np.isnan(values) == (HOLES == 121)).all()
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"scale_factor": 0.5},
+        {"add_offset": -3.0},
+        {"_FillValue": np.int16(121)},
+        {"missing_value": np.int16(121)},
+        {"missing_value": np.array([121], "i2"), "scale_factor": np.array([0.25], "f4")},
+        {"missing_value": np.int16(121), "_FillValue": np.int16(0), "add_offset": np.float32(4)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("of", ["i2", "u1", "f4"])
+def test_each_attribute_counts_by_itself(h5, attributes, of):
+    path = h5(data=HOLES.astype(of), line=HOLES[:, 1].astype(of))
+    marks = {
+        key: np.asarray(attributes[key]).astype(of) for key in ("_FillValue", "missing_value") if key in attributes
+    }
+    for name in ("data", "line"):
+        set_attributes(path, name, **{**attributes, **marks})
+    model = check(path, {"x": Field("data", unpack=True), "y": Field("line", unpack=True)})
+    assert (np.isnan(model.values["x"]) == np.isin(HOLES, [mark.ravel()[0] for mark in marks.values()])).all()
+
+
+def test_a_fill_value_of_nan_stays_nan(h5):
+    values = HOLES.astype("f4")
+    values[3, 0] = np.nan
+    path = h5(data=values)
+    set_attributes(path, "data", _FillValue=np.float32(np.nan), scale_factor=2.0)
+    check(path, {"x": Field("data", unpack=True)})
+
+
+@pytest.mark.parametrize("of", ["i1", "i2", ">i2", "i4"])
+@pytest.mark.parametrize("said", ["true", np.bytes_(b"true"), "false"], ids=repr)
+@pytest.mark.parametrize("fill", [-1, 5, None])
+def test_unsigned_reinterprets_what_is_stored(h5, of, said, fill):
+    values = np.array([[0, 1, -1], [5, -2, -128], [127, -1, 5]], of)
+    path = h5(data=values)
+    set_attributes(path, "data", _Unsigned=said, scale_factor=0.5)
+    if fill is not None:
+        set_attributes(path, "data", _FillValue=np.array(fill, of)[()])
+    check(path, {"x": Field("data", unpack=True)})
+    with contextlib.closing(HDF5Source(path, {"x": Field("data", unpack=True)})) as source:
+        below_zero = read(source, [1])["x"][0, 1]
+    assert below_zero == (-1 if said == "false" else (256 ** np.dtype(of).itemsize - 2) / 2)
+
+
+@pytest.mark.parametrize("to", ["float64", "float32", "float16"])
+def test_unpacked_values_may_be_asked_for_in_another_type(h5, to):
+    path = h5(data=HOLES.astype("i2"))
+    set_attributes(path, "data", scale_factor=0.5, add_offset=16.0, _FillValue=np.int16(121))
+    check(path, {"x": Field("data", unpack=True, dtype=to)})
+
+
+def test_unpacked_values_become_whole_numbers_only_where_they_are(h5):
+    path = h5(data=HOLES.astype("i2"))
+    set_attributes(path, "data", scale_factor=2.0, _FillValue=np.int16(121))
+    fields = {"x": Field("data", unpack=True, dtype="int64")}
+    for row in (4, 11):
+        refused_when_read(SourceError, [path, "data", row], path, fields, [0, row])
+    with contextlib.closing(HDF5Source(path, fields)) as source:
+        assert_same(read(source, [0, 7])["x"], 2 * HOLES[[0, 7]].astype("i8"))
+
+
+def test_unpacking_goes_with_column_and_via(h5):
+    path = h5(table=HOLES.astype("u2"), who=np.array([11, 4, 0, 4, 19]))
+    set_attributes(path, "table", scale_factor=0.25, add_offset=1.0, _FillValue=np.uint16(121))
+    model = check(
+        path,
+        {
+            "via": Field("table", unpack=True, via="who"),
+            "column": Field("table", unpack=True, via="who", column=1),
+            "cast": Field("table", unpack=True, via="who", column=1, dtype="float64"),
+        },
+    )
+    assert np.isnan(model.values["column"]).tolist() == [True, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"scale_factor": 0.1}, {"add_offset": 5.0}, {"_FillValue": np.int16(121)}, {"missing_value": np.int16(121)}],
+    ids=str,
+)
+def test_packed_values_that_are_not_unpacked_are_mentioned_once(h5, caplog, attributes):
+    name = "packed_" + next(iter(attributes))
+    path = h5(**{name: HOLES.astype("i2")})
+    set_attributes(path, name, **attributes)
+    fields = {"x": name, "y": Field(name, column=1)}
+    with caplog.at_level(logging.INFO), contextlib.closing(HDF5Source(path, fields)) as source:
+        for _ in range(2):
+            assert_same(read(source, np.arange(ROWS))["x"], HOLES.astype("i2"))
+    (said,) = [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    assert next(iter(attributes)) in said
+    check(path, fields)
+
+
+def test_packed_values_that_are_unpacked_are_not_mentioned(h5, caplog):
+    path = h5(unpacked_here=HOLES.astype("i2"))
+    set_attributes(path, "unpacked_here", scale_factor=0.5, _FillValue=np.int16(121))
+    with caplog.at_level(logging.INFO):
+        check(path, {"x": Field("unpacked_here", unpack=True)})
+    assert not [record for record in caplog.records if "unpacked_here" in record.getMessage()]
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+ANIMALS = h5py.enum_dtype({"cow": 2, "cat": 0, "dog": 1}, "u1")
+
+
+def classes_of(path, field):
+    with contextlib.closing(HDF5Source(path, {"y": field})) as source:
+        return source.spec["y"].classes
+
+
+@storages
+@pytest.mark.parametrize("base", ["u1", ">i4", "i8"])
+def test_an_enumeration_names_its_classes_in_the_order_of_their_codes(h5, storage, base):
+    kind = h5py.enum_dtype({"cow": 2, "cat": 0, "dog": 1}, base)
+    path = h5(labels=stored(np.arange(ROWS) % 3, storage, dtype=kind))
+    check(path, {"y": "labels"})
+    assert classes_of(path, "labels") == ("cat", "dog", "cow")
+
+
+@pytest.mark.parametrize("codes", [{"a": 1, "b": 2}, {"a": 0, "b": 2}, {"a": -1, "b": 0}], ids=str)
+def test_an_enumeration_of_other_codes_names_no_classes(h5, codes):
+    values = np.array(sorted(codes.values()) * 4)
+    path = h5(labels={"data": values, "dtype": h5py.enum_dtype(codes, "i2")})
+    assert check(path, {"y": "labels"}).values["y"].tolist() == values.tolist()
+    assert not classes_of(path, "labels")
+
+
+@storages
+def test_classes_may_be_named_by_the_user(h5, storage):
+    path = h5(labels=stored(np.arange(ROWS) % 3, storage), table=np.arange(ROWS * 2).reshape(ROWS, 2) % 3)
+    fields = {"y": Field("labels", classes=["a", "b", "c"]), "z": Field("table", column=1, classes=("d", "e", "f"))}
+    check(path, fields)
+    assert classes_of(path, fields["y"]) == ("a", "b", "c")
+    assert classes_of(path, fields["z"]) == ("d", "e", "f")
+
+
+def test_fields_without_classes_have_none(h5):
+    assert classes_of(h5(labels=np.arange(3)), "labels") == ()
+
+
+@storages
+@pytest.mark.parametrize("bad", [3, 200])
+@pytest.mark.parametrize("kind", ["enumeration", "user"])
+def test_a_label_outside_its_classes_is_refused_when_it_is_read(h5, storage, kind, bad):
+    values = (np.arange(ROWS) % 3).astype("u1")
+    values[AT] = bad
+    path = h5(labels=stored(values, storage, **({"dtype": ANIMALS} if kind == "enumeration" else {})))
+    fields = {"y": "labels" if kind == "enumeration" else Field("labels", classes=["a", "b", "c"])}
+    refused_when_read(SourceError, [path, "labels", AT, bad], path, fields, [1, AT])
+    with contextlib.closing(HDF5Source(path, fields)) as source:
+        assert read(source, [0, 1, ROWS - 1])["y"].tolist() == [0, 1, (ROWS - 1) % 3]
+
+
+def test_a_label_below_zero_is_outside_its_classes(h5):
+    values = np.array([0, 1, 2, -1, 1])
+    path, fields = h5(labels=values), {"y": Field("labels", classes=["a", "b", "c"])}
+    refused_when_read(SourceError, [path, "labels", 3, -1], path, fields, [4, 3])
+
+
+def add_categorical(path, name, codes, categories, **options):
+    with h5py.File(path, "a") as file:
+        group = file.create_group(name)
+        group.attrs["encoding-type"], group.attrs["encoding-version"], group.attrs["ordered"] = (
+            "categorical",
+            "0.2.0",
+            False,
+        )
+        group.create_dataset("codes", data=codes, **options)
+        group.create_dataset("categories", data=np.array(categories, object), dtype=h5py.string_dtype())
+        group["categories"].attrs["encoding-type"] = "string-array"
+
+
+@pytest.mark.parametrize("kind", ["i1", "u1", "i2"])
+@pytest.mark.parametrize("options", [{}, {"chunks": (6,), "compression": "gzip"}], ids=str)
+def test_a_categorical_group_is_its_codes_and_its_categories_are_the_classes(h5, kind, options):
+    path = h5(data=numbers((ROWS, 2)))
+    add_categorical(path, "cells/type", (np.arange(ROWS) % 3).astype(kind), ["B", "NK", "T"], **options)
+    model = check(path, {"x": "data", "y": "cells/type"})
+    assert model.values["y"].dtype == np.int64
+    assert classes_of(path, "cells/type") == ("B", "NK", "T")
+    assert check(path, {"y": "type"}, group="cells").values["y"].tolist() == (np.arange(ROWS) % 3).tolist()
+
+
+@pytest.mark.parametrize("bad", [-1, 3, 100])
+def test_a_code_without_a_category_names_its_row(h5, bad):
+    codes = (np.arange(ROWS) % 3).astype("i1")
+    codes[AT] = bad
+    path = h5(data=numbers((ROWS, 2)))
+    add_categorical(path, "type", codes, ["B", "NK", "T"])
+    refused_sooner_or_later(SourceError, [path, "type", AT], path, {"y": "type"})
+
+
+# -- sparse rows -------------------------------------------------------------------------------------------------------
+
+
+def add_csr(path, matrix, *, name="X", kind="csr_matrix", index="i4", backwards=False, **options):
+    """A matrix as AnnData writes it; ``backwards`` leaves the columns of a row unsorted."""
+    rows, columns = np.nonzero(matrix)
+    if backwards:
+        order = np.lexsort((-columns, rows))
+        rows, columns = rows[order], columns[order]
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(matrix)))])
+    with h5py.File(path, "a") as file:
+        group = file.create_group(name)
+        group.attrs["encoding-type"], group.attrs["encoding-version"] = kind, "0.1.0"
+        group.attrs["shape"] = np.array(matrix.shape)
+        if options.get("chunks"):
+            options["maxshape"] = (None,)
+        for key, values in {
+            "data": matrix[rows, columns],
+            "indices": columns.astype(index),
+            "indptr": indptr.astype(index),
+        }.items():
+            group.create_dataset(key, data=values, **options)
+
+
+def sparse(rows, columns, dtype="f4", seed=0):
+    random = np.random.default_rng(seed)
+    return (random.integers(1, 100, (rows, columns)) * (random.random((rows, columns)) < 0.3)).astype(dtype)
+
+
+CSR = {"contiguous": {}, "chunked": {"chunks": (5,)}, "gzip": {"chunks": (5,), "compression": "gzip", "shuffle": True}}
+
+
+@pytest.mark.parametrize("storage", CSR)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i8", "u2", ">f4"])
+@pytest.mark.parametrize(("index", "backwards"), [("i4", False), ("i8", True), (">i4", True)])
+def test_rows_of_a_sparse_matrix_come_out_dense(h5, storage, dtype, index, backwards):
+    matrix = sparse(ROWS, 11, dtype)
+    matrix[[0, 6, 7, ROWS - 1]] = 0
+    path = h5(y=np.arange(ROWS))
+    add_csr(path, matrix, index=index, backwards=backwards, **CSR[storage])
+    model = check(path, {"x": "X", "y": "y"})
+    assert_same(model.values["x"], matrix.astype(matrix.dtype.newbyteorder("=")))
+
+
+def test_sparse_rows_may_be_cast_and_lie_in_groups_of_several_files(h5):
+    paths = [h5(f"s{number}.h5", y=np.arange(ROWS)) for number in (1, 2)]
+    for number, path in enumerate(paths):
+        add_csr(path, sparse(ROWS + number, 9, "f8", number), name="raw/X")
+    check(paths, {"x": Field("X", dtype="float32")}, group="raw")
+    check(paths, {"x": Field("/raw/X", dtype="int16")})
+
+
+@given(
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 9),
+    filled=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 8))),
+    chunk=st.sampled_from([None, 1, 3, 64]),
+    gzip=st.booleans(),
+    backwards=st.booleans(),
+)
+def test_any_sparse_matrix_comes_out_dense(rows, columns, filled, chunk, gzip, backwards):  # noqa: PLR0917
+    matrix = np.zeros((rows, columns), "f4")
+    for number, (row, column) in enumerate(sorted(filled), 1):
+        if row < rows and column < columns:
+            matrix[row, column] = number
+    assume(matrix.any())  # without a value there is no sample to speak of
+    options = {"chunks": (chunk,), "compression": "gzip" if gzip else None} if chunk else {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "x.h5")
+        add_csr(path, matrix, backwards=backwards, **options)
+        assert_same(Model(path, {"x": "X"}).values["x"], matrix)
+        check(path, {"x": "X"})
+
+
+def test_columns_instead_of_rows_are_refused_with_a_way_out(h5):
+    path = h5(y=np.arange(ROWS))
+    add_csr(path, sparse(ROWS, 11), kind="csc_matrix")
+    refused(FormatError, [path, "X", "csc", "csr"], path, {"x": "X"})
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "row"),
+    [
+        ("indptr", AT, 10**6, None),
+        ("indptr", AT, 0, AT - 1),
+        ("indptr", 0, 1, None),
+        ("indptr", 0, -1, 0),
+        ("indptr", ROWS, 10**6, ROWS - 1),
+        ("indptr", ROWS, 0, ROWS - 1),
+        ("indices", "of AT", 11, AT),
+        ("indices", "of AT", -1, AT),
+        ("indices", "of AT", 10**6, AT),
+    ],
+)
+@pytest.mark.parametrize("storage", CSR)
+def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, storage, name, place, value, row):  # noqa: PLR0917
+    matrix = sparse(ROWS, 11)
+    matrix[:, 3] = 1
+    path = h5(y=np.arange(ROWS))
+    add_csr(path, matrix, **CSR[storage])
+    with h5py.File(path, "r+") as file:
+        file["X"][name][file["X/indptr"][AT] if place == "of AT" else place] = value
+    error = refused_sooner_or_later(SourceError, [path, "X"], path, {"x": "X"})
+    assert "row" in str(error)
+    if row is not None:
+        assert error.row in (None, row)
+        refused_sooner_or_later(SourceError, [row], path, {"x": "X"})
+
+
+# -- rows of different lengths -----------------------------------------------------------------------------------------
+
+
+def add_ragged(path, samples, name="words", **options):
+    with h5py.File(path, "a") as file:
+        group = file.create_group(name)
+        values = np.concatenate(samples)
+        if options.get("chunks"):
+            options["chunks"] = (options["chunks"], *values.shape[1:])
+        group.create_dataset("values", data=values, **options)
+        group["offsets"] = np.cumsum([0, *map(len, samples)])
+
+
+LENGTHS = [3, 0, 7, 1, 1, 7, 0, 2, 5, 4]
+RAGGED = {"contiguous": {}, "chunked": {"chunks": 4}, "gzip": {"chunks": 4, "compression": "gzip"}}
+
+
+def ragged(dtype, rest=()):
+    random = np.random.default_rng(3)
+    return [random.integers(1, 100, (length, *rest)).astype(dtype) for length in LENGTHS]
+
+
+@pytest.mark.parametrize("storage", RAGGED)
+@pytest.mark.parametrize("dtype", ["i2", ">f4", "i8"])
+@pytest.mark.parametrize("rest", [(), (3,)], ids=str)
+@pytest.mark.parametrize("max_length", [None, 7, 9])
+def test_samples_of_different_lengths_are_padded_with_zeros(h5, storage, dtype, rest, max_length):
+    samples = ragged(dtype, rest)
+    path = h5(y=np.arange(len(samples)))
+    add_ragged(path, samples, **RAGGED[storage])
+    model = check(path, {"x": Field("words", max_length=max_length), "y": "y"})
+    assert list(model.values) == ["x", "x_length", "y"]
+    assert model.values["x"].shape == (10, max_length or 7, *rest)
+    assert model.values["x_length"].tolist() == LENGTHS
+    for got, wanted in zip(model.values["x"], samples):
+        assert got[: len(wanted)].tolist() == wanted.tolist()
+        assert not got[len(wanted) :].any()
+    with contextlib.closing(HDF5Source(path, {"x": Field("words", max_length=max_length)})) as source:
+        assert source.spec["x_length"].dtype == np.int64
+        assert source.spec["x_length"].shape == ()
+
+
+def test_samples_of_different_lengths_may_be_cast_and_lie_in_a_group(h5):
+    path = h5(y=np.arange(3))
+    add_ragged(path, ragged("f8", (2,)), name="train/words")
+    check(path, {"x": Field("words", dtype="float32")}, group="train")
+    check(path, {"x": Field("/train/words", dtype="int16", max_length=8)})
+
+
+def test_a_sample_longer_than_max_length_is_refused_at_once(h5):
+    samples = ragged("i4")
+    samples[8] = np.ones(9, "i4")
+    path = h5(y=np.arange(len(samples)))
+    add_ragged(path, samples)
+    error = refused(FormatError, [path, "words", 8], path, {"x": Field("words", max_length=8)})
+    assert error.row in (None, 8)
+    assert Model(path, {"x": Field("words")}).values["x"].shape == (10, 9)
+
+
+# -- NetCDF 3 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2, 5])
+def test_a_netcdf_3_file_is_refused_with_the_command_that_converts_it(tmp_path, version):
+    path = tmp_path / "t2m.nc"
+    path.write_bytes(b"CDF" + bytes([version]) + bytes(2000))
+    refused(FormatError, [str(path), "nccopy"], str(path), ["t2m"])
+
+
+# -- what is not there -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", [Field("dta", column=1), Field("dta", dtype="f4"), Field("dta", via="who")], ids=str)
+def test_a_dataset_that_is_not_there_is_still_named(h5, field):
+    path = h5(data=numbers((ROWS, 3)), who=np.zeros(ROWS, "i4"))
+    refused(MissingError, [path, "dta"], path, {"x": field})
+
+
+def test_an_index_that_is_not_there_is_named(h5):
+    path = h5(data=numbers((ROWS, 3)))
+    refused(MissingError, [path, "whoo"], path, {"x": Field("data", via="whoo")})
+
+
+# -- all of it through the loader --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hospital(tmp_path_factory):
+    """One file with everything above, 41 rows of each, written once."""
+    rows, random = 41, np.random.default_rng(7)
+    path = str(tmp_path_factory.mktemp("people") / "hospital.h5")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("scans", data=numbers((rows, 4, 5), ">i2"), chunks=(6, 4, 5), compression="gzip")
+        file["table"] = numbers((rows, 5), "f8")
+        file["age"] = numbers((6,), "u1")
+        file["who"] = random.integers(0, 6, rows).astype("u2")
+        file.create_dataset("animal", data=np.arange(rows) % 3, dtype=ANIMALS, chunks=(9,))
+        file["scans"].attrs["scale_factor"] = 0.5
+        file["scans"].attrs["_FillValue"] = np.int16(7)
+    add_categorical(path, "type", (np.arange(rows) % 4).astype("i1"), ["a", "b", "c", "d"])
+    add_csr(path, sparse(rows, 12), chunks=(16,), compression="gzip")
+    add_ragged(path, [numbers((length,), "i2") for length in random.integers(0, 9, rows)], chunks=8, compression="gzip")
+    return path
+
+
+HOSPITAL = {
+    "packed": {"x": Field("scans", unpack=True), "y": "animal"},
+    "cast": {"x": Field("scans", dtype="float32"), "y": Field("table", column=3, dtype="int64")},
+    "via": {"x": "scans", "age": Field("age", via="who"), "type": "type"},
+    "sparse": {"x": "X", "y": Field("table", column=0)},
+    "ragged": {"x": Field("words", max_length=10), "y": Field("animal", classes=["r", "s", "t"])},
+    "everything": {
+        "scan": "scans",
+        "packed": Field("scans", unpack=True, dtype="float64"),
+        "row": "table",
+        "age": Field("age", via="who", dtype="float32"),
+        "animal": "animal",
+        "type": "type",
+        "genes": "X",
+        "words": "words",
+    },
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
+@pytest.mark.parametrize("fields", HOSPITAL)
+def test_what_the_loader_hands_out_is_right_for_its_ids(hospital, fields, shuffle, workers):
+    check_loader(hospital, HOSPITAL[fields], shuffle=shuffle, workers=workers)

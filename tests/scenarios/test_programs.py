@@ -1,0 +1,490 @@
+"""Anybody's DataLoaders under `DevicePrefetcher`, in the whole Trainer: what a program does with it, it does without.
+
+Each program below is run as Lightning runs it, and again with the callback, on the CPU and on a pretended device whose
+copies come late: batches, losses, weights and errors must be the same.
+
+Programs that shuffle draw from torch's global generator, also in their steps. Where Lightning calls ``iter`` on a
+DataLoader and throws it away, or on several before it reads any, the draws come in another
+order, and there is no shuffle here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import itertools
+import json
+import logging
+import math
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from typing import NamedTuple
+
+import pytest
+import torch
+from support.programs import HOOKS, PROGRAMS, BrokenError, ByEpoch, broken_at
+from support.runs import (
+    BATCH,
+    REMARKS,
+    SAMPLES,
+    WIDTH,
+    Learner,
+    Numbers,
+    Run,
+    ours,
+    outcome,
+    plainly,
+)
+from support.trainer import pl
+from torch.utils.data import DataLoader, Dataset
+
+from lit_async_data import DevicePrefetcher, prefetched
+
+pytestmark = REMARKS
+
+# -- the matrix --------------------------------------------------------------------------------------------------------
+
+WAYS = {"read in the loop": (0, False), "read by a thread, copied": (1, True)}
+WORKERS_TELL = (  # by a message, a number, or what is drawn for them
+    *("an error in a dataset", "an error in a collate", "what a module asks", "dataloaders with options={'timeout'"),
+    *("persistent workers", "the loader of torchdata"),
+)
+
+
+# Each of these starts processes: a few show what all of them show in a long run.
+FEW = ["loaders of a datamodule", "a dataset without a length options={}", "an error in a dataset", "early stopping"]
+MATRIX = [
+    pytest.param(name, way, marks=pytest.mark.long if WAYS[way][0] and not name.startswith(tuple(FEW)) else ())
+    for name in PROGRAMS
+    for way in WAYS
+]
+
+
+@pytest.mark.parametrize(("name", "way"), MATRIX)
+def test_a_program_does_the_same_with_the_callback(name, way, request):
+    workers, copied = WAYS[way]
+    expected = plainly(PROGRAMS[name], workers and name.startswith(WORKERS_TELL))
+    if copied:
+        request.getfixturevalue("pretended")
+    found = outcome(PROGRAMS[name], workers, DevicePrefetcher())
+    for what, value in expected.items():
+        assert found[what] == value, what
+    assert ours() == []
+
+
+@pytest.mark.parametrize("depth", [0, 1, 7])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_program_does_the_same_at_every_depth(depth, workers, pretended):
+    for name in "loaders of a datamodule", "a dataset without a length options={}", "early stopping":
+        assert outcome(PROGRAMS[name], workers, DevicePrefetcher(depth)) == plainly(PROGRAMS[name], workers), name
+
+
+@pytest.mark.parametrize("depths", [(2, 2), (1, 3), (0, 2)], ids=str)
+def test_two_of_them_do_what_one_does(depths, pretended):
+    for name in "loaders of a datamodule", "one loader for training and validation", "an error in a step stage=train":
+        both = [DevicePrefetcher(depth) for depth in depths]
+        assert outcome(PROGRAMS[name], 1, *both) == plainly(PROGRAMS[name], 1), name
+
+
+def test_the_program_really_copies(pretended):
+    """Else all of the above proves nothing."""
+    outcome(PROGRAMS["loaders as arguments"], 1, DevicePrefetcher())
+    copies = [sum(call == ("copy", "side") for call in streams.calls) for streams in pretended]
+    assert len(copies) == 2, "one stream for each loader, for the whole fit"
+    assert copies == [3 * 4, 3 * 2]  # three epochs; a batch travels in one block
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_where_a_user_moves_batches_nothing_is_copied_before_and_that_is_said(hook, pretended, monkeypatch, caplog):
+    # Host memory is "cpu", as ever; the pretended device is called "cpu:0".
+    root = property(lambda strategy: torch.device("cpu:0"))
+    monkeypatch.setattr(pl.strategies.SingleDeviceStrategy, "root_device", root)
+    for module in "prefetch.engine", "lightning.prefetcher":
+        monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: torch.device(device).index == 0)
+    program = PROGRAMS[f"batch hooks hooks={(hook,)}"]
+    with caplog.at_level(logging.INFO):
+        found = outcome(program, 0, DevicePrefetcher())
+    assert found["batches"] == plainly(program, 0)["batches"]
+    copies = sum(call[0] == "copy" for streams in pretended for call in streams.calls)
+    said = sum(f"{hook} is yours" in record.getMessage() for record in caplog.records)
+    assert (copies > 0, said) == ((True, 0) if hook == "on_after_batch_transfer" else (False, 1))
+
+
+# -- what the callback promises beyond that ----------------------------------------------------------------------------
+
+
+def fitted(*more, callback=None, workers=1, loaders=None, **options):
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(workers, folder, [callback or DevicePrefetcher()])
+        fit = run.fit(*(loaders or (run.load(), run.val())), more=more, **options)
+        return run, fit
+
+
+def test_a_sampler_is_told_its_epoch_before_the_loader_is_asked_for_an_iterator():
+    data = Numbers()
+    sampler = ByEpoch(data)
+    threads = []
+
+    class Watching(DataLoader):
+        def __iter__(self):
+            threads.append((threading.current_thread() is threading.main_thread(), sampler.epoch))
+            return super().__iter__()
+
+    fitted(loaders=[Watching(data, BATCH, sampler=sampler, num_workers=1)], max_epochs=3)
+    assert threads == [(True, epoch) for epoch in range(3)]
+    assert [call for call in sampler.calls if call[0] == "set_epoch"] == [("set_epoch", n) for n in range(3)]
+
+
+def test_waiting_is_measured_and_logged(pretended):
+    logged = collections.defaultdict(list)
+
+    class Logger(pl.loggers.logger.DummyLogger):
+        def log_metrics(self, metrics, step=None):
+            for name, value in metrics.items():
+                logged[name].append((step, value))
+
+    _, fit = fitted(logger=Logger(), log_every_n_steps=2, max_epochs=2)
+    names = {"data/wait_ms", "data/device_wait_ms", "data/queue_fill", "data/epoch_gap_ms"}
+    assert names <= set(fit.callback_metrics)
+    assert names - {"data/device_wait_ms"} <= set(logged)
+    for name in names:
+        assert 0 <= fit.callback_metrics[name] < 60_000
+        assert all(math.isfinite(value) for _, value in logged[name])
+    assert {step for step, _ in logged["data/wait_ms"]} <= {1, 3, 5, 7}
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_on_the_cpu_waiting_is_measured_at_every_depth(depth):
+    callback = DevicePrefetcher(depth)
+    _, fit = fitted(callback=callback, max_epochs=2)
+    assert {"data/wait_ms", "data/device_wait_ms", "data/queue_fill", "data/epoch_gap_ms"} <= set(fit.callback_metrics)
+    assert 0 < callback.waited.share <= 1
+    if depth == 0:
+        assert fit.callback_metrics["data/queue_fill"] == 0
+
+
+def test_after_an_epoch_a_line_says_how_long_training_waited(caplog, capsys):
+    with caplog.at_level(logging.INFO):
+        fitted(max_epochs=2)
+    text = caplog.text + "".join(capsys.readouterr())
+    assert text.count("data wait") == 2
+
+
+@pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_progress_bar_shows_how_full_the_queues_are(bar, workers, pretended, capsys):
+    if bar == "RichProgressBar":
+        pytest.importorskip("rich")
+    made = getattr(pl.callbacks, bar)(refresh_rate=1)
+    fitted(made, enable_progress_bar=True, workers=workers, max_epochs=2)
+    text = "".join(capsys.readouterr())
+    assert "host" in text
+    assert "device" in text
+
+
+def test_without_prefetching_nothing_is_read_before_it_is_asked_for():
+    events = []
+
+    class Reading(DataLoader):
+        def __iter__(self):
+            for batch in super().__iter__():
+                events.append("read")
+                yield batch
+
+    class Stepping(Learner):
+        def see(self, *args):
+            events.append("step")
+            super().see(*args)
+
+    run = Run(0, "", [DevicePrefetcher(0)])
+    run.model = Stepping()
+    run.fit(Reading(Numbers(), BATCH), max_epochs=2)
+    assert events == ["read", "step"] * 8
+
+
+def test_a_loader_without_workers_is_read_in_the_loop_which_is_said_once_for_each(caplog):
+    threads = set()
+
+    def collate(samples):
+        threads.add(threading.current_thread())
+        return torch.utils.data.default_collate(samples)
+
+    with caplog.at_level(logging.INFO):
+        run = Run(0, "", [DevicePrefetcher()])
+        run.fit(run.load(collate_fn=collate), max_epochs=3)
+    assert threads == {threading.main_thread()}
+    assert sum("num_workers" in r.getMessage() for r in caplog.records if r.name.startswith("lit_async_data")) == 1
+
+
+def test_the_trainer_is_as_it_was_afterwards():
+    run, fit = fitted()
+    assert "process_dataloader" not in vars(fit.strategy)
+    broken_at(run, "train", 1)
+    fit.fit_loop.max_epochs = 2
+    with pytest.raises(BrokenError):
+        fit.fit(run.model, run.load())
+    assert "process_dataloader" not in vars(fit.strategy)
+
+
+def forgotten(callback):
+    """Without what Lightning gives every callback: methods of the model."""
+    vars(callback).pop("log", None)
+    vars(callback).pop("log_dict", None)
+    return callback
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_keeps_loaders_or_batches_alive(fails, pretended):
+    run = Run(1, "", [DevicePrefetcher()])
+    if fails:
+        broken_at(run, "train", 2)
+    batches, loaders = [], []
+
+    class Watching(pl.Callback):
+        def on_train_batch_start(self, trainer, module, batch, number):
+            batches.append(weakref.ref(batch["x"]))
+
+    train, val = run.load(), run.val()
+    loaders += [weakref.ref(train), weakref.ref(train.dataset), weakref.ref(val)]
+    run.callbacks = [Watching(), *run.callbacks]
+    with pytest.raises(BrokenError) if fails else contextlib.nullcontext():
+        run.fit(train, val, max_epochs=2)
+    callback = forgotten(run.callbacks[-1])  # what may live on
+    del train, val, run
+    gc.collect()
+    assert [ref() for ref in batches] == [None] * len(batches)
+    assert [ref() for ref in loaders] == [None] * 3
+    assert callback.waited.share >= 0
+
+
+def test_no_more_batches_are_alive_than_were_asked_for(pretended):
+    """Counted where they are made: each batch of the loader has one tensor."""
+    alive, most = weakref.WeakSet(), []
+
+    class Counted:
+        def __iter__(self):
+            for number in range(40):
+                x = torch.full((2, WIDTH), float(number))
+                alive.add(x)
+                most.append(len(alive))
+                yield {"x": x, "ids": torch.full((2,), number)}
+
+    run = Run(0, "", [DevicePrefetcher(2)])
+    with prefetched(Counted(), device="cpu") as batches:
+        run.fit(batches)
+    assert max(most) <= 2 + 2 + 3  # on the host, on their way, and in three hands
+
+
+def test_a_callback_can_be_pickled_before_and_after():
+    callback = DevicePrefetcher(3, canary=2)
+    assert pickle.loads(pickle.dumps(callback)).device_depth == 3
+    fitted(callback=callback)
+    forgotten(callback)
+    again = pickle.loads(pickle.dumps(callback))
+    assert (again.device_depth, again.canary) == (3, 2)
+    fitted(callback=again)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_canary_of_a_clean_run_is_silent(workers, pretended):
+    program = PROGRAMS["loaders of a datamodule"]
+    assert outcome(program, workers, DevicePrefetcher(canary=100)) == plainly(program, workers)
+    sums = [sum(call[0] == "checksum" for call in streams.calls) for streams in pretended]
+    assert all(sums), "nobody looked"
+
+
+class Box(NamedTuple):
+    corners: torch.Tensor
+    label: str
+
+
+def test_a_batch_of_any_form_reaches_the_step(pretended):
+    sizes = [(3, 4), (2, 2), (5, 1), (1, 1)]
+
+    class Detection(Dataset):
+        def __len__(self):
+            return len(sizes)
+
+        def __getitem__(self, number):
+            box = Box(torch.tensor([number]), f"class {number}")
+            return torch.full(sizes[number], float(number)), {"boxes": [box], "none": None, "n": number}
+
+    seen = []
+
+    class Detector(Learner):
+        def training_step(self, batch, batch_idx):
+            images, targets = batch
+            seen.extend((tuple(image.shape), image.unique().tolist(), target) for image, target in zip(images, targets))
+            return self.layer.weight.sum()
+
+    run = Run(1, "", [DevicePrefetcher()])
+    run.model = Detector()
+    run.fit(DataLoader(Detection(), 2, num_workers=1, collate_fn=lambda b: tuple(zip(*b))), max_epochs=2)
+    expected = [(shape, [float(n)], Detection()[n][1]) for n, shape in enumerate(sizes)] * 2
+    assert repr(seen) == repr(expected)
+    assert isinstance(seen[0][2]["boxes"][0], Box)
+
+
+# -- two processes -----------------------------------------------------------------------------------------------------
+
+RANKS = """
+import json, logging, os, sys, warnings
+warnings.simplefilter("ignore")
+sys.path[:0] = [os.path.dirname(os.environ["TESTS"]), os.environ["TESTS"]]
+import torch
+torch.set_num_threads(1)
+from support.programs import Writer
+from support.runs import BATCH, Learner, Numbers, Run, Stream, pl
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from lit_async_data import DevicePrefetcher, prefetched
+logging.getLogger(pl.__name__).setLevel(logging.ERROR)
+
+def shuffled(run, fit):
+    fit(max_epochs=2).fit(run.model, run.load(shuffle=True), run.val(9))
+
+def evaluated(run, fit):
+    one = fit()
+    one.validate(run.model, [run.val(9), run.val(5)], verbose=False)
+    one.test(run.model, run.load(13), verbose=False)
+
+def predicted(run, fit):
+    fit(Writer("batch", run.note)).predict(run.model, run.load(13))
+
+def limited(run, fit):
+    fit(limit_train_batches=2, max_epochs=2, num_sanity_val_steps=1, val_check_interval=1).fit(
+        run.model, run.load(30, shuffle=True), run.val(9))
+
+def failing(run, fit):
+    def step(stage, number):
+        if number == 1:
+            raise KeyError("step")
+    run.model.on_step = step
+    try:
+        fit().fit(run.model, run.load(), run.val())
+    except KeyError as error:
+        run.note(str(error))
+
+def streamed(run, fit):  # Lightning cannot deal it, and says nothing: each rank reads all of it
+    fit().fit(run.model, run.load(dataset=Stream()))
+
+def of_their_own(run, fit):
+    rank = int(torch.distributed.get_rank()) if torch.distributed.is_initialized() else 0
+    class Mine(Learner):
+        def train_dataloader(self):
+            data = Numbers()
+            order = BatchSampler(range(self.global_rank, 14, 2), 3, drop_last=False)
+            return DataLoader(data, batch_sampler=order, num_workers=run.workers)
+    run.model = Mine()
+    fit(use_distributed_sampler=False).fit(run.model)
+
+def by_hand(run, fit):
+    class Mine(Learner):
+        def train_dataloader(self):
+            data = Numbers()
+            return prefetched(run.load(dataset=data, sampler=DistributedSampler(data, shuffle=False)), device="cpu")
+    run.model = Mine()
+    fit(max_epochs=2).fit(run.model)
+    run.model.trainer.train_dataloader.close()
+
+def unsharded(run, fit):
+    try:
+        with prefetched(run.load(), device="cpu") as batches:
+            fit().fit(run.model, batches)
+    except Exception as error:
+        run.note(type(error).__name__, str(error))
+
+def main(name, workers, callbacks, out):
+    run = Run(workers, "", callbacks)
+    def fit(*more, **options):
+        return run.trainer(*more, devices=2, strategy="ddp", **options)
+    globals()[name](run, fit)
+    rank = torch.distributed.get_rank()
+    facts = {"batches": run.model.journal, "notes": run.notes, "losses": run.model.losses}
+    with open(f"{out}/{name}-{workers}-{len(callbacks)}-{rank}.json", "w") as file:
+        json.dump(facts, file)
+
+out = sys.argv[1]
+for workers in (0, 1):
+    for name in ("shuffled", "evaluated", "predicted", "limited", "streamed", "of_their_own", "by_hand", "failing"):
+        for callbacks in ([], [DevicePrefetcher()]):
+            main(name, workers, callbacks, out)
+main("unsharded", 1, [], out)
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What two processes did, as ``ranks(program, workers, callbacks)``: the facts of each."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "program.py").write_text(RANKS)
+    with contextlib.closing(__import__("socket").socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"TESTS": os.path.dirname(os.path.abspath(__file__)), "OMP_NUM_THREADS": "1"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
+    children = [
+        subprocess.Popen(
+            [sys.executable, str(folder / "program.py"), str(folder)],
+            env=common | {"LOCAL_RANK": str(rank), "RANK": str(rank)},
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [child.communicate(timeout=250)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    assert [child.returncode for child in children] == [0, 0], "\n".join(text[-4000:] for text in said)
+
+    def facts(name, workers, callbacks):
+        return [json.loads((folder / f"{name}-{workers}-{callbacks}-{rank}.json").read_text()) for rank in range(2)]
+
+    return facts
+
+
+DEALT = ["shuffled", "evaluated", "predicted", "limited", "of_their_own", "by_hand", "streamed", "failing"]
+
+
+def test_two_ranks(ranks):
+    """One test, so that the two processes are started once, whoever runs it."""
+    for workers in (0, 1):
+        for name in DEALT:
+            check_what_lightning_deals(name, workers, ranks)
+        check_that_samples_differ(workers, ranks)
+    check_the_line_that_an_error_names(ranks)
+
+
+def check_what_lightning_deals(name, workers, ranks):
+    assert ranks(name, workers, 1) == ranks(name, workers, 0)
+
+
+def check_that_samples_differ(workers, ranks):
+    for name in "shuffled", "of_their_own", "by_hand":
+        one, other = (
+            {i for s, _, _, ids in facts["batches"] if s == "train" for i in ids} for facts in ranks(name, workers, 1)
+        )
+        if name == "of_their_own":
+            assert not one & other
+        assert one | other == set(range(SAMPLES)), name
+    first = [[ids for s, _, _, ids in facts["batches"] if s == "train"][:2] for facts in ranks("shuffled", workers, 1)]
+    one, other = (set(itertools.chain(*ids)) for ids in first)
+    assert one
+    assert not one & other
+
+
+def check_the_line_that_an_error_names(ranks):
+    for facts in ranks("unsharded", 1, 0):
+        ((kind, message, _),) = facts["notes"]
+        assert kind == "ConfigError"
+        assert "DistributedSampler(" in message
+        assert facts["batches"] == []

@@ -1,0 +1,790 @@
+"""The programs that people write, as they write them: through Lightning's Trainer, checked against h5py by ids."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from support.trainer import NO_STAGES, pl, trainer
+
+from lit_async_data import (
+    AsyncDataModule,
+    AsyncLoader,
+    ConcatSource,
+    DatasetSource,
+    DevicePrefetcher,
+    Field,
+    HDF5Source,
+    LoaderOptions,
+    SubsetSource,
+    split,
+)
+from lit_async_data.batch.spec import BatchSpec, FieldSpec
+from lit_async_data.device.transform import DeviceTransform, widened
+from lit_async_data.errors import ConfigError, ResumeError
+from lit_async_data.order.plan import Key
+from lit_async_data.testing import ArraySource, FakeStreams
+
+pytestmark = NO_STAGES
+
+THREE = {"train": 0.7, "val": 0.15, "test": 0.15}
+
+
+class Learner(pl.LightningModule):
+    """A linear layer for classes or numbers; writes down every batch, as ``seen[stage]``, and its losses."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = torch.nn.Linear(inputs, outputs)
+        self.seen = collections.defaultdict(list)
+
+    def step(self, stage, batch):
+        batch = batch if isinstance(batch, dict) else dict(zip(("x", "y"), batch))
+        self.seen[stage].append({key: value.clone() for key, value in batch.items()})
+        answer = self.layer(batch["x"].flatten(1).float())
+        loss = torch.nn.functional.mse_loss if batch["y"].is_floating_point() else torch.nn.functional.cross_entropy
+        return loss(answer, batch["y"])
+
+    def training_step(self, batch, number):
+        return self.step("train", batch)
+
+    def validation_step(self, batch, number):
+        self.step("val", batch)
+
+    def test_step(self, batch, number):
+        self.step("test", batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+    def all(self, stage, key="ids"):
+        return torch.cat([batch[key] for batch in self.seen[stage]]).numpy()
+
+
+def fitted(dm, inputs, outputs, **options):
+    """A model that was trained, and tested if there is anything to test."""
+    model = Learner(inputs, outputs)
+    fit = trainer(DevicePrefetcher(), **options)
+    fit.fit(model, datamodule=dm)
+    if dm.sources["test"]:
+        fit.test(model, datamodule=dm, verbose=False)
+    return model
+
+
+def stored(source, ids, *names):
+    """What h5py reads where the samples lie: by name an array, in the order of the ids."""
+    rows = collections.defaultdict(list)
+    for place in source.locate(ids):
+        with h5py.File(place.file) as file:
+            for name in names:
+                rows[name].append(file[place.group][name][place.row])
+    return [np.stack(rows[name]) for name in names]
+
+
+def arrays(labels, **more):
+    """Samples in memory whose x is their number."""
+    return ArraySource({"x": np.arange(len(labels), dtype=np.float32)[:, None], "y": np.asarray(labels), **more})
+
+
+def number_after(words, text):
+    return float(re.search(rf"{words} (\d+\.\d+)", text)[1])
+
+
+# -- a microscopist ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scans(tmp_path):
+    """Two gzip files of each of 24 patients: images NHWC, three columns of labels."""
+    random = np.random.default_rng(0)
+    (tmp_path / "scans").mkdir()
+    for patient in range(24):
+        for slide in range(2):
+            count = 20 + patient % 3
+            with h5py.File(tmp_path / f"scans/patient_{patient}_slide_{slide}.h5", "w") as file:
+                data = random.integers(0, 255, (count, 8, 6, 3), dtype=np.uint8)
+                file.create_dataset("data", data=data, chunks=(8, 8, 6, 3), compression="gzip")
+                file["labels"] = random.integers(0, 4, (count, 3), dtype=np.uint8)
+    return str(tmp_path / "scans/*.h5")
+
+
+def augment(batch):
+    return {**batch, "x": batch["x"].float() + 1000}
+
+
+def normalize(batch):
+    return {**batch, "x": batch["x"].float() / 255}
+
+
+def patients(source, ids):
+    return {re.search(r"patient_\d+", place.file)[0] for place in source.locate(ids)}
+
+
+def test_a_microscopist_trains_on_some_patients_and_tests_on_others(scans):
+    src = HDF5Source(scans, fields={"x": "data", "y": Field("labels", column=0)}, layout={"x": "NHWC"})
+    dm = AsyncDataModule(
+        source=src,
+        split=THREE,
+        groups=r"file:(patient_\d+)",
+        loader=LoaderOptions(batch_size=256, with_ids=True),
+        device_transform={"train": augment, "eval": normalize},
+    )
+    model = fitted(dm, 3 * 8 * 6, 4, max_epochs=2)
+
+    whole = len(dm.sources["train"][0])
+    first, second = np.split(model.all("train"), [whole])
+    assert sorted(first) == sorted(second) == dm.sources["train"][0].samples.tolist()
+    assert first.tolist() != second.tolist()
+    by_stage = {"train": first, "val": model.all("val")[: len(dm.sources["val"][0])], "test": model.all("test")}
+    assert sorted(np.concatenate(list(by_stage.values()))) == list(range(len(src)))
+    whose = {stage: patients(src, ids) for stage, ids in by_stage.items()}
+    assert sum(map(len, whose.values())) == len(set.union(*whose.values())) == 24
+
+    for stage, made in {"train": lambda x: x + 1000, "val": lambda x: x / 255, "test": lambda x: x / 255}.items():
+        data, labels = stored(src, model.all(stage), "data", "labels")
+        got = model.all(stage, "x")
+        assert (got.shape[1:], got.dtype) == ((3, 8, 6), np.float32)
+        np.testing.assert_array_equal(got, made(data.transpose(0, 3, 1, 2).astype(np.float32)))
+        assert model.all(stage, "y").tolist() == labels[:, 0].tolist()
+        assert model.all(stage, "y").dtype == np.int64
+
+
+def test_what_is_said_before_training_begins_with_the_split(scans):
+    src = HDF5Source(scans, fields={"x": "data", "y": Field("labels", column=0)}, layout={"x": "NHWC"})
+    dm = AsyncDataModule(source=src, split=THREE, groups=r"file:(patient_\d+)", loader={"batch_size": 256})
+    said = str(dm).splitlines()
+    assert re.match(r"split   by file, seed 0: train 0\.\d\d \(\d+ of 24 groups, \d+ samples\), val ", said[0])
+    assert said[0].endswith("; overlap 0")
+    assert [line.split()[0] for line in said if not line.startswith(" ")] == ["split", "train", "val", "test", "memory"]
+    assert dm.num_classes == {"y": 4}
+    assert dm.classes == {}
+
+
+def test_the_same_from_a_configuration_of_hydra(scans):
+    hydra = pytest.importorskip("hydra")
+    config = OmegaConf.create(
+        {
+            "_target_": "lit_async_data.AsyncDataModule",
+            "source": {
+                "_target_": "lit_async_data.HDF5Source",
+                "path": scans,
+                "fields": {"x": "data", "y": {"name": "labels", "column": 2, "classes": ["a", "b", "c", "d"]}},
+                "layout": {"x": "NHWC"},
+            },
+            "split": THREE,
+            "groups": r"file:(patient_\d+)",
+            "loader": {"batch_size": 64, "with_ids": True, "balance": "y", "epoch_size": 128},
+            "val_loader": {"batch_size": 100, "balance": None},
+        }
+    )
+    dm = hydra.utils.instantiate(config)
+    assert dm.classes == {"y": ("a", "b", "c", "d")}
+    model = fitted(dm, 3 * 8 * 6, 4)
+    assert len(model.all("train")) == 128
+    assert sorted(model.all("val")) == dm.sources["val"][0].samples.tolist()
+    assert {len(batch["ids"]) for batch in model.seen["val"][:-1]} <= {100}
+    for stage in THREE:
+        data, labels = stored(dm.sources[stage][0], model.all(stage), "data", "labels")
+        np.testing.assert_array_equal(model.all(stage, "x"), data.transpose(0, 3, 1, 2))
+        assert model.all(stage, "y").tolist() == labels[:, 2].tolist()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "least", "most"), [(1, 0.0, 0.5), (2, 0.0, 0.7), (1000, 0.95, 1.0)], ids=["1", "2", "all"]
+)
+def test_batches_from_few_chunks_of_one_patient_each_are_said_to_mix_patients_badly(scans, chunks, least, most):
+    src = HDF5Source(scans, fields={"x": "data", "y": Field("labels", column=0)}, layout={"x": "NHWC"})
+    dm = AsyncDataModule(
+        source=src,
+        split=THREE,
+        groups=r"file:(patient_\d+)",
+        loader={"batch_size": 16, "shuffle_chunks": chunks, "with_ids": True},
+    )
+    assert least <= number_after("groups", str(dm)) <= most
+    assert number_after("y", str(dm)) > 0.8
+    # What was said is what comes: the patients of a batch, against those of a global shuffle.
+    several = [len(patients(src, batch["ids"].numpy())) for batch in dm.train_dataloader()]
+    dm.close()
+    assert (np.mean(several) > 8) == (chunks == 1000)
+
+
+# -- windows of a long recording ---------------------------------------------------------------------------------------
+
+WINDOW, AHEAD, STRIDE = 512, 24, 64
+LONG = {patient: 3000 + 131 * patient for patient in range(12)}
+
+
+@pytest.fixture
+def rec(tmp_path):
+    """Recordings of twelve patients, no two values alike, in one gzip file."""
+    with h5py.File(tmp_path / "rec.h5", "w") as file:
+        for patient, rows in LONG.items():
+            values = np.arange(rows, dtype=np.float32) + 10_000 * patient
+            file.create_dataset(f"patient_{patient}/data", data=values, chunks=(256,), compression="gzip")
+    fields = {"x": Field("data", window=(0, WINDOW)), "y": Field("data", window=(WINDOW, WINDOW + AHEAD))}
+    return HDF5Source(tmp_path / "rec.h5", group="patient_*", stride=STRIDE, fields=fields)
+
+
+def touched(source, ids):
+    """Every value of the file that these samples take, as (group, row)."""
+    return {(place.group, place.row + row) for place in source.locate(ids) for row in range(WINDOW + AHEAD)}
+
+
+@pytest.mark.parametrize("groups", ["group", "time"])
+def test_windows_of_recordings_never_cross_a_patient_nor_a_side(rec, groups):
+    dm = AsyncDataModule(source=rec, split=THREE, groups=groups, loader={"batch_size": 32, "with_ids": True})
+    model = fitted(dm, WINDOW, AHEAD)
+    assert sorted(model.all("train")) == dm.sources["train"][0].samples.tolist()
+    of_side = {stage: touched(rec, model.all(stage)) for stage in THREE}
+    assert sum(map(len, of_side.values())) == len(set.union(*of_side.values()))
+    if groups == "group":
+        assert sum(len(set(model.all(stage))) for stage in THREE) == len(rec)
+        whose = [{group for group, _ in side} for side in of_side.values()]
+        assert sum(map(len, whose)) == len(LONG)
+    else:
+        assert all(len({group for group, _ in side}) == len(LONG) for side in of_side.values())
+    for stage in THREE:
+        for batch in model.seen[stage]:
+            for sample, place in enumerate(rec.locate(batch["ids"].numpy())):
+                with h5py.File(place.file) as file:
+                    values = file[f"{place.group}/data"][place.row : place.row + WINDOW + AHEAD]
+                np.testing.assert_array_equal(batch["x"][sample], values[:WINDOW])
+                np.testing.assert_array_equal(batch["y"][sample], values[WINDOW:])
+    assert {place.row % STRIDE for place in rec.locate(model.all("train"))} == {0}
+
+
+def test_windows_that_overlap_are_not_split_one_by_one(rec):
+    with pytest.raises(ConfigError, match=r"^groups: .* share values with 8 after them.*groups='group'.*groups='time'"):
+        AsyncDataModule(source=rec, split=THREE, loader={"batch_size": 32})
+
+
+def test_the_gap_between_stretches_of_time_is_no_larger_than_it_must_be(rec):
+    sides = split(rec, {"train": 0.5, "val": 0.5}, groups="time")
+    ends = dict(sorted(touched(rec, sides["train"].samples)))
+    begins = dict(sorted(touched(rec, sides["val"].samples), reverse=True))
+    assert {begins[group] - ends[group] for group in ends} == {9 * STRIDE - (WINDOW + AHEAD) + 1}
+
+
+# -- rare classes ------------------------------------------------------------------------------------------------------
+
+RARE = np.arange(2000) % 20 == 7  # 95 to 5
+
+
+def balanced(loader=None, **options):
+    given = {"batch_size": 50, "with_ids": True, "balance": "y"}
+    return AsyncDataModule(**{"train": arrays(RARE.astype(int)), "loader": given | (loader or {})} | options)
+
+
+def test_balance_draws_both_classes_as_often_and_leaves_evaluation_alone():
+    source = arrays(RARE.astype(int))
+    dm = balanced(val=source, test=source, val_loader={"batch_size": 300})
+    model = fitted(dm, 1, 2, max_epochs=2)
+    drawn = model.all("train", "y")
+    assert len(drawn) == 2 * 2000
+    assert abs(drawn.mean() - 0.5) < 5 * 0.5 / np.sqrt(4000)
+    assert drawn.tolist() == RARE[model.all("train")].tolist()
+    first, second = np.split(model.all("train"), 2)
+    assert first.tolist() != second.tolist()
+    for stage, epochs in [("val", 2), ("test", 1)]:
+        assert model.all(stage).tolist() == list(range(2000)) * epochs
+    assert [len(batch["ids"]) for batch in model.seen["val"][:2]] == [300, 300]
+    assert [len(batch["ids"]) for batch in model.seen["test"][:2]] == [50, 50]
+
+
+def test_every_rare_sample_is_drawn_and_about_as_often_as_any_other_of_its_class():
+    dm = balanced({"epoch_size": 20_000})
+    with dm.train_dataloader() as loader:
+        drawn = torch.cat([batch["ids"] for batch in loader]).numpy()
+    counts = np.bincount(drawn, minlength=2000)[RARE]
+    assert abs(counts.mean() - 100) < 5
+    assert counts.min() > 50
+
+
+@pytest.mark.parametrize(
+    "how", [{"balance": "y"}, {"weights": np.where(RARE, 19.0, 1.0)}, {"weights": "w"}, {"weights": [1.0] * 2000}]
+)
+def test_an_epoch_may_be_longer_or_shorter_than_the_data(how):
+    source = arrays(RARE.astype(int), w=np.where(RARE, 19, 1).astype(np.uint8))
+    for size in (30, 120, 5000):
+        dm = AsyncDataModule(train=source, val=source, loader={"batch_size": 50, "epoch_size": size, **how})
+        model = fitted(dm, 1, 2, max_epochs=2)
+        assert len(model.all("train", "y")) == 2 * size
+        assert len(model.seen["train"]) == 2 * -(-size // 50)
+        assert len(model.all("val", "y")) == 2 * 2000
+        share = 0.05 if isinstance(how.get("weights"), list) else 0.5
+        assert abs(model.all("train", "y").mean() - share) < 5 * 0.5 / np.sqrt(2 * size)
+        assert f"{size:,} samples drawn by {'balance of y' if 'balance' in how else 'weights'}, " in str(dm)
+
+
+def test_training_that_goes_on_from_a_checkpoint_draws_what_it_would_have_drawn(tmp_path):
+    through = fitted(balanced(), 1, 2, max_epochs=2).all("train")
+    fit = trainer()
+    fit.fit(Learner(1, 2), datamodule=balanced())
+    fit.save_checkpoint(tmp_path / "first.ckpt")
+    model = Learner(1, 2)
+    trainer(max_epochs=2).fit(model, datamodule=balanced(), ckpt_path=str(tmp_path / "first.ckpt"))
+    assert model.all("train").tolist() == through[2000:].tolist()
+
+
+def test_samples_of_weight_0_are_never_drawn_and_the_rest_in_proportion():
+    weights = np.arange(2000) % 4
+    model = fitted(balanced({"balance": None, "weights": weights, "epoch_size": 12_000}), 1, 2)
+    shares = np.bincount(model.all("train") % 4, minlength=4) / 12_000
+    np.testing.assert_allclose(shares, [0, 1 / 6, 2 / 6, 3 / 6], atol=0.03)
+    assert shares[0] == 0
+
+
+@pytest.mark.parametrize("how", [{"balance": "y"}, {"weights": np.where(RARE, 19.0, 1.0)}])
+@pytest.mark.parametrize("shuffle", ["global", "chunk"])
+def test_two_ranks_draw_what_one_would_and_share_it(tmp_path, how, shuffle):
+    with rare_file(tmp_path) as source:
+        options = {"batch_size": 20, "with_ids": True, "shuffle": shuffle, "shuffle_chunks": 6, "seed": 3, **how}
+        whole = ids_of_two_epochs(source, options | {"batch_size": 40})
+        ours = [ids_of_two_epochs(source, options, rank=rank, world_size=2) for rank in range(2)]
+    for alone, left, right in zip(whole, *ours, strict=True):
+        assert np.ravel(np.column_stack([left, right])).tolist() == alone.tolist()
+    assert whole[0].tolist() != whole[1].tolist()
+    assert abs(RARE[np.concatenate(whole)].mean() - 0.5) < 0.1
+
+
+@contextlib.contextmanager
+def rare_file(folder, chunk=16):
+    """The rare class in a gzip file whose images hold the sample's number."""
+    data = np.repeat(np.arange(2000, dtype=np.int32)[:, None], 4, axis=1)
+    with h5py.File(folder / "rare.h5", "w") as file:
+        file.create_dataset("data", data=data, chunks=(chunk, 4), compression="gzip")
+        file["labels"] = RARE.astype(np.uint8)
+    with contextlib.closing(HDF5Source(folder / "rare.h5", fields={"x": "data", "y": "labels"})) as source:
+        yield source
+
+
+def ids_of_two_epochs(source, options, **ranks):
+    """The samples of each epoch, in their order."""
+    with AsyncLoader(source, options, **ranks) as loader:
+        return [torch.cat([batch["ids"] for batch in loader]).numpy() for _ in range(2)]
+
+
+def test_balance_by_chunks_of_gzip_says_so_and_decodes_each_chunk_once(tmp_path):
+    with rare_file(tmp_path) as source:
+        dm = balanced({"shuffle": "chunk", "shuffle_chunks": 25}, train=source, val=source)
+        train = str(dm).splitlines()[1]
+        assert "batch 50, 40 steps, 2,000 samples drawn by balance of y, shuffle chunk: 25 of 125 chunks at a" in train
+        assert re.search(
+            r"of the mixing of a global shuffle \(y \d\.\d\d\); every chunk is decoded once per epoch, 1\.\d samples "
+            r"for each one used, and takes ",
+            train,
+        )
+        assert "drawn" not in str(dm).splitlines()[4]
+        model = fitted(dm, 4, 2)
+        assert model.all("train", "x")[:, 0].tolist() == model.all("train").tolist()
+        assert abs(model.all("train", "y").mean() - 0.5) < 0.06
+        assert model.all("val").tolist() == list(range(2000))
+
+
+def test_overfitting_takes_samples_as_stored_even_where_they_are_drawn():
+    model = fitted(balanced(val=arrays([0] * 100)), 1, 2, overfit_batches=2)
+    assert model.all("train").tolist() == list(range(100))
+
+
+def test_weights_of_the_whole_source_point_to_those_of_the_side():
+    weights = np.where(RARE, 19.0, 1.0)
+    source = arrays(RARE.astype(int))
+    dm = AsyncDataModule(source=source, split=THREE, loader={"batch_size": 50, "weights": weights, "with_ids": True})
+    with pytest.raises(
+        ConfigError, match=r"^weights: there are 2000 for the whole .* \d+ samples; .*weights\[sides\['train'\]"
+    ):
+        dm.train_dataloader()
+    sides = split(source, THREE)
+    options = {"batch_size": 50, "weights": weights[sides["train"].samples], "with_ids": True}
+    model = fitted(AsyncDataModule(**sides, loader=options), 1, 2)
+    assert set(model.all("train")) <= set(sides["train"].samples.tolist())
+    assert abs(RARE[model.all("train")].mean() - 0.5) < 0.07
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def classes_of(h5, kind):
+    """Labels 0, 1, 2, 0, … written in a way that HDF5 has; the name of the field."""
+    labels = np.arange(30) % 3
+    path = h5(data=np.zeros((30, 2), np.float32), plain=labels.astype(np.uint8), none=labels - 1)
+    with h5py.File(path, "r+") as file:
+        enum = h5py.enum_dtype({"cat": 0, "dog": 1, "eel": 2}, basetype="u1")
+        file.create_dataset("enum", data=labels.astype("u1"), dtype=enum)
+        group = file.create_group("categorical")
+        group.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
+        group["codes"], group["categories"] = labels.astype("i1"), np.array(["cat", "dog", "eel"], object)
+    fields = {"field": Field("plain", classes=["cat", "dog", "eel"])}
+    return HDF5Source(path, {"x": "data", "y": fields.get(kind, kind)})
+
+
+@pytest.mark.parametrize("kind", ["enum", "categorical", "field"])
+def test_classes_have_the_names_that_the_file_or_the_user_gives(h5, kind):
+    source = classes_of(h5, kind)
+    dm = AsyncDataModule(train=source, loader={"batch_size": 10})
+    assert dm.classes == {"y": ("cat", "dog", "eel")}
+    assert dm.num_classes == {"y": 3}
+    model = fitted(dm, 2, dm.num_classes["y"])
+    assert sorted(model.all("train", "y").tolist()) == sorted([0, 1, 2] * 10)
+
+
+def test_classes_without_names_are_counted_and_numbers_below_zero_are_none(h5):
+    plain = AsyncDataModule(train=classes_of(h5, "plain"), loader={"batch_size": 10})
+    assert (plain.classes, plain.num_classes) == ({}, {"y": 3})
+    below = AsyncDataModule(train=classes_of(h5, "none"), loader={"batch_size": 10})
+    assert (below.classes, below.num_classes) == ({}, {})
+    plain.close()
+    below.close()
+
+
+@pytest.mark.parametrize("stage", ["val", "test", "predict"])
+def test_stages_in_which_the_same_number_is_another_class_are_refused(h5, stage):
+    path = h5(data=np.zeros((30, 2), np.float32), labels=np.arange(30) % 2)
+
+    def source(*names):
+        return HDF5Source(path, {"x": "data", "y": Field("labels", classes=names)})
+
+    def dm(*names):
+        return AsyncDataModule(
+            train=source("cat", "dog"),
+            **{stage: [source("cat", "dog", "eel"), source(*names)]},
+            loader={"batch_size": 9},
+        )
+
+    for names in [("dog", "cat"), ("cat", "dog", "fox")]:
+        with pytest.raises(ConfigError) as caught:
+            dm(*names)
+        said = f"{stage}: the classes of y are {', '.join(names)}, but those of {stage} are cat, dog, eel: the same"
+        assert str(caught.value).startswith(said)
+    with pytest.raises(ConfigError, match=f"^{stage}: the classes of y are dog, but those of train are cat: "):
+        AsyncDataModule(train=source("cat"), **{stage: source("dog")}, loader={"batch_size": 9})
+    for names in [("cat", "dog"), ("cat", "dog", "eel"), ("cat", "dog", "eel", "fox")]:
+        assert dm(*names).classes == {"y": ("cat", "dog")}
+    unseen = AsyncDataModule(train=source("cat", "dog", "eel"), loader={"batch_size": 9})
+    assert unseen.num_classes == {"y": 3}, "names count, and not the labels that happen to be there"
+
+
+def named(h5, *names):
+    path = h5(data=np.zeros((30, 2), np.float32), labels=np.arange(30) % 3)
+    source = HDF5Source(path, {"x": "data", "y": Field("labels", classes=names) if names else "labels"})
+    return AsyncDataModule(train=source, test=source, loader={"batch_size": 10})
+
+
+@pytest.fixture
+def checkpoint(h5, tmp_path):
+    """Of a model trained on cats, dogs and eels."""
+    fit = trainer()
+    fit.fit(Learner(2, 3), datamodule=named(h5, "cat", "dog", "eel"))
+    fit.save_checkpoint(tmp_path / "trained.ckpt")
+    return str(tmp_path / "trained.ckpt")
+
+
+def run(what, dm, checkpoint):
+    model = Learner(2, 3)
+    options = {"max_epochs": 2} if what == "fit" else {}
+    verbose = {} if what == "fit" else {"verbose": False}
+    getattr(trainer(**options), what)(model, datamodule=dm, ckpt_path=checkpoint, **verbose)
+    return model
+
+
+@pytest.mark.parametrize("what", ["fit", "test"])
+def test_a_checkpoint_goes_on_with_the_same_classes(h5, checkpoint, what):
+    assert torch.load(checkpoint, weights_only=True)["AsyncDataModule"] == {"classes": {"y": ["cat", "dog", "eel"]}}
+    model = run(what, named(h5, "cat", "dog", "eel"), checkpoint)
+    assert len(model.all({"fit": "train"}.get(what, what), "y")) == 30
+
+
+@pytest.mark.parametrize("what", ["fit", "test"])
+@pytest.mark.parametrize("names", [("dog", "cat", "eel"), ("cat", "dog"), ("cat", "dog", "eel", "fox")])
+def test_a_checkpoint_of_other_classes_is_refused_and_both_are_named(h5, checkpoint, what, names):
+    if len(names) < 3:
+        dm = AsyncDataModule(**dict.fromkeys(("train", "test"), fewer(h5, names)), loader={"batch_size": 10})
+    else:
+        dm = named(h5, *names)
+    with pytest.raises(ResumeError) as caught:
+        run(what, dm, checkpoint)
+    assert f"the classes of y are {', '.join(names)}, but were cat, dog, eel in the checkpoint" in str(caught.value)
+    assert "Field(classes=['cat', 'dog', 'eel'])" in str(caught.value)
+
+
+def fewer(h5, names):
+    path = h5("fewer.h5", data=np.zeros((30, 2), np.float32), labels=np.arange(30) % 2)
+    return HDF5Source(path, {"x": "data", "y": Field("labels", classes=names)})
+
+
+@pytest.mark.parametrize("what", ["fit", "test"])
+def test_a_checkpoint_says_nothing_of_classes_without_names(h5, checkpoint, what):
+    assert run(what, named(h5), checkpoint).seen
+
+
+# -- other sources -----------------------------------------------------------------------------------------------------
+
+
+class Points(torch.utils.data.Dataset):
+    """A dataset of a user's own."""
+
+    def __len__(self):
+        return 90
+
+    def __getitem__(self, number):
+        return {"x": torch.full((3,), float(number)), "y": number % 3}
+
+
+@pytest.mark.parametrize("workers", ["auto", 1])
+def test_a_dataset_of_torch_trains_in_a_trainer(workers):
+    dm = AsyncDataModule(
+        source=DatasetSource(Points()), split=THREE, loader={"batch_size": 8, "with_ids": True, "workers": workers}
+    )
+    model = fitted(dm, 3, 3, max_epochs=2)
+    for stage in THREE:
+        epochs = {"test": 1}.get(stage, 2)
+        assert sorted(model.all(stage)) == sorted(dm.sources[stage][0].samples.tolist() * epochs)
+        assert model.all(stage, "x")[:, 2].tolist() == model.all(stage).tolist()
+        assert model.all(stage, "y").tolist() == (model.all(stage) % 3).tolist()
+
+
+def test_a_dataset_of_tuples_gives_tuples_to_transform_and_model():
+    data = torch.utils.data.TensorDataset(torch.arange(60.0)[:, None], torch.arange(60) % 2)
+    source = DatasetSource(data)
+    dm = AsyncDataModule(
+        train=source,
+        loader={"batch_size": 8, "balance": "1"},
+        device_transform=lambda batch: (batch[0] + 100, batch[1]),
+    )
+    model = fitted(dm, 1, 2)
+    assert model.all("train", "y").tolist() == ((model.all("train", "x")[:, 0] - 100) % 2).tolist()
+    assert dm.num_classes == {"1": 2}
+
+
+def test_files_of_two_clinics_are_trained_on_as_one(h5):
+    """One clinic compresses, the other does not."""
+    values = np.arange(100, dtype=np.float32)[:, None]
+    packed = h5("a.h5", data={"data": values, "chunks": (8, 1), "compression": "gzip"}, labels=np.zeros(100, int))
+    plain = h5("b.h5", data=values[:60] + 1000, labels=np.ones(60, int))
+    both = ConcatSource([HDF5Source(path, {"x": "data", "y": "labels"}) for path in (packed, plain)])
+    dm = AsyncDataModule(train=both, test=both, loader={"batch_size": 16, "with_ids": True, "balance": "y"})
+    model = fitted(dm, 1, 2)
+    assert model.all("test").tolist() == list(range(160))
+    assert model.all("test", "x")[:, 0].tolist() == [*range(100), *range(1000, 1060)]
+    for sample, place in zip(model.all("train", "x")[:, 0], both.locate(model.all("train")), strict=True):
+        assert (sample % 1000, sample >= 1000) == (place.row, place.file == plain)
+    assert abs(model.all("train", "y").mean() - 0.5) < 0.2
+    sides = split(both, {"train": 0.5, "val": 0.5}, groups=np.arange(160) // 10)
+    again = AsyncDataModule(**sides, loader={"batch_size": 16, "with_ids": True})
+    seen = fitted(again, 1, 2)
+    assert sorted([*seen.all("train"), *seen.all("val")]) == list(range(160))
+
+
+def test_folds_of_a_users_own_cross_validation(images):
+    source = HDF5Source(images, {"x": "data", "y": "labels"})
+    fold_of = np.random.default_rng(0).integers(0, 4, len(source))
+    validated = []
+    for fold in range(4):
+        dm = AsyncDataModule(
+            train=SubsetSource(source, fold_of != fold),
+            val=SubsetSource(source, np.flatnonzero(fold_of == fold)),
+            loader={"batch_size": 16, "with_ids": True},
+        )
+        model = fitted(dm, 64, 10)
+        assert set(fold_of[model.all("train")]) == {0, 1, 2, 3} - {fold}
+        assert model.all("val", "x")[:, 0, 0, 0].tolist() == model.all("val").tolist()
+        assert model.all("train", "y").tolist() == (model.all("train") % 10).tolist()
+        validated += model.all("val").tolist()
+    assert sorted(validated) == list(range(100))
+
+
+def test_cells_of_a_file_of_anndata(tmp_path):
+    random = np.random.default_rng(0)
+    counts = random.poisson(0.3, (120, 40)).astype(np.float32)
+    kinds, names = random.integers(0, 3, 120), ["B cell", "NK cell", "T cell"]
+    with h5py.File(tmp_path / "cells.h5ad", "w") as file:
+        file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+        x = file.create_group("X")
+        x.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": counts.shape})
+        rows, columns = np.nonzero(counts)
+        x.create_dataset("data", data=counts[rows, columns], chunks=(100,), compression="gzip")
+        x.create_dataset("indices", data=columns.astype("i4"), chunks=(100,), compression="gzip")
+        x["indptr"] = np.searchsorted(rows, np.arange(121)).astype("i4")
+        kind = file.create_group("obs/cell_type")
+        file["obs"].attrs.update({"encoding-type": "dataframe", "_index": "_index", "column-order": ["cell_type"]})
+        kind.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
+        kind["codes"], kind["categories"] = kinds.astype("i1"), np.array(names, object)
+    source = HDF5Source(tmp_path / "cells.h5ad", fields={"x": "X", "y": "obs/cell_type"})
+    dm = AsyncDataModule(source=source, split=THREE, loader={"batch_size": 16, "with_ids": True, "balance": "y"})
+    assert dm.classes == {"y": tuple(names)}
+    model = fitted(dm, 40, dm.num_classes["y"], max_epochs=2)
+    for stage in THREE:
+        np.testing.assert_array_equal(model.all(stage, "x"), counts[model.all(stage)])
+        assert model.all(stage, "y").tolist() == kinds[model.all(stage)].tolist()
+
+
+# -- fields that are stored in fewer bytes -----------------------------------------------------------------------------
+
+
+def test_bytes_that_are_wanted_as_float32_are_float32_batches(images):
+    source = HDF5Source(images, {"x": Field("data", dtype="float32"), "y": "labels"})
+    model = fitted(AsyncDataModule(train=source, loader={"batch_size": 16, "with_ids": True}), 64, 10)
+    assert model.all("train", "x").dtype == np.float32
+    np.testing.assert_array_equal(model.all("train", "x"), stored(source, model.all("train"), "data")[0])
+
+
+@pytest.mark.parametrize("as_mapping", [True, False])
+def test_bytes_travel_to_a_device_as_bytes_and_are_float32_there(images, monkeypatch, as_mapping):
+    from lit_async_data import engine
+    from lit_async_data import loader as loader_module
+
+    # The cast is torch's own and waits for no pretended copy, so copies come at once here.
+    streams, copied, seen = FakeStreams("compute"), [], []
+    copy = streams.copy
+    monkeypatch.setattr(streams, "copy", lambda to, of: (copied.append(of.numel() * of.element_size()), copy(to, of)))
+    monkeypatch.setattr(engine, "TorchStreams", lambda device: streams)
+    monkeypatch.setattr(engine, "has_streams", lambda device: True)
+    monkeypatch.setattr(loader_module, "has_streams", lambda device: True)
+    monkeypatch.setattr(engine.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    fields = {"x": Field("data", dtype="float32"), "y": "labels"}
+    source = HDF5Source(images, fields if as_mapping else [fields["x"], "labels"])
+
+    def transform(batch):
+        seen.append(batch["x"] if as_mapping else batch[0])
+        return batch
+
+    with AsyncLoader(source, {"batch_size": 20, "shuffle": False}, device_transform=transform) as loader:
+        for step, batch in enumerate(loader):
+            streams.synchronize()
+            x, y = (batch["x"], batch["y"]) if as_mapping else batch
+            assert (x.dtype, y.dtype, x.shape) == (torch.float32, torch.int64, (20, 1, 8, 8))
+            assert x[:, 0, 0, 0].tolist() == list(range(20 * step, 20 * step + 20))
+            assert y.tolist() == [*range(10)] * 2
+        streams.synchronize()
+    assert {x.dtype for x in seen} == {torch.float32}
+    assert max(copied) < 20 * 64 * 4, "bytes, and not four of them for each"
+    source.close()
+
+
+@pytest.mark.parametrize("as_mapping", [True, False])
+def test_widened_casts_what_is_narrow_before_the_users_own_transform(as_mapping):
+    spec = BatchSpec(
+        {
+            "x": FieldSpec((2,), np.dtype("f4"), narrow=np.dtype("u1")),
+            "y": FieldSpec((), np.dtype("i8")),
+            "z": FieldSpec((), np.dtype("f8"), narrow=np.dtype("i2")),
+        },
+        as_mapping=as_mapping,
+    )
+    values = {
+        "x": torch.tensor([[1, 255]], dtype=torch.uint8),
+        "y": torch.tensor([2**40]),
+        "z": torch.tensor([-3], dtype=torch.int16),
+    }
+    batch, seen = spec.packed(values), []
+    for transform in (None, lambda wide: seen.append(wide) or wide):
+        got = DeviceTransform(transform, torch.device("cpu"), cast=widened(spec))(batch, Key(0, 0))
+        assert type(got) is (dict if as_mapping else tuple)
+        x, y, z = got.values() if as_mapping else got
+        assert (x.dtype, y.dtype, z.dtype) == (torch.float32, torch.int64, torch.float64)
+        assert (x.tolist(), y.tolist(), z.tolist()) == ([[1.0, 255.0]], [2**40], [-3.0])
+    assert len(seen) == 1
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def bad_source():
+    return arrays(np.arange(100) % 3, f=np.linspace(0, 1, 100), v=np.zeros((100, 2), int), n=np.full(100, np.nan))
+
+
+BAD = {
+    "no stage": ({"split": {"train": 0.7, "valid": 0.3}}, "split: 'valid' is not one of train, val, test, predict"),
+    "no mapping": ({"split": 0.7}, "split: 0.7 is not a mapping"),
+    "too much": ({"split": {"train": 0.7, "val": 0.7}}, "split: the fractions add up to 1.4"),
+    "no share": ({"split": {"train": 0.7, "val": 0}}, "split: val = 0 is not a fraction"),
+    "text": ({"split": {"train": "0.7"}}, "split: train = '0.7' is not a fraction"),
+    "source and train": ({"train": bad_source()}, "train: not together with source, split or groups"),
+    "source and val": ({"val": bad_source(), "split": {"train": 1}}, "val: not together with source"),
+    "groups without split": ({"groups": "file"}, "groups: only with split"),
+    "groups alone": ({"source": None, "groups": "file"}, "source: missing"),
+    "split alone": ({"source": None, "split": {"train": 1}}, "source: missing"),
+    "split with train": ({"source": None, "split": {"train": 1}, "train": bad_source()}, "train: not together"),
+    "a path": ({"source": "scans/*.h5"}, "source: 'scans/\\*.h5' is not a source; build one, as in HDF5Source"),
+    "a path to split": ({"source": "x.h5", "split": {"train": 1}}, "source: 'x.h5' is not a source"),
+    "no such groups": ({"split": THREE, "groups": "patient"}, "groups: 'patient' is neither file, file:REGEX"),
+    "no files": ({"split": THREE, "groups": "file"}, "groups: 'file' needs a source that knows its files"),
+    "no such field": ({"loader": {"balance": "z"}}, "balance: 'z' is not one of the fields x, y, f, v, n"),
+    "floats": ({"loader": {"balance": "f"}}, "balance: the labels are float64 numbers"),
+    "NaNs": ({"loader": {"balance": "n"}}, r"balance: the labels are float64 numbers \(that of sample 0 is NaN\)"),
+    "vectors": ({"loader": {"balance": "v"}}, r"balance: v has samples of shape \(2,\)"),
+    "labels": (
+        {"loader": {"balance": [1, 0]}},
+        r"loader.balance: \[1, 0\] is not the key.*weights=class_weights\(labels\)",
+    ),
+    "no key": ({"loader": {"balance": 3}}, "loader.balance: 3 is not the key of a field"),
+    "too few": ({"loader": {"weights": np.ones(99)}}, "weights: there are 99 for 100 samples"),
+    "too many": ({"loader": {"weights": [1.0] * 101}}, "weights: there are 101 for 100 samples"),
+    "negative": ({"loader": {"weights": np.arange(100) - 3}}, "weights: sample 0 has -3.0; each must be a finite"),
+    "NaN": ({"loader": {"weights": [1.0, np.nan] * 50}}, "weights: sample 1 has nan; each must be a finite"),
+    "infinite": ({"loader": {"weights": [1.0, np.inf] * 50}}, "weights: sample 1 has inf; each must be a finite"),
+    "zeros": ({"loader": {"weights": np.zeros(100)}}, "weights: all of them are 0"),
+    "no such weights": ({"loader": {"weights": "z"}}, "weights: 'z' is not one of the fields x, y, f, v, n"),
+    "weights of NaN": ({"loader": {"weights": "n"}}, "weights: sample 0 has nan"),
+    "vectors as weights": ({"loader": {"weights": "v"}}, r"weights: v has samples of shape \(2,\)"),
+    "one number": (
+        {"loader": {"weights": 3}},
+        "loader.weights: 3 is neither the key of a field nor a number for each sample",
+    ),
+    "as stored": ({"loader": {"balance": "y", "shuffle": "none"}}, "loader.balance: .* which shuffle=none forbids"),
+    "false": ({"loader": {"weights": "f", "shuffle": False}}, "loader.weights: .* which shuffle=none forbids"),
+    "size alone": ({"loader": {"epoch_size": 30}}, "loader.epoch_size: only with balance or weights"),
+    "size of 0": ({"loader": {"balance": "y", "epoch_size": 0}}, "loader.epoch_size: 0 is not a whole number"),
+    "both": ({"loader": {"balance": "y", "weights": "f"}}, "loader.weights: not together with balance"),
+    "balanced validation": ({"val_loader": {"balance": "y"}}, "val_loader.balance: in training only; evaluation"),
+    "even shuffled": ({"test_loader": {"balance": "y", "shuffle": True}}, "test_loader.balance: in training only"),
+    "weighed test": ({"test_loader": {"weights": [1] * 100}}, "test_loader.weights: in training only"),
+    "a short test": ({"predict_loader": {"epoch_size": 3}}, "predict_loader.epoch_size: in training only"),
+    "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of what"),
+    "no function": ({"device_transform": {"train": "augment"}}, "device_transform.train: 'augment' cannot be called"),
+    "one for all": ({"device_transform": 3}, "device_transform: 3 cannot be called with a batch"),
+    "an empty side": (
+        {"split": {"train": 1e-9, "val": 0.5}},
+        r"split: nothing comes to 'train', .*split\(source, .*seed=1",
+    ),
+    "near": ({"loader": {"balanced": "y"}}, "loader.balanced: no such option; did you mean balance?"),
+    "sampler": ({"loader": {"sampler": None}}, "loader.sampler: no such option; use .* balance or weights"),
+}
+
+
+def build(given, wrapped):
+    loader = {"batch_size": 10} | given.get("loader", {})
+    return AsyncDataModule(**{"source": bad_source()} | given | {"loader": wrapped(loader)})
+
+
+def of_hydra(options):
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in options.items()}
+    return OmegaConf.create(plain)
+
+
+@pytest.mark.parametrize("wrapped", [dict, of_hydra], ids=["dict", "hydra"])
+@pytest.mark.parametrize(("given", "said"), BAD.values(), ids=BAD)
+def test_bad_input_is_named_by_its_key(given, said, wrapped):
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        build(given, wrapped).train_dataloader()
+
+
+@pytest.mark.parametrize("name", [name for name, (given, said) in BAD.items() if said.startswith("loader.")])
+def test_options_as_an_object_say_the_same(name):
+    given, said = BAD[name]
+    if not {"balanced", "sampler"} & set(given["loader"]):
+        with pytest.raises(ConfigError, match=f"^{said.removeprefix('loader.')}"):
+            LoaderOptions(batch_size=10, **given["loader"])
+
+
+def test_bad_weights_end_a_fit_before_anything_is_read():
+    dm = AsyncDataModule(train=bad_source(), loader={"batch_size": 10, "weights": np.zeros(100)})
+    with pytest.raises(ConfigError, match=r"^weights: all of them are 0"):
+        fitted(dm, 1, 3)
+    assert str(dm).startswith("AsyncDataModule: weights: all of them are 0")

@@ -1,0 +1,131 @@
+"""Memory that reading takes: no more than is counted beforehand, and printed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+
+import h5py
+import numpy as np
+import pytest
+from support.oracle import read
+
+from lit_async_data import Field, HDF5Source
+from lit_async_data.sources.hdf5.readers import part_reader, part_readers
+
+MIB = 2**20
+SMALL = 512 * 1024  # objects of Python's own, and the steps of a check sum
+ROWS = np.random.default_rng(0).integers(0, 8, (128, 64, 256), np.uint8)
+
+
+def peak(work):
+    """Bytes that were allocated at most, beside those that were there, by Python and numpy."""
+    work()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<i4", ">i4"])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("chunks", [(64, 64, 256), (64, 8, 256), (1, 64, 256)])
+@pytest.mark.parametrize("fletcher32", [False, True])
+def test_decoding_takes_no_more_than_is_counted_for_it(h5, dtype, shuffle, chunks, fletcher32):
+    options = {"chunks": chunks, "compression": "gzip", "shuffle": shuffle, "fletcher32": fletcher32}
+    source = HDF5Source(h5(data={"data": ROWS.astype(dtype), **options}), ["data"])
+    reader = source._reader.parts[0].fields["data"]
+    rows, out = np.arange(100)[::-1].copy(), np.empty((100, *ROWS.shape[1:]), source.spec["data"].dtype)
+    taken = peak(lambda: source.read_into(rows, {"data": out}))
+    assert (out == ROWS[rows]).all()
+    assert taken < reader.work_bytes + SMALL
+    source.close()
+
+
+def test_samples_of_several_files_are_read_aside_in_pieces(h5, monkeypatch):
+    monkeypatch.setattr(part_readers, "BLOCK_BYTES", 2**18)
+    paths = [h5(f"{k}.h5", data=ROWS + k, labels=np.arange(128) + 1000 * k) for k in range(2)]
+    source = HDF5Source(paths)
+    order = np.random.default_rng(1).permutation(256)
+    out = {"data": np.empty((256, *ROWS.shape[1:]), np.uint8), "labels": np.empty(256, np.int64)}
+    assert peak(lambda: source.read_into(order, out)) < 2 * 2**18 + SMALL  # of 4 MiB
+    assert (out["data"] == np.concatenate([ROWS, ROWS + 1])[order]).all()
+    assert (out["labels"] == np.concatenate([np.arange(128), np.arange(128) + 1000])[order]).all()
+    source.close()
+
+
+def test_values_that_are_converted_are_read_aside_in_pieces(h5, monkeypatch):
+    monkeypatch.setattr(part_reader, "BLOCK_BYTES", 2**18)
+    source = HDF5Source(h5(data=ROWS.astype("f8")), {"x": Field("data", dtype="float32")})
+    order = np.random.default_rng(1).permutation(128)
+    out = {"x": np.empty((128, *ROWS.shape[1:]), np.float32)}
+    assert peak(lambda: source.read_into(order, out)) < 4 * 2**18 + SMALL  # of 16 MiB
+    assert (out["x"] == ROWS[order]).all()
+    assert (read(source, order[:3])["x"] == ROWS[order[:3]]).all()
+    source.close()
+
+
+# Of a process of its own: its anonymous memory before a loader is made, and the most while it reads.
+PROGRAM = """
+import sys, threading
+from lit_async_data import AsyncLoader, HDF5Source
+import lit_async_data.sources.hdf5.readers.raw, torch
+
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+source = HDF5Source(sys.argv[2:], index_cache=False)
+options = {"batch_size": 64, "workers": 2} | eval(sys.argv[1])
+before = most = anonymous()
+done = threading.Event()
+
+def watch():
+    global most
+    while not done.wait(0.001):
+        most = max(most, anonymous())
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+with AsyncLoader(source, options) as loader:
+    for _ in range(150):
+        loader.next()
+    total = loader.footprint.budget.total
+done.set()
+watcher.join()
+print(most - before, total)
+"""
+GZIP = {"compression": "gzip", "compression_opts": 1}
+STORED = {
+    "64 a chunk": ("u1", 3200, 1, {"chunks": (64, 3, 64, 64), **GZIP}),
+    "four files": ("u1", 800, 4, {"chunks": (64, 3, 64, 64), **GZIP}),
+    "shuffled": ("i2", 1600, 1, {"chunks": (64, 3, 64, 64), "shuffle": True, **GZIP}),
+    "scale-offset": ("i2", 1600, 1, {"chunks": (64, 3, 64, 64), "scaleoffset": 0}),
+    "large chunks": ("u1", 2000, 1, {"chunks": (500, 3, 64, 64), **GZIP}),
+    "not compressed": ("u1", 3200, 4, {}),
+}
+ORDERS = {
+    "chunk": {"shuffle": "chunk", "shuffle_chunks": 8},
+    "global": {"shuffle": "global"},
+    "cache": {"shuffle": "chunk", "shuffle_chunks": 8, "cache_bytes": 2**30},
+    "half a cache": {"shuffle": "chunk", "shuffle_chunks": 8, "cache_bytes": 20 * MIB},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("stored", STORED)
+def test_a_process_grows_by_at_most_4_mib_more_than_is_printed(tmp_path, stored, order):
+    dtype, rows, files, options = STORED[stored]
+    for number in range(files):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            values = np.random.default_rng(number).integers(0, 8, (rows, 3, 64, 64)).astype(dtype)
+            file.create_dataset("data", data=values, **options)
+            file["labels"] = np.arange(rows) % 10
+    command = [sys.executable, "-c", PROGRAM, repr(ORDERS[order]), *map(str, sorted(tmp_path.glob("*.h5")))]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    grown, printed = map(int, found.stdout.split())
+    assert grown <= printed + 4 * MIB, f"{grown / MIB:.1f} MiB, of {printed / MIB:.1f}"

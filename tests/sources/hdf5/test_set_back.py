@@ -1,0 +1,134 @@
+"""Files that were rewritten in place and given their old times back, while a source has them open."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+from support.oracle import read
+
+from lit_async_data import HDF5Source
+from lit_async_data.errors import ChangedError
+from lit_async_data.sources.hdf5.storage import identity
+
+COUNT = 400
+VALUES = np.random.default_rng(0).integers(0, 100, (COUNT, 8), dtype=np.int32)
+# How values are stored: what is read straight from the file, what is decoded here, and what h5py reads.
+WAYS = {
+    "contiguous": {},
+    "raw chunks": {"chunks": (10, 8)},
+    "fletcher32": {"chunks": (10, 8), "fletcher32": True},
+    "deflate": {"chunks": (10, 8), "compression": "gzip"},
+    "scale-offset": {"chunks": (10, 8), "scaleoffset": 8},
+}
+
+
+@pytest.fixture(params=WAYS)
+def path(tmp_path, request):
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", data=VALUES, **WAYS[request.param])
+    return path
+
+
+def rewritten(path):
+    """One bit of each byte of the values is another, as they are stored; size and time of writing are as they were."""
+    before = os.stat(path)
+    with open(path, "r+b") as file:
+        content = bytearray(file.read())
+        with h5py.File(path, "r") as data:
+            spans = spans_of(data["data"])
+        for begin, size in spans:
+            content[begin : begin + size] = bytes(byte ^ 1 for byte in content[begin : begin + size])
+        file.seek(0)
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = os.stat(path)
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    # The time of any change goes on by the ticks of a clock that is read some hundred times a second.
+    while os.stat(path).st_ctime_ns == before.st_ctime_ns:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def spans_of(dataset):
+    if dataset.chunks is None:
+        return [(dataset.id.get_offset(), dataset.nbytes)]
+    found = []
+    dataset.id.chunk_iter(lambda chunk: found.append((chunk.byte_offset, chunk.size)))
+    return found
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_what_was_rewritten_and_set_back_is_an_error(path, pickled):
+    source = HDF5Source(path, ["data"])
+    assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
+    rewritten(path)
+    again = pickle.loads(pickle.dumps(source)) if pickled else source
+    for each in {source, again}:
+        with pytest.raises(ChangedError, match=r"x\.h5 was written to .*, and its time of writing set back; build it"):
+            read(each, np.arange(10))
+        each.close()
+
+
+def test_what_is_rewritten_while_a_batch_is_read_is_an_error(path, monkeypatch):
+    """1. The file is checked. 2. It is rewritten and set back. 3. Values are read. 4. It is checked again."""
+    source = HDF5Source(path, ["data"])
+    reader = source._reader.parts[0]
+    once = reader.read
+    monkeypatch.setattr(reader, "read", lambda *asked: (rewritten(path), once(*asked)))
+    with pytest.raises(ChangedError, match="set back"):
+        read(source, np.arange(10))
+    source.close()
+
+
+def changed_rights(path):
+    os.chmod(path, 0o600)
+
+
+def linked(path):
+    os.link(path, path + "2")
+
+
+@pytest.mark.parametrize("change", [changed_rights, linked])
+def test_other_rights_and_links_are_no_change_and_compared_once(path, change, monkeypatch):
+    source = HDF5Source(path, ["data"])
+    read(source, np.arange(10))
+    before = os.stat(path).st_ctime_ns
+    change(path)
+    while os.stat(path).st_ctime_ns == before:
+        os.chmod(path, 0o600)
+    compared, once = [], identity.FileIdentity.holds
+    monkeypatch.setattr(identity.FileIdentity, "holds", lambda *asked: compared.append(1) or once(*asked))
+    for _ in range(3):
+        assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
+    assert len(compared) == 1
+    source.close()
+
+
+def test_values_in_another_file_are_compared_too(tmp_path):
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["data"] = VALUES
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["data"] = h5py.ExternalLink("other.h5", "data")
+    source = HDF5Source(str(tmp_path / "x.h5"), ["data"], external=True)
+    read(source, np.arange(10))
+    linked(str(tmp_path / "other.h5"))
+    assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
+    rewritten(str(tmp_path / "other.h5"))
+    with pytest.raises(ChangedError, match=r"other\.h5 was written to"):
+        read(source, np.arange(10))
+    source.close()
+
+
+def test_the_time_of_any_change_is_no_part_of_what_a_file_is(path):
+    one = identity.FileIdentity.of(os.stat(path))
+    before = os.stat(path).st_ctime_ns
+    while os.stat(path).st_ctime_ns == before:
+        os.chmod(path, 0o600)
+    two = identity.FileIdentity.of(os.stat(path))
+    assert one.ctime_ns != two.ctime_ns
+    assert one == two
+    assert hash(one) == hash(two)

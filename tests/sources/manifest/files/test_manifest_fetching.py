@@ -1,0 +1,421 @@
+"""Files read ahead: only where they are not in memory, each once, and nothing is left when nobody wants them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.interrupts import interrupted
+
+from lit_async_data import AsyncLoader, ManifestSource
+from lit_async_data.errors import MissingError
+from lit_async_data.sources.manifest.files import prefetcher as fetching
+from lit_async_data.sources.manifest.files.prefetcher import THREADS, Fetching
+from lit_async_data.threads import Gate
+
+MOST = 2**30
+ROOM = 2**25
+
+
+class Disk:
+    """Stands for a slow disk: what is read waits for its gate, and everything had to come from the disk."""
+
+    def __init__(self, monkeypatch, *, cold=True, gated=False):
+        self.cold, self.asked = cold, []
+        self.gate = threading.Event()
+        self.arrived = threading.Semaphore(0)
+        if not gated:
+            self.gate.set()
+        self._read = fetching.fetched
+        monkeypatch.setattr(fetching, "fetched", self.fetched)
+        monkeypatch.setattr(fetching, "filled", lambda *_: not cold)
+
+    def fetched(self, path, most_bytes, root=None):
+        self.asked.append((path, threading.current_thread().name))
+        self.arrived.release()
+        assert self.gate.wait(30)
+        return self._read(path, most_bytes)[0], self.cold
+
+
+@pytest.fixture
+def files(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}").write_bytes(bytes([number]) * 100)
+    return [str(tmp_path / f"{number}") for number in range(40)]
+
+
+def fetchers():
+    return [thread for thread in threading.enumerate() if "fetcher" in thread.name]
+
+
+def made_cold(reader, files):
+    for path in files[:4]:
+        reader.read(path, MOST)
+
+
+def there(reader, path):
+    assert reader._files[path].done.wait(30)
+
+
+def test_nothing_is_read_ahead_of_what_is_in_memory(files, monkeypatch):
+    disk, reader = Disk(monkeypatch, cold=False), Fetching()
+    give_back = reader.keep(ROOM)
+    made_cold(reader, files)
+    assert not reader.wanted
+    assert not fetchers()
+    assert len(disk.asked) == 4
+    give_back()
+
+
+def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
+    disk, reader = Disk(monkeypatch), Fetching()
+    made_cold(reader, files)
+    assert not reader.wanted
+    reader.fetch(files, MOST)
+    assert len(disk.asked) == 4
+    assert not fetchers()
+
+
+def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, monkeypatch):
+    disk, reader = Disk(monkeypatch), Fetching()
+    give_back = reader.keep(ROOM)
+    made_cold(reader, files)
+    assert reader.wanted
+    del disk.asked[:]
+    reader.fetch(files[10:30], MOST)
+    for path in files[10:30]:
+        there(reader, path)
+    found = [reader.read(path, MOST) for path in files[10:30]]
+    assert found == [bytes([number]) * 100 for number in range(10, 30)]
+    assert sorted(path for path, _ in disk.asked) == sorted(files[10:30])
+    assert all("fetcher" in name for _, name in disk.asked)
+    give_back()
+    assert not fetchers()
+
+
+def test_at_most_sixteen_files_are_waited_for_at_a_time(files, monkeypatch):
+    disk, reader = Disk(monkeypatch, gated=True), Fetching()
+    give_back = reader.keep(ROOM)
+    reader.fetch(files, MOST)
+    for _ in range(THREADS):
+        assert disk.arrived.acquire(timeout=30)
+    # All of them wait at the gate, and no further one is asked for.
+    assert len(disk.asked) == THREADS
+    disk.gate.set()
+    there(reader, files[39])
+    give_back()
+
+
+def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, monkeypatch):
+    disk, reader, found = Disk(monkeypatch, gated=True), Fetching(), []
+    give_back = reader.keep(ROOM)
+    reader.fetch(files[:1], MOST)
+    assert disk.arrived.acquire(timeout=30)
+    waiting = threading.Thread(target=lambda: found.append(reader.read(files[0], MOST)))
+    waiting.start()
+    assert not found
+    disk.gate.set()
+    waiting.join(30)
+    assert found == [bytes(100)]
+    assert len(disk.asked) == 1
+    give_back()
+
+
+def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypatch):
+    # 1. All threads are in the middle of a read, and a file waits for its turn. 2. A worker needs that file. Were it to
+    # wait for the threads, it would get it after all others; and never, if the loader is closed meanwhile.
+    disk, reader = Disk(monkeypatch, gated=True), Fetching()
+    give_back = reader.keep(ROOM)
+    reader.fetch(files, MOST)
+    for _ in range(THREADS):
+        assert disk.arrived.acquire(timeout=30)
+    monkeypatch.setattr(fetching, "fetched", lambda path, most, root: (b"read here", True))
+    found = []
+    needing = threading.Thread(target=lambda: found.append(reader.read(files[39], MOST)))
+    needing.start()
+    needing.join(30)
+    at_once = found == [b"read here"]
+    disk.gate.set()
+    needing.join(30)
+    give_back()
+    assert at_once
+    assert reader._held == 0
+
+
+def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch):
+    # 1. A thread is in the middle of a read. 2. A worker waits for that file. 3. The loader is closed: the worker must
+    # not wait for the disk any longer than it would by itself.
+    disk, reader, found = Disk(monkeypatch, gated=True), Fetching(), []
+    monkeypatch.setattr(fetching, "_END_S", 0.0)
+    give_back = reader.keep(ROOM)
+    reader.fetch(files[:1], MOST)
+    assert disk.arrived.acquire(timeout=30)
+    begun = threading.Event()
+    monkeypatch.setattr(fetching, "fetched", lambda path, most, root: begun.set() or (disk.fetched(path, most)))
+    waiting = threading.Thread(target=lambda: found.append(reader.read(files[0], MOST)))
+    waiting.start()
+    threads = fetchers()
+    give_back()
+    assert begun.wait(30)  # it reads the file by itself
+    disk.gate.set()
+    waiting.join(30)
+    assert found == [bytes(100)]
+    for thread in threads:
+        thread.join(30)
+
+
+def test_what_cannot_be_read_is_said_to_who_asks_for_it(files, monkeypatch):
+    Disk(monkeypatch)
+    reader = Fetching()
+    give_back = reader.keep(ROOM)
+    reader.fetch([files[0] + ".gone", files[1]], MOST)
+    assert reader.read(files[1], MOST) == bytes([1]) * 100
+    with pytest.raises(MissingError, match="gone: no such file"):
+        reader.read(files[0] + ".gone", MOST)
+    give_back()
+
+
+def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(files, monkeypatch):
+    disk, reader = Disk(monkeypatch), Fetching()
+    give_back = reader.keep(250)
+    reader.fetch(files[:10], MOST)
+    there(reader, files[0])
+    there(reader, files[1])
+    assert reader._held == 200  # with a third one it would be 300 bytes
+    for number in range(8):
+        assert reader.read(files[number], MOST) == bytes([number]) * 100
+        there(reader, files[number + 2])
+        # Room for one: it goes to the file that is wanted next.
+        assert sorted(path for path, _ in disk.asked) == sorted(files[: number + 3])
+    assert all("fetcher" in name for _, name in disk.asked)
+    give_back()
+    assert reader._held == 0
+    assert len(disk.asked) == 10
+
+
+def test_what_is_queued_while_nothing_has_been_read_yet_counts_too(files, monkeypatch):
+    # 1. Files are queued while none is there yet. 2. Each is read when its turn comes, whatever came meanwhile. Were
+    # only those counted that are there, all of them would be held.
+    disk, reader = Disk(monkeypatch, gated=True), Fetching()
+    give_back = reader.keep(450)
+    reader.fetch(files, MOST)
+    disk.gate.set()
+    for path in files[:4]:
+        there(reader, path)
+    assert reader._held == 400
+    assert reader.read(files[39], MOST) == bytes([39]) * 100
+    give_back()
+    assert sorted(path for path, _ in disk.asked) == sorted([*files[:4], files[39]])
+
+
+def test_a_file_that_there_is_no_room_for_does_not_hold_up_the_others(files, tmp_path, monkeypatch):
+    Disk(monkeypatch)
+    (tmp_path / "large").write_bytes(bytes(1000))
+    reader = Fetching()
+    give_back = reader.keep(450)
+    reader.fetch([str(tmp_path / "large"), str(tmp_path / "gone"), *files[:2]], MOST)
+    there(reader, files[1])
+    assert reader.read(str(tmp_path / "large"), MOST) == bytes(1000)
+    give_back()
+
+
+def test_room_that_is_taken_back_holds_up_nobody(files, monkeypatch):
+    # 1. Two loaders give room for 250 bytes. 2. Two files are held, and the next one waits for room. 3. One loader is
+    # closed, and what remains is too little for any file. 4. Reading goes on without reading ahead.
+    Disk(monkeypatch)
+    reader = Fetching()
+    first, second = reader.keep(200), reader.keep(50)
+    reader.fetch(files[:4], MOST)
+    there(reader, files[1])
+    waiting = reader._files[files[2]]
+    first()
+    assert waiting.done.wait(30)
+    assert [reader.read(path, MOST) for path in files[:4]] == [bytes([number]) * 100 for number in range(4)]
+    second()
+    assert reader._held == 0
+
+
+def test_a_mistake_of_its_own_is_logged_once_and_holds_up_nobody(files, monkeypatch, caplog):
+    reader = Fetching()
+    disk = Disk(monkeypatch)
+
+    def fails(path, most_bytes, root):
+        if "fetcher" in threading.current_thread().name:
+            raise AssertionError("a mistake")
+        return disk.fetched(path, most_bytes)
+
+    monkeypatch.setattr(fetching, "fetched", fails)
+    give_back = reader.keep(ROOM)
+    reader.fetch(files, MOST)
+    for path in files:
+        there(reader, path)
+    assert [reader.read(path, MOST) for path in files] == [bytes([number]) * 100 for number in range(40)]
+    give_back()
+    (record,) = caplog.records
+    assert "could not be read ahead" in record.getMessage()
+    assert record.exc_info[1].args == ("a mistake",)
+
+
+def test_what_is_wrong_with_a_file_is_not_logged(files, monkeypatch, caplog):
+    Disk(monkeypatch)
+    reader = Fetching()
+    give_back = reader.keep(ROOM)
+    reader.fetch([files[0] + "/no folder", *files[:1]], 10)  # and more than may be read
+    there(reader, files[0])
+    give_back()
+    assert not caplog.records
+
+
+def test_where_no_thread_can_be_started_nothing_waits_for_one(files, monkeypatch):
+    Disk(monkeypatch)
+    reader = Fetching()
+    give_back = reader.keep(ROOM)
+
+    def refuses(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    reader.fetch(files, MOST)
+    assert reader.read(files[0], MOST) == bytes(100)
+    give_back()
+
+
+def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
+    Disk(monkeypatch)
+    monkeypatch.setattr(fetching, "_STALE", 3)
+    reader = Fetching()
+    give_back = reader.keep(ROOM)
+    reader.fetch(files[:1], MOST)
+    reader._files[files[0]].done.wait(30)
+    for number in range(1, 5):
+        reader.fetch(files[number : number + 1], MOST)
+    assert files[0] not in reader._files
+    for number in range(1, 5):
+        reader.read(files[number], MOST)
+    assert reader._held == 0
+    give_back()
+
+
+def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
+    Disk(monkeypatch)
+    reader = Fetching()
+    first, second = reader.keep(ROOM), reader.keep(ROOM)
+    made_cold(reader, files)
+    reader.fetch(files[5:7], MOST)
+    first()
+    first()  # twice is once
+    assert reader.wanted
+    assert reader.read(files[5], MOST) == bytes([5]) * 100
+    second()
+    assert not reader.wanted
+    assert not fetchers()
+    assert reader.read(files[6], MOST) == bytes([6]) * 100
+
+
+def test_a_copy_in_another_process_begins_anew(files, monkeypatch):
+    Disk(monkeypatch)
+    reader = Fetching()
+    give_back = reader.keep(ROOM)
+    made_cold(reader, files)
+    again = pickle.loads(pickle.dumps(reader))
+    assert (again.wanted, reader.wanted) == (False, True)
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # a fork: threads do not exist there
+    assert not reader.wanted
+    assert reader.read(files[9], MOST) == bytes([9]) * 100
+    monkeypatch.undo()
+    give_back()
+
+
+def test_a_loader_reads_cold_files_ahead_and_delivers_the_same(tmp_path, monkeypatch):
+    for number in range(60):
+        np.save(tmp_path / f"{number}.npy", np.full(3, number, "f4"))
+    (tmp_path / "t.jsonl").write_text("".join(f'{{"path": "{number}.npy", "y": {number}}}\n' for number in range(60)))
+    source = ManifestSource(tmp_path / "t.jsonl", {"x": "path", "y": "y"}, check="none")
+    disk = Disk(monkeypatch)
+    options = {"batch_size": 2, "shuffle": "global", "workers": 1, "queue_depth": 1}
+    with AsyncLoader(source, options) as loader:
+        assert "32.0 MiB of files read ahead" in str(loader.footprint.budget)
+        batches = [next(loader) for _ in range(30)]
+    assert all((batch["x"][:, 0] == batch["y"]).all() for batch in batches)
+    assert sorted(int(number) for batch in batches for number in batch["y"]) == list(range(60))
+    ahead = {path for path, name in disk.asked if "fetcher" in name}
+    assert len(ahead) >= 20
+    assert not fetchers()
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def going_on(files, room):
+    """A reader in which anything may be interrupted; then it is used on, and ended."""
+    reader = Fetching()
+    give_back = reader.keep(room)
+    yield reader, give_back
+    assert not reader._lock._is_owned()
+    again = reader.keep(room)
+    reader.fetch(files, MOST)
+    assert [reader.read(path, MOST) for path in files] == [bytes([number]) * 100 for number in range(len(files))]
+    again()
+    give_back()
+    assert (reader._held, reader._room, reader._files, reader._waiting) == (0, 0, {}, {})
+    assert not fetchers()
+
+
+@pytest.mark.parametrize("room", [ROOM, 150], ids=["room for all", "room for one"])
+def test_wherever_an_interrupt_comes_files_are_read_ahead_and_right_again(files, monkeypatch, room):
+    """Files are asked for, read, and reading ahead ends, with an interrupt at one place after another."""
+    # Not `Disk`, in whose own locks an interrupt could arrive; and of the file's descriptor nothing is shown here.
+    monkeypatch.setattr(fetching, "fetched", lambda path, most_bytes, root: (Path(path).read_bytes(), True))
+    monkeypatch.setattr(fetching, "THREADS", 2)
+    monkeypatch.setattr(fetching, "_POLL_S", 0.01)
+    whole, place = False, 0
+    while not whole:
+        with going_on(files[:5], room) as (reader, give_back):
+            try:
+                with interrupted(place):
+                    reader.fetch(files[:3], MOST)
+                    for path in files[:3]:
+                        reader.read(path, MOST)
+                    give_back()
+                whole = True
+            except KeyboardInterrupt:
+                place += 1
+    assert place > 100
+
+
+def test_who_waits_for_a_file_can_be_interrupted(files, monkeypatch):
+    """1. A thread reads a file. 2. Another waits for it, which lets the first go on, and is interrupted anywhere."""
+    monkeypatch.setattr(fetching, "THREADS", 1)
+    monkeypatch.setattr(fetching, "_POLL_S", 0.01)
+    wait, whole, place = Gate.wait, False, 0
+    while not whole:
+        with monkeypatch.context() as patch, going_on(files[:3], ROOM) as (reader, _):
+            begun, go = queue.SimpleQueue(), queue.SimpleQueue()
+
+            def fetched(path, most_bytes, root, begun=begun, go=go):
+                if "fetcher" in threading.current_thread().name:
+                    begun.put(None)
+                    go.get(timeout=30)
+                return Path(path).read_bytes(), True
+
+            patch.setattr(fetching, "fetched", fetched)
+            reader.fetch(files[:1], MOST)
+            begun.get(timeout=30)
+            with patch.context() as inner:
+                inner.setattr(Gate, "wait", lambda gate, timeout, go=go: go.put(None) or wait(gate, timeout))
+                try:
+                    with interrupted(place):
+                        reader.read(files[0], MOST)
+                    whole = True
+                except KeyboardInterrupt:
+                    place += 1
+            for _ in range(9):  # for all files that come later too
+                go.put(None)
+    assert place > 3

@@ -1,0 +1,334 @@
+"""Tables as people have them: each is read, or the message says what to do; and what it says to do works."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import os
+import pathlib
+import re
+import unicodedata
+import zipfile
+
+import numpy as np
+import pytest
+from support.oracle import read
+
+from lit_async_data import ManifestSource
+from lit_async_data.errors import ConfigError, ManifestError, MissingError
+from lit_async_data.sources.manifest.table.delimited import TextForm
+from lit_async_data.sources.manifest.table.table import Table
+
+pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
+
+COUNT = 3
+NAMES = ["Käfer", "Öl, Fett", 'ein "Wort"']
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(COUNT):
+        np.save(tmp_path / f"{number}.npy", np.full(2, number, "f4"))
+    return tmp_path
+
+
+def written(delimiter, end="\n"):
+    quoted = ['"' + name.replace('"', '""') + '"' for name in NAMES]
+    lines = [["path", "label", "number"], *([f"{n}.npy", quoted[n], str(n)] for n in range(COUNT))]
+    return end.join(delimiter.join(cells) for cells in lines) + end
+
+
+def checked(path, **options):
+    source = ManifestSource(path, {"x": "path", "y": "label", "n": "number"}, **options)
+    assert source.spec["y"].classes == tuple(sorted(NAMES))
+    batch = read(source, np.arange(COUNT))
+    assert batch["x"][:, 0].tolist() == batch["n"].tolist() == [0, 1, 2]
+    assert source.column("label").tolist() == NAMES
+    return source
+
+
+# -- delimiters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|", ",", " ", ":"])
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz"])
+def test_any_delimiter(delimiter, name, folder):
+    content = written(delimiter).encode()
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    checked(folder / name, delimiter=delimiter)
+
+
+def test_a_tab_as_command_lines_write_it(folder):
+    (folder / "t.csv").write_text(written("\t"))
+    checked(folder / "t.csv", delimiter="\\t")
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "name"), [(";", "t.csv"), ("\t", "t.csv"), ("|", "t.csv"), (",", "t.tsv"), (";", "t.tsv")]
+)
+def test_another_delimiter_is_named(delimiter, name, folder):
+    (folder / name).write_text(written(delimiter))
+    with pytest.raises(
+        ManifestError, match=r"has no column 'path'; it seems that .* stands between its cells"
+    ) as caught:
+        checked(folder / name)
+    assert f"say delimiter={delimiter!r}" in str(caught.value)
+    assert caught.value.file == str(folder / name)
+
+
+def test_the_line_of_excel_is_named(folder):
+    for delimiter in ";,":
+        (folder / "t.csv").write_text(f"sep={delimiter}\n" + written(delimiter))
+        for options in ({}, {"delimiter": delimiter}):
+            with pytest.raises(
+                ManifestError, match=r"begins with a line 'sep=.', which only Excel reads; remove it"
+            ) as caught:
+                checked(folder / "t.csv", **options)
+            assert f"say delimiter={delimiter!r}" in str(caught.value)
+
+
+def test_a_column_that_is_not_there_is_no_question_of_the_delimiter(folder):
+    (folder / "t.csv").write_text("a;b,label\n1,2\n")
+    with pytest.raises(ManifestError, match=r"has no column 'path'; it has 'a;b', 'label'$"):
+        Table.of(folder / "t.csv", ["path"])
+
+
+@pytest.mark.parametrize("wrong", ["", ";;", '"', "\n", "ä", 3])
+def test_what_is_no_delimiter(wrong, folder):
+    (folder / "t.csv").write_text(written(","))
+    with pytest.raises(ConfigError, match=r"^delimiter: .* is not one character"):
+        checked(folder / "t.csv", delimiter=wrong)
+
+
+def test_a_comma_in_a_number_is_named(folder):
+    (folder / "t.csv").write_text('number\n1.5\n"2,5"\n')
+    with pytest.raises(ManifestError, match=r"row 1, column 'number': '2,5' is not a number: write it with a point"):
+        ManifestSource(folder / "t.csv", {"n": "number"})
+
+
+# -- encodings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-8", "utf-8-sig", "mac-roman"])
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_any_encoding(encoding, name, end, folder):
+    content = written(";", end).encode(encoding)
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    checked(folder / name, delimiter=";", encoding=encoding)
+
+
+def test_columns_that_are_read_later_and_kept_ones_are_in_the_same_form(folder, monkeypatch):
+    monkeypatch.setattr("lit_async_data.sources.manifest.table.table_cache.FEWEST_ROWS", 1)
+    monkeypatch.setattr("lit_async_data.sources.manifest.table.table_cache.YOUNG_NS", 0)
+    content = "name;was\nKäfer;Öl\n"
+    (folder / "t.csv").write_bytes(content.encode("cp1252"))
+    (folder / "cache").mkdir()
+    seen = set()
+    for encoding in ("cp1252", "mac-roman", "cp1252"):
+        source = ManifestSource(
+            folder / "t.csv", {"y": "name"}, delimiter=";", encoding=encoding, table_cache=folder / "cache"
+        )
+        read_as = content.encode("cp1252").decode(encoding).split("\n")[1].split(";")
+        assert [*source.spec["y"].classes, *source.column("was")] == read_as
+        seen.add(len(os.listdir(folder / "cache")))
+    assert seen == {2, 4}
+
+
+@pytest.mark.parametrize("where", ["header", "cell"])
+def test_another_encoding_is_named(where, folder):
+    content = "pfäd,label\n0.npy,a\n" if where == "header" else "path,label\n0.npy,a\n1.npy,Käfer\n"
+    (folder / "t.csv").write_bytes(content.encode("cp1252"))
+    place = "its first line is" if where == "header" else r"row 1 \(line 3\), column 'label': text that is"
+    with pytest.raises(ManifestError, match=f"{place} not UTF-8; .* say encoding=cp1252, else save"):
+        Table.of(folder / "t.csv", ["label"])
+    (folder / "t.csv").write_bytes(content.encode("cp1252").replace(b"\xe4", b"\x81"))  # nothing in cp1252
+    with pytest.raises(ManifestError, match=f"{place} not cp1252, as encoding says; leave that out if it is UTF-8"):
+        Table.of(folder / "t.csv", ["label"], form=TextForm.of(None, "cp1252"))
+
+
+@pytest.mark.parametrize("wrong", ["utf-99", "", 3, "base64", "rot13"])
+def test_what_is_no_encoding(wrong, folder):
+    (folder / "t.csv").write_text(written(","))
+    with pytest.raises(ConfigError, match=r"^encoding: .* is no encoding of text that Python knows"):
+        checked(folder / "t.csv", encoding=wrong)
+
+
+@pytest.mark.parametrize("mark", [codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])
+def test_utf16_is_named(mark, folder):
+    kind = "utf-16-le" if mark == codecs.BOM_UTF16_LE else "utf-16-be"
+    (folder / "t.csv").write_bytes(mark + written(",").encode(kind))
+    with pytest.raises(ManifestError, match="its first line is not UTF-8, but UTF-16: say encoding=utf-16, or save"):
+        checked(folder / "t.csv")
+    checked(folder / "t.csv", encoding="utf-16")
+    (folder / "t.jsonl").write_bytes(mark + '{"a": 1}'.encode(kind))
+    with pytest.raises(ManifestError, match="not UTF-8, but UTF-16: save the table as UTF-8"):
+        Table.of(folder / "t.jsonl", ["a"])
+
+
+@pytest.mark.parametrize(("option", "value"), [("delimiter", ";"), ("encoding", "cp1252")])
+def test_forms_of_text_say_nothing_of_other_tables(option, value, folder):
+    (folder / "t.jsonl").write_text('{"number": 1}\n')
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table({"number": [1]}), folder / "t.parquet")
+    for given, what in (
+        (folder / "t.jsonl", r"\.jsonl files"),
+        (folder / "t.parquet", r"\.parquet files"),
+        (pa.table({"number": [1]}), "a table given in memory"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{option}: says nothing of {what}; it is of CSV and TSV files"):
+            ManifestSource(given, {"n": "number"}, **{option: value})
+
+
+# -- files of other kinds ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_packed_and_called_csv_is_named(folder):
+    (folder / "t.csv").write_bytes(gzip.compress(written(",").encode()))
+    with pytest.raises(ManifestError, match=r"is compressed by gzip; name it t\.csv\.gz"):
+        checked(folder / "t.csv")
+    (folder / "t.csv").rename(folder / "t.csv.gz")
+    checked(folder / "t.csv.gz")
+    (folder / "t.jsonl").write_bytes(gzip.compress(b'{"a": 1}\n'))
+    with pytest.raises(ManifestError, match=r"is compressed by gzip; name it t\.jsonl\.gz"):
+        Table.of(folder / "t.jsonl", ["a"])
+    with zipfile.ZipFile(folder / "z.csv", "w") as archive:
+        archive.writestr("t.csv", written(","))
+    with pytest.raises(
+        ManifestError, match=r"is a ZIP archive, or a spreadsheet: unpack it, or give what pandas\.read_ex"
+    ):
+        checked(folder / "z.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("t.xlsx", r"it is a spreadsheet: give pandas\.read_excel\('.*/t\.xlsx'\), or save it as CSV"),
+        ("T.XLS", r"it is a spreadsheet: give pandas\.read_excel"),
+        ("t.json", r"JSON lines end in \.jsonl, .* of an array, give pandas\.read_json\('.*/t\.json'\)"),
+        ("t.zip", "it is an archive: unpack it"),
+        ("t.csv.bz2", "it is an archive: unpack it"),
+        ("t.feather", r"give pyarrow\.feather\.read_table\('.*/t\.feather'\)"),
+        ("t.txt", r"name it \.csv and say delimiter="),
+        ("t.pkl", r"ends in none of \.csv, .*\.ndjson\.gz$"),
+    ],
+)
+def test_files_of_other_kinds_say_what_reads_them(name, message, folder):
+    (folder / name).write_bytes(b"anything")
+    with pytest.raises(
+        ConfigError,
+        match=rf"^table: .*{re.escape(name)} ends in none of .*{message.lstrip('^')}"
+        if name != "t.pkl"
+        else f"^table: .*t.pkl {message}",
+    ):
+        checked(folder / name)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_array_in_json_lines_is_named(indent, folder):
+    pandas = pytest.importorskip("pandas")
+    rows = [{"path": f"{n}.npy", "label": NAMES[n], "number": n} for n in range(COUNT)]
+    (folder / "t.jsonl").write_text(json.dumps(rows, indent=indent))
+    with pytest.raises(
+        ManifestError, match=r"row 0 \(line 1\): an array, where JSON lines have .* pandas\.read_json"
+    ) as e:
+        checked(folder / "t.jsonl")
+    assert e.value.file == str(folder / "t.jsonl")
+    checked(pandas.read_json(folder / "t.jsonl"), root=folder)
+
+
+def test_a_list_of_files_says_what_joins_them(folder):
+    for part in range(2):
+        (folder / f"part-{part}.csv").write_text(written(","))
+    parts = [folder / "part-0.csv", str(folder / "part-1.csv")]
+    for given in (parts, tuple(parts)):
+        with pytest.raises(
+            ConfigError, match=r"several files give a pattern .* 'part-\*\.csv', or .* ConcatSource\(\["
+        ):
+            ManifestSource(given, {"y": "label"})
+    assert len(ManifestSource(folder / "part-*.csv", {"y": "label"})) == 2 * COUNT
+
+
+def test_decimals_say_what_to_cast_them_to():
+    column = pa.array([1, 2], pa.decimal128(9, 2))
+    with pytest.raises(
+        ManifestError, match=r"holds decimal128\(9, 2\), .*; cast it to float64, or to int64 if it holds"
+    ):
+        ManifestSource(pa.table({"y": column}), {"y": "y"})
+    assert ManifestSource(pa.table({"y": column.cast("float64")}), {"y": "y"}).column("y").tolist() == [1, 2]
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_path_objects_are_paths(library, folder):
+    frames = pytest.importorskip(library)
+    paths = [folder / f"{number}.npy" for number in range(COUNT)]
+    given = frames.DataFrame({"path": paths, "label": NAMES, "number": range(COUNT)})
+    checked(given, root=folder)
+    given = frames.DataFrame({"path": [pathlib.PurePosixPath("1.npy"), None, "2.npy"]})
+    source = ManifestSource(given, {"x": {"name": "path", "null": "drop"}}, root=folder)
+    assert read(source, [0, 1])["x"][:, 0].tolist() == [1, 2]
+
+
+def test_a_frame_that_holds_what_no_table_holds_is_refused_still():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ManifestError, match=r"is nothing that Arrow can hold: .*; give each column values of one type"):
+        ManifestSource(pandas.DataFrame({"y": [object(), object()]}), {"y": "y"})
+
+
+def test_an_index_that_is_wanted_as_a_column_is_named(folder):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"id": ["a", "b", "c"], "path": [f"{n}.npy" for n in range(COUNT)]})
+    with pytest.raises(
+        ManifestError, match=r"no column 'id'; .*; it is the index of the DataFrame: give frame\.reset_ind"
+    ):
+        ManifestSource(frame.set_index("id"), {"x": "path"}, id="id", root=folder)
+    with pytest.raises(ManifestError, match=r"no column 'id'; it has 'path'$"):
+        ManifestSource(frame[["path"]], {"x": "path"}, id="id", root=folder)
+    assert len(ManifestSource(frame.set_index("id").reset_index(), {"x": "path"}, id="id", root=folder)) == COUNT
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("sub\\1.npy", "backslashes"),
+        (" 1.npy", "space around a name"),
+        ("sub/1.npy ", "space around a name"),
+        ("sub\\ 1.npy", "backslashes and space around a name"),
+        (
+            unicodedata.normalize("NFD", "Bär/1.npy"),
+            r"another Unicode form of a name: unicodedata\.normalize\('NFC', path\)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["npy", "hdf5"])
+def test_paths_that_differ_from_those_of_files_say_in_what(path, hint, kind, folder):
+    for inside in ("", "sub", "Bär"):
+        (folder / inside).mkdir(exist_ok=True)
+        (folder / inside / "1.npy").write_bytes((folder / "1.npy").read_bytes())
+    table = pa.table({"path": [path], "row": [0]})
+    with pytest.raises(
+        MissingError, match=rf"^row 0 of the table given: .*no such file; .*\? There is '.*1\.npy'; .*{hint}"
+    ):
+        ManifestSource(table, {"x": {"name": "path", "kind": kind}}, root=folder)
+
+
+@pytest.mark.parametrize("path", ["1.npy ", " 1.npy"])
+def test_a_first_path_with_space_around_it_is_a_path(path, folder):
+    with pytest.raises(MissingError, match="the table has space around a name"):
+        ManifestSource(pa.table({"path": [path, path]}), {"x": "path"}, root=folder)
+
+
+def test_a_path_that_leads_to_nothing_at_all_has_no_hint(folder):
+    for path in ("gone.npy", "sub\\gone.npy", " gone.npy"):
+        with pytest.raises(MissingError) as caught:
+            ManifestSource(pa.table({"path": [path]}), {"x": "path"}, root=folder)
+        assert "There is" not in str(caught.value)

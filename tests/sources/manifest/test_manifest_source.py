@@ -1,0 +1,899 @@
+"""`ManifestSource` over every kind of table: which samples there are, what they are called, and their labels."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import pickle
+import re
+
+import numpy as np
+import pytest
+from support.oracle import read
+
+from lit_async_data import (
+    AsyncDataModule,
+    AsyncLoader,
+    ConcatSource,
+    LoaderOptions,
+    ManifestSource,
+    SubsetSource,
+    split,
+)
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, ManifestError, MissingError, ResumeError
+
+pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+pq = pytest.importorskip("pyarrow.parquet")
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
+
+COUNT = 12
+IDS = [f"{number:03d}" for number in range(COUNT)]
+SPECIES = ["owl", "auk", "emu"] * 4
+QUALITY = [number / 8 for number in range(COUNT)]
+COLUMNS = {
+    "id": IDS,
+    "path": [f"a/{number}.npy" for number in range(COUNT)],
+    "species": SPECIES,
+    "even": [number % 2 for number in range(COUNT)],
+    "quality": QUALITY,
+}
+FIELDS = {"x": "path", "y": "species", "q": "quality"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Twelve arrays, which hold their own number, and no table yet."""
+    (tmp_path / "a").mkdir()
+    for number in range(COUNT):
+        np.save(tmp_path / f"a/{number}.npy", np.full((2, 3), number, "f4"))
+    return tmp_path
+
+
+def given(**changed):
+    return pa.table({**COLUMNS, **changed})
+
+
+def labels(values, *, name="y", **column):
+    """The source of one column of labels, and what a batch of all samples has there."""
+    table = pa.table({"y": values}) if not isinstance(values, dict) else pa.table(values)
+    source = ManifestSource(table, {"y": {"name": name, **column} if column else name})
+    return source, read(source, np.arange(len(source)))["y"]
+
+
+def rows_of(format_, folder):
+    """Writes the table in a format; returns what is given to the source."""
+    names = list(COLUMNS)
+    lines = list(zip(*COLUMNS.values(), strict=True))
+    if format_.startswith(("csv", "tsv")):
+        stream = io.StringIO()
+        writer = csv.writer(stream, delimiter="," if format_[0] == "c" else "\t")
+        writer.writerow(names)
+        writer.writerows(lines)
+        content = stream.getvalue().encode()
+    elif format_.startswith("jsonl"):
+        content = "".join(json.dumps(dict(zip(names, line, strict=True))) + "\n" for line in lines).encode()
+    else:
+        raise AssertionError(format_)
+    path = folder / f"table.{format_}"
+    path.write_bytes(gzip.compress(content) if format_.endswith(".gz") else content)
+    return path
+
+
+class Stream:
+    """Anything with the Arrow C stream interface, and nothing else."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def assert_is_the_table(source):
+    assert len(source) == COUNT
+    order = np.random.default_rng(1).permutation(COUNT)
+    got = read(source, order)
+    np.testing.assert_array_equal(got["x"], np.broadcast_to(order[:, None, None], (COUNT, 2, 3)).astype("f4"))
+    assert source.spec["y"].classes == ("auk", "emu", "owl")
+    assert [source.spec["y"].classes[code] for code in got["y"]] == [SPECIES[number] for number in order]
+    assert got["y"].dtype == np.int64
+    np.testing.assert_array_equal(got["q"], np.array(QUALITY)[order])
+    assert got["q"].dtype == np.float64
+    assert [where.id for where in source.locate(order)] == [IDS[number] for number in order]
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format_", ["csv", "tsv", "jsonl", "csv.gz", "tsv.gz", "jsonl.gz"])
+@pytest.mark.parametrize("as_", [str, lambda path: path])
+def test_a_table_of_text(format_, as_, folder):
+    path = rows_of(format_, folder)
+    source = ManifestSource(as_(path), FIELDS, id="id")
+    assert_is_the_table(source)
+    where = source.locate([7])[0]
+    assert (*where, where.id, where.path) == (str(path), "/", 7, "007", str(folder / "a/7.npy"))
+    assert source.name == str(path)
+
+
+def test_a_parquet_file(folder):
+    pq.write_table(given(), folder / "t.parquet", row_group_size=5)
+    source = ManifestSource(folder / "t.parquet", FIELDS, id="id")
+    assert_is_the_table(source)
+    where = source.locate([8])[0]
+    assert where == (str(folder / "t.parquet"), "/", 8)
+    assert (where.id, where.path) == ("008", str(folder / "a/8.npy"))
+
+
+@pytest.mark.parametrize("pattern", ["parts", "parts/*.parquet"])
+def test_several_parquet_files_are_one_table_with_rows_of_their_own(pattern, folder):
+    (folder / "parts").mkdir()
+    for part, begin in enumerate([0, 4, 10]):
+        pq.write_table(given().slice(begin, [4, 6, 2][part]), folder / f"parts/{part}.parquet")
+    source = ManifestSource(folder / pattern, FIELDS, id="id", root=folder)
+    assert_is_the_table(source)
+    assert [(where.file, where.row) for where in source.locate([3, 4, 11])] == [
+        (str(folder / "parts/0.parquet"), 3),
+        (str(folder / "parts/1.parquet"), 0),
+        (str(folder / "parts/2.parquet"), 1),
+    ]
+    assert [part.samples for part in source.parts] == [4, 6, 2]
+
+
+def test_several_csv_files_are_one_table(folder):
+    for part in range(2):
+        lines = [f"{IDS[row]},a/{row}.npy,{SPECIES[row]},{QUALITY[row]}" for row in range(part * 6, part * 6 + 6)]
+        (folder / f"{part}.csv").write_text("\n".join(["id,path,species,quality", *lines]))
+    source = ManifestSource(f"{folder}/*.csv", FIELDS, id="id")
+    assert_is_the_table(source)
+    assert source.locate([7])[0][:3] == (f"{folder}/1.csv", "/", 1)
+
+
+@pytest.mark.parametrize("kind", ["pyarrow", "pandas", "polars", "stream"])
+def test_a_table_in_memory(kind, folder, monkeypatch):
+    if kind == "pandas":
+        table = pytest.importorskip("pandas").DataFrame(COLUMNS)
+    elif kind == "polars":
+        table = pytest.importorskip("polars").DataFrame(COLUMNS)
+    else:
+        table = given() if kind == "pyarrow" else Stream(given())
+    assert_is_the_table(ManifestSource(table, FIELDS, id="id", root=folder))
+    monkeypatch.chdir(folder)
+    assert_is_the_table(ManifestSource(table, FIELDS, id="id"))
+
+
+def test_the_index_of_a_dataframe_says_nothing(folder):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(COLUMNS).iloc[::-1]
+    source = ManifestSource(frame, FIELDS, id="id", root=folder)
+    assert [where.id for where in source.locate([0, 1])] == ["011", "010"]
+    assert [where.row for where in source.locate([0, 1])] == [0, 1]
+    np.testing.assert_array_equal(read(source, [0])["x"][0], np.full((2, 3), 11, "f4"))
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    for wrong in (7, None, [1, 2], object()):
+        with pytest.raises(ConfigError, match="table"):
+            ManifestSource(wrong, ["y"])
+    with pytest.raises(MissingError, match=r"nope\.csv"):
+        ManifestSource(tmp_path / "nope.csv", ["y"])
+    (tmp_path / "t.csv").write_text("y\n")
+    with pytest.raises(AsyncDataError, match=r"t\.csv.*(no rows|empty)"):
+        ManifestSource(tmp_path / "t.csv", ["y"])
+
+
+def test_columns_that_are_not_used_do_not_matter(folder):
+    # A column is not used: neither numbers that are none, nor text that is no UTF-8, are anyone's concern.
+    content = b"id,path,species,quality,notes\n"
+    for row in range(COUNT):
+        content += f"{IDS[row]},a/{row}.npy,{SPECIES[row]},{QUALITY[row]},".encode() + b"caf\xe9\n"
+    (folder / "t.csv").write_bytes(content)
+    assert_is_the_table(ManifestSource(folder / "t.csv", FIELDS, id="id"))
+    with pytest.raises(ManifestError, match=r"(?s)notes.*row 0|row 0.*notes"):
+        ManifestSource(folder / "t.csv", {"y": "notes"})
+
+
+def test_a_column_that_is_not_there_is_named_with_what_was_meant(folder):
+    with pytest.raises((ManifestError, MissingError), match=r"speces.*species"):
+        ManifestSource(given(), {"x": "path", "y": "speces"}, root=folder)
+    with pytest.raises((ManifestError, MissingError), match="idd"):
+        ManifestSource(given(), FIELDS, id="idd", root=folder)
+
+
+# -- filters -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("filters", "wanted"),
+    [
+        ([["quality", ">", 0.5]], [row for row in range(COUNT) if QUALITY[row] > 0.5]),
+        ([["quality", ">=", 0.5], ["even", "==", 0]], [4, 6, 8, 10]),
+        ([["species", "in", ["owl", "emu"]]], [row for row in range(COUNT) if SPECIES[row] != "auk"]),
+        ([["species", "not in", ["owl"]]], [row for row in range(COUNT) if SPECIES[row] != "owl"]),
+        ([["species", "!=", "owl"], ["quality", "<", 0.4]], [1, 2]),
+        ([["id", "==", "007"]], [7]),
+        ([["quality", "<=", 0.125]], [0, 1]),
+    ],
+)
+@pytest.mark.parametrize("format_", ["csv", "parquet", "memory"])
+def test_filters_leave_rows_with_their_own_names(filters, wanted, format_, folder):
+    table = given()
+    if format_ == "csv":
+        table = rows_of("csv", folder)
+    elif format_ == "parquet":
+        table = folder / "t.parquet"
+        pq.write_table(given(), table)
+    source = ManifestSource(table, {"x": "path", "e": "even"}, id="id", filters=filters, root=folder)
+    assert read(source, np.arange(len(source)))["x"][:, 0, 0].tolist() == wanted
+    assert [where.id for where in source.locate(np.arange(len(source)))] == [IDS[row] for row in wanted]
+    assert [where.row for where in source.locate(np.arange(len(source)))] == wanted
+    # Cells of CSV are text until someone asks for numbers.
+    assert source.column("quality").astype(float).tolist() == [QUALITY[row] for row in wanted]
+
+
+def test_filters_that_are_wrong():
+    for filters in ([["quality", "~", 1]], ["quality > 1"], [["quality", ">"]]):
+        with pytest.raises(ConfigError, match="filters"):
+            ManifestSource(given(), {"q": "quality"}, filters=filters)
+    with pytest.raises((ManifestError, ConfigError, MissingError), match="qualty"):
+        ManifestSource(given(), {"q": "quality"}, filters=[["qualty", ">", 0.5]])
+    with pytest.raises((ManifestError, ConfigError), match=r"(?i)filter"):
+        ManifestSource(given(), {"q": "quality"}, filters=[["quality", ">", 5]])
+
+
+# -- ids ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format_", ["csv", "jsonl", "memory"])
+def test_ids_are_text(format_, tmp_path):
+    names = ["007", "7", "7.0", "1e3", "NA", "true", " 8", "ä"]
+    path = tmp_path / f"t.{format_}"
+    if format_ == "csv":
+        path.write_text("id,y\n" + "".join(f"{name},1\n" for name in names))
+    elif format_ == "jsonl":
+        path.write_text("".join(json.dumps({"id": name, "y": 1}) + "\n" for name in names))
+    table = path if format_ != "memory" else pa.table({"id": names, "y": [1] * len(names)})
+    source = ManifestSource(table, {"y": "y"}, id="id")
+    assert [where.id for where in source.locate(range(len(names)))] == names
+
+
+def test_whole_numbers_as_ids_become_text():
+    source = ManifestSource(pa.table({"id": [7, 8], "y": [0, 1]}), {"y": "y"}, id="id")
+    assert [where.id for where in source.locate([1, 0])] == ["8", "7"]
+
+
+def test_ids_that_stand_twice_are_named_with_both_rows(tmp_path):
+    (tmp_path / "t.csv").write_text("id,y\n007,1\n008,1\n007,2\n")
+    with pytest.raises(ManifestError, match=r"t\.csv.*007.*row 2.*row 0") as caught:
+        ManifestSource(tmp_path / "t.csv", {"y": "y"}, id="id")
+    assert caught.value.row == 2
+    assert caught.value.file == str(tmp_path / "t.csv")
+    # Only what is wanted must be unique.
+    (tmp_path / "t.csv").write_text("id,y\n007,1\n008,1\n007,2\n")
+    source = ManifestSource(tmp_path / "t.csv", {"y": "y"}, id="id", filters=[["y", "<", 2]])
+    assert len(source) == 2
+
+
+def test_an_id_that_is_missing_is_an_error():
+    with pytest.raises(ManifestError, match="row 1") as caught:
+        ManifestSource(pa.table({"id": ["a", None], "y": [0, 1]}), {"y": "y"}, id="id")
+    assert caught.value.row == 1
+
+
+def test_without_an_id_samples_have_none(folder):
+    source = ManifestSource(given(), {"x": "path", "y": "species"}, root=folder)
+    assert source.locate([3])[0].id is None
+    assert source.locate([3])[0].path == str(folder / "a/3.npy")
+    assert ManifestSource(given(), {"y": "species"}).locate([3])[0].path is None
+
+
+def test_samples_that_are_not_there():
+    source = ManifestSource(given(), {"y": "even"})
+    for wrong in ([COUNT], [-1], [0, 99]):
+        with pytest.raises(IndexError):
+            source.locate(wrong)
+        with pytest.raises(IndexError):
+            read(source, wrong)
+
+
+def test_the_path_of_a_location_is_that_of_the_first_field_with_files(folder):
+    table = given(other=[f"a/{COUNT - 1 - row}.npy" for row in range(COUNT)])
+    source = ManifestSource(table, {"y": "even", "b": "other", "x": "path"}, root=folder)
+    assert source.locate([0])[0].path == str(folder / "a/11.npy")
+
+
+# -- label columns -----------------------------------------------------------------------------------------------------
+
+
+def test_whole_numbers_are_int64():
+    for dtype in ("i1", "u2", "i8"):
+        source, got = labels(np.array([3, 0, 5], dtype))
+        assert (got.dtype, got.tolist(), source.spec["y"].classes) == (np.int64, [3, 0, 5], ())
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_floats_stay_as_they_are(dtype):
+    source, got = labels(np.array([0.5, -1.25, np.inf], dtype))
+    assert got.dtype == np.dtype(dtype)
+    assert got.tolist() == [0.5, -1.25, np.inf]
+    assert source.spec["y"].shape == ()
+
+
+def test_cells_of_csv_are_numbers_where_they_are_numbers(tmp_path):
+    (tmp_path / "t.csv").write_text("i,f,t,m\n1,0.5,a,1\n2,1e3,b,2.5\n")
+    source = ManifestSource(tmp_path / "t.csv", ["i", "f", "t", "m"])
+    got = read(source, [0, 1])
+    assert (got["i"].dtype, got["i"].tolist()) == (np.int64, [1, 2])
+    assert (got["f"].dtype, got["f"].tolist()) == (np.float64, [0.5, 1000.0])
+    assert (got["t"].dtype, got["t"].tolist()) == (np.int64, [0, 1])
+    assert (got["m"].dtype, got["m"].tolist()) == (np.float64, [1, 2.5])
+
+
+def test_a_type_of_ones_own():
+    assert labels([0, 1, 2], dtype="float32")[1].dtype == np.float32
+    assert labels([0, 1, 2], dtype="uint8")[1].tolist() == [0, 1, 2]
+    assert labels([0.5, 1.5], dtype="float32")[0].spec["y"].dtype == np.float32
+    with pytest.raises(AsyncDataError, match="300"):
+        labels([0, 300], dtype="uint8")
+    with pytest.raises(ConfigError, match="dtype"):
+        labels([0, 1], dtype="flot32")
+
+
+def test_text_becomes_classes_in_the_order_of_their_names():
+    source, got = labels(["b", "a", "B", "ä", "a"])
+    assert source.spec["y"].classes == ("B", "a", "b", "ä")
+    assert got.tolist() == [2, 1, 0, 3, 1]
+
+
+def test_classes_that_are_given_keep_their_order():
+    source, got = labels(["b", "a"], classes=["z", "b", "a"])
+    assert source.spec["y"].classes == ("z", "b", "a")
+    assert got.tolist() == [1, 2]
+
+
+def test_a_class_that_is_unknown_is_named_with_its_row():
+    with pytest.raises(ManifestError, match=r"c.*row 2|row 2.*'c'") as caught:
+        labels(["b", "a", "c"], classes=["b", "a"])
+    assert caught.value.row == 2
+
+
+def test_kind_says_what_text_means(tmp_path):
+    (tmp_path / "t.csv").write_text("y\n10\n9\n10\n")
+    number = ManifestSource(tmp_path / "t.csv", {"y": {"name": "y", "kind": "number"}})
+    assert read(number, [0, 1, 2])["y"].tolist() == [10, 9, 10]
+    kinds = ManifestSource(tmp_path / "t.csv", {"y": {"name": "y", "kind": "class"}})
+    assert kinds.spec["y"].classes == ("10", "9")
+    assert read(kinds, [0, 1, 2])["y"].tolist() == [0, 1, 0]
+    assert labels(["1.5", "2"], kind="number")[1].tolist() == [1.5, 2.0]
+    with pytest.raises(ManifestError, match="row 1") as caught:
+        labels(["1.5", "two"], kind="number")
+    assert caught.value.row == 1
+    with pytest.raises(ConfigError, match="kind"):
+        labels(["a"], kind="klass")
+
+
+def test_several_columns_are_one_vector():
+    source, got = labels({"a": [1, 2], "b": [0.5, 1.5], "c": [7, 8]}, name=["c", "a", "b"])
+    assert source.spec["y"].shape == (3,)
+    np.testing.assert_array_equal(got, [[7, 1, 0.5], [8, 2, 1.5]])
+    whole = labels({"a": [1, 2], "b": [3, 4]}, name=["a", "b"])[1]
+    assert (whole.dtype, whole.tolist()) == (np.int64, [[1, 3], [2, 4]])
+    with pytest.raises((ConfigError, ManifestError), match="b"):
+        labels({"a": [1, 2], "b": ["x", "y"]}, name=["a", "b"])
+
+
+@pytest.mark.parametrize("type_", ["list", "fixed"])
+def test_lists_of_numbers_are_vectors(type_):
+    kind = pa.list_(pa.float32(), 3) if type_ == "fixed" else pa.list_(pa.float32())
+    source, got = labels(pa.array([[1, 2, 3], [4, 5, 6]], kind))
+    assert (source.spec["y"].shape, got.dtype) == ((3,), np.float32)
+    assert got.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_a_vector_of_another_length_is_named_with_its_row():
+    with pytest.raises(ManifestError, match="row 2") as caught:
+        labels(pa.array([[1.0, 2], [3, 4], [5]]))
+    assert caught.value.row == 2
+
+
+def test_lists_of_text_are_several_labels():
+    source, got = labels(pa.array([["b"], ["a", "c"], []]))
+    assert source.spec["y"].classes == ("a", "b", "c")
+    assert got.tolist() == [[0, 1, 0], [1, 0, 1], [0, 0, 0]]
+
+
+def test_a_separator_parts_the_labels_of_a_cell():
+    source, got = labels(["b", "a;c", "c;a;b"], separator=";")
+    assert source.spec["y"].classes == ("a", "b", "c")
+    assert (got.dtype, got.tolist()) == (np.uint8, [[0, 1, 0], [1, 0, 1], [1, 1, 1]])
+    given_ = labels(["b", "a;c"], separator=";", classes=["c", "b", "a"])[1]
+    assert given_.tolist() == [[0, 1, 0], [1, 0, 1]]
+    with pytest.raises(ManifestError, match="d") as caught:
+        labels(["a", "a;d"], separator=";", classes=["a", "b"])
+    assert caught.value.row == 1
+
+
+def test_a_separator_parts_the_numbers_of_a_vector():
+    source, got = labels(["1;2;3", "4;5;6.5"], separator=";", kind="number")
+    assert source.spec["y"].shape == (3,)
+    assert got.tolist() == [[1, 2, 3], [4, 5, 6.5]]
+
+
+def test_booleans_are_kept():
+    got = labels([True, False, True])[1]
+    assert got.astype(int).tolist() == [1, 0, 1]
+
+
+# -- rows without a value ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [[1, None, 3], [0.5, None, 1.5], [0.5, float("nan"), 1.5], ["a", None, "b"]])
+def test_null_error_names_the_row_and_what_can_be_done(values):
+    with pytest.raises(ManifestError, match=r"row 1.*null") as caught:
+        labels(values)
+    assert caught.value.row == 1
+
+
+def test_null_error_names_the_id(folder):
+    table = given(quality=[*QUALITY[:5], None, *QUALITY[6:]])
+    with pytest.raises(ManifestError, match="row 5") as caught:
+        ManifestSource(table, FIELDS, id="id", root=folder)
+    assert "005" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([1, None, 3], [1, -100, 3]),
+        (["a", None, "b"], [0, -100, 1]),
+        ([0.5, None, 1.5], [0.5, np.nan, 1.5]),
+        ([0.5, float("nan"), 1.5], [0.5, np.nan, 1.5]),
+    ],
+)
+def test_null_ignore_is_what_losses_leave_out(values, wanted):
+    got = labels(values, null="ignore")[1]
+    np.testing.assert_array_equal(got, wanted)
+    assert got.dtype == (np.float64 if isinstance(wanted[0], float) else np.int64)
+
+
+@pytest.mark.parametrize("values", [[1, None, 3], [0.5, float("nan"), 1.5], ["a", None, "b"]])
+def test_null_drop_leaves_the_sample_out_of_all_fields(values, folder):
+    table = pa.table({"id": IDS[:3], "path": COLUMNS["path"][:3], "y": values})
+    source = ManifestSource(table, {"x": "path", "y": {"name": "y", "null": "drop"}}, id="id", root=folder)
+    assert len(source) == 2
+    assert [(where.row, where.id) for where in source.locate([0, 1])] == [(0, "000"), (2, "002")]
+    got = read(source, [1, 0])
+    assert got["x"][:, 0, 0].tolist() == [2, 0]
+    assert source.column("id").tolist() == ["000", "002"]
+    assert source.column("y").tolist() == [got["y"][1], got["y"][0]]
+    assert source.parts[0].samples == 2
+
+
+def test_null_drop_of_two_fields():
+    table = pa.table({"a": [None, 1, 2, 3], "b": ["x", "y", None, "z"]})
+    fields = {key: {"name": key, "null": "drop"} for key in "ab"}
+    source = ManifestSource(table, fields)
+    assert [where.row for where in source.locate([0, 1])] == [1, 3]
+    got = read(source, [0, 1])
+    assert got["a"].tolist() == [1, 3]
+    assert [source.spec["b"].classes[code] for code in got["b"]] == ["y", "z"]
+
+
+def test_null_drop_of_every_row_is_an_error():
+    with pytest.raises((ManifestError, ConfigError), match=r"(?i)row|sample"):
+        labels(pa.array([None, None], pa.float64()), null="drop", kind="number")
+
+
+def test_a_path_that_is_missing_can_be_dropped(folder):
+    table = given(path=[None, *COLUMNS["path"][1:]])
+    with pytest.raises(ManifestError, match="row 0"):
+        ManifestSource(table, FIELDS, root=folder)
+    source = ManifestSource(table, {"x": {"name": "path", "null": "drop"}}, root=folder)
+    assert read(source, np.arange(11))["x"][:, 0, 0].tolist() == list(range(1, 12))
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def batches(source, epochs=1, **options):
+    with AsyncLoader(source, LoaderOptions(**{"batch_size": 5, "shuffle": False, **options})) as loader:
+        return [list(loader) for _ in range(epochs)]
+
+
+def test_a_mapping_gives_dicts_and_a_sequence_tuples(folder):
+    first = batches(ManifestSource(given(), FIELDS, root=folder))[0][0]
+    assert list(first) == ["x", "y", "q"]
+    first = batches(ManifestSource(given(), ["path", "species", "quality"], root=folder), with_ids=True)[0][0]
+    assert isinstance(first, tuple)
+    assert [tuple(each.shape) for each in first] == [(5, 2, 3), (5,), (5,), (5,)]
+    assert first[3].tolist() == [0, 1, 2, 3, 4]
+    mixed = ManifestSource(given(), ["path", ["even", "quality"]], root=folder)
+    assert batches(mixed)[0][0][1].shape == (5, 2)
+
+
+def test_another_label_column_leaves_the_keys_alone(folder):
+    got = [batches(ManifestSource(given(), {"x": "path", "y": y}, root=folder))[0] for y in ("species", "even")]
+    for one, other in zip(*got, strict=True):
+        assert list(one) == list(other) == ["x", "y"]
+        assert one["x"].equal(other["x"])
+    assert [value for batch in got[1] for value in batch["y"].tolist()] == COLUMNS["even"]
+
+
+@pytest.mark.parametrize("shuffle", ["none", "global", "chunk", "auto"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_sample_comes_once_and_with_its_own_label(shuffle, workers, folder):
+    source = ManifestSource(given(), FIELDS, root=folder)
+    orders = []
+    for epoch in batches(source, 2, shuffle=shuffle, workers=workers, with_ids=True):
+        ids = [sample for batch in epoch for sample in batch["ids"].tolist()]
+        assert sorted(ids) == list(range(COUNT))
+        for batch in epoch:
+            assert batch["x"][:, 1, 2].tolist() == batch["ids"].tolist()
+            assert [source.spec["y"].classes[code] for code in batch["y"]] == [SPECIES[row] for row in batch["ids"]]
+        orders.append(ids)
+    assert (orders[0] == orders[1]) == (shuffle == "none")
+
+
+def test_balance_draws_each_class_as_often(folder):
+    table = pa.table({"y": ["rare"] * 5 + ["common"] * 95})
+    source = ManifestSource(table, {"y": "y"})
+    drawn = [code for batch in batches(source, balance="y", shuffle="auto", epoch_size=1000)[0] for code in batch["y"]]
+    assert 400 < sum(int(code) for code in drawn) < 600
+
+
+def test_weights_may_stand_in_the_table():
+    source = ManifestSource(pa.table({"y": [0, 1, 2], "w": [1.0, 0.0, 3.0]}), {"y": "y", "w": "w"})
+    got = [value for batch in batches(source, weights="w", shuffle="auto", epoch_size=200)[0] for value in batch["y"]]
+    assert {int(value) for value in got} == {0, 2}
+
+
+def test_two_loaders_on_one_source(folder):
+    source = ManifestSource(given(), FIELDS, root=folder)
+    options = LoaderOptions(batch_size=3, shuffle="global", seed=4, workers=1)
+    with AsyncLoader(source, options) as one, AsyncLoader(source, options) as other:
+        for left, right in zip(one, other, strict=True):
+            assert all(left[key].equal(right[key]) for key in left)
+
+
+def test_closing_a_source_is_no_end(folder):
+    source = ManifestSource(given(), FIELDS, root=folder)
+    before = read(source, [1, 2])
+    source.close()
+    source.close()
+    np.testing.assert_array_equal(read(source, [1, 2])["x"], before["x"])
+
+
+@pytest.mark.parametrize("format_", ["csv", "memory", "parquet"])
+def test_a_pickled_source_is_the_same(format_, folder):
+    table = given()
+    if format_ == "csv":
+        table = rows_of("csv", folder)
+    elif format_ == "parquet":
+        pq.write_table(table, folder / "t.parquet")
+        table = folder / "t.parquet"
+    source = ManifestSource(table, FIELDS, id="id", root=folder)
+    copied = pickle.loads(pickle.dumps(source))
+    assert_is_the_table(copied)
+    assert (copied.spec, copied.parts, copied.locate([3])) == (source.spec, source.parts, source.locate([3]))
+    if format_ == "memory":
+        # A frame may be large, and what is used of it is held anyway.
+        with pytest.raises(MissingError, match="'even' has not been read, and the table is in another process"):
+            copied.column("even")
+    else:
+        assert copied.column("even").astype(int).tolist() == COLUMNS["even"]
+
+
+# -- columns, parts, splits --------------------------------------------------------------------------------------------
+
+
+def test_a_column_by_key_or_by_name(folder):
+    source = ManifestSource(rows_of("csv", folder), FIELDS, id="id")
+    assert source.column("y").tolist() == [sorted(set(SPECIES)).index(name) for name in SPECIES]
+    assert source.column("species").tolist() == SPECIES
+    assert source.column("even").astype(int).tolist() == COLUMNS["even"]
+    assert source.column("id").tolist() == IDS
+    with pytest.raises(MissingError, match="speces"):
+        source.column("speces")
+
+
+def test_split_by_sample(folder):
+    sides = split(ManifestSource(given(), FIELDS, root=folder), {"train": 0.5, "val": 0.5}, seed=1)
+    ids = [set(side.ids(np.arange(len(side))).tolist()) for side in sides.values()]
+    assert not ids[0] & ids[1]
+    assert ids[0] | ids[1] == set(range(COUNT))
+    assert "overlap 0" in sides.described
+
+
+def test_split_by_a_column_of_the_table_that_is_no_field(folder):
+    subject = [f"s{row // 2}" for row in range(COUNT)]
+    (folder / "t.csv").write_text(
+        "path,species,quality,subject\n"
+        + "".join(f"a/{row}.npy,{SPECIES[row]},{QUALITY[row]},{subject[row]}\n" for row in range(COUNT))
+    )
+    source = ManifestSource(folder / "t.csv", FIELDS)
+    sides = split(source, {"train": 0.5, "val": 0.5}, groups="subject", seed=3)
+    found = [{subject[row] for row in side.ids(np.arange(len(side)))} for side in sides.values()]
+    assert not found[0] & found[1]
+    assert found[0] | found[1] == set(subject)
+    assert "subject" in sides.described
+
+
+def test_split_by_what_an_expression_finds_in_the_paths(tmp_path):
+    paths = []
+    for subject in range(6):
+        (tmp_path / f"subject-{subject}").mkdir()
+        for scan in range(3):
+            paths.append(f"subject-{subject}/{scan}.npy")
+            np.save(tmp_path / paths[-1], np.array([subject, scan]))
+    source = ManifestSource(pa.table({"path": paths}), {"x": "path"}, root=tmp_path)
+    sides = split(source, {"train": 0.5, "val": 0.5}, groups="file:(subject-[0-9]+)", seed=2)
+    found = [set(read(side, np.arange(len(side)))["x"][:, 0].tolist()) for side in sides.values()]
+    assert not found[0] & found[1]
+    assert found[0] | found[1] == set(range(6))
+    assert sum(len(side) for side in sides.values()) == 18
+    with pytest.raises(ConfigError, match="groups"):
+        split(source, {"train": 0.5, "val": 0.5}, groups="file:(patient-[0-9]+)")
+
+
+def test_split_by_file_keeps_samples_of_a_file_together(tmp_path):
+    for number in range(30):
+        np.save(tmp_path / f"{number}.npy", np.array(number))
+    paths = [f"{number}.npy" for number in range(30) for _ in range(3)]
+    source = ManifestSource(pa.table({"path": paths}), {"x": "path"}, root=tmp_path)
+    sides = split(source, {"train": 0.5, "val": 0.5}, groups="file")
+    found = [set(read(side, np.arange(len(side)))["x"].tolist()) for side in sides.values()]
+    assert not found[0] & found[1]
+    assert found[0] | found[1] == set(range(30))
+
+
+def test_split_by_file_is_the_same_wherever_the_folder_lies(tmp_path):
+    found = []
+    for root in (tmp_path / "here", tmp_path / "there"):
+        root.mkdir()
+        for number in range(40):
+            np.save(root / f"{number}.npy", np.array(number))
+        source = ManifestSource(pa.table({"path": [f"{number}.npy" for number in range(40)]}), ["path"], root=root)
+        found.append(split(source, {"train": 0.5, "val": 0.5}, groups="file")["train"].samples.tolist())
+    assert found[0] == found[1]
+
+
+def test_split_by_time_has_no_overlap(folder):
+    source = ManifestSource(given(), {"y": "even", "q": "quality"})
+    assert source.overlap == 0
+    sides = split(source, {"train": 0.5, "val": 0.25, "test": 0.25}, groups="time")
+    assert [side.ids(np.arange(len(side))).tolist() for side in sides.values()] == [
+        list(range(6)),
+        [6, 7, 8],
+        [9, 10, 11],
+    ]
+
+
+def test_split_by_an_array_of_text():
+    source = ManifestSource(given(), {"y": "even"})
+    sides = split(source, {"train": 0.5, "val": 0.5}, groups=SPECIES, seed=5)
+    found = [{SPECIES[row] for row in side.ids(np.arange(len(side)))} for side in sides.values()]
+    assert not found[0] & found[1]
+
+
+def test_a_subset_reads_and_names_its_samples(folder):
+    whole = ManifestSource(given(), FIELDS, id="id", root=folder)
+    subset = SubsetSource(whole, [7, 3, 4])
+    assert read(subset, [0, 1, 2])["x"][:, 0, 0].tolist() == [7, 3, 4]
+    assert subset.column("quality").tolist() == [QUALITY[7], QUALITY[3], QUALITY[4]]
+    got = batches(subset, with_ids=True, shuffle="chunk")[0][0]
+    assert got["x"][:, 0, 0].tolist() == got["ids"].tolist()
+    assert [where.id for where in subset.locate(got["ids"].numpy())] == [f"{sample:03d}" for sample in got["ids"]]
+    assert pickle.loads(pickle.dumps(subset)).column("id").tolist() == ["007", "003", "004"]
+
+
+def test_manifests_one_after_the_other(folder):
+    one = ManifestSource(given().slice(0, 5), {"x": "path", "e": "even"}, id="id", root=folder)
+    rest = ManifestSource(given().slice(5), {"x": "path", "e": "even"}, id="id", root=folder)
+    both = ConcatSource([one, rest])
+    assert len(both) == COUNT
+    assert read(both, [11, 0, 5])["x"][:, 0, 0].tolist() == [11, 0, 5]
+    assert [where.id for where in both.locate([11, 0, 5])] == ["011", "000", "005"]
+    assert both.column("id").tolist() == IDS
+    ids = [sample for batch in batches(both, shuffle="chunk", with_ids=True)[0] for sample in batch["ids"].tolist()]
+    assert sorted(ids) == list(range(COUNT))
+
+
+def test_manifests_with_other_classes_are_not_one(folder):
+    one = ManifestSource(pa.table({"y": ["a", "b"]}), {"y": "y"})
+    other = ManifestSource(pa.table({"y": ["a", "c"]}), {"y": "y"})
+    with pytest.raises((FormatError, ConfigError), match="class"):
+        ConcatSource([one, other])
+    agreed = {"name": "y", "classes": ["a", "b", "c"]}
+    both = ConcatSource([ManifestSource(pa.table({"y": names}), {"y": agreed}) for names in (["a", "b"], ["a", "c"])])
+    assert read(both, [0, 1, 2, 3])["y"].tolist() == [0, 1, 0, 2]
+
+
+# -- classes of a module -----------------------------------------------------------------------------------------------
+
+
+def module(train, val, **given_):
+    sources = {
+        stage: ManifestSource(pa.table({"y": names}), {"y": {"name": "y", **given_}})
+        for stage, names in {"train": train, "val": val}.items()
+    }
+    return AsyncDataModule(**sources, loader={"batch_size": 2})
+
+
+def test_validation_has_the_classes_of_training():
+    data = module(["c", "a", "b"], ["c", "a"])
+    assert data.classes == {"y": ("a", "b", "c")}
+    assert data.num_classes == {"y": 3}
+    with contextlib.closing(data):
+        got = [value for batch in data.val_dataloader()[0] for value in batch["y"].tolist()]
+    assert got == [2, 0]
+
+
+def test_a_class_that_only_validation_has_is_named_with_its_row():
+    with pytest.raises(AsyncDataError, match=r"(?s)d.*row 1|row 1.*d"):
+        module(["c", "a", "b"], ["c", "d"])
+
+
+def test_a_checkpoint_keeps_the_classes():
+    state = module(["a", "b"], ["a", "b"]).state_dict()
+    again = module(["b", "a"], ["b", "a"])
+    again.load_state_dict(pickle.loads(pickle.dumps(state)))
+    with pytest.raises(ResumeError, match=r"(?s)a.*c|c.*a"):
+        module(["a", "c"], ["c", "a"]).load_state_dict(state)
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"filter": []}, "filter: .*filters"),
+        ({"resise": "crop"}, "resise: .*resize"),
+        ({"image_sise": 4}, "image_sise: .*image_size"),
+        ({"chek": "all"}, "chek: .*check"),
+        ({"check": "some"}, "check: 'some'.*first, all, none"),
+        ({"outside": "yes"}, "outside: 'yes'"),
+        ({"image_size": 32}, "image_size: "),
+        ({"resize": "crop"}, "image_size: missing"),
+        ({"image_size": 0}, "image_size: 0"),
+        ({"image_size": 8, "scale": [0.5, 2]}, "scale: "),
+        ({"image_size": 8, "ratio": [2, 1]}, "ratio: "),
+        ({"mode": "CMYK"}, "mode: 'CMYK'"),
+        ({"fill": 256}, "fill: 256"),
+        ({"max_pixels": 0}, "max_pixels: 0"),
+        ({"interpolation": "linear"}, "interpolation: 'linear'"),
+    ],
+)
+def test_an_option_that_is_wrong_begins_the_message(options, message, folder):
+    with pytest.raises(ConfigError) as caught:
+        ManifestSource(given(), FIELDS, root=folder, **options)
+    assert re.match(message, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"nam": "species"}, "fields.y.nam: .*name"),
+        ({"name": "species", "clases": ["a"]}, "fields.y.clases: .*classes"),
+        ({"name": "species", "null": "skip"}, "fields.y.null: 'skip'.*error, ignore, drop"),
+        ({"name": "species", "classes": []}, "fields.y.classes: "),
+        ({"name": "species", "classes": ["a", "a"]}, "fields.y.classes: "),
+        ({"name": ["species", "species"]}, "fields.y.name: .*twice"),
+        ({"kind": "class"}, "fields.y.name: missing"),
+        ({"name": ["even", "quality"], "separator": ";"}, "fields.y.name: "),
+        (7, "fields.y"),
+        ([], "fields.y"),
+    ],
+)
+def test_a_field_that_is_wrong_begins_the_message(column, message, folder):
+    with pytest.raises(ConfigError) as caught:
+        ManifestSource(given(), {"x": "path", "y": column}, root=folder)
+    assert re.match(message, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize("fields", [{}, [], None, 7, {7: "even"}])
+def test_fields_that_are_none(fields):
+    with pytest.raises(ConfigError, match=r"^fields"):
+        ManifestSource(given(), fields)
+
+
+ORDER = ["low", "mid", "high", "never"]
+
+
+VALUES = ["mid", "low", "high", "mid"]
+
+
+def ordered_table(name, folder):
+    """A column of ordered categories, one of which never occurs, as each library and format has it."""
+    codes = pa.array([ORDER.index(value) for value in VALUES], pa.int8())
+    dictionary = pa.DictionaryArray.from_arrays(codes, ORDER, ordered=True)
+    if name == "polars Enum":
+        polars = pytest.importorskip("polars")
+        return polars.DataFrame({"a": polars.Series(VALUES, dtype=polars.Enum(ORDER))})
+    if name == "Arrow in chunks":  # the first of which knows fewer of the categories
+        first = pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.int8()), ["low", "mid"], ordered=True)
+        empty = pa.DictionaryArray.from_arrays(pa.array([], pa.int8()), pa.array([], pa.string()), ordered=True)
+        return pa.table({"a": pa.chunked_array([first, empty, dictionary[2:]])})
+    table = pa.table({"a": dictionary})
+    if "pandas" in name:
+        pandas = pytest.importorskip("pandas")
+        table = pandas.DataFrame({"a": pandas.Categorical(VALUES, ORDER, ordered=True)})
+    if name == "pandas in Parquet":
+        table = pa.Table.from_pandas(table)
+    if "Parquet" not in name:
+        return table
+    pq.write_table(table, folder / "t.parquet", row_group_size=2)
+    return folder / "t.parquet"
+
+
+@pytest.mark.parametrize(
+    "name", ["pandas", "polars Enum", "Arrow", "Arrow in chunks", "Arrow in Parquet", "pandas in Parquet"]
+)
+def test_ordered_categories_are_the_classes_in_their_order(name, tmp_path):
+    given = ordered_table(name, tmp_path)
+    source = ManifestSource(given, {"y": "a"})
+    assert source.spec["y"].classes == tuple(ORDER)
+    assert source.column("y").tolist() == [1, 0, 2, 1]
+    # Rows that are left out take no class with them.
+    source = ManifestSource(given, {"y": "a"}, filters=[["a", "!=", "low"]])
+    assert source.spec["y"].classes == tuple(ORDER)
+    assert source.column("y").tolist() == [1, 2, 1]
+    given_classes = {"name": "a", "classes": ["high", "mid", "low"]}
+    assert ManifestSource(given, {"y": given_classes}).column("y").tolist() == [1, 2, 0, 1]
+
+
+def test_lists_of_categories_of_polars():
+    polars = pytest.importorskip("polars")
+    lists = [["mid"], [], None, ["high", "low"]]
+    for kind, classes in ((polars.Enum(ORDER), tuple(ORDER)), (polars.Categorical, ("high", "low", "mid"))):
+        frame = polars.DataFrame({"a": polars.Series(lists, dtype=polars.List(kind))})
+        source = ManifestSource(frame, {"y": {"name": "a", "null": "drop"}})
+        assert source.spec["y"].classes == classes
+        found = [{classes[place] for place in np.flatnonzero(row)} for row in read(source, [0, 1, 2])["y"]]
+        assert found == [{"mid"}, set(), {"high", "low"}]
+
+
+def test_categories_in_several_orders_are_sorted_and_said(caplog):
+    one = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["low", "high"], ordered=True)
+    other = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["high", "low"], ordered=True)
+    source = ManifestSource(pa.table({"a": pa.chunked_array([one, other])}), {"y": "a"})
+    assert source.spec["y"].classes == ("high", "low")
+    assert source.column("y").tolist() == [1, 0, 0, 1]
+    (record,) = caplog.records
+    assert "column 'a': its parts have ordered categories in different orders" in record.getMessage()
+
+
+def test_patients_that_are_no_label_stay_out_of_the_fields_and_are_looked_up():
+    # Folds by patient: those of validation are none of training's, which is what is wanted.
+    count = 12
+    table = pa.table(
+        {
+            "patient": [f"p{number // 2}" for number in range(count)],
+            "fold": [number // 4 for number in range(count)],
+            "y": [number % 2 for number in range(count)],
+        }
+    )
+    fields = {"y": "y", "patient": "patient"}
+    train = ManifestSource(table, fields, filters=[["fold", "!=", 2]])
+    val = ManifestSource(table, fields, filters=[["fold", "==", 2]])
+    with pytest.raises(ManifestError, match="'p4' is not one of the 4 classes") as caught:
+        val.with_classes({"patient": train.spec["patient"].classes})
+    message = str(caught.value)
+    assert "train with it" not in message
+    assert "leave the row out" not in message
+    # Each way out that it names works.
+    given = {"y": "y", "patient": {"name": "patient", "classes": [f"p{number}" for number in range(6)]}}
+    assert '{"name": "patient", "classes": [...]}' in message
+    val = ManifestSource(table, given, filters=[["fold", "==", 2]]).with_classes({"patient": ["p0"]})
+    assert val.column("patient").tolist() == [4, 4, 5, 5]
+    assert "source.column('patient')[batch['ids']]" in message
+    source = ManifestSource(table, {"y": "y"}, filters=[["fold", "==", 2]])
+    for side in (source, SubsetSource(source, np.array([3, 1, 0]))):
+        with AsyncLoader(side, LoaderOptions(batch_size=4, shuffle="none", with_ids=True)) as loader:
+            batch = next(loader)
+            found = source.column("patient")[batch["ids"]].tolist()
+            assert found == (["p4", "p4", "p5", "p5"] if side is source else ["p5", "p4", "p4"])

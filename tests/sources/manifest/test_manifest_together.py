@@ -1,0 +1,260 @@
+"""Tables of files where several things meet: stages, subsets, dropped rows, and tables that change."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from support.oracle import read
+
+from lit_async_data import (
+    AsyncDataModule,
+    ConcatSource,
+    ManifestSource,
+    Normalize,
+    SubsetSource,
+    ToFloat,
+    split,
+)
+from lit_async_data.errors import ChangedError, ConfigError, CorruptError, ManifestError, ResumeError
+
+pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
+
+
+def csv(tmp_path, name, *lines):
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    return str(tmp_path / name)
+
+
+def labels(source, key="y"):
+    return read(source, range(len(source)))[key].tolist()
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_in_validation_are_classes_where_training_has_classes(tmp_path):
+    train = ManifestSource(csv(tmp_path, "train.csv", "y", "2a", "10", "3"), {"y": "y"})
+    val = ManifestSource(csv(tmp_path, "val.csv", "y", "3", "10", "3"), {"y": "y"})
+    dm = AsyncDataModule(train=train, val=val, loader={"batch_size": 3})
+    assert dm.classes == {"y": ("10", "2a", "3")}
+    assert labels(dm.sources["val"][0]) == [2, 0, 2]
+    other = ManifestSource(csv(tmp_path, "other.csv", "y", "4"), {"y": "y"})
+    with pytest.raises(ManifestError, match=r"row 0.*'4' is not one of the 3 classes"):
+        AsyncDataModule(train=train, val=other, loader={"batch_size": 3})
+    again = AsyncDataModule(test=val, loader={"batch_size": 3})
+    again.load_state_dict(dm.state_dict())
+    assert labels(again.sources["test"][0]) == [2, 0, 2]
+    assert again.num_classes == {"y": 3}
+
+
+def test_classes_in_validation_where_training_has_numbers_are_refused(tmp_path):
+    train = ManifestSource(csv(tmp_path, "train.csv", "y", "1", "2"), {"y": "y"})
+    val = ManifestSource(csv(tmp_path, "val.csv", "y", "a", "2"), {"y": "y"})
+    with pytest.raises(ConfigError, match=r"val: y holds classes, but numbers in the first stage; say kind: class"):
+        AsyncDataModule(train=train, val=val, loader={"batch_size": 2})
+
+
+@pytest.mark.parametrize("dtype", [None, "int32", "float32"])
+def test_other_classes_keep_type_and_what_is_ignored(dtype):
+    field = {"name": "y", "null": "ignore", "dtype": dtype}
+    source = ManifestSource(pa.table({"y": ["b", None, "a"]}), {"y": field})
+    changed = source.with_classes({"y": ["z", "a", "b"]})
+    assert labels(changed) == [2, -100, 1]
+    assert changed.spec["y"].dtype == np.dtype(dtype or "int64")
+    assert changed.spec["y"].classes == ("z", "a", "b")
+
+
+def test_sources_in_a_row_take_the_classes_of_training():
+    train = ManifestSource(pa.table({"y": ["a", "b", "c"]}), {"y": "y"})
+    val = ManifestSource(pa.table({"y": ["c", "a"]}), {"y": "y"})
+    dm = AsyncDataModule(train=train, val=ConcatSource([val, val]), loader={"batch_size": 2})
+    assert labels(dm.sources["val"][0]) == [2, 0, 2, 0]
+    subset = AsyncDataModule(train=train, val=SubsetSource(val, [0]), loader={"batch_size": 2})
+    assert labels(subset.sources["val"][0]) == [2]
+
+
+def test_the_number_of_classes_is_that_of_the_checkpoint():
+    dm = AsyncDataModule(train=ManifestSource(pa.table({"y": ["a", "c"]}), {"y": "y"}), loader={"batch_size": 2})
+    assert dm.num_classes == {"y": 2}
+    dm.load_state_dict({"classes": {"y": ["a", "b", "c"]}})
+    assert dm.num_classes == {"y": 3}
+    with pytest.raises(ResumeError, match=r"row 1.*'c' is not one of"):
+        dm.load_state_dict({"classes": {"y": ["a", "b"]}})
+
+
+def test_so_many_different_texts_are_no_classes(tmp_path):
+    table = pa.table({"p": [f"a/{number}" for number in range(2**16 + 1)]})
+    with pytest.raises(ConfigError, match=r"fields.y.classes: there are 65537 different texts; are they ids, or paths"):
+        ManifestSource(table, {"y": "p"})
+
+
+# -- rows that are dropped ---------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_one_field_drops_counts_for_no_other():
+    table = pa.table({"id": ["a", "b", "b"], "x": [1.5, 2.5, None], "y": ["owl", "auk", "rare"], "z": [1, 2, None]})
+    source = ManifestSource(table, {"x": {"name": "x", "null": "drop"}, "y": "y", "z": "z"}, id="id")
+    assert len(source) == 2
+    assert source.spec["y"].classes == ("auk", "owl")
+    assert source.with_classes({"y": ["auk", "owl"]}).spec == source.spec
+    assert labels(source, "z") == [1, 2]
+
+
+def test_a_dropped_row_needs_no_value_that_fits():
+    table = pa.table({"y": [1, None, 3], "v": [[1.0, 2.0], [3.0, 4.0], [5.0, None]]})
+    fields = {"y": {"name": "y", "null": "drop", "dtype": "uint8"}, "v": {"name": "v", "null": "drop"}}
+    source = ManifestSource(table, fields)
+    assert labels(source) == [1]
+    assert source.spec["y"].dtype == np.uint8
+    assert source.locate([0])[0].row == 0
+
+
+def test_columns_that_are_read_later_leave_out_the_same_rows(tmp_path):
+    path = csv(tmp_path, "t.csv", "y,site", "1,a", ",b", "3,c")
+    source = ManifestSource(path, {"y": {"name": "y", "null": "drop"}})
+    assert source.column("site").tolist() == ["a", "c"]
+    assert [place.row for place in source.locate([0, 1])] == [0, 2]
+
+
+def test_a_table_that_was_written_to_is_not_read_again(tmp_path):
+    path = csv(tmp_path, "t.csv", "y,site", "1,a", "2,b", "3,c")
+    source = ManifestSource(path, {"y": "y"})
+    csv(tmp_path, "t.csv", "y,site", "3,c", "2,b", "1,a")
+    with pytest.raises(ChangedError, match=r"t\.csv: has been written to since the source was built"):
+        source.column("site")
+
+
+def test_a_table_that_can_be_read_once_is_held():
+    table = pa.table({"y": [1, 2], "site": ["a", "b"]})
+    reader = pa.RecordBatchReader.from_batches(table.schema, table.to_batches())
+    source = ManifestSource(reader, {"y": "y"})
+    assert source.column("site").tolist() == ["a", "b"]
+
+
+def test_a_column_of_datasets_that_is_damaged_is_an_error(tmp_path):
+    with h5py.File(tmp_path / "two.h5", "w") as file:
+        file["data"], file["other"] = np.zeros(3), np.ones(3)
+    (tmp_path / "t.csv").write_bytes(b"path,row,dataset\ntwo.h5,1,other\ntwo.h5,1,oth\xff\n")
+    with pytest.raises(ManifestError, match=r"row 1.*not UTF-8"):
+        ManifestSource(tmp_path / "t.csv", {"x": "path"})
+
+
+# -- groups of files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def visits(tmp_path):
+    """200 files of 20 patients, each named twice, in two ways."""
+    (tmp_path / "p").mkdir()
+    names = [f"p/{patient}_{visit}.npy" for patient in range(20) for visit in range(10)]
+    for name in names:
+        np.save(tmp_path / name, np.zeros(1))
+    return lambda prefix="": ManifestSource(pa.table({"x": [prefix + name for name in names]}), ["x"], root=tmp_path)
+
+
+@pytest.mark.parametrize("groups", ["file", r"file:(\d+)_"])
+@pytest.mark.parametrize("make", ["source", "subset", "both"])
+def test_files_are_never_on_two_sides(visits, make, groups):
+    whole = {
+        "source": visits,
+        "subset": lambda: SubsetSource(visits(), range(0, 200, 3)),
+        "both": lambda: ConcatSource([visits(), visits("./")]),
+    }[make]()
+    sides = split(whole, {"train": 0.5, "val": 0.5}, groups=groups)
+    assert sides.overlap == 0
+    names = [
+        {os.path.basename(place.path).partition("_" if "(" in groups else "!")[0] for place in located}
+        for side in sides.values()
+        for located in [side.locate(side.ids(np.arange(len(side))))]
+    ]
+    assert not names[0] & names[1]
+
+
+# -- what a cell holds -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", ["nan", "NA", "NaN", " N/A "])
+def test_words_for_nothing_are_no_numbers(tmp_path, cell):
+    path = csv(tmp_path, "t.csv", "y", "1", f'"{cell}"', "3")
+    with pytest.raises(ManifestError, match=r"row 1.*no value"):
+        ManifestSource(path, {"y": "y"})
+    source = ManifestSource(path, {"y": {"name": "y", "null": "ignore"}})
+    assert (labels(source), source.spec["y"].dtype) == ([1, -100, 3], np.int64)
+
+
+@pytest.mark.parametrize("cell", ["0x10", "inf", "-Infinity"])
+def test_what_reads_as_a_number_and_is_no_label_is_refused(tmp_path, cell):
+    with pytest.raises(ManifestError, match=r"row 1.*is not a number that a label can be"):
+        ManifestSource(csv(tmp_path, "t.csv", "y", "1", cell), {"y": "y"})
+
+
+def test_an_array_whose_header_promises_more_than_there_is_is_damaged(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(4))
+    data = (tmp_path / "a.npy").read_bytes().replace(b"(4,), }        ", b"(400000000,), }")
+    (tmp_path / "a.npy").write_bytes(data)
+    with pytest.raises(CorruptError, match=r"row 0 .*a\.npy: \d+ bytes follow the header"):
+        ManifestSource(pa.table({"p": ["a.npy"]}), ["p"], root=tmp_path, check="none")
+
+
+def test_links_that_lead_back_end_somewhere(tmp_path):
+    (tmp_path / "a").mkdir()
+    np.save(tmp_path / "a/1.npy", np.zeros(2))
+    for name in ("back", "again"):
+        (tmp_path / "a" / name).symlink_to(tmp_path / "a")
+    source = ManifestSource.from_folder(tmp_path, outside=True)
+    assert len(source) == 1
+    assert source.name == str(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_become_half_precision_without_overflow(dtype):
+    values = torch.tensor([[0, 65535]], dtype=torch.uint16)
+    assert ToFloat(dtype=dtype)((values,))[0].tolist() == [[0, 1]]
+    assert Normalize(0.5, 0.5, dtype=dtype)((values,))[0].tolist() == [[-1, 1]]
+
+
+def test_rows_that_go_one_after_the_other_stay_gone(tmp_path):
+    lines = ['{"y": 1, "v": [1.0], "site": "a"}', '{"v": [2.0], "site": "b"}', '{"y": 3, "v": [null], "site": "c"}']
+    (tmp_path / "t.jsonl").write_text("\n".join([*lines, '{"y": 4, "v": [4.0], "site": "d"}']) + "\n")
+    drop = {"null": "drop"}
+    source = ManifestSource(tmp_path / "t.jsonl", {"y": {"name": "y", **drop}, "v": {"name": "v", **drop}})
+    assert labels(source) == [1, 4]
+    assert source.column("site").tolist() == ["a", "d"]
+    assert [place.row for place in source.locate([0, 1])] == [0, 3]
+
+
+def test_an_hdf5_file_may_be_named_in_several_ways(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"] = np.arange(5.0)
+    (tmp_path / "b.h5").symlink_to(tmp_path / "a.h5")
+    table = pa.table({"path": ["a.h5", "./a.h5", "b.h5"], "row": [4, 2, 3]})
+    source = ManifestSource(table, {"x": "path"}, root=tmp_path)
+    assert labels(source, "x") == [4, 2, 3]
+    rowless = pa.table({"path": ["a.h5", "a.h5"], "row": [None, 3]})
+    with pytest.raises(ManifestError, match=r"row 0, column 'row': no row number"):
+        ManifestSource(rowless, {"x": "path"}, root=tmp_path)
+    with contextlib.closing(ManifestSource(rowless, {"x": {"name": "path", "null": "drop"}}, root=tmp_path)) as left:
+        assert labels(left, "x") == [3]
+    assert len(source._fields.stored[0].source.source) == 5  # one file, opened once
+    source.close()
+
+
+def test_a_file_of_the_table_of_which_nothing_is_left_is_no_part(tmp_path):
+    csv(tmp_path, "a.csv", "y", "0", "0")
+    csv(tmp_path, "b.csv", "y", *map(str, range(1, 11)))
+    source = ManifestSource(f"{tmp_path}/*.csv", {"y": "y"}, filters=[["y", ">", 0]])
+    (part,) = source.parts
+    assert (os.path.basename(part.file), part.samples) == ("b.csv", 10)
+    places = source.places()
+    assert places.which.tolist() == [0] * 10
+    assert places.rows.tolist() == list(range(10))
+    sides = split(source, {"train": 0.8, "val": 0.2}, groups="time")
+    assert labels(sides["val"]) == [9, 10]

@@ -1,0 +1,845 @@
+"""`DatasetSource` against torch's own DataLoader: the same samples, in the same types, or an error that says why."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import gc
+import math
+import os
+import pickle
+import re
+import signal
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.values import some
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
+
+from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOptions
+from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError
+from lit_async_data.lightning.summary import lines
+from lit_async_data.sources.base import KeepingSource, Location, Source
+from lit_async_data.sources.torch_values import GRAIN, filled_at_once
+from lit_async_data.testing import ArraySource
+
+LENGTH = 23
+IMAGES = torch.from_numpy(some((LENGTH, 3, 4, 5)).copy())
+LABELS = torch.arange(LENGTH, dtype=torch.int32) * 7
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+class Given(Dataset):
+    """Returns what a function makes of a number; counts its calls."""
+
+    def __init__(self, of, length=LENGTH):
+        self.of, self.length, self.asked = of, length, []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, number):
+        self.asked.append(number)
+        return self.of(number)
+
+
+class Together(Given):
+    """As above, several at a time, and never one alone."""
+
+    def __getitem__(self, number):
+        raise AssertionError("there is __getitems__")
+
+    def __getitems__(self, numbers):
+        self.asked.append(numbers)
+        return [self.of(number) for number in numbers]
+
+
+class ImageFolder:
+    """As those of torchvision: no subclass of anything, an image and its class, made by a transform."""
+
+    def __init__(self, transform):
+        self.targets, self.transform = LABELS.tolist(), transform
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return self.transform(IMAGES[index].permute(1, 2, 0).numpy()), self.targets[index]
+
+
+def to_tensor(picture):
+    return torch.from_numpy(picture).permute(2, 0, 1).float().div(255)
+
+
+def read(source, samples, keys=None):
+    """What `read_into` makes of arrays full of rubbish."""
+    out = {}
+    for key in keys or source.spec.fields:
+        shape, dtype = (len(samples), *source.spec[key].stored_shape), source.spec[key].dtype
+        out[key] = np.full(math.prod(shape) * dtype.itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
+    source.read_into(np.asarray(samples, np.int64), out)
+    return out
+
+
+def spec_of(value, key="0"):
+    field = DatasetSource([value]).spec[key]
+    return field.shape, field.dtype
+
+
+def refused(kind, said, build):
+    with pytest.raises(kind, match=said) as caught:
+        build()
+    assert type(caught.value) is kind
+    return caught.value
+
+
+# -- the same as a DataLoader ------------------------------------------------------------------------------------------
+
+DATASETS = {
+    "tensors": TensorDataset(IMAGES, LABELS),
+    "one tensor": TensorDataset(IMAGES),
+    "a subset": Subset(TensorDataset(IMAGES, LABELS), list(range(LENGTH))[::-2]),
+    "a subset of a subset": Subset(Subset(TensorDataset(IMAGES, LABELS), range(20)), range(3, 11)),
+    "several": ConcatDataset([TensorDataset(IMAGES, LABELS), TensorDataset(IMAGES[:4], LABELS[:4])]),
+    "a stack": StackDataset(IMAGES, LABELS),
+    "a stack by name": StackDataset(image=IMAGES, label=LABELS),
+    "a folder of images": ImageFolder(to_tensor),
+    "dicts": Given(lambda number: {"x": IMAGES[number], "y": number}),
+    "dicts together": Together(lambda number: {"x": IMAGES[number].numpy(), "y": float(number)}),
+    "lists": Given(lambda number: [IMAGES[number], number % 2 == 0]),
+    "named": Given(lambda number: Pair(IMAGES[number], number)),
+    "single tensors": Given(lambda number: IMAGES[number]),
+    "single numbers": Given(lambda number: number / 3),
+    "an array": IMAGES.numpy(),
+    "a list": [[float(number), number] for number in range(LENGTH)],
+}
+
+
+def as_tuple(batch):
+    return batch if isinstance(batch, dict | list | tuple) else (batch,)
+
+
+def flat(batch):
+    """The values of a batch of torch, and of ours; those without an axis but N as int64, by the rule of the house."""
+    values = batch.values() if isinstance(batch, dict) else as_tuple(batch)
+    return [
+        value.long() if value.ndim == 1 and not value.is_floating_point() and value.dtype != torch.bool else value
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_batches_are_those_of_a_dataloader(name, workers):
+    dataset = DATASETS[name]
+    options = LoaderOptions(batch_size=4, shuffle=False, workers=workers)
+    with AsyncLoader(DatasetSource(dataset), options) as loader:
+        batches = list(loader)
+    wanted = list(DataLoader(dataset, batch_size=4))
+    assert len(batches) == len(wanted)
+    for got, by_torch in zip(batches, wanted):
+        assert isinstance(got, dict) == isinstance(by_torch, dict)
+        assert isinstance(got, dict) or type(got) is tuple
+        if isinstance(got, dict):
+            assert list(got) == list(by_torch)
+        assert [value.dtype for value in flat(got)] == [value.dtype for value in flat(by_torch)]
+        assert all(torch.equal(one, other) for one, other in zip(flat(got), flat(by_torch), strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", [Given, Together])
+def test_the_order_is_that_of_any_source(workers, shuffle, kind):
+    options = LoaderOptions(batch_size=4, shuffle=shuffle, seed=3, with_ids=True, workers=workers)
+    dataset = kind(lambda number: {"y": number * 7})
+    arrays = ArraySource({"y": np.arange(LENGTH) * 7})
+    with AsyncLoader(DatasetSource(dataset), options) as loader, AsyncLoader(arrays, options) as other:
+        for _ in range(2):
+            got, wanted = list(loader), list(other)
+            assert [batch["ids"].tolist() for batch in got] == [batch["ids"].tolist() for batch in wanted]
+            assert [batch["y"].tolist() for batch in got] == [batch["y"].tolist() for batch in wanted]
+            assert all(torch.equal(batch["y"], batch["ids"] * 7) for batch in got)
+
+
+@given(st.lists(st.integers(0, LENGTH - 1), max_size=40), st.booleans())
+def test_samples_come_in_any_order_and_repeated(samples, together):
+    dataset = (Together if together else Given)(lambda number: (IMAGES[number], number))
+    got = read(DatasetSource(dataset), samples)
+    assert np.array_equal(got["0"], IMAGES.numpy()[np.asarray(samples, int)])
+    assert got["1"].tolist() == samples
+
+
+def test_ids_and_places():
+    with AsyncLoader(DatasetSource(DATASETS["named"]), LoaderOptions(batch_size=4, with_ids=True)) as loader:
+        images, labels, ids = next(loader)
+    assert torch.equal(images, IMAGES[ids])
+    assert torch.equal(labels, ids)
+    source = DatasetSource(DATASETS["tensors"])
+    assert source.locate([3, 0]) == [Location("TensorDataset", "/", 3), Location("TensorDataset", "/", 0)]
+    assert source.locate(np.array([22])) == [Location("TensorDataset", "/", 22)]
+    assert source.locate([]) == []
+
+
+@pytest.mark.parametrize("bad", [-1, LENGTH, 1.0, True])
+def test_a_number_out_of_range_is_an_index_error_and_never_counted_from_the_end(bad):
+    source = DatasetSource(DATASETS["tensors"])
+    with pytest.raises(IndexError, match=rf"sample {bad} of 23 in TensorDataset"):
+        source.locate([bad])
+    if type(bad) is int:
+        with pytest.raises(IndexError, match=rf"sample {bad} of 23 in TensorDataset"):
+            read(source, [0, bad])
+
+
+# -- the contract ------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_source_that_lies_in_no_chunks_and_keeps_nothing():
+    source = DatasetSource(DATASETS["tensors"])
+    assert isinstance(source, Source)
+    assert not isinstance(source, KeepingSource)
+    assert (len(source), source.name) == (LENGTH, "TensorDataset")
+    assert (source.chunks.reading, source.chunks.runs, source.chunks.rows) == ("python", (), 1)
+    source.close()
+    source.close()
+    assert read(source, [2])["1"].tolist() == [14]
+
+
+def test_building_reads_sample_0_once_and_nothing_else():
+    dataset, together = Given(float), Together(float)
+    DatasetSource(dataset)
+    DatasetSource(together)
+    assert (dataset.asked, together.asked) == ([0], [[0]])
+
+
+def test_samples_of_a_batch_are_asked_for_in_one_call_where_there_is_one():
+    dataset = Together(float)
+    source = DatasetSource(dataset)
+    read(source, [5, 2, 2])
+    read(source, [])
+    assert dataset.asked == [[0], [5, 2, 2]]
+    assert all(type(number) is int for number in dataset.asked[1])
+
+
+def test_a_dataset_may_do_as_it_likes_with_the_list_of_numbers():
+    class Emptying(Together):
+        def __getitems__(self, numbers):
+            return [self.of(numbers.pop(0)) for _ in range(len(numbers))]
+
+    assert read(DatasetSource(Emptying(float)), [4, 1])["0"].tolist() == [4.0, 1.0]
+
+
+def test_getitems_that_is_none_is_none():
+    dataset = Given(float)
+    dataset.__getitems__ = None
+    assert read(DatasetSource(dataset), [4])["0"].tolist() == [4.0]
+
+
+def test_only_wanted_keys_are_written_and_only_their_values_looked_at():
+    dataset = Given(lambda number: {"x": IMAGES[number], "text": 1.0 if number == 0 else "far too long", "y": number})
+    got = read(DatasetSource(dataset), [5, 1], ["y"])
+    assert list(got) == ["y"]
+    assert got["y"].tolist() == [5, 1]
+
+
+def test_a_mapping_of_another_kind_is_read_as_a_dict():
+    class Lazy(collections.UserDict):
+        def __getitem__(self, key):
+            return self.data[key]()
+
+    source = DatasetSource(Given(lambda number: Lazy(x=lambda: number, y=lambda: 1 / (number - 3))))
+    assert source.spec.as_mapping
+    assert read(source, [4, 2])["y"].tolist() == [1.0, -1.0]
+    refused(ReadError, r"Given\[3\] raised ZeroDivisionError", lambda: read(source, [3]))
+
+
+@pytest.mark.parametrize("samples_at_once", [1, 3, 5])
+@pytest.mark.parametrize("kind", [Given, Together])
+def test_samples_are_collected_up_to_some_bytes(monkeypatch, samples_at_once, kind):
+    """Each sample notes how many others are alive when it is made."""
+    alive, most = weakref.WeakSet(), [0]
+
+    class Noted(torch.Tensor):
+        pass
+
+    def of(number):
+        made = (IMAGES[number] + 0).as_subclass(Noted)
+        alive.add(made)
+        most[0] = max(most[0], len(alive))
+        return made, number
+
+    source = DatasetSource(kind(of))
+    monkeypatch.setattr("lit_async_data.sources.torch_dataset.TOGETHER_BYTES", samples_at_once * source.spec.nbytes)
+    got = read(source, [5, 3, 3, 9, 0, 22, 1])
+    assert np.array_equal(got["0"], IMAGES.numpy()[[5, 3, 3, 9, 0, 22, 1]])
+    assert got["1"].tolist() == [5, 3, 3, 9, 0, 22, 1]
+    assert most[0] <= (7 if kind is Together else 2 * samples_at_once)
+
+
+@pytest.mark.parametrize("kind", [Given, Together])
+def test_one_lock_is_held_while_the_dataset_is_called_and_until_its_values_are_copied(kind):
+    held = []
+
+    class Telling(torch.Tensor):
+        def numpy(self, *, force=False):
+            held.append(("copied", source._lock.locked()))
+            return super().numpy(force=force)
+
+    def of(number):
+        if number:
+            held.append(("called", source._lock.locked()))
+        return torch.arange(3.0).as_subclass(Telling) if number else torch.zeros(3)
+
+    source = DatasetSource(kind(of))
+    assert read(source, [1, 2])["0"].tolist() == [[0, 1, 2]] * 2
+    assert sorted(held) == [("called", True)] * 2 + [("copied", True)] * 2
+    assert not source._lock.locked()
+
+
+def test_the_lock_is_the_same_in_all_threads():
+    inside, out = threading.Event(), threading.Event()
+
+    def of(number):
+        if number == 1:
+            inside.set()
+            assert out.wait(30)
+        return number
+
+    source = DatasetSource(Given(of))
+    thread = threading.Thread(target=read, args=(source, [1]))
+    thread.start()
+    assert inside.wait(30)
+    try:
+        assert not source._lock.acquire(blocking=False)
+    finally:
+        out.set()
+        thread.join()
+
+
+def test_a_source_is_as_picklable_as_its_dataset():
+    source = DatasetSource(DATASETS["tensors"])
+    with source._lock:
+        copy = pickle.loads(pickle.dumps(source))
+    assert copy.spec == source.spec
+    assert np.array_equal(read(copy, [5])["0"], IMAGES.numpy()[[5]])
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(DatasetSource(Given(lambda number: number)))
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # it has threads, as torch does
+def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made():
+    """1. A thread is inside the dataset. 2. Another forks. 3. In the child nobody will ever let go of the lock."""
+    inside, out = threading.Event(), threading.Event()
+
+    def of(number):
+        if number == 1:
+            inside.set()
+            assert out.wait(30)
+        return number
+
+    source = DatasetSource(Given(of))
+    thread = threading.Thread(target=read, args=(source, [1]))
+    thread.start()
+    assert inside.wait(30)
+    try:
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            status = 1
+            try:
+                status = 0 if read(source, [2])["0"].tolist() == [2] else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        out.set()
+        thread.join()
+
+
+# -- what values become ------------------------------------------------------------------------------------------------
+
+REAL = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?", "c8", "c16"]
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("shape", [(2,), (3, 2), ()])
+@pytest.mark.parametrize("kind", ["array", "tensor", "big-endian"])
+def test_numbers_keep_their_type_but_whole_ones_without_an_axis(name, shape, kind):
+    values = some((5, *shape), name)
+    if not shape and name[0] == "u":
+        values = values >> 1  # int64 has one bit less than uint64
+    if kind == "tensor":
+        dataset = [torch.from_numpy(np.array(value)) for value in values]
+    else:
+        dataset = list(values.astype(values.dtype.newbyteorder(">")) if kind == "big-endian" else values)
+    source = DatasetSource(dataset)
+    wanted = np.dtype(np.int64 if not shape and name[0] in "iu" else name)
+    assert (source.spec["0"].shape, source.spec["0"].dtype) == (shape, wanted)
+    assert source.spec["0"].dtype.isnative
+    got = read(source, [3, 0])["0"]
+    assert np.array_equal(got, values[[3, 0]].astype(wanted), equal_nan=name[0] in "fc")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (True, "?"),
+        (7, "i8"),
+        (2.5, "f8"),
+        (np.float32(2.5), "f4"),
+        (np.uint8(7), "i8"),
+        (np.True_, "?"),
+        (np.array(7, ">u2"), "i8"),
+        (torch.tensor(7, dtype=torch.uint16), "i8"),
+        (torch.tensor(2.5), "f4"),
+        (-(2**63), "i8"),
+        (np.uint64(2**63 - 1), "i8"),
+    ],
+)
+def test_numbers_without_an_axis(value, dtype):
+    assert spec_of(value) == ((), np.dtype(dtype))
+    assert read(DatasetSource([value]), [0])["0"].tolist() == [value]
+
+
+@pytest.mark.parametrize("value", [2**63, np.uint64(2**63), torch.tensor(2**63, dtype=torch.uint64), -(2**63) - 1])
+def test_a_number_that_no_int64_holds_is_refused_and_never_wrapped(value):
+    refused(FormatError, r"list\[0\], field '0': -?9\d+ is more than an int64 holds", lambda: DatasetSource([value]))
+    refused(FormatError, r"list\[1\], field '0'", lambda: read(DatasetSource([1, value]), [1]))
+
+
+def test_gradients_conjugates_and_strides_are_no_matter():
+    base = torch.arange(12.0).reshape(3, 4)
+    values = {
+        "gradient": base.clone().requires_grad_() * 2,
+        "parameter": torch.nn.Parameter(base.clone()),
+        "transposed": base.t(),
+        "every other": base[:, ::2],
+        "conjugate": torch.complex(base, base).conj(),
+        "negative": torch.complex(base, base).conj().imag,
+        "backwards": base.numpy()[::-1],
+        "read-only": np.broadcast_to(base.numpy()[0], (2, 4)),
+        "nothing": torch.zeros(0, 3),
+    }
+    got = read(DatasetSource([values, values]), [1])
+    for key, value in values.items():
+        wanted = value.detach().resolve_conj().resolve_neg().numpy() if isinstance(value, torch.Tensor) else value
+        assert np.array_equal(got[key][0], wanted), key
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_large_samples_and_small_ones(workers):
+    """Those of 32768 values are copied by numpy, in this thread; smaller ones by torch, several at a time."""
+    large = [(torch.full((GRAIN,), float(n)), torch.full((GRAIN - 1,), n), torch.tensor(n % 2 > 0)) for n in range(9)]
+    with AsyncLoader(DatasetSource(large), LoaderOptions(batch_size=4, shuffle=False, workers=workers)) as loader:
+        for got, wanted in zip(loader, DataLoader(large, batch_size=4), strict=True):
+            assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [torch.ones(2, requires_grad=True) * 2, torch.zeros(2)],
+        [torch.complex(torch.ones(2), torch.ones(2)).conj(), torch.zeros(2, dtype=torch.complex64)],
+        [torch.eye(4)[:, 1], torch.arange(4.0)],
+        [torch.arange(3.0), np.arange(3, dtype="f4"), torch.nn.Parameter(torch.ones(3))],
+        [torch.zeros(3, 1), torch.ones(3, 1, dtype=torch.float16)],
+        [torch.tensor(3, dtype=torch.int16), torch.tensor(4, dtype=torch.int16), torch.tensor(5)],
+        [1, torch.tensor(2), np.int8(3), True],
+        [1.5, torch.tensor(2.5), np.float32(3.5), 4],
+        [1, 2, 2**63 - 1],
+        [0.1, math.inf, -0.0],
+        [True, False],
+        [torch.zeros(0, 2), torch.ones(0, 2)],
+    ],
+)
+def test_values_of_one_kind_or_several_in_one_batch(values):
+    samples = [*range(len(values)), 0]
+    got = read(DatasetSource(values), samples)["0"]
+    plain = [value.detach().resolve_conj() if isinstance(value, torch.Tensor) else value for value in values]
+    wanted = [np.asarray(plain[number]) for number in samples]
+    assert np.array_equal(got, np.stack(wanted).astype(got.dtype))
+
+
+@given(st.lists(st.sampled_from([0, 1, 2.5, True, -(2**63), 2**63, "a", None, 1j]), min_size=1, max_size=5))
+def test_what_is_filled_at_once_is_what_would_be_filled_one_by_one(values):
+    for dtype in ("i8", "f8"):
+        array = np.zeros(len(values), dtype)
+        kind = int if dtype == "i8" else float
+        filled = filled_at_once(array, values)
+        fits = all(type(value) is kind and (kind is float or -(2**63) <= value < 2**63) for value in values)
+        assert filled == fits
+        assert not filled or array.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (torch.zeros(3), "its shape is"),
+        (torch.zeros(1, 2), "its shape is"),
+        (torch.zeros(2, device="meta"), "a tensor on meta"),
+        (torch.zeros(2).to_sparse(), "a torch.sparse_coo tensor"),
+        (torch.zeros(2, dtype=torch.float64), "its type is float64"),
+    ],
+)
+def test_a_batch_of_tensors_that_are_alike_but_not_as_sample_0_is_refused(other, said):
+    source = DatasetSource([torch.zeros(2), other, other])
+    assert refused(FormatError, said, lambda: read(source, [1, 2])).sample_id == 1
+
+
+def test_small_tensors_are_stacked_and_large_ones_left_to_numpy_which_starts_no_threads(monkeypatch):
+    stacked, stack = [], torch.stack
+
+    def noting(tensors, **more):
+        stacked.append(tuple(tensors[0].shape))
+        return stack(tensors, **more)
+
+    monkeypatch.setattr(torch, "stack", noting)
+    read(DatasetSource([(torch.zeros(GRAIN), torch.zeros(GRAIN - 1), torch.tensor(1))] * 3), [0, 1, 2])
+    assert set(stacked) == {(GRAIN - 1,), ()}
+
+
+@pytest.mark.parametrize("value", [3, 2.5])
+def test_a_number_never_fills_an_array(value):
+    source = DatasetSource([np.zeros(2, "i8" if value == 3 else "f8"), value])
+    refused(FormatError, r"its shape is \(\), that of sample 0 is \(2,\)", lambda: read(source, [1]))
+
+
+def test_fields_without_values_come_as_such():
+    with AsyncLoader(DatasetSource(Given(lambda number: (np.zeros((0, 2)), number))), {"batch_size": 4}) as loader:
+        assert next(loader)[0].shape == (4, 0, 2)
+
+
+def test_what_casts_safely_is_cast():
+    given_as = [np.zeros(2, "f8"), np.array([1, 2], "f4"), np.array([3, 4], "i4"), np.array([True, False])]
+    got = read(DatasetSource(given_as), [0, 1, 2, 3])["0"]
+    assert got.dtype == np.float64
+    assert got.tolist() == [[0, 0], [1, 2], [3, 4], [1, 0]]
+    assert read(DatasetSource([1.5, 2, True, np.float32(0.5)]), [0, 1, 2, 3])["0"].tolist() == [1.5, 2, 1, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        (np.zeros(2, "f4"), np.zeros(2, "f8"), "float64, that of sample 0 is float32"),
+        (np.zeros(2, "u1"), np.zeros(2, "i1"), "int8, that of sample 0 is uint8"),
+        (np.zeros(2, "i8"), torch.zeros(2), "float32, that of sample 0 is int64"),
+        (1, 2.5, "float64, that of sample 0 is int64"),
+        (True, 1, "int64, that of sample 0 is bool"),
+        (np.float32(1), 0.1, "float64, that of sample 0 is float32"),
+    ],
+)
+def test_what_does_not_is_an_error(first, then, said):
+    source = DatasetSource([first, first, then])
+    for samples in ([1, 2], [2]):  # alone, all values of the batch are of one kind
+        said_of = rf"list\[2\], field '0': its type is {said}.*one type"
+        assert refused(FormatError, said_of, functools.partial(read, source, samples)).sample_id == 2
+
+
+# -- samples that cannot be part of a batch ----------------------------------------------------------------------------
+
+Picture = type("JpegImageFile", (type("Image", (), {"__module__": "PIL.Image"}),), {"__module__": "elsewhere"})
+REFUSED = {
+    "text": ("cat", "str is nothing that a tensor holds; .*prefetched"),
+    "bytes": (b"cat", "bytes is nothing"),
+    "nothing": (None, "NoneType is nothing that a tensor holds; .*prefetched"),
+    "an object": (object(), "object is nothing"),
+    "a complex": (1j, "complex is nothing"),
+    "a set": ({1}, "set is nothing"),
+    "a list": ([1, 2], "a list inside a sample; make one flat .*prefetched"),
+    "a tuple": ((1, 2), "a tuple inside a sample"),
+    "a dict": ({"a": 1}, "a dict inside a sample"),
+    "a picture": (Picture(), r"an image of PIL \(JpegImageFile\); .*ToTensor.*numpy"),
+    "bfloat16": (torch.zeros(2, dtype=torch.bfloat16), r"a tensor of torch.bfloat16, which numpy .*\.float\(\)"),
+    "float8": (torch.zeros(2).to(torch.float8_e5m2), r"a tensor of torch.float8_e5m2"),
+    "sparse": (torch.eye(2).to_sparse(), "a torch.sparse_coo tensor of torch.float32.*dense"),
+    "elsewhere": (torch.zeros(2, device="meta"), "a tensor on meta; leave it on the CPU"),
+    "texts": (np.array(["a", "b"]), "a numpy array of <U1, which no tensor holds"),
+    "objects": (np.array([None, 1]), "a numpy array of object"),
+    "dates": (np.array(["2020-01-01"], "M8[D]"), "a numpy array of datetime64"),
+    "a numpy text": (np.str_("a"), "a numpy array of <U1"),
+    "a record": (np.zeros(2, [("a", "f4")]), r"a numpy array of \[\('a'"),
+    "a long double": (np.zeros(2, np.longdouble), "a numpy array of float128"),
+    "a masked array": (np.ma.masked_array([1.0, 2.0], [True, False]), "MaskedArray is nothing"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_value_that_is_no_number_is_refused_by_name_and_type(what):
+    value, said = REFUSED[what]
+    samples = [{"x": 1.0, "y": 1.0}, {"x": 1.0, "y": value}]
+    error = refused(FormatError, rf"^list\[0\], field 'y': {said}", lambda: DatasetSource(samples[1:]))
+    assert error.sample_id == 0
+    error = refused(FormatError, rf"^list\[1\], field 'y': {said}", lambda: read(DatasetSource(samples), [0, 1]))
+    assert error.sample_id == 1
+
+
+@pytest.mark.parametrize("sample", [{}, (), []])
+def test_a_sample_without_values_is_refused(sample):
+    refused(FormatError, r"list\[0\] holds no value", lambda: DatasetSource([sample]))
+
+
+def test_a_key_that_is_no_text_is_refused():
+    refused(FormatError, r"list\[0\]: the key 3 is no text", lambda: DatasetSource([{3: 1.0}]))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        ({"x": 1, "y": 2}, {"x": 1}, "['x'], sample 0 has ['x', 'y']"),
+        ({"x": 1}, {"x": 1, "y": 2}, "['x', 'y'], sample 0 has ['x']"),
+        ((1, 2), (1,), "['0'], sample 0 has ['0', '1']"),
+        ((1, 2), {"x": 1, "y": 2}, "['x', 'y'], sample 0 has ['0', '1']"),
+        (Pair(1, 2), (1, 2), "['0', '1'], sample 0 has ['image', 'label']"),
+        ({"x": 1}, {3: 1}, "[3], sample 0 has ['x']"),
+    ],
+)
+def test_other_keys_are_an_error(first, then, said):
+    source = DatasetSource([first, then])
+    wanted = [next(iter(source.spec.fields))]
+    error = refused(
+        FormatError, rf"list\[1\] has the fields {re.escape(said)}; return the same", lambda: read(source, [1], wanted)
+    )
+    assert error.sample_id == 1
+
+
+def test_keys_may_come_in_another_order():
+    source = DatasetSource([{"x": 1, "y": 2}, {"y": 4, "x": 3}])
+    assert [values.tolist() for values in read(source, [0, 1]).values()] == [[1, 3], [2, 4]]
+
+
+@pytest.mark.parametrize("then", [np.zeros((3, 5)), np.zeros(4), np.zeros((1, 3, 4)), 0.0])
+def test_another_shape_is_an_error_that_points_to_what_takes_ragged_data(then):
+    source = DatasetSource([{"x": np.zeros((3, 4))}, {"x": np.zeros((3, 4))}, {"x": then}])
+    shape = re.escape(str(np.shape(then)))
+    error = refused(
+        FormatError,
+        rf"list\[2\], field 'x': its shape is {shape}, that of sample 0 is \(3, 4\); pad or crop .*prefetched",
+        lambda: read(source, [1, 2]),
+    )
+    assert error.sample_id == 2
+
+
+@pytest.mark.parametrize("wrong", [lambda found: found[:-1], lambda found: [*found, found[0]]])
+def test_a_result_of_another_length_is_an_error(wrong):
+    class Wrong(Together):
+        def __getitems__(self, numbers):
+            found = super().__getitems__(numbers)
+            return wrong(found) if len(found) > 1 else found
+
+    source = DatasetSource(Wrong(float))
+    said = r"Wrong.__getitems__\(\[5, 2, 7, … \(4 in all\)\]\) returned a list of [35]; .* asked for, 4, in that order"
+    assert refused(FormatError, said, lambda: read(source, [5, 2, 7, 1])).sample_id == 5
+
+
+def test_a_batch_in_place_of_samples_is_an_error():
+    class Collated(Together):
+        def __getitems__(self, numbers):
+            return {"x": np.zeros((len(numbers), 2))}
+
+    refused(
+        FormatError,
+        r"__getitems__\(\[0\]\) returned a dict of 1; it must be a list",
+        lambda: DatasetSource(Collated(float)),
+    )
+
+
+def test_several_samples_may_come_as_one_array():
+    class Sliced(Together):
+        def __getitems__(self, numbers):
+            return IMAGES[numbers]
+
+    assert np.array_equal(read(DatasetSource(Sliced(float)), [5, 2])["0"], IMAGES.numpy()[[5, 2]])
+
+
+# -- datasets that are none --------------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class SizedStream(Stream):
+    def __len__(self):
+        return 3
+
+
+class Unsized(Dataset):
+    def __getitem__(self, number):
+        return number
+
+
+class Untold(Unsized):
+    def __len__(self):
+        raise NotImplementedError("how many?")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        (Stream(), "Stream is an iterable dataset.*prefetched"),
+        (SizedStream(), "SizedStream is an iterable dataset.*prefetched"),
+        (Unsized(), "Unsized has no __len__"),
+        (Untold(), "the __len__ of Untold raised NotImplementedError: how many?"),
+        (Given, "Given is a class; build one"),
+        (Given(float, 0), "Given has no samples"),
+        (Given(float, -1), "the __len__ of Given raised ValueError"),
+        ([], "list has no samples"),
+        (3, "int has no __getitem__"),
+        ({1, 2}, "set has no __getitem__"),
+        (DataLoader([1, 2]), "DataLoader has no __getitem__.*prefetched"),
+        (DatasetSource([1, 2]), "DatasetSource has no __getitem__"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(dataset, said):
+    refused(ConfigError, f"^dataset: {said}", lambda: DatasetSource(dataset))
+
+
+def test_a_dataset_without_a_length_keeps_what_its_length_raised():
+    assert isinstance(refused(ConfigError, "how many", lambda: DatasetSource(Untold())).__cause__, NotImplementedError)
+
+
+# -- errors of the dataset ---------------------------------------------------------------------------------------------
+
+
+class OwnError(Exception):
+    pass
+
+
+def broken(*numbers, error=OwnError("no such picture")):  # noqa: B008  # the same one each time, as some datasets raise
+    def of(number):
+        if number in numbers:
+            raise error
+        return float(number)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Given, r"Given\[0\]"), (Together, r"Together.__getitems__\(\[0\]\)")], ids=["one", "together"]
+)
+def test_a_first_sample_that_fails_is_an_error_of_the_source(kind, said):
+    error = refused(
+        SourceError, f"^{said} raised OwnError: no such picture; its first", lambda: DatasetSource(kind(broken(0)))
+    )
+    assert isinstance(error.__cause__, OwnError)
+    assert error.sample_id == 0
+
+
+@pytest.mark.parametrize("cause", [OwnError("why"), StopIteration("why"), IndexError("why"), FormatError("why")])
+def test_an_error_of_the_dataset_is_kept_as_the_cause(cause):
+    one = DatasetSource(Given(broken(7, error=cause)))
+    error = refused(ReadError, rf"^Given\[7\] raised {type(cause).__name__}: why$", lambda: read(one, [2, 7, 3]))
+    assert error.__cause__ is cause
+    assert (error.sample_id, error.stage) == (7, "read")
+    several = DatasetSource(Together(broken(7, error=cause)))
+    said = rf"^Together.__getitems__\(\[2, 7, 3\]\) raised {type(cause).__name__}: why$"
+    error = refused(ReadError, said, lambda: read(several, [2, 7, 3]))
+    assert error.__cause__ is cause
+    assert error.sample_id == 2
+
+
+@pytest.mark.parametrize("kind", [Given, Together])
+def test_ctrl_c_passes_through_and_the_lock_is_free(kind):
+    source = DatasetSource(kind(broken(7, error=KeyboardInterrupt())))
+    with pytest.raises(KeyboardInterrupt):
+        read(source, [7])
+    assert read(source, [6])["0"].tolist() == [6.0]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_an_error_comes_at_its_place_and_the_next_batch_after_it(workers):
+    source = DatasetSource(Given(broken(5)))
+    with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False, workers=workers)) as loader:
+        assert next(loader)[0].tolist() == [0, 1, 2, 3]
+        with pytest.raises(ReadError, match=r"Given\[5\] raised OwnError") as caught:
+            next(loader)
+        assert caught.value.__notes__ == ["in batch 1 of epoch 0, samples 4, 5, 6, … (4 in all)"]
+        assert next(loader)[0].tolist() == [8, 9, 10, 11]
+
+
+def test_a_loader_that_is_dropped_after_an_error_is_closed_without_garbage_collection():
+    def of(number):
+        if number == 1:
+            raise OwnError
+        return number
+
+    gc.collect()
+    gc.disable()
+    try:
+        loader = AsyncLoader(DatasetSource(Given(of)), LoaderOptions(batch_size=4, shuffle=False, workers=1))
+        with contextlib.suppress(ReadError):
+            next(loader)
+        gone = weakref.ref(loader)
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+# -- who reads ---------------------------------------------------------------------------------------------------------
+
+
+def test_by_itself_the_loop_reads_and_that_is_said_once_with_the_first_batch(caplog):
+    source = DatasetSource(DATASETS["tensors"])
+    before = threading.active_count()
+    with AsyncLoader(source, LoaderOptions(batch_size=4)) as loader:
+        assert not caplog.records
+        assert len(list(loader)) == len(loader)
+        said = [record.getMessage() for record in caplog.records]
+        assert len(list(loader)) == len(loader)
+        assert loader.footprint.workers == 0
+        assert threading.active_count() == before
+        assert "no workers, read in the training loop" in lines(loader)[2]
+        assert lines(loader)[0].startswith("23 samples from TensorDataset: 0 uint8 (3, 4, 5), 1 int64")
+    assert len(said) == len(caplog.records) == 1
+    assert said[0].startswith("workers=auto reads each batch of TensorDataset when it is asked for")
+    assert "workers=1" in said[0]
+    assert "prefetched(loader)" in said[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_number_of_workers_is_obeyed_and_nothing_said(caplog, workers):
+    with AsyncLoader(DatasetSource(DATASETS["tensors"]), LoaderOptions(batch_size=4, workers=workers)) as loader:
+        assert loader.footprint.workers == workers
+    assert not caplog.records
+
+
+def test_nothing_is_said_where_nothing_would_be_read_ahead_anyway(caplog):
+    AsyncLoader(DatasetSource(DATASETS["tensors"]), LoaderOptions(batch_size=4), device_depth=0).close()
+    AsyncLoader(ArraySource({"x": np.zeros(9)}), LoaderOptions(batch_size=4)).close()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_one_process_of_several_ranks_all_samples_are_read(workers):
+    seen = []
+    for rank in range(2):
+        options = LoaderOptions(batch_size=4, shuffle=True, workers=workers)
+        with AsyncLoader(DatasetSource(Given(int)), options, rank=rank, world_size=2) as loader:
+            seen += [number for (batch,) in loader for number in batch.tolist()]
+    assert sorted(seen) == list(range(LENGTH))
+
+
+def test_what_is_kept_never_changes():
+    wide = TensorDataset(torch.arange(LENGTH).float()[:, None].expand(-1, 20_000), torch.arange(LENGTH))
+    with AsyncLoader(DatasetSource(wide), LoaderOptions(batch_size=4, workers=1)) as loader:
+        kept = [batch for _ in range(3) for batch in loader]
+    assert all((values == numbers[:, None]).all() for values, numbers in kept)
+
+
+def test_a_dataset_in_place_of_a_source_is_pointed_to_this_one():
+    dataset, options = DATASETS["tensors"], LoaderOptions(batch_size=4)
+    said = r".* is not a source; .*DatasetSource\(dataset\)"
+    refused(ConfigError, f"^train: {said}", lambda: AsyncDataModule(train=dataset, loader=options))
+    refused(ConfigError, f"^source: {said}", lambda: AsyncLoader(dataset, options))

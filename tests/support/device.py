@@ -1,0 +1,170 @@
+"""A training loop on a simulated device, and streams that lack one of the waits."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
+from lit_async_data.device.canary import Canary
+from lit_async_data.device.slot_feed import SlotFeed
+from lit_async_data.device.stream_queue import StreamQueue
+from lit_async_data.host.memory import allocated
+from lit_async_data.host.pipeline import Pipeline
+from lit_async_data.order.plan import EpochPlan, Key, Schedule
+from lit_async_data.testing import FakeStreams, raw
+
+# x is large and has a copy of its own; y and z travel in one block.
+SPEC = BatchSpec(
+    {
+        "x": FieldSpec((3, 100, 100), np.dtype(np.uint8), channel=2),
+        "y": FieldSpec((), np.dtype(np.int64)),
+        "z": FieldSpec((2,), np.dtype(np.float32)),
+    },
+    as_mapping=True,
+)
+
+BATCH, STEPS = 4, 5
+
+LENGTH = BATCH * STEPS - 1
+
+SLOW = pytest.mark.parametrize("slow", ["side", "compute"])
+
+
+def write_numbers(epoch, samples, out):
+    for array in out.values():
+        array[...] = samples.reshape(-1, *[1] * (array.ndim - 1)) % 251
+
+
+@contextlib.contextmanager
+def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=StreamQueue, workers=1, canary=0):
+    schedule = Schedule(
+        lambda epoch: EpochPlan(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, epoch=epoch), shuffled=True
+    )
+    layout = BatchLayout(SPEC, BATCH)
+    pipeline = Pipeline(
+        read,
+        schedule,
+        layout,
+        functools.partial(allocated, layout.nbytes, pinned=False),
+        workers=workers,
+        slots=4 if workers else 2,
+        most_slots=4 if workers else 2,
+        timeout_s=30,
+    )
+    made = queue(SlotFeed(pipeline), streams, depth, transform, Canary(canary, streams) if canary else None)
+    try:
+        yield made
+    finally:
+        try:
+            made.close()
+        finally:
+            pipeline.close()
+
+
+class Step:
+    """A training step: a kernel that reads the batch when its turn comes, and says whether it saw what it should."""
+
+    def __init__(self, streams):
+        self._streams = streams
+        self.wrong = []
+        self.seen = 0
+
+    def __call__(self, key, batch, samples):
+        for name, tensor in batch.items():
+            content = raw(tensor)
+            wanted = (samples % 251).astype(str)
+            itemtype = SPEC[name].dtype if tensor.dtype != torch.float64 else np.dtype(np.float64)
+
+            def kernel(content=content, wanted=wanted, itemtype=itemtype, where=(key, name)):
+                values = content().view(itemtype).reshape(len(wanted), -1)
+                self.seen += 1
+                if not all((row.astype(np.int64).astype(str) == number).all() for row, number in zip(values, wanted)):
+                    self.wrong.append(where)
+
+            self._streams.launch("step", kernel)
+
+
+def trained(streams, *, epochs=3, late=False, **options):
+    """Some epochs as the Trainer would run them; the steps that saw wrong values, if any did.
+
+    With ``late``, host batches are not ready at the start of a step but at its end.
+    """
+    step = Step(streams)
+    with queue_on(streams, **options) as queue:
+        poll = queue._feed.poll
+        schedule = queue._feed.pipeline.schedule
+        for epoch in range(epochs):
+            for number in range(len(schedule.plan(epoch))):
+                key = Key(epoch, number)
+                batch = queue.take(key)
+                queue._feed.poll = (lambda key: None) if late else poll
+                queue.top_up(schedule.following(key))  # on_train_batch_start
+                queue._feed.poll = queue._feed.get if late else poll
+                step(key, batch, schedule.plan(epoch).batch(number).samples)
+                del batch  # the step's own reference is gone while its kernels may still be waiting
+                queue.top_up(schedule.following(key))  # on_train_batch_end
+        streams.synchronize()
+    assert step.seen == epochs * STEPS * len(SPEC.fields)
+    return step.wrong
+
+
+def on_device(streams):
+    """A device transform as kernels would do it: everything to float64, into memory of the side stream."""
+
+    def transform(batch):
+        out = {}
+        for name, tensor in batch.items():
+            made = streams.empty(tuple(tensor.shape), torch.float64)
+            source, target, itemtype = raw(tensor), raw(made), SPEC[name].dtype
+            streams.launch(
+                "transform",
+                lambda source=source, target=target, itemtype=itemtype: np.copyto(
+                    target().view(np.float64), source().view(itemtype)
+                ),
+            )
+            out[name] = made
+        return out
+
+    return transform
+
+
+class ComputeNeverWaits(FakeStreams):
+    """Read before write: the step's kernels begin before the copy has ended."""
+
+    def wait(self, stream, event):
+        if stream is self.side:
+            super().wait(stream, event)
+
+
+class SideNeverWaits(FakeStreams):
+    """Write after read: the copy goes into memory that kernels of an earlier step still read."""
+
+    def wait(self, stream, event):
+        if stream is not self.side:
+            super().wait(stream, event)
+
+
+class CopiesCountAsDoneAtOnce(FakeStreams):
+    """The slot is filled again while the device still reads from it."""
+
+    def happened(self, event, *, block):
+        return True
+
+
+class TransformWaitsForAnOlderEvent(FakeStreams):
+    """The transform writes into side's memory after a wait for ``allocated`` alone, which was recorded earlier than
+    the kernels that read what lay there before."""
+
+    waits = 0
+
+    def wait(self, stream, event):
+        if stream is self.side:
+            self.waits += 1
+            if self.waits % 2 == 0:
+                return
+        super().wait(stream, event)

@@ -1,0 +1,118 @@
+"""A model that records its batches, a quiet Trainer, and the batches that an epoch must have."""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import lit_async_data as lad  # loads no Lightning by itself: that is for the next line to choose
+from lit_async_data.order.plan import EpochPlan
+from lit_async_data.testing import ArraySource
+
+NAME = os.environ.get("LIT_ASYNC_DATA_LIGHTNING", "pytorch_lightning")
+
+pl = importlib.import_module(NAME)
+
+SAMPLES, BATCH, QUEUE = 22, 4, 3  # six batches, the last of two samples: more than the slots
+
+WIDTH = 4200  # so that a batch takes more than 64 KiB, and is handed out on a lease
+
+
+def rows(samples=SAMPLES, width=WIDTH):
+    """Sample number n is a row of n."""
+    return np.repeat(np.arange(samples, dtype=np.float32)[:, None], width, axis=1)
+
+
+# A DataModule has all four hooks, so Lightning asks for the stages without a source too, and remarks on getting [].
+NO_STAGES = pytest.mark.filterwarnings(
+    "ignore:Total length of `(list|CombinedLoader)` across ranks is zero:UserWarning"
+)
+
+
+class CountingSource(ArraySource):
+    """Writes down what was read, batch by batch."""
+
+    def __init__(self, samples=SAMPLES, width=WIDTH):
+        super().__init__({"x": rows(samples, width)})
+        self.reads = []
+
+    def read_into(self, samples, out):
+        self.reads.append(samples.tolist())
+        super().read_into(samples, out)
+
+
+class Recorder(pl.LightningModule):
+    """Writes down the samples it sees, as ``seen[stage][pass][batch]``, and that each batch holds what it says."""
+
+    def __init__(self, on_step=lambda stage, batch: None):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.learning_rate = 1e-3
+        self.seen = collections.defaultdict(list)
+        self.on_step = on_step
+
+    def see(self, stage, batch, number):
+        if number == 0:
+            self.seen[stage].append([])
+        self.seen[stage][-1].append(batch["ids"].tolist())
+        assert torch.equal(batch["x"], batch["ids"][:, None].float().expand_as(batch["x"]))
+        self.on_step(stage, batch)
+
+    def training_step(self, batch, number):
+        self.see("train", batch, number)
+        return self.layer(batch["x"][:, :1]).square().mean()
+
+    def validation_step(self, batch, number, dataloader_idx=0):
+        stage = "sanity" if self.trainer.sanity_checking else "val"
+        self.see(f"{stage} {dataloader_idx}", batch, number)
+
+    def test_step(self, batch, number, dataloader_idx=0):
+        self.see(f"test {dataloader_idx}", batch, number)
+
+    def predict_step(self, batch, number, dataloader_idx=0):
+        self.see(f"predict {dataloader_idx}", batch, number)
+        return batch["ids"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
+
+
+def trainer(*callbacks, **options):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    basic = {"accelerator": "cpu", "max_epochs": 1, "enable_checkpointing": False, "num_sanity_val_steps": 0}
+    return pl.Trainer(**quiet | basic | options, callbacks=list(callbacks))
+
+
+def datamodule(loader=None, **options):
+    basic = {"batch_size": BATCH, "shuffle": True, "queue_depth": QUEUE, "with_ids": True, "timeout_s": 30}
+    return lad.AsyncDataModule(**options, loader=basic | (loader or {}))
+
+
+def plan(epoch, **options):
+    """What the batches of an epoch must be."""
+    basic = {"length": SAMPLES, "batch_size": BATCH, "shuffle": "global", "seed": 0}
+    order = EpochPlan(**basic | options, epoch=epoch)
+    return [order.batch(step).samples.tolist() for step in range(len(order))]
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("lit_async_data")]
+
+
+STORED = plan(0, shuffle="none")
+
+CALLBACKS = {
+    "no callback": list,
+    "device_depth=2": lambda: [lad.DevicePrefetcher()],
+    "device_depth=0": lambda: [lad.DevicePrefetcher(device_depth=0)],
+}
+
+at_every_depth = pytest.mark.parametrize("callbacks", CALLBACKS.values(), ids=CALLBACKS)
+
+with_and_without = pytest.mark.parametrize("callbacks", list(CALLBACKS.values())[:2], ids=list(CALLBACKS)[:2])

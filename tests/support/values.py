@@ -1,0 +1,16 @@
+"""Values in which every bit counts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def some(shape, dtype="u1", seed=0):
+    """Values in which every bit counts: NaNs with payloads, infinities, the ends of the integers."""
+    dtype = np.dtype(dtype)
+    random = np.random.default_rng(seed)
+    if dtype.kind == "b":
+        return random.random(shape) < 0.5
+    return np.frombuffer(random.bytes(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
