@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-gpu clean
+.PHONY: train test test-fast test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-gpu clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
+
+# What needs no Trainer and no large files, in a minute.
+test-fast: $(VENV)/installed
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal tests/order tests/batch tests/host tests/device tests/prefetch tests/test_loader.py tests/test_house.py $(ARGS)
 
 test-long: $(VENV)/installed
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -49,14 +49,16 @@ from torch.utils.data import Dataset
 from lit_async_data import HDF5Source
 model, your_model, your_datamodule = LightningModule(), LightningModule(), LightningDataModule()
 dataset: Dataset[Any] = Dataset()
-src = HDF5Source("x.h5")
+your_dataloader: Any = None
+source = HDF5Source("x.h5")
 """
 
 
 @pytest.mark.skipif(shutil.which("basedpyright", path=Path(sys.executable).parent) is None, reason="not installed")
-def test_a_type_checker_finds_nothing_wrong_with_the_programs_of_the_readme(tmp_path):
-    programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(programs) >= 5
+def test_a_type_checker_finds_nothing_wrong_with_the_programs_of_readme_and_docs(tmp_path):
+    text = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    programs = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(programs) >= 8
     (tmp_path / "programs.py").write_text(AROUND + "\n".join(programs))
     checker = shutil.which("basedpyright", path=Path(sys.executable).parent)
     settings = {"typeCheckingMode": "standard", "include": ["."], "extraPaths": [str(ROOT)]}

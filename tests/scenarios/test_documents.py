@@ -1,0 +1,152 @@
+"""Every program in README.md and docs/ runs as it stands, on small data that lie where it expects them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.trainer import NO_STAGES, pl
+from torch.utils.data import DataLoader, Dataset
+
+from lit_async_data import HDF5Source
+
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+pytestmark = [
+    NO_STAGES,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no `validation_step`"),
+]
+
+
+def programs(page):
+    return PROGRAM.findall(page.read_text())
+
+
+class Linear(pl.LightningModule):
+    """Takes dicts and tuples of any images and labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 2)
+
+    def training_step(self, batch, number):
+        x, y = batch.values() if isinstance(batch, dict) else batch
+        logits = self.layer(x.float().reshape(len(y), -1).mean(1, keepdim=True))
+        return torch.nn.functional.cross_entropy(logits, y.long().reshape(len(y)) % 2)
+
+    def validation_step(self, batch, number):
+        self.training_step(batch, number)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Boxes(Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        return torch.zeros(3, 4 + number, 5), {"boxes": torch.zeros(number, 4)}
+
+
+def images(path, samples=40, channels_last=True):
+    shape = (samples, 8, 8, 3) if channels_last else (samples, 3, 8, 8)
+    with h5py.File(path, "w") as file:
+        file["data"] = np.zeros(shape, np.uint8)
+        file["labels"] = np.arange(samples) % 2
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """The files that programs name, as small as they may be."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("scans/train", "photos", "train/auk", "train/owl"):
+        (tmp_path / folder).mkdir(parents=True)
+    for number in range(3):
+        images(f"scans/train/{number}.h5")
+    images("scans/val.h5")
+    images("x.h5", channels_last=False)
+    with h5py.File("rec.h5", "w") as file:
+        for patient in range(10):
+            file[f"patient_{patient}/data"] = np.zeros((1000, 4), np.float32)
+    rows = [("id", "path", "species", "site")]
+    for number in range(20):
+        Image.new("RGB", (300, 260), (number, 0, 0)).save(f"photos/{number}.jpg")
+        rows.append((f"{number:03}", f"{number}.jpg", "owl" if number % 2 else "auk", f"site {number % 10}"))
+    with open("birds.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    for name in ("train/auk/1.png", "train/owl/1.png"):
+        Image.new("RGB", (230, 240)).save(name)
+
+
+@pytest.fixture
+def patients(workplace):
+    """One file per patient, with two columns of labels."""
+    for number in range(20):
+        with h5py.File(f"scans/patient_{number:02}.h5", "w") as file:
+            file["data"] = np.zeros((10, 8, 8, 3), np.uint8)
+            file["labels"] = np.arange(20).reshape(10, 2) % 2
+    Path("scans/val.h5").unlink()
+
+
+def given():
+    """What programs take from around them."""
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    loader = DataLoader([(torch.zeros(3, 4), torch.tensor(1))] * 6, batch_size=2)
+
+    class Loaders(pl.LightningDataModule):
+        def train_dataloader(self):
+            return loader
+
+    def trainer(**options):
+        return pl.Trainer(**quiet, accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, **options)
+
+    return {
+        "model": Linear(),
+        "your_model": Linear(),
+        "your_datamodule": Loaders(),
+        "your_dataloader": loader,
+        "dataset": Boxes(),
+        "torch": torch,
+        "Trainer": trainer,
+    }
+
+
+# A line of docs/gpu.md for a machine with a GPU.
+NEEDS_A_GPU = {"gpu"}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if programs(page) and page.stem not in NEEDS_A_GPU], ids=lambda page: page.stem
+)
+def test_the_programs_of_a_page_run(page, request):
+    request.getfixturevalue("patients" if page.stem == "hdf5" else "workplace")
+    names = given()
+    if page.stem == "transforms":
+        names["source"] = HDF5Source("x.h5", {"x": "data", "y": "labels"})
+    for program in programs(page):
+        # There is no GPU here; Lightning's name is the one under test; its Trainer is told to be short and quiet.
+        text = program.replace('"cuda"', '"cpu"').replace('"cuda:1"', '"cpu"')
+        text = re.sub(r"^from pytorch_lightning import Trainer\n", "", text, flags=re.MULTILINE)
+        exec(compile(text, page.name, "exec"), names)
+    for dm in [value for value in names.values() if isinstance(value, pl.LightningDataModule)]:
+        names["Trainer"]().fit(Linear(), datamodule=dm)  # whatever a page builds trains, too
