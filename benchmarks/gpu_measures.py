@@ -192,7 +192,7 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
     """Seconds that ``prefetch`` takes to start a batch on its way while both streams are busy."""
     found, cycles = [], round(hold_s * cycles_per_second())
     with source(16, SETTLE + turns + 1, 0.0, device_depth=1) as loader:
-        loader.driven = True
+        loader.externally_driven = True
         for number in range(SETTLE + turns):
             batch = loader.next()
             wait_until(lambda: engine_of(loader).pipeline.ready)

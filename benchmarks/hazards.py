@@ -190,7 +190,7 @@ class Hazard:
             transform = rig.transform if self.transforms else None
             device = "cpu" if rig.pretended else "cuda"
             loader = AsyncLoader(source, options, device=device, device_depth=self.depth, device_transform=transform)
-            loader.driven = True
+            loader.externally_driven = True
             stack.callback(rig.finish)
             with loader:
                 scene = Scene(rig, loader, first)

@@ -224,8 +224,8 @@ def ahead(run: Run) -> Figures:
                     far = mock.patch.object(
                         fetching, "fetched", manifest_files.delayed if place == "network" else fetched
                     )
-                    keep = fetching.Fetching.keep if how == "read ahead" else manifest_files.nothing_kept
-                    with far, mock.patch.object(fetching.Fetching, "keep", keep):
+                    keep = fetching.FilePrefetcher.keep if how == "read ahead" else manifest_files.nothing_kept
+                    with far, mock.patch.object(fetching.FilePrefetcher, "keep", keep):
                         rate = from_cold(ways.ours(source, 2), len(files.paths))
                     rates.setdefault((place, how), []).append(rate)
         source.close()

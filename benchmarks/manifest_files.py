@@ -25,7 +25,7 @@ from pyarrow import csv as arrow_csv
 
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.sources.manifest.files import npy
-from lit_async_data.sources.manifest.files.stored_file import Root, fetched
+from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
 from lit_async_data.sources.manifest.images import image
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
@@ -240,7 +240,7 @@ def usable(path: str, rows: int, with_id: bool, cache: str | None = None) -> dic
 # -- reading ahead -----------------------------------------------------------------------------------------------------
 
 
-def delayed(path: str, most_bytes: int, root: Root) -> tuple[bytes, bool]:
+def delayed(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool]:
     """A file that comes from far away."""
     time.sleep(DELAY_S)
     return fetched(path, most_bytes, root)[0], True
@@ -253,7 +253,7 @@ class Counted:
         # Appended to by several threads, which is atomic.
         self._ahead: list[bool] = []
 
-    def __call__(self, path: str, most_bytes: int, root: Root) -> tuple[bytes, bool]:
+    def __call__(self, path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool]:
         """As `delayed`."""
         self._ahead.append("fetcher" in threading.current_thread().name)
         return delayed(path, most_bytes, root)

@@ -227,7 +227,7 @@ def check_drawn(reading: Reading, source: ManifestSource) -> None:
     samples = np.arange(8)
     keys = derived_keys(7, samples)
     mine = np.empty((8, *reading.empty().shape), np.uint8)
-    source.read_drawn(samples, {"path": mine}, keys)
+    source.read_random(samples, {"path": mine}, keys)
     for number, key in enumerate(keys.tolist()):
         out = reading.empty()
         reading.decode(read_file(reading.files.paths[number], MOST_BYTES), out, key)

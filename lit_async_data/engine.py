@@ -21,15 +21,15 @@ from lit_async_data.device.streams import TorchStreams, has_streams
 from lit_async_data.device.transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError
 from lit_async_data.host import memory
-from lit_async_data.host.decode_ahead import Preparation
+from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.host.pipeline import Pipeline
-from lit_async_data.host.resource_plan import AHEAD, Footprint
-from lit_async_data.host.stats import Fill, LoaderStats
+from lit_async_data.host.resource_plan import AHEAD, ResourcePlan
+from lit_async_data.host.stats import LoaderStats, QueueFill
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
-from lit_async_data.order.plan import Key, Schedule
-from lit_async_data.sources.base import DrawingSource, FetchingSource, KeepingSource, Source, draws, ids_of
+from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.sources.base import CachingSource, FetchingSource, RandomizedSource, Source, ids_of, is_random
 
 IDS = "ids"
 # Tell the keys of what is drawn, for samples and for whole batches, from those of the order.
@@ -57,7 +57,7 @@ class Engine:
         source: Source,
         options: LoaderOptions,
         schedule: Schedule,
-        footprint: Footprint,
+        footprint: ResourcePlan,
         *,
         device: torch.device,
         spec: BatchSpec,
@@ -66,8 +66,8 @@ class Engine:
         canary: int,
         nans: NanCheck,
     ) -> None:
-        seed = options.seed if options.augments and draws(source) else None
-        on_device, keeping = has_streams(device), source if isinstance(source, KeepingSource) else None
+        seed = options.seed if options.augments and is_random(source) else None
+        on_device, keeping = has_streams(device), source if isinstance(source, CachingSource) else None
         ahead = AHEAD + footprint.layout.batches
         self.pipeline = Pipeline(
             _Reader(source, options.with_ids, seed, nans),
@@ -79,7 +79,7 @@ class Engine:
             most_slots=footprint.budget.most_slots,
             timeout_s=options.timeout_s,
             ids=functools.partial(ids_of, source),
-            prepare=None if keeping is None else Preparation(keeping, schedule, ahead),
+            prepare=None if keeping is None else DecodeAhead(keeping, schedule, ahead),
         )
         # Host memory is filled in the type that is delivered.
         cast = widened(spec) if on_device else None
@@ -102,7 +102,7 @@ class Engine:
         return so_far.of(self.pipeline.stats(), copied=self.queue.copied, device=self.queue.waited)
 
     @property
-    def fill(self) -> Fill:
+    def fill(self) -> QueueFill:
         """What is ready at this moment."""
         host_depth, device_depth = self._depths
         ready, queued = self.pipeline.ready, self.queue.ready
@@ -110,7 +110,7 @@ class Engine:
             # Of a slot that holds several batches, those that are yet to be handed out are ready, too.
             ready, queued = ready + queued, 0
         # There is one slot more than the depth, for what is being handed out.
-        return Fill(min(ready, host_depth), host_depth, queued, device_depth)
+        return QueueFill(min(ready, host_depth), host_depth, queued, device_depth)
 
     def close(self) -> None:
         """End everything and give all memory back. Idempotent."""
@@ -150,12 +150,12 @@ class _Reader:
         if self.seed is None:
             self.source.read_into(samples, out)
         else:
-            assert isinstance(self.source, DrawingSource)
-            self.source.read_drawn(samples, out, derived_keys(derived_key(self.seed, epoch, DRAWN), numbers))
+            assert isinstance(self.source, RandomizedSource)
+            self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, DRAWN), numbers))
         self.nans(epoch, samples, out)
 
 
-def _drawn(source: Source, schedule: Schedule, seed: int, key: Key) -> int:
+def _drawn(source: Source, schedule: Schedule, seed: int, key: BatchIndex) -> int:
     """What the generator of a batch begins with: by its first sample, whichever rank and step it falls to."""
     first = schedule.plan(key.epoch).batch(key.step).samples[:1]
     return derived_key(seed, key.epoch, DRAWN_ON_DEVICE, int(ids_of(source, first)[0]))
@@ -172,11 +172,11 @@ def with_ids(spec: BatchSpec) -> BatchSpec:
     return spec.with_field(IDS, FieldSpec((), np.dtype(np.int64)))
 
 
-def _kept(source: Source, footprint: Footprint) -> Callable[[], None]:
+def _kept(source: Source, footprint: ResourcePlan) -> Callable[[], None]:
     """Make room in a source for what is read ahead; what is returned takes it back."""
     budget = footprint.budget
     with contextlib.ExitStack() as stack:  # what was made is given back if the second fails
-        if isinstance(source, KeepingSource):
+        if isinstance(source, CachingSource):
             stack.callback(source.keep(footprint.chunks, budget.cache))
         if budget.fetched and isinstance(source, FetchingSource):
             stack.callback(source.read_ahead(budget.fetched))

@@ -20,11 +20,11 @@ from lit_async_data.device.transform import check_callable, takes_rng
 from lit_async_data.engine import Engine, with_ids
 from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, ReadError, SourceError, TransformError
 from lit_async_data.host.nan_check import NanCheck
-from lit_async_data.host.resource_plan import Footprint, slow
+from lit_async_data.host.resource_plan import ResourcePlan, slow
 from lit_async_data.host.schedule import schedule_of
-from lit_async_data.host.stats import Fill, LoaderStats, WaitMeter
+from lit_async_data.host.stats import LoaderStats, QueueFill, WaitMeter
 from lit_async_data.options import LoaderOptions, counted
-from lit_async_data.order.epoch_cursor import At, Passes, StepsWanted
+from lit_async_data.order.epoch_cursor import At, EpochCursor, StepsWanted
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.base import Source
 from lit_async_data.threads import leave_at_exit
@@ -99,17 +99,17 @@ class AsyncLoader:
         self._depth = counted("device_depth", device_depth)
         self._canary = counted("canary", canary)
         #: Who starts the next copy: the loader, at the end of each ``next``, or a callback that calls `prefetch`.
-        self.driven = False
+        self.externally_driven = False
         #: Asked at the start of each pass: steps of it, and of those after it, that will be wanted; None for all.
         self.steps_wanted: StepsWanted = lambda: (None, None)
         self._schedule = schedule_of(
             source, self.options, rank, world_size, transform_draws=takes_rng(device_transform)
         )
-        self._passes = Passes(self._schedule)
+        self._passes = EpochCursor(self._schedule)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
         self.spec = with_ids(source.spec) if self.options.with_ids else source.spec
-        self._footprints: dict[tuple[bool, bool], Footprint] = {}
+        self._footprints: dict[tuple[bool, bool], ResourcePlan] = {}
         self.footprint.budget.check()
         self._nans = NanCheck(source, self._schedule)
         self._meter, self._read = WaitMeter(), LoaderStats()
@@ -155,7 +155,7 @@ class AsyncLoader:
         self._interrupted = True  # unless this comes to an end
         try:
             batch = engine.queue.take(key)
-            if not self.driven:
+            if not self.externally_driven:
                 # This batch is here; what is wrong with a later one is raised when that is asked for.
                 with self._ahead:
                     engine.queue.top_up(self._passes.following(key))
@@ -246,9 +246,9 @@ class AsyncLoader:
         return self._passes.begun
 
     @property
-    def fill(self) -> Fill:
+    def fill(self) -> QueueFill:
         """How much is ready at this moment."""
-        return Fill() if self._engine is None else self._engine.fill
+        return QueueFill() if self._engine is None else self._engine.fill
 
     def stats(self) -> LoaderStats:
         """What was handed out, waited for and read so far."""
@@ -292,11 +292,11 @@ class AsyncLoader:
     # -- the machinery --------------------------------------------------------------------------------------------
 
     @property
-    def footprint(self) -> Footprint:
+    def footprint(self) -> ResourcePlan:
         """The threads and the memory that the loader takes from the first batch on."""
         ahead, streams = self._depth > 0, has_streams(self.device)
         if (ahead, streams) not in self._footprints:
-            self._footprints[ahead, streams] = Footprint.of(
+            self._footprints[ahead, streams] = ResourcePlan.of(
                 self.source,
                 self.spec.narrowed() if streams else self.spec,
                 self.options,

@@ -24,7 +24,7 @@ from lit_async_data.device.streams import moved
 from lit_async_data.errors import MissingError
 from lit_async_data.host.slots import Lease
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, Location, Part, shown
+from lit_async_data.sources.base import Location, Part, StorageLayout, shown
 
 
 class ArraySource:
@@ -57,9 +57,9 @@ class ArraySource:
         return self._spec
 
     @property
-    def chunks(self) -> ChunkLayout:
+    def chunks(self) -> StorageLayout:
         """Each sample lies alone."""
-        return ChunkLayout()
+        return StorageLayout()
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Copy samples."""
@@ -99,17 +99,17 @@ class PartedArrays(ArraySource):
         parts: Mapping[str, int],
         overlap: int = 0,
         columns: Mapping[str, npt.NDArray[Any]] | None = None,
-        chunks: ChunkLayout | None = None,
+        chunks: StorageLayout | None = None,
     ) -> None:
         super().__init__(arrays)
         named = [(name, *name.partition(":")[::2], samples) for name, samples in parts.items()]
         self.parts = tuple(Part(f"files/{file}", group or "/", name, samples) for name, file, group, samples in named)
         self.overlap = overlap
         self._columns = {**arrays, **(columns or {})}
-        self._chunks = chunks or ChunkLayout()
+        self._chunks = chunks or StorageLayout()
 
     @property
-    def chunks(self) -> ChunkLayout:
+    def chunks(self) -> StorageLayout:
         """As given."""
         return self._chunks
 

@@ -21,7 +21,7 @@ from lit_async_data.errors import ClosedError
 from lit_async_data.host import memory
 from lit_async_data.prefetch import engine as relay
 from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES
-from lit_async_data.sources.hdf5.readers.chunk_cache import RecentBands
+from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
 from lit_async_data.testing import ArraySource, FakeStreams
 from lit_async_data.threads import Gate, ThreadWorker
 
@@ -323,7 +323,7 @@ def fetch(bands, number, turn=False):
 
 def filled():
     """A cache that is full, of bands of two turns and of none."""
-    bands = RecentBands()
+    bands = DecodedChunkCache()
     bands.add_room(3 * LEAST_BYTES)
     for number, turn in enumerate(((0, 0), (0, 1), False, (0, 0), (0, 1))):
         fetch(bands, number, turn)

@@ -1,4 +1,4 @@
-"""`Form`: shape, strides and element type of a tensor, apart from its values; and tensors as values in a row."""
+"""`TensorLayout`: shape, strides and element type of a tensor, without its values; and tensors as rows of values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from lit_async_data.batch.spec import Bytes
 
 
-class Form(NamedTuple):
+class TensorLayout(NamedTuple):
     """How values in a row are seen as a tensor.
 
     Attributes:
@@ -20,7 +20,7 @@ class Form(NamedTuple):
 
     Example:
         >>> columns = torch.tensor([[1, 2], [3, 4]]).t()
-        >>> Form.of(columns)(flat(columns)).tolist()
+        >>> TensorLayout.of(columns)(flat(columns)).tolist()
         [[1, 3], [2, 4]]
     """
 
@@ -29,9 +29,9 @@ class Form(NamedTuple):
     dtype: torch.dtype
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Form:
+    def of(tensor: torch.Tensor) -> TensorLayout:
         """That of a tensor without gaps and overlaps."""
-        return Form(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        return TensorLayout(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     @property
     def nbytes(self) -> int:

@@ -28,7 +28,7 @@ from torch import Tensor
 from lit_async_data.device.checksum import checksum
 from lit_async_data.device.streams import Streams
 from lit_async_data.errors import TransferError
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 
 Sums = dict[str, Tensor]
 When = Literal["hand-over", "release"]
@@ -42,7 +42,7 @@ _FOUND: dict[When, str] = {
 class _Compared(NamedTuple):
     """Sums that must be the same."""
 
-    key: Key
+    key: BatchIndex
     when: When
     wanted: Sums
     found: Sums
@@ -61,7 +61,7 @@ class _Coming:
 class _Held:
     """A batch that the user has; fields with the number of changes that torch had counted at hand-over."""
 
-    key: Key
+    key: BatchIndex
     fields: dict[str, Tensor]
     versions: dict[str, int]
     sums: Sums
@@ -78,11 +78,11 @@ class Canary:
     def __init__(self, batches: int, streams: Streams | None = None) -> None:
         self._left = batches
         self._streams = streams
-        self._coming: dict[Key, _Coming] = {}
+        self._coming: dict[BatchIndex, _Coming] = {}
         self._held: _Held | None = None
         self._compared: list[_Compared] = []
 
-    def read(self, key: Key, fields: Any) -> None:
+    def read(self, key: BatchIndex, fields: Any) -> None:
         """A batch lies in host memory, and nobody has touched it yet.
 
         Args:
@@ -92,17 +92,17 @@ class Canary:
         if self._left:
             self._coming[key] = _Coming({name: checksum(tensor) for name, tensor in _tensors(fields)})
 
-    def arrived(self, key: Key, fields: Any) -> None:
+    def arrived(self, key: BatchIndex, fields: Any) -> None:
         """What was read lies where it was copied to, in the order of the current stream."""
         if key in self._coming:
             self._coming[key].arrived = self._sums(dict(_tensors(fields)))
 
-    def made(self, key: Key, batch: Any) -> None:
+    def made(self, key: BatchIndex, batch: Any) -> None:
         """A transform has made this of it, on the current stream."""
         if key in self._coming:
             self._coming[key].made = self._sums(dict(_tensors(batch)))
 
-    def handed_over(self, key: Key, batch: Any) -> None:
+    def handed_over(self, key: BatchIndex, batch: Any) -> None:
         """The user has the batch; compute has been told to wait for it."""
         coming = self._coming.pop(key, None)
         if coming is None:
@@ -119,7 +119,7 @@ class Canary:
         versions = {name: tensor._version for name, tensor in fields.items()}  # noqa: SLF001  # it has no other name
         self._held = _Held(key, fields, versions, coming.made or sums)
 
-    def released(self, upcoming: Key) -> None:
+    def released(self, upcoming: BatchIndex) -> None:
         """The user asks for the next batch.
 
         Args:
@@ -180,7 +180,7 @@ def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from _tensors({each.name: getattr(batch, each.name, None) for each in dataclasses.fields(batch)}, name)
 
 
-def _error(key: Key, when: When, fields: list[str]) -> TransferError:
+def _error(key: BatchIndex, when: When, fields: list[str]) -> TransferError:
     return TransferError(
         f"canary: {', '.join(fields)} of batch {key.step} of epoch {key.epoch} {_FOUND[when]} (found at {when}). "
         "Unless code of yours writes to batches where torch does not see it, as through numpy, that is a fault of this "

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from lit_async_data.device.inline_queue import Batch
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 
 # A tensor with the same values in memory of its own, made on the current stream.
 Cloned = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Room(NamedTuple):
+class DeviceBuffers(NamedTuple):
     """What a batch takes on the device.
 
     Attributes:
@@ -76,31 +76,31 @@ class HostBatch:
     nbytes: int = 0
 
     @property
-    def room(self) -> Room:
+    def room(self) -> DeviceBuffers:
         """What it takes on the device."""
         large = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.large.items()}
-        return Room(large, None if self.block is None else self.block.numel())
+        return DeviceBuffers(large, None if self.block is None else self.block.numel())
 
 
 class Feed(Protocol):
     """Gives batches in order. All calls come from the consumer's thread."""
 
-    def room(self, key: Key) -> Room | None:
+    def room(self, key: BatchIndex) -> DeviceBuffers | None:
         """What the batch of a key will take on the device, if that can be told or guessed before it is there."""
         ...
 
-    def following(self, key: Key) -> Key:
+    def following(self, key: BatchIndex) -> BatchIndex:
         """The key that comes after a key."""
         ...
 
-    def prefetch(self, key: Key) -> None:
+    def prefetch(self, key: BatchIndex) -> None:
         """See to it that the batches from ``key`` on are being read. Never blocks on storage."""
         ...
 
-    def poll(self, key: Key) -> HostBatch | None:
+    def poll(self, key: BatchIndex) -> HostBatch | None:
         """The batch of a key if it is there; it is then the caller's, who releases it."""
         ...
 
-    def get(self, key: Key) -> HostBatch:
+    def get(self, key: BatchIndex) -> HostBatch:
         """The batch of a key, waiting for it; as `poll`."""
         ...

@@ -17,10 +17,10 @@ from lit_async_data.batch.spec import Array
 from lit_async_data.device.canary import Canary
 from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import AsyncDataError, TransformError
-from lit_async_data.host.job import Filled
+from lit_async_data.host.job import FilledSlot
 from lit_async_data.host.pipeline import Pipeline
 from lit_async_data.host.stats import DeviceWait
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +32,15 @@ Transform = Callable[..., Batch]
 class DeviceQueue(Protocol):
     """Hands out batches in order. All calls come from the consumer's thread."""
 
-    def take(self, key: Key) -> Batch:
+    def take(self, key: BatchIndex) -> Batch:
         """The batch of a key, on its device, waiting for it."""
         ...
 
-    def top_up(self, key: Key) -> None:
+    def top_up(self, key: BatchIndex) -> None:
         """Start whatever can be started for the batches from ``key`` on. Never blocks on storage or device."""
         ...
 
-    def read_ahead(self, key: Key) -> None:
+    def read_ahead(self, key: BatchIndex) -> None:
         """Have the batches from ``key`` on read into host memory; copies nothing. Never blocks on storage."""
         ...
 
@@ -82,14 +82,14 @@ class InlineQueue:
         self._transform = transform
         self._canary = canary
         # Of the slot that is being handed out: batches to come, and errors in their places.
-        self._opened: collections.deque[tuple[Key, Batch | Exception]] = collections.deque()
+        self._opened: collections.deque[tuple[BatchIndex, Batch | Exception]] = collections.deque()
         self.copied = 0
 
     @property
     def ready(self) -> int:
         return len(self._opened)
 
-    def take(self, key: Key) -> Batch:
+    def take(self, key: BatchIndex) -> Batch:
         if self._canary is not None:
             self._canary.released(key)
         if not self._opened or self._opened[0][0] != key:
@@ -109,7 +109,7 @@ class InlineQueue:
             self._canary.handed_over(key, batch)
         return batch
 
-    def top_up(self, key: Key) -> None:
+    def top_up(self, key: BatchIndex) -> None:
         if self._opened:
             if self._opened[0][0] == key:
                 return  # what comes behind is being read
@@ -117,7 +117,7 @@ class InlineQueue:
         if self._depth:
             self._pipeline.prefetch(key)
 
-    def read_ahead(self, key: Key) -> None:
+    def read_ahead(self, key: BatchIndex) -> None:
         self.top_up(key)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class InlineQueue:
         if self._canary is not None:
             self._canary.settle()
 
-    def _batches(self, filled: Filled) -> Iterator[tuple[Key, Batch | Exception]]:
+    def _batches(self, filled: FilledSlot) -> Iterator[tuple[BatchIndex, Batch | Exception]]:
         """All batches of a slot, as the user gets them; each holds the slot for as long as it lives."""
         spec = self._pipeline.layout.spec
         views, own = self._handed_out(filled) if filled.good else ({}, ())
@@ -145,7 +145,7 @@ class InlineQueue:
                 }
                 yield batch.key, spec.packed(tensors)
 
-    def _handed_out(self, filled: Filled) -> tuple[dict[str, Array], tuple[str, ...]]:
+    def _handed_out(self, filled: FilledSlot) -> tuple[dict[str, Array], tuple[str, ...]]:
         """The fields of a slot as arrays, and which of them each batch must copy: small ones, and, if need be, all."""
         ring, layout, last = self._pipeline.ring, self._pipeline.layout, filled.batches[-1]
         count = last.first + len(last.samples)
@@ -167,7 +167,7 @@ class InlineQueue:
             )
 
 
-def transformed(transform: Transform, batch: Batch, key: Key) -> Batch:
+def transformed(transform: Transform, batch: Batch, key: BatchIndex) -> Batch:
     """What the transform makes of a batch, without gradients.
 
     Raises:

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import BatchLayout
-from lit_async_data.device.feed import Arrived, Cloned, HostBatch, Room
+from lit_async_data.device.feed import Arrived, Cloned, DeviceBuffers, HostBatch
 from lit_async_data.device.inline_queue import Batch
-from lit_async_data.host.job import Filled
+from lit_async_data.host.job import FilledSlot
 from lit_async_data.host.pipeline import Pipeline
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 
 
 class SlotFeed:
@@ -26,25 +26,25 @@ class SlotFeed:
         self.pipeline = pipeline
         self._layout: BatchLayout = pipeline.layout
 
-    def room(self, key: Key) -> Room:
+    def room(self, key: BatchIndex) -> DeviceBuffers:
         layout, count = self._layout, self.pipeline.schedule.plan(key.epoch).count(key.step)
         large = {name: ((count, *layout.spec[name].stored_shape), _type(layout, name)) for name in layout.large}
-        return Room(large, layout.nbytes - layout.small_start if layout.small else None)
+        return DeviceBuffers(large, layout.nbytes - layout.small_start if layout.small else None)
 
-    def following(self, key: Key) -> Key:
+    def following(self, key: BatchIndex) -> BatchIndex:
         return self.pipeline.schedule.following(key)
 
-    def prefetch(self, key: Key) -> None:
+    def prefetch(self, key: BatchIndex) -> None:
         self.pipeline.prefetch(key)
 
-    def poll(self, key: Key) -> HostBatch | None:
+    def poll(self, key: BatchIndex) -> HostBatch | None:
         filled = self.pipeline.poll(key)
         return None if filled is None else self._host_batch(filled)
 
-    def get(self, key: Key) -> HostBatch:
+    def get(self, key: BatchIndex) -> HostBatch:
         return self._host_batch(self.pipeline.get(key))
 
-    def _host_batch(self, filled: Filled) -> HostBatch:
+    def _host_batch(self, filled: FilledSlot) -> HostBatch:
         (batch,) = filled.batches  # one to a slot: the small fields of a batch travel in one block
         if batch.error is not None:
             return HostBatch(error=batch.error)

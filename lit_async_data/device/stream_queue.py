@@ -30,11 +30,11 @@ import torch
 
 from lit_async_data.device.canary import Canary
 from lit_async_data.device.clock import DeviceClock
-from lit_async_data.device.feed import Arrived, Cloned, Feed, HostBatch, Room
+from lit_async_data.device.feed import Arrived, Cloned, DeviceBuffers, Feed, HostBatch
 from lit_async_data.device.inline_queue import Batch, Transform, transformed
 from lit_async_data.device.streams import Streams
 from lit_async_data.host.stats import DeviceWait
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 class _Ticket:
     """One batch on its way: reserved (destinations may exist), then submitted (``ready`` is recorded)."""
 
-    key: Key
-    room: Room | None = None
+    key: BatchIndex
+    room: DeviceBuffers | None = None
     raw: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     block: torch.Tensor | None = None
     own: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -102,7 +102,7 @@ class StreamQueue:
     def waited(self) -> DeviceWait:
         return self._clock.waited
 
-    def take(self, key: Key) -> Batch:
+    def take(self, key: BatchIndex) -> Batch:
         self._clock.asked()
         if self._canary is not None:
             self._canary.released(key)
@@ -131,7 +131,7 @@ class StreamQueue:
         self._tickets.popleft()
         return batch
 
-    def top_up(self, key: Key) -> None:
+    def top_up(self, key: BatchIndex) -> None:
         if self._streams.capturing:
             return  # a copy of ours would become part of the user's graph, or break it; the next hook tries again
         self._reclaim(block=False)
@@ -155,7 +155,7 @@ class StreamQueue:
         if self._tickets:
             self._feed.prefetch(self._feed.following(self._tickets[-1].key))
 
-    def read_ahead(self, key: Key) -> None:
+    def read_ahead(self, key: BatchIndex) -> None:
         if self._tickets and self._tickets[0].key == key:
             return  # what comes behind is being read
         self._forget()
@@ -174,14 +174,14 @@ class StreamQueue:
         except RuntimeError as error:  # a device in trouble: the rest is to be closed all the same
             log.warning("copies to the device could not be waited for: %s", error)
 
-    def _reserved(self, key: Key) -> _Ticket:
+    def _reserved(self, key: BatchIndex) -> _Ticket:
         """A ticket; with destinations, if the feed can say before the batch is there what it will take."""
         ticket, room = _Ticket(key), self._feed.room(key)
         if room is not None:
             self._reserve(ticket, room)
         return ticket
 
-    def _reserve(self, ticket: _Ticket, room: Room) -> None:
+    def _reserve(self, ticket: _Ticket, room: DeviceBuffers) -> None:
         with torch.inference_mode(False):
             ticket.raw = {name: self._streams.empty(shape, dtype) for name, (shape, dtype) in room.large.items()}
             ticket.block = None if room.block is None else self._streams.empty((room.block,), torch.uint8)

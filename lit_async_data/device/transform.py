@@ -18,7 +18,7 @@ import torch
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.device.randomness import drawn, states
 from lit_async_data.errors import ConfigError
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class DeviceTransform:
         >>> def noisy(batch, rng):
         ...     return batch if rng is None else batch + torch.rand(len(batch), generator=rng)
         >>> transform = DeviceTransform(noisy, torch.device("cpu"), number=lambda key: key.step)
-        >>> one, again, other = (transform(torch.zeros(2), Key(0, step)) for step in (3, 3, 4))
+        >>> one, again, other = (transform(torch.zeros(2), BatchIndex(0, step)) for step in (3, 3, 4))
         >>> torch.equal(one, again), torch.equal(one, other)
         (True, False)
     """
@@ -73,7 +73,7 @@ class DeviceTransform:
         function: Callable[..., Any] | None,
         device: torch.device,
         *,
-        number: Callable[[Key], int] | None = None,
+        number: Callable[[BatchIndex], int] | None = None,
         cast: Callable[[Any], Any] | None = None,
     ) -> None:
         alike = function if isinstance(function, EvaluatedAlike) else None
@@ -87,7 +87,7 @@ class DeviceTransform:
         self._passed = None if function is None else _passed(function)
         self._alike = alike
 
-    def __call__(self, batch: Any, key: Key) -> Any:
+    def __call__(self, batch: Any, key: BatchIndex) -> Any:
         """What becomes of a batch."""
         if self._cast is not None:
             batch = self._cast(batch)
@@ -107,7 +107,7 @@ class DeviceTransform:
             )
         return made
 
-    def _called(self, function: Callable[..., Any], batch: Any, key: Key) -> Any:
+    def _called(self, function: Callable[..., Any], batch: Any, key: BatchIndex) -> Any:
         if self._passed is None:
             return function(batch)
         rng = None if self._number is None else torch.Generator(self._device).manual_seed(self._number(key))

@@ -1,4 +1,4 @@
-"""`Preparation`: what a worker makes ready after each read, so that it is there when its turn comes.
+"""`DecodeAhead`: what a worker makes ready after each read, so that it is there when its turn comes.
 
 * Where the order goes by chunks, the chunks of the next group are decoded while one is dealt, evenly over its steps.
 * Where samples come as stored, the chunk that comes next is decoded while one is read.
@@ -15,8 +15,8 @@ import numpy as np
 
 from lit_async_data.order.chunk_order import Group
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import EpochPlan, Key, Schedule
-from lit_async_data.sources.base import FetchingSource, KeepingSource, Turn
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.sources.base import CachingSource, FetchingSource, Turn
 
 # Reads after which it is looked again whether anything must be fetched, where the last time nothing was.
 LOOKS = 8
@@ -24,7 +24,7 @@ LOOKS = 8
 GROUPS = 4
 
 
-class Preparation:
+class DecodeAhead:
     """Makes ready what comes later. Called by several workers at once.
 
     Args:
@@ -33,7 +33,7 @@ class Preparation:
         steps: Between what is read and what is fetched.
     """
 
-    def __init__(self, source: KeepingSource, schedule: Schedule, steps: int) -> None:
+    def __init__(self, source: CachingSource, schedule: Schedule, steps: int) -> None:
         self._source = source
         self._schedule = schedule
         self._steps = steps
@@ -43,12 +43,12 @@ class Preparation:
         self._idle = 0
         self._fetching = False
         # Batches that have been read, and for which nothing has been decoded yet.
-        self._owed: collections.deque[Key] = collections.deque()
+        self._owed: collections.deque[BatchIndex] = collections.deque()
         # Those looked up last; replaced as a whole, since other workers may be reading.
         self._groups: tuple[tuple[int, Group], ...] = ()
         self._lanes: tuple[tuple[int, int], Indices] = ((-1, 0), np.empty(0, np.int64))
 
-    def __call__(self, keys: Sequence[Key], cursor: Key | None, oldest: Key | None = None) -> None:
+    def __call__(self, keys: Sequence[BatchIndex], cursor: BatchIndex | None, oldest: BatchIndex | None = None) -> None:
         """Make ready what comes after these batches.
 
         Args:
@@ -65,7 +65,7 @@ class Preparation:
             self._decode(np.minimum(last + self._rows, plan.length - 1), turn=True)
         self._fetch(keys)
 
-    def _decode_due(self, cursor: Key | None, oldest: Key | None) -> None:
+    def _decode_due(self, cursor: BatchIndex | None, oldest: BatchIndex | None) -> None:
         # 1. A slow worker reads the last batch of group 0. 2. Others read group 1, and after each batch decode chunks
         # of group 2: there is room for two groups, and those of group 0 go. 3. The slow worker decodes them again, and
         # those of group 1 go, which are wanted. So nothing is decoded for group 2 before group 0 has been read; it is
@@ -83,7 +83,7 @@ class Preparation:
             for turn, samples in self.due(key, cursor):
                 self._decode(samples, turn)
 
-    def due(self, key: Key, cursor: Key | None) -> list[tuple[tuple[int, int], Indices]]:
+    def due(self, key: BatchIndex, cursor: BatchIndex | None) -> list[tuple[tuple[int, int], Indices]]:
         """One sample of each chunk of the next group that is to be decoded with a batch, on this rank.
 
         No chunk, where reading has come beyond that group: a slow worker would decode what nobody wants any more.
@@ -142,7 +142,7 @@ class Preparation:
         self._groups = (plan.epoch, group), *self._groups[: GROUPS - 1]
         return group
 
-    def _place(self, key: Key) -> tuple[int, int]:
+    def _place(self, key: BatchIndex) -> tuple[int, int]:
         plan = self._schedule.plan(key.epoch)
         position = min(self._position(plan, plan.bounds(key.step)[0]), plan.length - 1)
         return key.epoch, self.group(plan, position).number
@@ -154,7 +154,7 @@ class Preparation:
         if len(samples):
             self._source.prepare(samples, decode=turn)
 
-    def _fetch(self, keys: Sequence[Key]) -> None:
+    def _fetch(self, keys: Sequence[BatchIndex]) -> None:
         if self._idle > 0:
             self._idle -= 1
             return

@@ -1,4 +1,4 @@
-"""`Job`: consecutive batches that are read in one go into one slot, and `Filled`, what became of them.
+"""`ReadTask`: consecutive batches that are read in one go into one slot, and `FilledSlot`, what became of them.
 
 Where batches are small, what each costs beside its reading (a claim, a hand-over between threads, a call of numpy) is
 most of its price; read several at a time, they share it.
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import Key, Schedule
+from lit_async_data.order.plan import BatchIndex, Schedule
 
 # Reads samples of an epoch into arrays.
 Read = Callable[[int, Indices, Mapping[str, npt.NDArray[Any]]], None]
@@ -28,7 +28,7 @@ TOGETHER_BYTES = 12 * 2**20
 TOGETHER = 32
 
 
-class ReadBatch(NamedTuple):
+class BatchResult(NamedTuple):
     """A batch that has been read into a slot, or the error that came instead.
 
     Attributes:
@@ -38,13 +38,13 @@ class ReadBatch(NamedTuple):
         error: What is to be raised in its place.
     """
 
-    key: Key
+    key: BatchIndex
     first: int
     samples: Indices
     error: Exception | None = None
 
 
-class Filled(NamedTuple):
+class FilledSlot(NamedTuple):
     """A slot and the batches that have been read into it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Filled(NamedTuple):
     """
 
     slot: int
-    batches: Sequence[ReadBatch]
+    batches: Sequence[BatchResult]
     good: int
     unexplained: str = ""
 
@@ -80,7 +80,7 @@ def together(batch_bytes: int, most: int) -> int:
 
 
 @dataclasses.dataclass
-class Job:
+class ReadTask:
     """Batches for one worker to read.
 
     Attributes:
@@ -92,13 +92,13 @@ class Job:
     """
 
     slot: int
-    keys: Sequence[Key]
+    keys: Sequence[BatchIndex]
     generation: int
     worker: int | None
     ids: Callable[[Indices], Indices] = np.asarray
     _samples: Indices | None = None
 
-    def done(self, read: Read, schedule: Schedule, layout: BatchLayout, memory: Bytes) -> Filled:
+    def done(self, read: Read, schedule: Schedule, layout: BatchLayout, memory: Bytes) -> FilledSlot:
         """Read, and say what became of each batch."""
         try:
             batches = self._planned(schedule)
@@ -106,7 +106,9 @@ class Job:
             if self._is_interrupt(caught):
                 raise
             # Not named here, nor below: see `Pipeline._fill`.
-            return self._counted([self._failed(ReadBatch(key, 0, np.empty(0, np.int64)), caught) for key in self.keys])
+            return self._counted(
+                [self._failed(BatchResult(key, 0, np.empty(0, np.int64)), caught) for key in self.keys]
+            )
         unexplained, samples = "", self._samples
         if len(batches) > 1 and samples is not None:
             try:
@@ -114,26 +116,26 @@ class Job:
             except Exception as error:  # noqa: BLE001  # raised below, by the batch it belongs to: the others are read
                 unexplained = "" if isinstance(error, SourceError) else traceback.format_exc()
             else:
-                return Filled(self.slot, batches, len(batches))
+                return FilledSlot(self.slot, batches, len(batches))
         return self._counted([self._alone(read, layout, memory, batch) for batch in batches], unexplained)
 
-    def _planned(self, schedule: Schedule) -> list[ReadBatch]:
+    def _planned(self, schedule: Schedule) -> list[BatchResult]:
         epoch, step = self.keys[0]
         samples, edges = schedule.plan(epoch).stretch(step, len(self.keys))
         self._samples = samples
         return [
-            ReadBatch(key, begin, samples[begin:end])
+            BatchResult(key, begin, samples[begin:end])
             for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
         ]
 
-    def _counted(self, batches: list[ReadBatch], unexplained: str = "") -> Filled:
-        return Filled(self.slot, batches, sum(batch.error is None for batch in batches), unexplained)
+    def _counted(self, batches: list[BatchResult], unexplained: str = "") -> FilledSlot:
+        return FilledSlot(self.slot, batches, sum(batch.error is None for batch in batches), unexplained)
 
     def _is_interrupt(self, caught: BaseException) -> bool:
         """Whether it is Ctrl-C, or the like, in the caller's own thread; a worker's is an error of the batch."""
         return self.worker is None and not isinstance(caught, Exception)
 
-    def _alone(self, read: Read, layout: BatchLayout, memory: Bytes, batch: ReadBatch) -> ReadBatch:
+    def _alone(self, read: Read, layout: BatchLayout, memory: Bytes, batch: BatchResult) -> BatchResult:
         self._samples = batch.samples
         try:
             read(batch.key.epoch, batch.samples, layout.views(memory, len(batch.samples), batch.first))
@@ -143,7 +145,7 @@ class Job:
             return self._failed(batch, caught)
         return batch
 
-    def _failed(self, batch: ReadBatch, cause: BaseException) -> ReadBatch:
+    def _failed(self, batch: BatchResult, cause: BaseException) -> BatchResult:
         error = ReadError.of_batch(cause, *batch.key, self.ids(batch.samples).tolist(), self.worker)
         return batch._replace(error=error)
 

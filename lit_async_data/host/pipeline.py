@@ -33,11 +33,11 @@ import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import ClosedError, StalledError, WorkerError
-from lit_async_data.host.job import Filled, Job, Read
-from lit_async_data.host.slots import Ring
+from lit_async_data.host.job import FilledSlot, Read, ReadTask
+from lit_async_data.host.slots import SlotPool
 from lit_async_data.host.stats import ReadStats
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import Key, Schedule
+from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.threads import Bell, ThreadWorker, leave_at_exit
 from lit_async_data.unexpected import Unexpected
 
@@ -76,11 +76,11 @@ class Pipeline:
         slots: int,
         most_slots: int,
         timeout_s: float,
-        prepare: Callable[[Sequence[Key], Key | None, Key | None], None] | None = None,
+        prepare: Callable[[Sequence[BatchIndex], BatchIndex | None, BatchIndex | None], None] | None = None,
         ids: Callable[[Indices], Indices] = np.asarray,
     ) -> None:
         self.layout = layout
-        self.ring = Ring([])
+        self.ring = SlotPool([])
         self._read = read
         self._prepare, self._ids = prepare, ids
         self.schedule = schedule
@@ -97,15 +97,15 @@ class Pipeline:
         self._arrived = Bell()
         # Everything below is guarded by this.
         self._lock = threading.RLock()
-        self._cursor: Key | None = None  # the key to be claimed next; None before the first request
+        self._cursor: BatchIndex | None = None  # the key to be claimed next; None before the first request
         # By the first key of each slot, in order; None while it is being filled.
-        self._claimed: dict[Key, Filled | None] = {}
+        self._claimed: dict[BatchIndex, FilledSlot | None] = {}
         self._generation = 0  # of what is wanted; what belongs to an older one is thrown away
         self._together = 1  # batches to be claimed at once
         self._closed = False
         self._stats = ReadStats()
 
-    def prefetch(self, key: Key) -> None:
+    def prefetch(self, key: BatchIndex) -> None:
         """See to it that the batches from ``key`` on are being read. Never blocks on storage.
 
         Raises:
@@ -121,14 +121,14 @@ class Pipeline:
         if not self._started:
             self._start()
 
-    def poll(self, key: Key) -> Filled | None:
+    def poll(self, key: BatchIndex) -> FilledSlot | None:
         """What is ready from a key on, else None; it is then the caller's, slot and all."""
         with self._lock:
             if self._claimed.get(key) is None:
                 return None
             return self._claimed.pop(key)
 
-    def get(self, key: Key) -> Filled:
+    def get(self, key: BatchIndex) -> FilledSlot:
         """What begins with the batch of a key, waiting for it; as `poll`.
 
         Raises:
@@ -189,7 +189,7 @@ class Pipeline:
                 self.ring.drop(filled.slot)
         self._claimed.clear()
 
-    def _claim(self, slot: int, worker: int | None) -> Job:
+    def _claim(self, slot: int, worker: int | None) -> ReadTask:
         """The next batches for a slot; few at first, so that the first one comes soon."""
         assert self._cursor is not None
         keys, most = [self._cursor], min(self._together, self.layout.batches)
@@ -200,7 +200,7 @@ class Pipeline:
         self._claimed[keys[0]] = None
         self._cursor = following
         self._together = min(2 * self._together, self.layout.batches)
-        return Job(slot, keys, self._generation, worker, self._ids)
+        return ReadTask(slot, keys, self._generation, worker, self._ids)
 
     def _grow(self) -> None:
         """More slots, if the user keeps all there are: as many again, within the budget."""
@@ -264,13 +264,13 @@ class Pipeline:
                 )
         return slot
 
-    def _fill(self, job: Job) -> None:
+    def _fill(self, job: ReadTask) -> None:
         started = time.perf_counter()
         # Not named here: the traceback of an error among them refers to this frame, and a cycle would keep whoever
         # catches that error.
         self._deliver(job, job.done(self._read, self.schedule, self.layout, self.ring.memory(job.slot)), started)
 
-    def _deliver(self, job: Job, filled: Filled, started: float) -> None:
+    def _deliver(self, job: ReadTask, filled: FilledSlot, started: float) -> None:
         seconds = time.perf_counter() - started
         with self._lock:
             if self._closed:
@@ -312,7 +312,7 @@ class Pipeline:
                     f"{worker}: its thread has ended{worker.reason}; close the loader", worker=worker.number
                 ) from worker.error
 
-    def _stalled(self, key: Key) -> StalledError:
+    def _stalled(self, key: BatchIndex) -> StalledError:
         return StalledError(
             f"batch {key.step} of epoch {key.epoch} did not come in {self._timeout_s:g} s: "
             f"{'; '.join(map(str, self._workers))}; is the disk slow or gone? timeout_s sets how long to wait",

@@ -1,4 +1,4 @@
-"""`Footprint`: the threads and the memory that a loader will take, known before it takes any."""
+"""`ResourcePlan`: the threads and the memory that a loader will take, known before it takes any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lit_async_data.host.memory import Budget, default_budget, ranks_here
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.order.weighted import WeightedChunkOrder
-from lit_async_data.sources.base import FetchingSource, KeepingSource, Source
+from lit_async_data.sources.base import CachingSource, FetchingSource, Source
 from lit_async_data.sources.places import name_of
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds Python's lock.
@@ -27,7 +27,7 @@ WORTH_A_WARNING = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Footprint:
+class ResourcePlan:
     """What a loader takes.
 
     Attributes:
@@ -55,7 +55,7 @@ class Footprint:
         *,
         ahead: bool,
         streams: bool,
-    ) -> Footprint:
+    ) -> ResourcePlan:
         """The footprint of a loader.
 
         Args:
@@ -77,7 +77,7 @@ class Footprint:
             groups = -(-in_hand // (order.width * order.rows))
             chunks = min((groups + 1) * order.width, order.chunks)
         decoded = cache = 0
-        if isinstance(source, KeepingSource):
+        if isinstance(source, CachingSource):
             decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.band_bytes
             cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
@@ -99,7 +99,7 @@ def _fetched_bytes(source: Source, samples: int, left: int) -> int:
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
-    kept = isinstance(source, KeepingSource) and 0 < source.decodable_bytes <= cache
+    kept = isinstance(source, CachingSource) and 0 < source.decodable_bytes <= cache
     if kept or not source.chunks.compressed or plan.shuffle == "none":
         return 1.0
     if plan.chunk_order is None:
@@ -113,7 +113,7 @@ def amplified(shuffle: Order, times: float, rows: int) -> str:
 
     Args:
         shuffle: Of the order.
-        times: As `Footprint.amplification`.
+        times: As `ResourcePlan.amplification`.
         rows: Samples that share a compressed chunk.
     """
     if shuffle == "global":
@@ -128,7 +128,7 @@ def amplified(shuffle: Order, times: float, rows: int) -> str:
 
 
 def slow(
-    source: Source, options: LoaderOptions, footprint: Footprint, order: EpochPlan, *, ahead: bool
+    source: Source, options: LoaderOptions, footprint: ResourcePlan, order: EpochPlan, *, ahead: bool
 ) -> Iterator[str]:
     """What will take longer than it must, in words for people.
 

@@ -12,7 +12,7 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Order, Schedule
 from lit_async_data.order.weights import Weights, class_weights
-from lit_async_data.sources.base import Source, draws, layout_of
+from lit_async_data.sources.base import Source, is_random, layout_of
 from lit_async_data.sources.places import values_of
 from lit_async_data.sources.subset import SubsetSource
 
@@ -50,7 +50,7 @@ def schedule_of(
         world_size=world_size,
         drop_last=options.drop_last,
     )
-    drawn = options.augments and (draws(source) or transform_draws)
+    drawn = options.augments and (is_random(source) or transform_draws)
     return Schedule(plan, shuffled=shuffle != "none" or drawn)
 
 

@@ -1,4 +1,4 @@
-"""Who owns which slot: `Ring`, the states of a slot as one table, and the leases on what was handed out.
+"""Who owns which slot: `SlotPool`, the states of a slot as one table, and the leases on what was handed out.
 
 No I/O, no torch, no threads of its own. A slot belongs to one party at a time; `TRANSITIONS` says how it passes on.
 """
@@ -65,7 +65,7 @@ class _Ended(weakref.ref[Lease]):
     slot: int
 
 
-class Ring:
+class SlotPool:
     """The slots of one loader. Safe to use from several threads.
 
     Args:

@@ -85,7 +85,7 @@ class DeviceWait:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fill:
+class QueueFill:
     """How full the queues of a loader are at this moment.
 
     Attributes:
@@ -95,9 +95,9 @@ class Fill:
         device_depth: How many there can be; 0 where batches are handed out in host memory.
 
     Example:
-        >>> print(Fill(4, 4, 2, 2))
+        >>> print(QueueFill(4, 4, 2, 2))
         host 4/4 device 2/2
-        >>> print(Fill(3, 4))
+        >>> print(QueueFill(3, 4))
         host 3/4
     """
 

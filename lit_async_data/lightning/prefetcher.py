@@ -18,7 +18,7 @@ from lit_async_data.lightning.progress import QueueGauge
 from lit_async_data.lightning.resume import check_position
 from lit_async_data.lightning.stages import Driven, loaders_in
 from lit_async_data.lightning.takeover import Takeover
-from lit_async_data.lightning.waiting import Waiting
+from lit_async_data.lightning.waiting import WaitSummary
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import counted
 
@@ -71,8 +71,8 @@ class DevicePrefetcher(pl.Callback):
         self.device_depth = counted("device_depth", device_depth)
         self.canary = counted("canary", canary)
         #: How long training waited, over all that was trained with this callback.
-        self.waited = Waiting()
-        self._epoch = Waiting()
+        self.waited = WaitSummary()
+        self._epoch = WaitSummary()
         self._active: list[Driven] = []
         self._adopted: weakref.WeakSet[Driven] = weakref.WeakSet()
         self._started = 0.0
@@ -145,13 +145,13 @@ class DevicePrefetcher(pl.Callback):
     def _release(self, *, failed: bool = False) -> None:
         self._gauge.detach()
         for loader in self._adopted:
-            loader.driven = False
+            loader.externally_driven = False
         self._active = []
         self._takeover.detach(failed=failed)
 
     def _begin(self, trainer: pl.Trainer) -> None:
         self._adopt(trainer, trainer.train_dataloader)
-        self._epoch, self._fills, self._due = Waiting(), 0, True
+        self._epoch, self._fills, self._due = WaitSummary(), 0, True
         self._before = [loader.stats() for loader in self._active]
 
     def _adopt(self, trainer: pl.Trainer, loaders: Any) -> None:
@@ -173,7 +173,7 @@ class DevicePrefetcher(pl.Callback):
                 )
             self._said = True
             loader.device = "cpu"
-        loader.driven = True
+        loader.externally_driven = True
         self._adopted.add(loader)
 
     def _read_ahead(self, trainer: pl.Trainer, loaders: list[Driven]) -> None:
@@ -219,7 +219,7 @@ class DevicePrefetcher(pl.Callback):
             return
         waited, busy = sum(s.last_wait_s for s in stats), time.perf_counter() - self._started
         first = batch_idx == 0
-        self._epoch += Waiting(1, 0.0 if first else waited, waited if first else 0.0, busy)
+        self._epoch += WaitSummary(1, 0.0 if first else waited, waited if first else 0.0, busy)
         self._fills += sum(s.queue_fill for s in stats)
         # The step that Lightning's own monitors log at; it has no public name.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
@@ -234,7 +234,7 @@ class DevicePrefetcher(pl.Callback):
         stats = [loader.stats() for loader in self._active]
         device = _device_wait(self._before, stats)
         if device is not None:
-            self._epoch += Waiting(device_s=device.wait_s + device.gap_s)
+            self._epoch += WaitSummary(device_s=device.wait_s + device.gap_s)
         self.waited += self._epoch
         if not stats or not self._epoch.steps:
             return

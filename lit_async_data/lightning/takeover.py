@@ -68,7 +68,7 @@ class Takeover:
         self._serving.clear()
 
     def _taken(self, loader: Any, trainer: pl.Trainer, device_depth: int, canary: int) -> Any:
-        if isinstance(loader, PrefetchedLoader) and loader.by_trainer:
+        if isinstance(loader, PrefetchedLoader) and loader.sharded_by_trainer:
             loader = loader.loader  # of an earlier fit: whoever gave Lightning a CombinedLoader keeps it
         if not isinstance(loader, DataLoader):
             return loader
@@ -76,7 +76,7 @@ class Takeover:
         # At once, and not when training begins: of a loader without length Lightning takes a batch before.
         device = torch.device("cpu") if transfer_of(trainer) is not None else trainer.strategy.root_device
         wrapped = prefetched(loader, device_depth, device)
-        wrapped.by_trainer = True
+        wrapped.sharded_by_trainer = True
         wrapped.canary = canary
         self._serving.add(wrapped)
         return wrapped

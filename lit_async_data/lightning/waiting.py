@@ -1,4 +1,4 @@
-"""`Waiting`: how long training waited for data, as a share and in words."""
+"""`WaitSummary`: how long training waited for data, as a share and in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Waiting:
+class WaitSummary:
     """How long training waited for data.
 
     Attributes:
@@ -18,9 +18,9 @@ class Waiting:
             waits whenever the loop does.
 
     Example:
-        >>> print(Waiting(steps=100, wait_s=0.1, gap_s=0.1, busy_s=9.8))
+        >>> print(WaitSummary(steps=100, wait_s=0.1, gap_s=0.1, busy_s=9.8))
         0.200 s of 10.0 s for data, 0.100 s of it for first batches: data wait 2.0 %
-        >>> print(Waiting(steps=100, wait_s=0.1, gap_s=0.1, busy_s=9.8, device_s=0.08))
+        >>> print(WaitSummary(steps=100, wait_s=0.1, gap_s=0.1, busy_s=9.8, device_s=0.08))
         0.200 s of 10.0 s for data, 0.100 s of it for first batches, the device 0.080 s: data wait 0.8 %
     """
 
@@ -30,9 +30,9 @@ class Waiting:
     busy_s: float = 0.0
     device_s: float | None = None
 
-    def __add__(self, other: Waiting) -> Waiting:
+    def __add__(self, other: WaitSummary) -> WaitSummary:
         known = [each.device_s for each in (self, other) if each.device_s is not None]
-        return Waiting(
+        return WaitSummary(
             self.steps + other.steps,
             self.wait_s + other.wait_s,
             self.gap_s + other.gap_s,

@@ -84,7 +84,7 @@ class ChunkOrder:
     def __init__(self, runs: Sequence[ChunkRun], width: int, key: int) -> None:
         if width < 1:
             raise ValueError(f"groups of {width} chunks")
-        self._layout = Layout(runs)
+        self._layout = ChunkExtents(runs)
         self.length, self.chunks, self.rows = self._layout.length, self._layout.chunks, self._layout.usual_rows
         self.width = min(width, self.chunks)
         self.groups = -(-self.chunks // self.width)
@@ -227,7 +227,7 @@ class ChunkOrder:
         self._firsts = np.append(self._uneven * usual + self._shifts[:-1], self.length)
 
 
-class Layout:
+class ChunkExtents:
     """Where chunks lie: pieces of equal chunks, two for each run whose last chunk is short. Immutable.
 
     Args:
@@ -242,7 +242,7 @@ class Layout:
         ValueError: There are no runs.
 
     Example:
-        >>> layout = Layout([ChunkRun(samples=5, rows=2), ChunkRun(samples=4, rows=2)])
+        >>> layout = ChunkExtents([ChunkRun(samples=5, rows=2), ChunkRun(samples=4, rows=2)])
         >>> first, rows = layout.extents(np.arange(layout.chunks))
         >>> first.tolist(), rows.tolist()
         ([0, 2, 4, 5, 7], [2, 2, 1, 2, 2])

@@ -1,4 +1,4 @@
-"""`Passes`: which epoch and step a loader is asked for, in the way that Lightning asks.
+"""`EpochCursor`: which epoch and step a loader is asked for, in the way that Lightning asks.
 
 ``iter()`` marks a pass as wanted and does nothing else: Lightning calls it two or three times per epoch, before and
 after ``set_epoch``. The first batch binds the pass: to the epoch that ``set_epoch`` named since the last pass, else to
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lit_async_data.order.plan import Key, Limits, Schedule
+from lit_async_data.order.plan import BatchIndex, Limits, Schedule
 
 # How many steps of a pass, and of those after it, will be wanted; None for all.
 StepsWanted = Callable[[], tuple[int | None, int | None]]
@@ -33,7 +33,7 @@ class At(NamedTuple):
     told: int | None = None
 
 
-class Passes:
+class EpochCursor:
     """Where the consumer is. Refers to no loader, so that one that is dropped is closed at once.
 
     All of its state is one value, replaced as a whole: an interrupt leaves that before or that after.
@@ -72,7 +72,7 @@ class Passes:
         if self.at.fresh:
             self._schedule.limits = Limits(self._next_epoch, *steps_wanted())
 
-    def upcoming(self, steps_wanted: StepsWanted) -> Key | None:
+    def upcoming(self, steps_wanted: StepsWanted) -> BatchIndex | None:
         """The key of the next batch, or None if the pass is over; the same until `at` is set.
 
         Args:
@@ -80,24 +80,24 @@ class Passes:
         """
         if self.at.fresh:
             self._schedule.limits = Limits(self._next_epoch, *steps_wanted())
-            return Key(self._next_epoch, 0) if self._schedule.steps else None
-        return None if self.over else Key(self.at.epoch, self.at.step)
+            return BatchIndex(self._next_epoch, 0) if self._schedule.steps else None
+        return None if self.over else BatchIndex(self.at.epoch, self.at.step)
 
-    def after(self, key: Key) -> At:
+    def after(self, key: BatchIndex) -> At:
         """Where the consumer is when the batch of this key, which is the upcoming one, has had its turn."""
         told = None if self.at.fresh else self.at.told  # what was named for this pass is used up
         return At(key.epoch, key.step + 1, fresh=False, told=told)
 
-    def following(self, key: Key) -> Key:
+    def following(self, key: BatchIndex) -> BatchIndex:
         """The key that will be asked for after this one, as far as can be known."""
         return self._schedule.following(key)
 
     @property
-    def wanted(self) -> Key:
+    def wanted(self) -> BatchIndex:
         """The key that will be asked for next, as far as can be known."""
         if self.at.fresh:
-            return Key(self._next_epoch, 0)
-        return self._schedule.following(Key(self.at.epoch, self.at.step - 1))
+            return BatchIndex(self._next_epoch, 0)
+        return self._schedule.following(BatchIndex(self.at.epoch, self.at.step - 1))
 
     @property
     def _next_epoch(self) -> int:

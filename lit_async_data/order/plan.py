@@ -216,7 +216,7 @@ class EpochPlan:
         return ChunkOrder(self.runs, self.shuffle_chunks, key)
 
 
-class Key(NamedTuple):
+class BatchIndex(NamedTuple):
     """The place of a batch in the endless order."""
 
     epoch: int
@@ -272,12 +272,12 @@ class Schedule:
             self._plans = {e: p for e, p in self._plans.items() if abs(e - epoch) <= 1} | {epoch: found}
         return found
 
-    def following(self, key: Key) -> Key:
+    def following(self, key: BatchIndex) -> BatchIndex:
         """The key that comes after a key."""
         last, limit = self.steps, self.limits.of(key.epoch)
         if limit is not None and key.step < limit:  # beyond it, the limit has proved to be wrong
             last = min(limit, last)
-        return Key(key.epoch, key.step + 1) if key.step + 1 < last else Key(key.epoch + 1, 0)
+        return BatchIndex(key.epoch, key.step + 1) if key.step + 1 < last else BatchIndex(key.epoch + 1, 0)
 
 
 def amplification(length: int, chunk_rows: int, batch_size: int) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.order.chunk_order import ChunkRun, Layout
+from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.permutation import Indices, derived_keys
 
 # The label that torch's losses leave out unless they are told otherwise.
@@ -128,10 +128,10 @@ class Weights:
         runs = tuple(runs)
         known = self._chunks
         if known is None or known[0] != runs:
-            known = self._chunks = runs, self._weighed(Layout(runs))
+            known = self._chunks = runs, self._weighed(ChunkExtents(runs))
         return known[1]
 
-    def _weighed(self, layout: Layout) -> WeighedChunks:
+    def _weighed(self, layout: ChunkExtents) -> WeighedChunks:
         if layout.length != self.samples:
             raise ConfigError(
                 f"weights: there are {self.samples} for {layout.length} samples; give one for each sample"

@@ -44,7 +44,7 @@ class DrawWatch:
 
     def __init__(self, loader: Any) -> None:
         self.over = _known(loader)
-        self.draws = False
+        self.is_random = False
         self._wanted = SAMPLERS if isinstance(loader, DataLoader) else ANY
         self._quiet = 0
 
@@ -62,7 +62,7 @@ class DrawWatch:
             self._quiet += 1
             self.over = self._quiet >= self._wanted
         elif not first:
-            self.over = self.draws = True
+            self.over = self.is_random = True
             log.warning(
                 "the loader draws random numbers from %s for its batches, as your training loop may do: each batch is "
                 "read when it is asked for, so that a run with a seed stays the same; a sampler that draws from a "

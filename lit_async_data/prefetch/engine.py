@@ -16,14 +16,14 @@ from lit_async_data.device.streams import TorchStreams, has_streams
 from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import WorkerError
 from lit_async_data.host import memory
-from lit_async_data.host.stats import Fill
+from lit_async_data.host.stats import QueueFill
 from lit_async_data.order.permutation import derived_key
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.prefetch.host_queue import HostQueue, as_it_came
 from lit_async_data.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.prefetch.packing import Packer
-from lit_async_data.prefetch.pinned_buffers import Staging
+from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
 
 
 class Relay:
@@ -56,7 +56,7 @@ class Relay:
         self.device = device
         self._threaded = threaded
         self._pid = os.getpid()
-        self._staging = Staging(functools.partial(memory.allocated, pinned=True), most=0)
+        self._staging = PinnedBufferPool(functools.partial(memory.allocated, pinned=True), most=0)
         on_device = has_streams(device)
         self.feed = IteratorFeed(loader, Packer(self._staging) if on_device else as_it_came, 0, state, watch)
         called = (
@@ -86,10 +86,10 @@ class Relay:
         return self.feed.ready + self.queue.ready
 
     @property
-    def fill(self) -> Fill:
+    def fill(self) -> QueueFill:
         """What is ready at this moment."""
         on_device = isinstance(self.queue, StreamQueue)
-        return Fill(self.feed.ready, self.feed.depth, self.queue.ready, self.queue.depth if on_device else 0)
+        return QueueFill(self.feed.ready, self.feed.depth, self.queue.ready, self.queue.depth if on_device else 0)
 
     def check(self) -> None:
         """Raise `WorkerError` in a fork of the process that began to read."""
@@ -124,7 +124,7 @@ class Relay:
         return self._pid != os.getpid()
 
 
-def _drawn(rank: int, key: Key) -> int:
+def _drawn(rank: int, key: BatchIndex) -> int:
     return derived_key(0, rank, key.epoch, key.step)
 
 

@@ -10,7 +10,7 @@ import torch
 from lit_async_data.batch.tree import leaves_in
 from lit_async_data.device.feed import Arrived, Cloned, Feed, HostBatch
 from lit_async_data.device.inline_queue import Batch, Transform, transformed
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.packing import Ask
 
 
@@ -32,7 +32,7 @@ class HostQueue:
         self.copied = 0
         self.ready = 0
 
-    def take(self, key: Key) -> Batch:
+    def take(self, key: BatchIndex) -> Batch:
         host = self._feed.get(key)
         if host.error is not None:
             try:
@@ -42,10 +42,10 @@ class HostQueue:
         batch = host.unpacked(Arrived({}, None, {}), torch.clone)
         return batch if self._transform is None else transformed(self._transform, batch, key)
 
-    def top_up(self, key: Key) -> None:
+    def top_up(self, key: BatchIndex) -> None:
         self._feed.prefetch(key)
 
-    def read_ahead(self, key: Key) -> None:
+    def read_ahead(self, key: BatchIndex) -> None:
         self._feed.prefetch(key)
 
     def close(self) -> None:

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from lit_async_data.device.feed import HostBatch, Room
+from lit_async_data.device.feed import DeviceBuffers, HostBatch
 from lit_async_data.host.stats import ReadStats
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.accelerate_marks import Mark, Marks
 from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.prefetch.packing import Ask
-from lit_async_data.prefetch.reader_thread import Pulled, Puller
+from lit_async_data.prefetch.reader_thread import Pulled, ReaderThread
 from lit_async_data.prefetch.state_snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -59,11 +59,11 @@ class IteratorFeed:
         self._state = state
         self._watch = DrawWatch(loader) if watch is None else watch
         self._marks = Marks.of(loader)
-        self._puller: Puller | None = None
-        self._expected = Key(-1, 0)  # what the puller gives next
-        self._notes: dict[Key, _Note] = {}
+        self._puller: ReaderThread | None = None
+        self._expected = BatchIndex(-1, 0)  # what the puller gives next
+        self._notes: dict[BatchIndex, _Note] = {}
         # What the last batches took.
-        self._rooms: tuple[Room | None, Room | None] = (None, None)
+        self._rooms: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
         self._read = ReadStats()
         self._once = False
         # The id of one that is yet to be raised, and so is alive. The error itself would keep whatever it refers to.
@@ -72,7 +72,7 @@ class IteratorFeed:
     @property
     def depth(self) -> int:
         """Batches that are read ahead; it can be set at any time. 0 where the loader may not be read ahead."""
-        return 0 if self._watch.draws else self._depth
+        return 0 if self._watch.is_random else self._depth
 
     @depth.setter
     def depth(self, depth: int) -> None:
@@ -90,28 +90,28 @@ class IteratorFeed:
         """What has been read and asked for."""
         return self._read
 
-    def room(self, key: Key) -> Room | None:  # noqa: ARG002
+    def room(self, key: BatchIndex) -> DeviceBuffers | None:  # noqa: ARG002
         """A guess: as the last batch, unless that was unlike the one before. A wrong one costs an allocation."""
         if self._puller is None:
             return None  # nothing comes after the end
         last, before = self._rooms
         return last if before is None or last == before else None
 
-    def following(self, key: Key) -> Key:
-        return Key(key.epoch, key.step + 1)
+    def following(self, key: BatchIndex) -> BatchIndex:
+        return BatchIndex(key.epoch, key.step + 1)
 
-    def prefetch(self, key: Key) -> None:  # noqa: ARG002
+    def prefetch(self, key: BatchIndex) -> None:  # noqa: ARG002
         """Do what the thread may need. It reads on by itself, and a pass begins when its first batch is asked for."""
         if self._puller is not None:
             self._puller.serve()
 
-    def poll(self, key: Key) -> HostBatch | None:
+    def poll(self, key: BatchIndex) -> HostBatch | None:
         if self._puller is None or key != self._expected:
             return None
         pulled = self._puller.poll()
         return None if pulled is None else self._host_batch(pulled)
 
-    def get(self, key: Key) -> HostBatch:
+    def get(self, key: BatchIndex) -> HostBatch:
         """The batch of a key, waiting for it; at the end of the pass a `StopIteration`.
 
         Raises:
@@ -129,11 +129,11 @@ class IteratorFeed:
             self._puller.start()
         return self._host_batch(pulled)
 
-    def given(self, key: Key) -> bool:
+    def given(self, key: BatchIndex) -> bool:
         """Whether the batch of a key, or the error in its place, has been given out."""
         return key.epoch == self._expected.epoch and key.step < self._expected.step
 
-    def handed_over(self, key: Key) -> Snapshot | None:
+    def handed_over(self, key: BatchIndex) -> Snapshot | None:
         """The consumer has the batch of a key from now on.
 
         Returns:
@@ -191,8 +191,8 @@ class IteratorFeed:
                 "anew, such as a DataLoader",
                 type(iterator).__name__,
             )
-        self._puller = Puller(iterator, self._prepare, self._ahead, self._note)
-        self._expected, self._rooms = Key(epoch, 0), (None, None)
+        self._puller = ReaderThread(iterator, self._prepare, self._ahead, self._note)
+        self._expected, self._rooms = BatchIndex(epoch, 0), (None, None)
 
     def _host_batch(self, pulled: Pulled) -> HostBatch:
         host = pulled.host

@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader
 from lit_async_data.device.inline_queue import Batch, Transform
 from lit_async_data.device.streams import checked_device, exact_device
 from lit_async_data.errors import AsyncDataError, ClosedError, TransferError
-from lit_async_data.host.stats import DeviceWait, Fill, LoaderStats, ReadStats, WaitMeter
+from lit_async_data.host.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
 from lit_async_data.options import counted
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.prefetch.engine import Relay
-from lit_async_data.prefetch.loader_iterator import Pass, PassState, Taken
+from lit_async_data.prefetch.loader_iterator import LoaderIterator, PassState, Taken
 from lit_async_data.prefetch.sharding import check_sharded
 from lit_async_data.unexpected import Unexpected
 
@@ -48,8 +48,8 @@ class PrefetchedLoader:
     """
 
     loader: Iterable[Any]
-    driven = False
-    by_trainer = False
+    externally_driven = False
+    sharded_by_trainer = False
     _stateful = False
 
     def __init__(
@@ -85,11 +85,11 @@ class PrefetchedLoader:
     def __bool__(self) -> bool:
         return bool(self.loader)
 
-    def __iter__(self) -> Pass:
+    def __iter__(self) -> LoaderIterator:
         """A new pass, which begins with its first batch. Costs nothing; Lightning calls it more often than it reads."""
         at = self._at
         at.asked, at.fresh = at.asked + 1, True
-        return Pass(functools.partial(self._next_of, at.asked), at)
+        return LoaderIterator(functools.partial(self._next_of, at.asked), at)
 
     def __next__(self) -> Batch:
         """The next batch of the pass, waiting for it.
@@ -157,9 +157,9 @@ class PrefetchedLoader:
         return not self._at.fresh
 
     @property
-    def fill(self) -> Fill:
+    def fill(self) -> QueueFill:
         """How much is ready at this moment."""
-        return Fill() if self._relay is None else self._relay.fill
+        return QueueFill() if self._relay is None else self._relay.fill
 
     def stats(self) -> LoaderStats:
         """What was handed out, waited for and read so far."""
@@ -214,8 +214,8 @@ class PrefetchedLoader:
     # -- the machinery -----------------------------------------------------------------------------------------------
 
     @property
-    def _wanted(self) -> Key:
-        return Key(self._at.begun - 1, self._at.step)
+    def _wanted(self) -> BatchIndex:
+        return BatchIndex(self._at.begun - 1, self._at.step)
 
     @property
     def _threaded(self) -> bool:
@@ -252,7 +252,7 @@ class PrefetchedLoader:
         at.interrupted = True  # unless this comes to an end
         try:
             batch = relay.queue.take(key)
-            if not self.driven:
+            if not self.externally_driven:
                 # This batch is here; what is wrong with a later one is raised when that is asked for.
                 with self._ahead:
                     relay.queue.top_up(relay.feed.following(key))
@@ -284,7 +284,7 @@ class PrefetchedLoader:
                 "batches are lost",
                 2 * self._depth + 1,
             )
-        if not self.by_trainer:
+        if not self.sharded_by_trainer:
             check_sharded(self.loader)
         if self._depth and not self._threaded and not self._said:
             self._said = True

@@ -1,4 +1,4 @@
-"""`Pass`: one pass over a prefetched loader, and where it is."""
+"""`LoaderIterator`: one pass over a prefetched loader, and where it is."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Taken(NamedTuple):
     state: Snapshot | None
 
 
-class Pass:
+class LoaderIterator:
     """What ``iter`` of a prefetched loader gives: it goes on where it is when it is iterated over again.
 
     Args:

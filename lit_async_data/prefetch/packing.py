@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Bytes
-from lit_async_data.batch.tensor_layout import Form, dense, flat, raw_bytes
+from lit_async_data.batch.tensor_layout import TensorLayout, dense, flat, raw_bytes
 from lit_async_data.batch.tree import flatten, rebuilt
 from lit_async_data.device.feed import Arrived, Cloned, HostBatch
 from lit_async_data.device.inline_queue import Batch
-from lit_async_data.prefetch.pinned_buffers import Staging
+from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
 
 T = TypeVar("T")
 # How the first argument of a method ``to`` is called where that converts an object to something else than a device:
@@ -41,7 +41,9 @@ class Packer:
         is_pinned: Whether a tensor is; asked of those of the first batch, on the consumer's thread.
     """
 
-    def __init__(self, staging: Staging, is_pinned: Callable[[torch.Tensor], bool] = torch.Tensor.is_pinned) -> None:
+    def __init__(
+        self, staging: PinnedBufferPool, is_pinned: Callable[[torch.Tensor], bool] = torch.Tensor.is_pinned
+    ) -> None:
         self._staging = staging
         self._is_pinned = is_pinned
         # Places in the batch at which tensors come pinned. Should that be wrong about a tensor of a later batch, it is
@@ -66,8 +68,8 @@ class Packer:
             pinned = {place: flat(tensor) for place, tensor in tensors.items() if place in (self._pinned or ())}
             content = _Content(
                 skeleton,
-                forms := {place: Form.of(tensor) for place, tensor in tensors.items()},
-                Layout.of({place: form.nbytes for place, form in forms.items() if place not in pinned}),
+                forms := {place: TensorLayout.of(tensor) for place, tensor in tensors.items()},
+                PackedLayout.of({place: form.nbytes for place, form in forms.items() if place not in pinned}),
             )
             host = HostBatch(
                 pinned,
@@ -107,7 +109,7 @@ class Packer:
             host.block = memory[layout.small_start : layout.end]
 
 
-class Layout(NamedTuple):
+class PackedLayout(NamedTuple):
     """Where tensors lie in a block, each aligned: large ones first, then small ones.
 
     Attributes:
@@ -123,18 +125,18 @@ class Layout(NamedTuple):
     end: int
 
     @staticmethod
-    def of(sizes: Mapping[str, int]) -> Layout:
+    def of(sizes: Mapping[str, int]) -> PackedLayout:
         """A layout for tensors of so many bytes.
 
         Example:
-            >>> layout = Layout.of({"y": 8, "x": 100_000})
+            >>> layout = PackedLayout.of({"y": 8, "x": 100_000})
             >>> layout.offsets, layout.small_start, layout.end
             ({'x': 0, 'y': 100352}, 100352, 100864)
         """
         small = [place for place, size in sizes.items() if size <= SMALL_BYTES]
         offsets: dict[str, int] = {}
         small_start = _laid((place for place in sizes if sizes[place] > SMALL_BYTES), sizes, offsets, 0)
-        return Layout(offsets, frozenset(small), small_start, _laid(small, sizes, offsets, small_start))
+        return PackedLayout(offsets, frozenset(small), small_start, _laid(small, sizes, offsets, small_start))
 
 
 def _laid(places: Iterable[str], sizes: Mapping[str, int], offsets: dict[str, int], end: int) -> int:
@@ -156,8 +158,8 @@ class _Content:
     """
 
     skeleton: Any
-    forms: dict[str, Form]
-    layout: Layout
+    forms: dict[str, TensorLayout]
+    layout: PackedLayout
 
     def unpacked(self, arrived: Arrived, cloned: Cloned) -> Batch:
         leaves = dict(arrived.own)

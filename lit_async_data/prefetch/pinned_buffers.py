@@ -1,4 +1,4 @@
-"""`Staging`: pinned blocks of host memory that batches are packed into on their way to a device.
+"""`PinnedBufferPool`: pinned blocks of host memory that batches are packed into on their way to a device.
 
 Pinning costs the host milliseconds and may make the device wait, so a block is used again and again. Any thread may
 take one; new ones are allocated by the consumer's thread alone, which is the one that talks to the device.
@@ -16,7 +16,7 @@ from lit_async_data.host.memory import readable
 log = logging.getLogger(__name__)
 
 
-class Staging:
+class PinnedBufferPool:
     """A pool of blocks. Safe to use from several threads.
 
     Args:
@@ -27,7 +27,7 @@ class Staging:
         most: As given. It can be set at any time; what is too much goes when it is given back.
 
     Example:
-        >>> staging = Staging(bytearray, most=2)
+        >>> staging = PinnedBufferPool(bytearray, most=2)
         >>> staging.claim(1000)  # there is none yet
         >>> block = staging.provide(1000)
         >>> len(block), len(staging)

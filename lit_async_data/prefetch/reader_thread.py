@@ -1,4 +1,4 @@
-"""`Puller`: one pass over somebody else's iterator, read ahead in a thread.
+"""`ReaderThread`: one pass over somebody else's iterator, read ahead in a thread.
 
 The contract:
 
@@ -69,7 +69,7 @@ class Asked(NamedTuple):
     answer: queue.SimpleQueue[tuple[Any, Exception | None]]
 
 
-class Puller:
+class ReaderThread:
     """Pulls from an iterator. One consumer at a time.
 
     Args:

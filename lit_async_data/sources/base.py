@@ -24,7 +24,7 @@ def slowest(readings: Iterable[Reading]) -> Reading:
 
 
 @dataclasses.dataclass(frozen=True)
-class ChunkLayout:
+class StorageLayout:
     """How samples lie together in storage, and what reading them takes.
 
     Attributes:
@@ -103,7 +103,7 @@ class Source(Protocol):
         ...
 
     @property
-    def chunks(self) -> ChunkLayout:
+    def chunks(self) -> StorageLayout:
         """Which samples lie together."""
         ...
 
@@ -177,15 +177,15 @@ class PartedSource(Source, Protocol):
 
 
 @runtime_checkable
-class DrawingSource(Source, Protocol):
+class RandomizedSource(Source, Protocol):
     """A source that can draw what it takes of a sample at random, such as a part of an image."""
 
     @property
-    def draws(self) -> bool:
+    def is_random(self) -> bool:
         """Whether it does so."""
         ...
 
-    def read_drawn(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
         """Read samples as `read_into` does, which takes what is in the middle; here the keys decide.
 
         Args:
@@ -216,16 +216,16 @@ def described(samples: int, name: str, spec: BatchSpec) -> str:
     return f"{name if name.startswith(size) else f'{size}samples from {name}'}: {spec}"
 
 
-def layout_of(source: Source) -> ChunkLayout:
+def layout_of(source: Source) -> StorageLayout:
     """Which samples lie together, also where every sample must be looked at to tell: such a source has a ``layout``."""
     found = getattr(source, "layout", None)
-    layout: ChunkLayout = source.chunks if found is None else found()
+    layout: StorageLayout = source.chunks if found is None else found()
     return layout
 
 
-def draws(source: Source) -> bool:
+def is_random(source: Source) -> bool:
     """Whether a source takes parts of samples at random."""
-    return isinstance(source, DrawingSource) and source.draws
+    return isinstance(source, RandomizedSource) and source.is_random
 
 
 def ids_of(source: Source, samples: Indices) -> Indices:
@@ -240,7 +240,7 @@ def ids_of(source: Source, samples: Indices) -> Indices:
 
 
 @runtime_checkable
-class KeepingSource(Source, Protocol):
+class CachingSource(Source, Protocol):
     """A source that can make things ready before they are read, and keep what it has decoded."""
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
@@ -291,7 +291,7 @@ class KeepingSource(Source, Protocol):
 
 
 @runtime_checkable
-class FetchingSource(KeepingSource, Protocol):
+class FetchingSource(CachingSource, Protocol):
     """A source that can read files as a whole before their samples are wanted, and hold them until then."""
 
     def file_bytes(self) -> int:

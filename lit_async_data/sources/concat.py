@@ -16,16 +16,16 @@ from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import (
-    ChunkLayout,
-    DrawingSource,
+    CachingSource,
     FetchingSource,
-    KeepingSource,
     Location,
     Part,
+    RandomizedSource,
     Source,
+    StorageLayout,
     Turn,
-    draws,
     ids_of,
+    is_random,
     layout_of,
     shown,
     slowest,
@@ -75,7 +75,7 @@ class ConcatSource:
             check_source("sources", source)
         for number in range(1, len(self.sources)):
             check_same(self.sources, number)
-        self._keeping = [source if isinstance(source, KeepingSource) else None for source in self.sources]
+        self._keeping = [source if isinstance(source, CachingSource) else None for source in self.sources]
         self._starts = starts([len(source) for source in self.sources])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,25 +99,25 @@ class ConcatSource:
         return self.sources[0].spec
 
     @property
-    def chunks(self) -> ChunkLayout:
+    def chunks(self) -> StorageLayout:
         """The chunks of all, read as the slowest is."""
         return self._chunks
 
     @functools.cached_property
-    def _chunks(self) -> ChunkLayout:
+    def _chunks(self) -> StorageLayout:
         return self._together([source.chunks for source in self.sources])
 
-    def layout(self) -> ChunkLayout:
+    def layout(self) -> StorageLayout:
         """As `chunks`, also of sources that must look at every sample."""
         return self._together([layout_of(source) for source in self.sources])
 
-    def _together(self, layouts: Sequence[ChunkLayout]) -> ChunkLayout:
+    def _together(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
         runs = [
             run
             for source, layout in zip(self.sources, layouts, strict=True)
             for run in layout.runs or (ChunkRun(len(source), 1),)
         ]
-        return ChunkLayout(
+        return StorageLayout(
             tuple(runs) if any(layout.runs for layout in layouts) else (),
             compressed=any(layout.compressed for layout in layouts),
             reading=slowest(layout.reading for layout in layouts),
@@ -127,7 +127,7 @@ class ConcatSource:
             order=self._order(layouts),
         )
 
-    def _order(self, layouts: Sequence[ChunkLayout]) -> Indices | None:
+    def _order(self, layouts: Sequence[StorageLayout]) -> Indices | None:
         if all(layout.order is None for layout in layouts):
             return None
         own = (
@@ -145,12 +145,12 @@ class ConcatSource:
         self._read(samples, out, None)
 
     @property
-    def draws(self) -> bool:
-        """Whether any of them takes parts of samples at random; see `DrawingSource`."""
-        return any(map(draws, self.sources))
+    def is_random(self) -> bool:
+        """Whether any of them takes parts of samples at random; see `RandomizedSource`."""
+        return any(map(is_random, self.sources))
 
-    def read_drawn(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples as the keys say, where a source draws; see `DrawingSource`."""
+    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+        """Read samples as the keys say, where a source draws; see `RandomizedSource`."""
         self._read(samples, out, keys)
 
     def _read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
@@ -170,8 +170,8 @@ class ConcatSource:
     def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         source = self.sources[number]
         try:
-            if keys is not None and isinstance(source, DrawingSource) and source.draws:
-                source.read_drawn(numbers, out, keys)
+            if keys is not None and isinstance(source, RandomizedSource) and source.is_random:
+                source.read_random(numbers, out, keys)
             else:
                 source.read_into(numbers, out)
         except AsyncDataError as error:
@@ -251,10 +251,10 @@ class ConcatSource:
             dataclasses.replace(places, parts=_named(places.parts, number)) for number, places in enumerate(several)
         )
 
-    # -- what a `KeepingSource` does, for those that are ------------------------------------------------------------
+    # -- what a `CachingSource` does, for those that are ------------------------------------------------------------
 
     @property
-    def _keepers(self) -> list[KeepingSource]:
+    def _keepers(self) -> list[CachingSource]:
         return [source for source in self._keeping if source is not None]
 
     @property
@@ -262,7 +262,7 @@ class ConcatSource:
         return [source for source in self._keepers if isinstance(source, FetchingSource)]
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Get ready what will be read soon; see `KeepingSource.prepare`."""
+        """Get ready what will be read soon; see `CachingSource.prepare`."""
         useful = False
         for number, where in self._dealt(samples):
             if (source := self._keeping[number]) is not None:

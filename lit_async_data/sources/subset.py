@@ -15,16 +15,16 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import (
-    ChunkLayout,
-    DrawingSource,
+    CachingSource,
     FetchingSource,
-    KeepingSource,
     Location,
     Part,
+    RandomizedSource,
     Source,
+    StorageLayout,
     Turn,
-    draws,
     ids_of,
+    is_random,
     layout_of,
     shown,
 )
@@ -74,7 +74,7 @@ class SubsetSource:
     def __init__(self, source: Source, samples: npt.ArrayLike, *, group_codes: npt.ArrayLike | None = None) -> None:
         check_source("source", source)
         self.source = source
-        self._keeping = source if isinstance(source, KeepingSource) else None
+        self._keeping = source if isinstance(source, CachingSource) else None
         self.samples = _chosen(samples, len(source))
         self.group_codes = None if group_codes is None else np.array(group_codes, np.int64)
         if self.group_codes is not None and self.group_codes.shape != self.samples.shape:
@@ -101,19 +101,19 @@ class SubsetSource:
         return self.source.spec
 
     @property
-    def chunks(self) -> ChunkLayout:
+    def chunks(self) -> StorageLayout:
         """Samples that follow each other here and lie in the same chunk of the whole are a chunk."""
         return self._chunks
 
     @functools.cached_property
-    def _chunks(self) -> ChunkLayout:
+    def _chunks(self) -> StorageLayout:
         return self._cut(self.source.chunks)
 
-    def layout(self) -> ChunkLayout:
+    def layout(self) -> StorageLayout:
         """As `chunks`, also where the whole must look at every sample."""
         return self._cut(layout_of(self.source)) if hasattr(self.source, "layout") else self.chunks
 
-    def _cut(self, whole: ChunkLayout) -> ChunkLayout:
+    def _cut(self, whole: StorageLayout) -> StorageLayout:
         if not whole.runs:
             return whole
         if whole.order is None:
@@ -132,14 +132,14 @@ class SubsetSource:
         self.source.read_into(self._of_the_whole(samples), out)
 
     @property
-    def draws(self) -> bool:
-        """Whether the whole takes parts of samples at random; see `DrawingSource`."""
-        return draws(self.source)
+    def is_random(self) -> bool:
+        """Whether the whole takes parts of samples at random; see `RandomizedSource`."""
+        return is_random(self.source)
 
-    def read_drawn(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples as the keys say; see `DrawingSource`."""
-        assert isinstance(self.source, DrawingSource)
-        self.source.read_drawn(self._of_the_whole(samples), out, keys)
+    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+        """Read samples as the keys say; see `RandomizedSource`."""
+        assert isinstance(self.source, RandomizedSource)
+        self.source.read_random(self._of_the_whole(samples), out, keys)
 
     def ids(self, samples: Indices) -> Indices:
         """The numbers of samples in the whole; in the innermost one, where subsets are made of subsets.
@@ -198,14 +198,14 @@ class SubsetSource:
         """Part and row of each sample, in the parts of the whole."""
         return places_of(self.source).taken(self.samples)
 
-    # -- what a `KeepingSource` does, where the whole is one ------------------------------------------------------
+    # -- what a `CachingSource` does, where the whole is one ------------------------------------------------------
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Get ready what will be read soon; see `KeepingSource.prepare`."""
+        """Get ready what will be read soon; see `CachingSource.prepare`."""
         return self._keeping is not None and self._keeping.prepare(self._of_the_whole(samples), decode=decode)
 
     def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that are held between batches; see `KeepingSource.decoded_bytes`."""
+        """Bytes of decoded chunks that are held between batches; see `CachingSource.decoded_bytes`."""
         return 0 if self._keeping is None else self._keeping.decoded_bytes(chunks)
 
     @property
@@ -227,7 +227,7 @@ class SubsetSource:
         return self.source.read_ahead(nbytes) if isinstance(self.source, FetchingSource) else _nothing
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; see `KeepingSource.keep`."""
+        """Make room for decoded chunks; see `CachingSource.keep`."""
         return _nothing if self._keeping is None else self._keeping.keep(chunks, cache_bytes)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, Location, shown
+from lit_async_data.sources.base import Location, StorageLayout, shown
 from lit_async_data.sources.torch_values import ELSEWHERE, UnfitError, as_array, filled_at_once
 
 # Samples are collected up to this many bytes before they are copied: what they take no budget has counted.
@@ -94,9 +94,9 @@ class DatasetSource:
         return self._spec
 
     @property
-    def chunks(self) -> ChunkLayout:
+    def chunks(self) -> StorageLayout:
         """Each sample lies alone, and takes Python to read."""
-        return ChunkLayout(reading="python")
+        return StorageLayout(reading="python")
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read samples into arrays; see `Source.read_into`.

@@ -18,10 +18,10 @@ from support.device import BATCH, SLOW, STEPS, Step, on_device, queue_on, traine
 from lit_async_data.device.canary import Canary
 from lit_async_data.device.checksum import checksum
 from lit_async_data.errors import ConfigError, TransferError
-from lit_async_data.host.slots import Ring
+from lit_async_data.host.slots import SlotPool
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams
 
 # -- the sum -----------------------------------------------------------------------------------------------------------
@@ -168,13 +168,13 @@ def test_a_copy_into_memory_that_the_step_still_reads_is_found_at_release():
     streams = test_device.SideNeverWaits("compute")
     with queue_on(streams, depth=1, canary=2) as queue:
         queue._feed.poll = queue._feed.get
-        queue.take(Key(0, 0))
+        queue.take(BatchIndex(0, 0))
         streams.synchronize()  # what is summed at hand-over is right
-        queue.top_up(Key(0, 1))
-        queue.take(Key(0, 1))
-        queue.top_up(Key(0, 2))
+        queue.top_up(BatchIndex(0, 1))
+        queue.take(BatchIndex(0, 1))
+        queue.top_up(BatchIndex(0, 2))
         with pytest.raises(TransferError, match=r"of batch 0 of epoch 0 changed .*\(found at release\)"):
-            queue.take(Key(0, 2))
+            queue.take(BatchIndex(0, 2))
 
 
 @pytest.mark.parametrize(("made", "silent"), [(FakeStreams, True), (test_device.TransformWaitsForAnOlderEvent, False)])
@@ -188,8 +188,8 @@ def test_a_transform_that_writes_where_compute_still_reads_is_found_at_release(m
         queue._feed.poll = lambda key: None
         try:
             for number in range(STEPS):
-                queue.take(Key(0, number))
-                queue.top_up(queue._feed.following(Key(0, number)))
+                queue.take(BatchIndex(0, number))
+                queue.top_up(queue._feed.following(BatchIndex(0, number)))
         except TransferError as error:
             found.append(str(error))
     assert bool(found) is not silent
@@ -206,10 +206,10 @@ def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
         step = Step(streams)
         for number in range(STEPS):
             queue._reclaim(block=True)
-            queue._tickets.append(queue._reserved(Key(0, number)))
-            queue._submit(queue._tickets[-1], queue._feed.get(Key(0, number)))
+            queue._tickets.append(queue._reserved(BatchIndex(0, number)))
+            queue._submit(queue._tickets[-1], queue._feed.get(BatchIndex(0, number)))
         for number in range(STEPS):
-            step(Key(0, number), queue.take(Key(0, number)), plan.batch(number).samples)
+            step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
         try:
             queue._canary.settle()
         except TransferError as error:
@@ -274,7 +274,7 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
         ring.drop(slot)
         return ring.memory(slot)
 
-    monkeypatch.setattr(Ring, "lend", lend)
+    monkeypatch.setattr(SlotPool, "lend", lend)
     monkeypatch.setattr("lit_async_data.host.resource_plan.together", lambda nbytes, most: 1)  # batches to a slot
     source, options = Gated(), LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
     with AsyncLoader(source, options, canary=1) as loader:
@@ -344,9 +344,9 @@ def test_it_looks_into_dataclasses_and_leaves_out_what_has_no_plain_bytes():
     canary = Canary(5)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     batch = [Pair(torch.ones(3), None), nested, torch.ones(2).to_sparse()]
-    canary.read(Key(0, 0), batch)
-    canary.arrived(Key(0, 0), batch)
-    canary.handed_over(Key(0, 0), batch)
+    canary.read(BatchIndex(0, 0), batch)
+    canary.arrived(BatchIndex(0, 0), batch)
+    canary.handed_over(BatchIndex(0, 0), batch)
     batch[0].image.numpy()[...] = 7
     with pytest.raises(TransferError, match=r"0.image of batch 0 of epoch 0 changed"):
         canary.settle()
@@ -355,9 +355,9 @@ def test_it_looks_into_dataclasses_and_leaves_out_what_has_no_plain_bytes():
 def test_a_canary_holds_nothing_of_what_was_released():
     canary = Canary(5)
     batch = {"x": torch.ones(3)}
-    canary.read(Key(0, 0), batch)
-    canary.arrived(Key(0, 0), batch)
-    canary.handed_over(Key(0, 0), batch)
-    canary.released(Key(0, 1))
+    canary.read(BatchIndex(0, 0), batch)
+    canary.arrived(BatchIndex(0, 0), batch)
+    canary.handed_over(BatchIndex(0, 0), batch)
+    canary.released(BatchIndex(0, 1))
     assert canary._held is None
     assert canary._coming == {}

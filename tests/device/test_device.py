@@ -27,7 +27,7 @@ from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.host.slots import COPYING
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams, raw
 
 
@@ -66,10 +66,10 @@ def test_a_slot_is_not_filled_again_before_its_copy_has_happened(made, right):
         plan = queue._feed.pipeline.schedule.plan(0)
         for number in range(STEPS):
             queue._reclaim(block=True)
-            queue._tickets.append(queue._reserved(Key(0, number)))
-            queue._submit(queue._tickets[-1], queue._feed.get(Key(0, number)))
+            queue._tickets.append(queue._reserved(BatchIndex(0, number)))
+            queue._submit(queue._tickets[-1], queue._feed.get(BatchIndex(0, number)))
         for number in range(STEPS):
-            step(Key(0, number), queue.take(Key(0, number)), plan.batch(number).samples)
+            step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
         streams.synchronize()
     assert (step.wrong == []) is right
 
@@ -89,14 +89,14 @@ def test_raw_tensors_live_until_compute_has_waited_for_the_transform(queue, righ
     streams = FakeStreams("side")
     with queue_on(streams, transform=on_device(streams), queue=queue) as made:
         schedule = made._feed.pipeline.schedule
-        ticket = made._reserved(Key(0, 0))
-        made._submit(ticket, made._feed.get(Key(0, 0)))
+        ticket = made._reserved(BatchIndex(0, 0))
+        made._submit(ticket, made._feed.get(BatchIndex(0, 0)))
         scratch = []
         for shape, dtype in (((BATCH, 100, 100, 3), torch.uint8), ((BATCH,), torch.int64)):
             scratch.append(streams.empty(shape, dtype))
             streams.launch("step", lambda tensor=scratch[-1]: tensor.fill_(7))
         made._tickets.append(ticket)
-        batch = made.take(Key(0, 0))
+        batch = made.take(BatchIndex(0, 0))
         streams.synchronize()
         wanted = schedule.plan(0).batch(0).samples % 251
         values = raw(batch["x"])().view(np.float64).reshape(BATCH, -1)
@@ -110,7 +110,7 @@ def test_raw_tensors_live_until_compute_has_waited_for_the_transform(queue, righ
 def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
     streams = FakeStreams("side")
     with queue_on(streams, depth=1) as queue:
-        queue.take(Key(0, 0))
+        queue.take(BatchIndex(0, 0))
         assert streams.calls == [
             ("timed", "compute"),  # asked for
             ("record", "compute"),  # allocated
@@ -130,9 +130,9 @@ def test_what_is_dropped_before_it_was_handed_over_is_waited_for():
     """Its memory goes back to compute while the copy may still be writing to it."""
     streams = FakeStreams("side")
     with queue_on(streams) as queue:
-        queue.take(Key(0, 0))
-        queue._tickets.append(queue._reserved(Key(0, 1)))
-        queue._submit(queue._tickets[0], queue._feed.get(Key(0, 1)))
+        queue.take(BatchIndex(0, 0))
+        queue._tickets.append(queue._reserved(BatchIndex(0, 1)))
+        queue._submit(queue._tickets[0], queue._feed.get(BatchIndex(0, 1)))
         before = len(streams.calls)
         queue._forget()
         assert streams.calls[before:] == [("wait", "compute")]
@@ -142,10 +142,10 @@ def test_another_epoch_than_expected_drops_what_was_copied():
     streams = FakeStreams("compute")
     step = Step(streams)
     with queue_on(streams) as queue:
-        queue.take(Key(0, 0))
-        queue.top_up(Key(0, 1))
+        queue.take(BatchIndex(0, 0))
+        queue.top_up(BatchIndex(0, 1))
         plan = queue._feed.pipeline.schedule.plan(5)
-        step(Key(5, 0), queue.take(Key(5, 0)), plan.batch(0).samples)
+        step(BatchIndex(5, 0), queue.take(BatchIndex(5, 0)), plan.batch(0).samples)
         streams.synchronize()
     assert step.wrong == []
 
@@ -154,13 +154,13 @@ def test_destinations_are_allocated_before_the_host_batch_is_there():
     """So that the copy waits for the steps before this one and not for this one."""
     streams = FakeStreams("compute")
     with queue_on(streams) as queue:
-        queue.take(Key(0, 0))
+        queue.take(BatchIndex(0, 0))
         queue._feed.poll = lambda key: None  # nothing is ready yet
-        queue.top_up(Key(0, 1))
+        queue.top_up(BatchIndex(0, 1))
         reserved = [ticket.allocated for ticket in queue._tickets]
         streams.launch("step", lambda: None)
         del queue._feed.poll
-        queue.take(Key(0, 1))
+        queue.take(BatchIndex(0, 1))
         assert len(reserved) == 2
         assert reserved[0].done  # the copy forced compute up to the event ...
         assert len(streams.compute()._work) > 0  # ... and no further: the step is still to be done
@@ -169,10 +169,10 @@ def test_destinations_are_allocated_before_the_host_batch_is_there():
 def test_a_slot_is_copying_until_its_copy_has_happened():
     streams = FakeStreams("side")
     with queue_on(streams) as queue:
-        queue.take(Key(0, 0))
+        queue.take(BatchIndex(0, 0))
         assert queue._feed.pipeline.ring.count(COPYING) == 1
         streams.synchronize()
-        queue.top_up(Key(0, 1))
+        queue.top_up(BatchIndex(0, 1))
         assert queue._feed.pipeline.ring.state(0) is not COPYING
 
 
@@ -191,11 +191,11 @@ def test_an_error_comes_at_its_place_and_the_order_goes_on(depth):
         write_numbers(epoch, samples, out)
 
     with queue_on(streams, depth=depth, read=read) as queue:
-        queue.take(Key(0, 0))
-        queue.top_up(Key(0, 1))
+        queue.take(BatchIndex(0, 0))
+        queue.top_up(BatchIndex(0, 1))
         with pytest.raises(ReadError, match="batch 1 of epoch 0"):
-            queue.take(Key(0, 1))
-        assert queue.take(Key(0, 2))["x"].shape == (BATCH, 3, 100, 100)
+            queue.take(BatchIndex(0, 1))
+        assert queue.take(BatchIndex(0, 2))["x"].shape == (BATCH, 3, 100, 100)
 
 
 def test_a_transform_that_fails_is_an_error_at_its_place():
@@ -209,11 +209,11 @@ def test_a_transform_that_fails_is_an_error_at_its_place():
         return batch
 
     with queue_on(streams, transform=transform, depth=0) as queue:
-        queue.take(Key(0, 0))
+        queue.take(BatchIndex(0, 0))
         with pytest.raises(TransformError, match=r"batch 1 of epoch 0: ZeroDivisionError: mine") as caught:
-            queue.take(Key(0, 1))
+            queue.take(BatchIndex(0, 1))
         assert caught.value.stage == "transform"
-        assert queue.take(Key(0, 2))["y"].shape == (BATCH,)
+        assert queue.take(BatchIndex(0, 2))["y"].shape == (BATCH,)
 
 
 def test_a_transform_that_fails_lets_its_copy_end_before_its_memory_is_given_out_again():
@@ -224,7 +224,7 @@ def test_a_transform_that_fails_lets_its_copy_end_before_its_memory_is_given_out
 
     with queue_on(streams, transform=transform, depth=0) as queue:
         with pytest.raises(TransformError):
-            queue.take(Key(0, 0))
+            queue.take(BatchIndex(0, 0))
         other = streams.empty((BATCH, 100, 100, 3), torch.uint8)
         streams.launch("step", lambda: other.fill_(7))
         streams.synchronize()
@@ -240,9 +240,9 @@ def test_whatever_a_transform_raises_is_raised_when_its_batch_is_asked_for():
 
     with queue_on(streams, transform=transform) as queue:
         queue._feed.poll = queue._feed.get
-        queue.top_up(Key(0, 0))
+        queue.top_up(BatchIndex(0, 0))
         with pytest.raises(FormatError, match="mine"):
-            queue.take(Key(0, 0))
+            queue.take(BatchIndex(0, 0))
 
 
 def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
@@ -251,7 +251,7 @@ def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
             raise RuntimeError("device-side assert triggered")
 
     with queue_on(Broken("side")) as queue:
-        queue.take(Key(0, 0))
+        queue.take(BatchIndex(0, 0))
     assert "could not be waited for: device-side assert" in caplog.text
 
 
@@ -259,8 +259,8 @@ def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
 
 
 @SLOW
-@pytest.mark.parametrize("driven", [False, True])
-def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, driven):
+@pytest.mark.parametrize("externally_driven", [False, True])
+def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, externally_driven):
     from lit_async_data import engine
     from lit_async_data import loader as loader_module
 
@@ -272,11 +272,11 @@ def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, dr
     numbers = np.arange(20, dtype=np.int64)
     source = ArraySource({"x": np.repeat(numbers, 10_000).reshape(20, 10_000), "y": numbers})
     with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle="none")) as loader:
-        loader.driven = driven
+        loader.externally_driven = externally_driven
         for step, batch in enumerate(loader):
             streams.synchronize()
             assert batch["y"].tolist() == batch["x"][:, -1].tolist() == list(range(4 * step, 4 * step + 4))
-            if driven:
+            if externally_driven:
                 loader.prefetch()
         streams.synchronize()
 
@@ -308,14 +308,14 @@ def test_inline_devices_are_cpu_and_mps():
 def test_nothing_is_copied_while_a_graph_is_recorded():
     streams = FakeStreams("side")
     with queue_on(streams) as queue:
-        queue.take(Key(0, 0))
+        queue.take(BatchIndex(0, 0))
         streams.calls.clear()
         streams.capturing = True
-        queue.top_up(Key(0, 1))
+        queue.top_up(BatchIndex(0, 1))
         assert not streams.calls
         assert not queue.ready
         streams.capturing = False
-        queue.take(Key(0, 1))
+        queue.take(BatchIndex(0, 1))
 
 
 @pytest.mark.parametrize("transforms", [False, True])
@@ -333,7 +333,7 @@ def test_what_an_interrupted_copy_may_still_write_to_lives_until_side_is_done(mo
                 streams, "record", lambda stream: interrupt() if stream is streams.side else record(stream)
             )
         with pytest.raises(KeyboardInterrupt):
-            queue.take(Key(0, 0))
+            queue.take(BatchIndex(0, 0))
         monkeypatch.undo()
         assert streams.side._work
         gc.collect()

@@ -18,7 +18,7 @@ from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import derived_key
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.subset import SubsetSource
 from lit_async_data.testing import ArraySource, FakeStreams
 
@@ -89,9 +89,9 @@ def test_whether_a_transform_draws_is_read_off_its_signature(function, takes):
     ],
 )
 def test_it_gets_a_generator_however_it_asks_for_it(function):
-    rng = DeviceTransform(function, CPU, number=lambda key: 2**64 - 1)({}, Key(0, 0))
+    rng = DeviceTransform(function, CPU, number=lambda key: 2**64 - 1)({}, BatchIndex(0, 0))
     assert rng.initial_seed() == 2**64 - 1
-    assert DeviceTransform(function, CPU)({}, Key(0, 0)) is None
+    assert DeviceTransform(function, CPU)({}, BatchIndex(0, 0)) is None
 
 
 def test_a_signature_is_read_once():
@@ -108,7 +108,7 @@ def test_a_signature_is_read_once():
 
     transform = DeviceTransform(Odd(), CPU)
     for step in range(3):
-        transform({}, Key(0, step))
+        transform({}, BatchIndex(0, step))
     assert len(looks) == 1
 
 
@@ -273,7 +273,7 @@ def test_a_module_is_moved_once_and_computes_no_gradients():
 def test_a_module_is_where_the_batches_are():
     transform = DeviceTransform(module := Scaled(), torch.device("meta"))
     assert module.scale.device.type == "meta"
-    assert transform({"x": torch.ones(2, device="meta")}, Key(0, 0))["x"].device.type == "meta"
+    assert transform({"x": torch.ones(2, device="meta")}, BatchIndex(0, 0))["x"].device.type == "meta"
 
 
 # -- what is no transform ----------------------------------------------------------------------------------------------

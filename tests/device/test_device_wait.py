@@ -14,10 +14,10 @@ import lit_async_data as lad
 from lit_async_data.device.clock import DeviceClock
 from lit_async_data.errors import ReadError
 from lit_async_data.host.stats import DeviceWait
-from lit_async_data.lightning.waiting import Waiting
+from lit_async_data.lightning.waiting import WaitSummary
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams
 
 pl = importlib.import_module(os.environ.get("LIT_ASYNC_DATA_LIGHTNING", "pytorch_lightning"))
@@ -33,8 +33,8 @@ def streams_that_take_time(slow):
 
 def epoch(queue, streams, number=0, batches=STEPS):
     for step in range(batches):
-        queue.take(Key(number, step))
-        queue.top_up(queue._feed.following(Key(number, step)))
+        queue.take(BatchIndex(number, step))
+        queue.top_up(queue._feed.following(BatchIndex(number, step)))
         streams.launch("step", lambda: None)
 
 
@@ -82,7 +82,7 @@ def test_nobody_waits_for_an_event_to_be_read():
 
     streams.happened = watched
     with queue_on(streams) as queue:
-        queue.take(Key(0, 0))
+        queue.take(BatchIndex(0, 0))
         assert queue.waited == DeviceWait()  # the device has not come so far, and nobody makes it
         streams.synchronize()
         assert queue.waited == DeviceWait().plus(0, first=True)
@@ -159,10 +159,10 @@ def test_a_batch_that_failed_is_no_waiting():
             raise OSError(5, "Input/output error")
 
     with queue_on(streams, read=read, workers=0, depth=0) as queue:
-        queue.take(Key(0, 0))
+        queue.take(BatchIndex(0, 0))
         with pytest.raises(ReadError):
-            queue.take(Key(0, 1))
-        queue.take(Key(0, 2))
+            queue.take(BatchIndex(0, 1))
+        queue.take(BatchIndex(0, 2))
         assert queue.waited.batches == 1
 
 
@@ -170,12 +170,12 @@ def test_a_batch_that_failed_is_no_waiting():
 
 
 def test_the_devices_share_is_told_where_it_is_known_and_else_the_loops():
-    loop = Waiting(10, wait_s=3.0, gap_s=1.0, busy_s=6.0)
+    loop = WaitSummary(10, wait_s=3.0, gap_s=1.0, busy_s=6.0)
     assert loop.share == 0.4
-    assert str(loop + Waiting(device_s=0.1)).endswith("the device 0.100 s: data wait 1.0 %")
-    assert (loop + Waiting(device_s=0.1) + Waiting(device_s=0.2)).device_s == pytest.approx(0.3)
-    assert Waiting() + loop == loop
-    assert Waiting().share == 0.0
+    assert str(loop + WaitSummary(device_s=0.1)).endswith("the device 0.100 s: data wait 1.0 %")
+    assert (loop + WaitSummary(device_s=0.1) + WaitSummary(device_s=0.2)).device_s == pytest.approx(0.3)
+    assert WaitSummary() + loop == loop
+    assert WaitSummary().share == 0.0
 
 
 # -- through loader and Trainer ----------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from lit_async_data.errors import ClosedError, ReadError, SourceError, StalledEr
 from lit_async_data.host import pipeline as pipeline_module
 from lit_async_data.host.memory import allocated
 from lit_async_data.host.pipeline import Pipeline
-from lit_async_data.host.slots import FILLING, READY, Ring
-from lit_async_data.order.plan import EpochPlan, Key, Schedule
+from lit_async_data.host.slots import FILLING, READY, SlotPool
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.threads import ThreadWorker
 
 SPEC = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)
@@ -102,7 +102,7 @@ def until(pipeline, true):
 
 
 def epoch(pipeline, number):
-    return [taken(pipeline, Key(number, step)) for step in range(3)]
+    return [taken(pipeline, BatchIndex(number, step)) for step in range(3)]
 
 
 WHOLE = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -117,11 +117,11 @@ def test_batches_come_in_order_epoch_after_epoch(workers):
 def test_order_is_kept_when_a_later_batch_is_read_first():
     gate = Gate()
     with running(gate, workers=2) as pipeline:
-        pipeline.prefetch(Key(0, 0))
+        pipeline.prefetch(BatchIndex(0, 0))
         gate.wait_for(2)
         gate.open(4)
-        until(pipeline, lambda: pipeline._claimed[Key(0, 1)])
-        assert pipeline.poll(Key(0, 0)) is None
+        until(pipeline, lambda: pipeline._claimed[BatchIndex(0, 1)])
+        assert pipeline.poll(BatchIndex(0, 0)) is None
         gate.open(0, 8)
         assert epoch(pipeline, 0) == WHOLE
 
@@ -130,7 +130,7 @@ def test_no_more_is_read_ahead_than_there_are_slots():
     gate = Gate()
     gate.open(0, 4, 8)
     with running(gate, depth=2) as pipeline:
-        pipeline.prefetch(Key(0, 0))
+        pipeline.prefetch(BatchIndex(0, 0))
         gate.wait_for(3)
         until(pipeline, lambda: pipeline.ready == 3)
         assert gate.asked == [0, 4, 8]
@@ -142,10 +142,10 @@ def test_the_end_of_an_epoch_drains_nothing():
     gate = Gate()
     gate.open(0, 4, 8)
     with running(gate, depth=3) as pipeline:
-        assert taken(pipeline, Key(0, 0)) == WHOLE[0]
+        assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
         gate.wait_for(5)
         assert gate.asked == [0, 4, 8, 0, 4]
-        assert taken(pipeline, Key(0, 1)) == WHOLE[1]
+        assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
 
 
 def test_epochs_start_no_threads():
@@ -172,20 +172,20 @@ def failing_at(first, error):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_an_error_comes_at_its_place_once_and_the_order_goes_on(workers):
     with running(failing_at(4, OSError(5, "Input/output error")), workers=workers) as pipeline:
-        assert taken(pipeline, Key(0, 0)) == WHOLE[0]
+        assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
         with pytest.raises(ReadError, match=r"batch 1 of epoch 0 \(samples 4, 5, 6, … \(4 in all\)\)") as caught:
-            taken(pipeline, Key(0, 1))
+            taken(pipeline, BatchIndex(0, 1))
         assert caught.value.sample_id == 4
         assert caught.value.worker == (None if workers == 0 else pytest.approx(0, abs=1))
         assert isinstance(caught.value.__cause__, OSError)
-        assert taken(pipeline, Key(0, 2)) == WHOLE[2]
+        assert taken(pipeline, BatchIndex(0, 2)) == WHOLE[2]
         assert pipeline.ring.count(FILLING) + pipeline.ring.count(READY) <= len(pipeline.ring)
 
 
 def test_an_error_that_says_where_it_happened_is_passed_on_as_it_is():
     error = SourceError("f.h5:/data[4]: bad", file="f.h5", row=4)
     with running(failing_at(0, error)) as pipeline, pytest.raises(SourceError) as caught:
-        taken(pipeline, Key(0, 0))
+        taken(pipeline, BatchIndex(0, 0))
     assert caught.value is error
     assert (error.stage, error.worker, error.row) == ("read", 0, 4)
 
@@ -194,20 +194,20 @@ def test_an_error_that_says_where_it_happened_is_passed_on_as_it_is():
 def test_nothing_that_a_read_raises_kills_a_worker(error):
     with running(failing_at(0, error)) as pipeline:
         with pytest.raises(ReadError, match=type(error).__name__):
-            taken(pipeline, Key(0, 0))
-        assert taken(pipeline, Key(0, 1)) == WHOLE[1]
+            taken(pipeline, BatchIndex(0, 0))
+        assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
 
 
 def test_an_interrupt_in_the_callers_thread_is_an_interrupt():
     """What follows it is the loader's business: see test_interrupts.py."""
     with running(failing_at(0, KeyboardInterrupt()), workers=0) as pipeline, pytest.raises(KeyboardInterrupt):
-        taken(pipeline, Key(0, 0))
+        taken(pipeline, BatchIndex(0, 0))
 
 
 def test_a_dead_worker_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setattr(ThreadWorker, "_run", lambda self: None)
     with running() as pipeline, pytest.raises(WorkerError, match="worker 0 is dead") as caught:
-        pipeline.get(Key(0, 0))
+        pipeline.get(BatchIndex(0, 0))
     assert caught.value.worker == 0
 
 
@@ -217,7 +217,7 @@ def test_a_worker_that_died_of_an_error_says_of_which(monkeypatch):
 
     monkeypatch.setattr(Pipeline, "_claim", claim)
     with running() as pipeline, pytest.raises(WorkerError, match=r"ended by MemoryError: no more; close") as caught:
-        pipeline.get(Key(0, 0))
+        pipeline.get(BatchIndex(0, 0))
     assert isinstance(caught.value.__cause__, MemoryError)
 
 
@@ -233,11 +233,11 @@ def test_an_error_in_planning_comes_at_its_place(workers, monkeypatch):
 
     monkeypatch.setattr(EpochPlan, "stretch", planned)
     with running(workers=workers) as pipeline:
-        assert taken(pipeline, Key(0, 0)) == WHOLE[0]
+        assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
         with pytest.raises(ReadError, match=r"^batch 1 of epoch 0 could not be read: MemoryError: no more$") as caught:
-            taken(pipeline, Key(0, 1))
+            taken(pipeline, BatchIndex(0, 1))
         assert isinstance(caught.value.__cause__, MemoryError)
-        assert taken(pipeline, Key(0, 2)) == WHOLE[2]
+        assert taken(pipeline, BatchIndex(0, 2)) == WHOLE[2]
 
 
 class PutsLate:
@@ -262,21 +262,21 @@ class PutsLate:
 def test_a_batch_that_another_thread_is_dropping_is_waited_for():
     """1. The lease is dead. 2. The consumer asks for a slot. 3. The slot becomes vacant."""
     with running(workers=0, depth=0, most_slots=1) as pipeline:
-        pipeline.prefetch(Key(0, 0))
+        pipeline.prefetch(BatchIndex(0, 0))
         there, pipeline.ring._vacant = pipeline.ring._vacant, PutsLate()
         pipeline.ring._vacant.put(there.get_nowait())
         assert pipeline.ring.take() == 0
         pipeline.ring.abandon(0)
-        assert taken(pipeline, Key(0, 0)) == WHOLE[0]
-        assert taken(pipeline, Key(0, 1)) == WHOLE[1]
+        assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
+        assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
 
 
 def test_a_slot_that_never_becomes_vacant_is_an_error(monkeypatch):
     monkeypatch.setattr(pipeline_module, "POLL_S", 0.001)
     with running(workers=0, depth=0, most_slots=1, timeout_s=0.01) as pipeline:
-        batch = kept(pipeline, Key(0, 0))
+        batch = kept(pipeline, BatchIndex(0, 0))
         with pytest.raises(StalledError, match=r"no slot became free in 0.01 s, of 1, of which 1 hold batches"):
-            pipeline.get(Key(0, 1))
+            pipeline.get(BatchIndex(0, 1))
         del batch
 
 
@@ -312,7 +312,14 @@ def test_an_error_of_reading_together_that_no_batch_has_alone_is_logged_once(cap
     with running(read, length=24, batches=6) as pipeline:
         inline = InlineQueue(pipeline, 1, None)
         for number in range(3):
-            assert [taken_from(inline, Key(number, step)).tolist()[0] for step in range(6)] == [0, 4, 8, 12, 16, 20]
+            assert [taken_from(inline, BatchIndex(number, step)).tolist()[0] for step in range(6)] == [
+                0,
+                4,
+                8,
+                12,
+                16,
+                20,
+            ]
         inline.close()
     (line,) = logged(caplog)
     assert "RuntimeError: dictionary changed size" in line
@@ -324,7 +331,7 @@ def test_a_thread_that_cannot_start_is_an_error(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", start)
     with running() as pipeline, pytest.raises(WorkerError, match="worker 0 could not be started: can't start new"):
-        pipeline.get(Key(0, 0))
+        pipeline.get(BatchIndex(0, 0))
 
 
 def test_a_stalled_read_is_an_error_that_says_what_every_worker_is_at(monkeypatch):
@@ -332,7 +339,7 @@ def test_a_stalled_read_is_an_error_that_says_what_every_worker_is_at(monkeypatc
     gate = Gate()
     with running(gate, timeout_s=0.01) as pipeline:
         with pytest.raises(StalledError, match=r"batch 0 of epoch 0 .* worker 0 has been at batch 0 .*samples 0, 1, 2"):
-            pipeline.get(Key(0, 0))
+            pipeline.get(BatchIndex(0, 0))
         gate.open(0, 4, 8)
 
 
@@ -342,12 +349,12 @@ def test_a_stalled_read_is_an_error_that_says_what_every_worker_is_at(monkeypatc
 def test_a_batch_of_an_older_generation_is_thrown_away():
     gate = Gate()
     with running(gate, depth=2) as pipeline:
-        pipeline.prefetch(Key(0, 1))
+        pipeline.prefetch(BatchIndex(0, 1))
         gate.wait_for(1)  # 1. the worker has claimed (0, 1) and reads
-        pipeline.prefetch(Key(7, 0))  # 2. the consumer wants (7, 0)
+        pipeline.prefetch(BatchIndex(7, 0))  # 2. the consumer wants (7, 0)
         gate.open(4)  # 3. the worker is done with (0, 1)
         gate.wait_for(1)
-        assert list(pipeline._claimed) == [Key(7, 0)]
+        assert list(pipeline._claimed) == [BatchIndex(7, 0)]
         gate.open(0, 8)
         assert epoch(pipeline, 7) == WHOLE
         assert len(pipeline.ring) == 3
@@ -357,7 +364,7 @@ def test_what_is_wanted_already_is_not_read_again():
     gate = Gate()
     gate.open(0, 4, 8)
     with running(gate, depth=2) as pipeline:
-        for key in (Key(0, 0), Key(0, 1)):
+        for key in (BatchIndex(0, 0), BatchIndex(0, 1)):
             pipeline.prefetch(key)
             pipeline.prefetch(key)
             taken(pipeline, key)
@@ -379,7 +386,7 @@ def kept(pipeline, key):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_ring_grows_when_the_user_keeps_every_slot(workers):
     with running(workers=workers, most_slots=100) as pipeline:
-        batches = [kept(pipeline, Key(number, step)) for number in range(4) for step in range(3)]
+        batches = [kept(pipeline, BatchIndex(number, step)) for number in range(4) for step in range(3)]
         assert [batch.tolist() for batch in batches] == WHOLE * 4
         assert 12 <= len(pipeline.ring) <= 24
 
@@ -388,18 +395,18 @@ def test_the_ring_does_not_grow_when_batches_are_let_go():
     with running(workers=2, depth=1) as pipeline:
         for number in range(200):
             for step in range(3):
-                batch = kept(pipeline, Key(number, step))
+                batch = kept(pipeline, BatchIndex(number, step))
         assert batch.tolist() == WHOLE[2]
         assert len(pipeline.ring) == 2
 
 
 def test_the_last_free_slot_must_be_copied_when_the_budget_is_spent():
     with running(most_slots=3, depth=2) as pipeline:
-        first = kept(pipeline, Key(0, 0))
-        second = pipeline.get(Key(0, 1))
+        first = kept(pipeline, BatchIndex(0, 0))
+        second = pipeline.get(BatchIndex(0, 1))
         assert not pipeline.must_copy()
         lent = pipeline.ring.lend(second.slot)
-        assert pipeline.get(Key(0, 2)).good
+        assert pipeline.get(BatchIndex(0, 2)).good
         assert pipeline.must_copy()
         del first
         assert not pipeline.must_copy()
@@ -425,7 +432,7 @@ def read_sizes(length, batches, epochs=2, **options):
         queue = InlineQueue(pipeline, 1, None)
         for number in range(epochs):
             for step in range(-(-length // BATCH)):
-                values += taken_from(queue, Key(number, step)).tolist()
+                values += taken_from(queue, BatchIndex(number, step)).tolist()
         queue.close()
     return sizes, values
 
@@ -454,10 +461,10 @@ def test_of_batches_read_together_only_the_bad_one_fails():
         for step in range(6):
             if step == 2:
                 with pytest.raises(SourceError) as caught:
-                    queue.take(Key(0, step))
+                    queue.take(BatchIndex(0, step))
                 assert "in batch 2 of epoch 0, samples 8, 9, 10, … (4 in all)" in caught.value.__notes__
             else:
-                assert taken_from(queue, Key(0, step)).tolist() == [4 * step + i for i in range(4)]
+                assert taken_from(queue, BatchIndex(0, step)).tolist() == [4 * step + i for i in range(4)]
         queue.close()
 
 
@@ -468,7 +475,7 @@ def test_keeping_one_of_several_keeps_its_slot_and_nothing_ever_changes(monkeypa
         held = {}
         for number in range(3):
             for step in range(6):
-                array = taken_from(queue, Key(number, step))
+                array = taken_from(queue, BatchIndex(number, step))
                 if step % 3 == 1:
                     held[number, step] = array
         del array
@@ -487,8 +494,8 @@ def test_a_seek_lets_go_of_the_batches_that_were_to_come(monkeypatch):
         queue = InlineQueue(pipeline, 1, None)
         for number in range(20):
             for step in range(number % 5):
-                assert taken_from(queue, Key(number, step)).tolist()[0] == 4 * step
-            queue.top_up(Key(number + 1, 0))
+                assert taken_from(queue, BatchIndex(number, step)).tolist()[0] == 4 * step
+            queue.top_up(BatchIndex(number + 1, 0))
         queue.close()
         assert len(pipeline.ring) == 2
 
@@ -500,11 +507,11 @@ def test_a_seek_lets_go_of_the_batches_that_were_to_come(monkeypatch):
 def test_close_is_idempotent_and_what_follows_says_so(started):
     with running() as pipeline:
         if started:
-            taken(pipeline, Key(0, 0))
+            taken(pipeline, BatchIndex(0, 0))
         pipeline.close()
         pipeline.close()
         with pytest.raises(ClosedError):
-            pipeline.get(Key(0, 1))
+            pipeline.get(BatchIndex(0, 1))
 
 
 def test_close_wakes_a_consumer_that_waits(monkeypatch):
@@ -514,7 +521,7 @@ def test_close_wakes_a_consumer_that_waits(monkeypatch):
 
     def consume(pipeline):
         with pytest.raises(ClosedError) as caught:
-            pipeline.get(Key(0, 0))
+            pipeline.get(BatchIndex(0, 0))
         errors.append(caught.value)
 
     with running(gate) as pipeline:
@@ -532,7 +539,7 @@ def test_close_does_not_wait_for_a_read_that_hangs(monkeypatch):
     monkeypatch.setattr(pipeline_module, "CLOSE_S", 0.0)
     gate = Gate()
     with running(gate) as pipeline:
-        pipeline.prefetch(Key(0, 0))
+        pipeline.prefetch(BatchIndex(0, 0))
         gate.wait_for(1)
         pipeline.close()  # returns, although the worker is inside the read
         assert pipeline._workers[0].alive
@@ -550,12 +557,12 @@ def test_nothing_starts_and_nothing_is_allocated_before_the_first_request():
 
 def test_a_fork_is_told_that_it_cannot_use_it():
     with running() as pipeline:
-        taken(pipeline, Key(0, 0))
+        taken(pipeline, BatchIndex(0, 0))
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                pipeline.get(Key(0, 1))
+                pipeline.get(BatchIndex(0, 1))
             except WorkerError as error:
                 code = 0 if "fork" in str(error) else 2
             finally:
@@ -595,12 +602,12 @@ def test_without_generations_a_stale_batch_stays_for_ever(monkeypatch):
     monkeypatch.setattr(Pipeline, "_forget", forget)
     gate = Gate()
     with running(gate, depth=2) as pipeline:
-        pipeline.prefetch(Key(0, 1))
+        pipeline.prefetch(BatchIndex(0, 1))
         gate.wait_for(1)
-        pipeline.prefetch(Key(7, 0))
+        pipeline.prefetch(BatchIndex(7, 0))
         gate.open(4)
         gate.wait_for(1)
-        assert list(pipeline._claimed) != [Key(7, 0)]
+        assert list(pipeline._claimed) != [BatchIndex(7, 0)]
         gate.open(0, 8)
 
 
@@ -617,9 +624,9 @@ def test_an_ndarray_as_lease_loses_its_slot_while_a_slice_lives(monkeypatch):
         weakref.finalize(lease, ring._vacant.put, slot).atexit = False
         return lease.view(np.ndarray)
 
-    monkeypatch.setattr(Ring, "lend", lend)
+    monkeypatch.setattr(SlotPool, "lend", lend)
     with running() as pipeline:
-        array = kept(pipeline, Key(0, 0))[1:2]
+        array = kept(pipeline, BatchIndex(0, 0))[1:2]
         gc.collect()
         assert pipeline.ring.held == 0
         assert len(array) == 1

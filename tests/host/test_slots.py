@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import lit_async_data
-from lit_async_data.host.slots import TRANSITIONS, IllegalTransitionError, Ring, SlotState, diagram
+from lit_async_data.host.slots import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState, diagram
 
 EVENTS = {
     "take": lambda ring, slot: ring._move(slot, "take"),
-    "filled": Ring.filled,
-    "abandon": Ring.abandon,
-    "lend": Ring.lend,
-    "copy": Ring.copy,
-    "drop": Ring.drop,
+    "filled": SlotPool.filled,
+    "abandon": SlotPool.abandon,
+    "lend": SlotPool.lend,
+    "copy": SlotPool.copy,
+    "drop": SlotPool.drop,
     "returned": lambda ring, slot: ring._move(slot, "returned"),
-    "copied": Ring.copied,
+    "copied": SlotPool.copied,
 }
 
 
 def ring_of(slots, nbytes=1000):
-    return Ring([np.zeros(nbytes, np.uint8) for _ in range(slots)])
+    return SlotPool([np.zeros(nbytes, np.uint8) for _ in range(slots)])
 
 
 def lent(ring):

@@ -8,7 +8,7 @@ import pytest
 
 from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
 from lit_async_data.errors import ConfigError, MemoryBudgetError
-from lit_async_data.host.resource_plan import Footprint
+from lit_async_data.host.resource_plan import ResourcePlan
 from lit_async_data.lightning.summary import lines
 from lit_async_data.testing import ArraySource
 
@@ -153,8 +153,8 @@ def test_what_is_described_is_what_is_handed_out_and_labels_are_read_once():
 
 def test_a_loader_is_described_from_one_footprint(monkeypatch):
     computed = []
-    of = Footprint.of
-    monkeypatch.setattr(Footprint, "of", lambda *given, **named: computed.append(given) or of(*given, **named))
+    of = ResourcePlan.of
+    monkeypatch.setattr(ResourcePlan, "of", lambda *given, **named: computed.append(given) or of(*given, **named))
     _, dm = balanced()
     dm.describe()
     dm.train_dataloader(), dm.val_dataloader()

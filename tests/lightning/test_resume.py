@@ -55,7 +55,7 @@ def resumed(path, callbacks=list, **options):
 
 
 with_and_without = pytest.mark.parametrize(
-    "callbacks", [list, lambda: [lad.DevicePrefetcher()]], ids=["alone", "driven"]
+    "callbacks", [list, lambda: [lad.DevicePrefetcher()]], ids=["alone", "externally_driven"]
 )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lit_async_data.order.epoch_cursor import Passes
-from lit_async_data.order.plan import EpochPlan, Key, Schedule
+from lit_async_data.order.epoch_cursor import EpochCursor
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 
 
 def passes(*, shuffled=True):
     shuffle = "global" if shuffled else "none"
-    return Passes(
+    return EpochCursor(
         Schedule(
             lambda epoch: EpochPlan(length=10, batch_size=4, shuffle=shuffle, seed=0, epoch=epoch), shuffled=shuffled
         )
@@ -104,7 +104,7 @@ def test_a_check_before_training_takes_less_than_the_passes_after_it():
     of = passes()
     of.at = of.after(of.upcoming(lambda: (2, None)))
     assert [*run(of, steps=1), of.wanted] == [(0, 1), (1, 0)]
-    assert of._schedule.following(Key(1, 1)) == (1, 2)
+    assert of._schedule.following(BatchIndex(1, 1)) == (1, 2)
     of.restart()
     assert run(of) == whole(1)
 
@@ -113,8 +113,8 @@ def test_what_is_read_before_its_pass_begins_ends_where_the_pass_will():
     of = passes()
     of.expect(lambda: (2, 1))
     assert of.wanted == (0, 0)
-    assert of._schedule.following(Key(0, 1)) == (1, 0)
-    assert of._schedule.following(Key(1, 0)) == (2, 0)
+    assert of._schedule.following(BatchIndex(0, 1)) == (1, 0)
+    assert of._schedule.following(BatchIndex(1, 0)) == (2, 0)
     run(of, steps=1)
     of.expect(lambda: (1, 1))  # one is on: it knows better
-    assert of._schedule.following(Key(0, 0)) == (0, 1)
+    assert of._schedule.following(BatchIndex(0, 0)) == (0, 1)

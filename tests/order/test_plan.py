@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.order.plan import EpochPlan, Key, Limits, Schedule, amplification
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Limits, Schedule, amplification
 
 lengths = st.integers(1, 400)
 batches = st.integers(1, 40)
@@ -132,7 +132,7 @@ def schedule(*, shuffled=True):
 
 def test_after_the_last_step_comes_the_next_epoch():
     endless = schedule()
-    keys = [Key(0, 0)]
+    keys = [BatchIndex(0, 0)]
     for _ in range(4):
         keys.append(endless.following(keys[-1]))
     assert keys == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
@@ -141,19 +141,19 @@ def test_after_the_last_step_comes_the_next_epoch():
 def test_a_limit_ends_the_epoch_early():
     endless = schedule()
     endless.limits = Limits(0, 2, 2)
-    assert endless.following(Key(0, 1)) == (1, 0)
+    assert endless.following(BatchIndex(0, 1)) == (1, 0)
 
 
 def test_a_limit_that_proved_to_be_wrong_is_no_limit():
     endless = schedule()
     endless.limits = Limits(0, 1, 1)
-    assert endless.following(Key(0, 1)) == (0, 2)
+    assert endless.following(BatchIndex(0, 1)) == (0, 2)
 
 
 def test_no_key_comes_twice_without_a_shuffle_either():
     """Or a worker that reads ahead over a whole epoch would claim one that is claimed, and its slot would be lost."""
     endless = schedule(shuffled=False)
-    assert endless.following(Key(0, 2)) == (1, 0)
+    assert endless.following(BatchIndex(0, 2)) == (1, 0)
 
 
 # -- the price of a shuffle --------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def test_an_order_that_is_drawn_with_the_first_batch_is_read_ahead(made, caplog)
         next(iter(batches))
         next(batches)
         assert batches._relay.feed._puller._worker is not None
-    assert "draws" not in caplog.text
+    assert "is_random" not in caplog.text
 
 
 def test_a_sampler_that_draws_for_several_batches_at_a_time_is_seen(caplog):

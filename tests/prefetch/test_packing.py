@@ -20,10 +20,10 @@ from lit_async_data.device.feed import Arrived
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.host.memory import pinned
 from lit_async_data.host.slots import Lease
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.prefetch.packing import Packer, moves
-from lit_async_data.prefetch.pinned_buffers import Staging
+from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
 from lit_async_data.testing import FakeStreams
 
 SLOW = pytest.mark.parametrize("slow", ["side", "compute"])
@@ -86,22 +86,24 @@ def trained(streams, make, *, depth=2, ahead=2, epochs=3, late=False, packer=Non
     With ``late``, host batches are not ready at the start of a step but at its end.
     """
     step = Step(streams)
-    packer = packer or Packer(Staging(memory or Memory(), most=depth + ahead + 1), is_pinned=lambda tensor: False)
-    feed = IteratorFeed(Passes(make), packer, ahead)
+    packer = packer or Packer(
+        PinnedBufferPool(memory or Memory(), most=depth + ahead + 1), is_pinned=lambda tensor: False
+    )
+    feed = IteratorFeed(EpochCursor(make), packer, ahead)
     queue = StreamQueue(feed, streams, depth, None)
     poll = feed.poll
     try:
         for epoch in range(epochs):
             for number in range(STEPS):
-                batch = queue.take(Key(epoch, number))
+                batch = queue.take(BatchIndex(epoch, number))
                 feed.poll = (lambda key: None) if late else poll
-                queue.top_up(Key(epoch, number + 1))  # on_train_batch_start
+                queue.top_up(BatchIndex(epoch, number + 1))  # on_train_batch_start
                 feed.poll = feed.get if late else poll
                 step(batch, make(number))
                 del batch
-                queue.top_up(Key(epoch, number + 1))  # on_train_batch_end
+                queue.top_up(BatchIndex(epoch, number + 1))  # on_train_batch_end
             with pytest.raises(StopIteration):
-                queue.take(Key(epoch, STEPS))
+                queue.take(BatchIndex(epoch, STEPS))
             queue.close()
         streams.synchronize()
     finally:
@@ -111,7 +113,7 @@ def trained(streams, make, *, depth=2, ahead=2, epochs=3, late=False, packer=Non
     return step.wrong
 
 
-class Passes:
+class EpochCursor:
     def __init__(self, make):
         self._make = make
 
@@ -171,14 +173,14 @@ def test_a_block_is_not_packed_again_before_its_copy_has_happened(made, right):
     3. The next batch is packed into it. 4. The copy runs."""
     streams = made("side")
     step = Step(streams)
-    packer = Packer(Staging(Memory(), most=1), is_pinned=lambda tensor: False)
-    queue = StreamQueue(IteratorFeed(Passes(same_shapes), packer, 0), streams, STEPS, None)
+    packer = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)
+    queue = StreamQueue(IteratorFeed(EpochCursor(same_shapes), packer, 0), streams, STEPS, None)
     for number in range(STEPS):
         queue._reclaim(block=True)
-        queue._tickets.append(queue._reserved(Key(0, number)))
-        queue._submit(queue._tickets[-1], queue._feed.get(Key(0, number)))
+        queue._tickets.append(queue._reserved(BatchIndex(0, number)))
+        queue._submit(queue._tickets[-1], queue._feed.get(BatchIndex(0, number)))
     for number in range(STEPS):
-        step(queue.take(Key(0, number)), same_shapes(number))
+        step(queue.take(BatchIndex(0, number)), same_shapes(number))
     streams.synchronize()
     queue.close()
     assert (step.wrong == []) is right
@@ -188,15 +190,17 @@ def test_the_side_stream_does_not_wait_for_a_step_that_came_later():
     """Where two batches were alike, the third has its destinations before it is read: the copy waits for the steps
     before this one and not for this one."""
     streams = FakeStreams("compute")
-    feed = IteratorFeed(Passes(same_shapes), Packer(Staging(Memory(), most=3), is_pinned=lambda tensor: False), 0)
+    feed = IteratorFeed(
+        EpochCursor(same_shapes), Packer(PinnedBufferPool(Memory(), most=3), is_pinned=lambda tensor: False), 0
+    )
     queue = StreamQueue(feed, streams, 1, None)
     for number in range(2):
-        queue.take(Key(0, number))
-        queue.top_up(Key(0, number + 1))
+        queue.take(BatchIndex(0, number))
+        queue.top_up(BatchIndex(0, number + 1))
     assert queue._tickets[0].allocated is not None
     streams.launch("step", lambda: None)
     reserved = queue._tickets[0].allocated
-    queue.take(Key(0, 2))
+    queue.take(BatchIndex(0, 2))
     assert reserved.done
     assert len(streams.compute()._work) > 0  # the step is still to be done
     queue.close()
@@ -221,7 +225,7 @@ def test_blocks_grow_with_the_batches_and_then_no_more():
     warm = len(memory.sizes)
     assert warm <= 5 * len(set(memory.sizes))
     memory.sizes.clear()
-    staging = Staging(memory, most=3)
+    staging = PinnedBufferPool(memory, most=3)
     packer = Packer(staging, is_pinned=lambda tensor: False)
     for _ in range(4):
         for step in range(STEPS):
@@ -231,7 +235,7 @@ def test_blocks_grow_with_the_batches_and_then_no_more():
 
 
 def test_a_block_is_not_claimed_twice():
-    staging = Staging(Memory(), most=2)
+    staging = PinnedBufferPool(Memory(), most=2)
     one, other = staging.provide(100), staging.claim(100)
     assert one is not other
     assert staging.claim(1) is None
@@ -242,7 +246,7 @@ def test_a_block_is_not_claimed_twice():
 
 def test_a_block_is_given_back_where_packing_fails(monkeypatch):
     """Else the thread would ask for one that nobody can give."""
-    staging = Staging(lambda nbytes: np.zeros(nbytes, np.uint8), most=1)
+    staging = PinnedBufferPool(lambda nbytes: np.zeros(nbytes, np.uint8), most=1)
     packer, batch = Packer(staging, is_pinned=lambda tensor: False), torch.zeros(5)
 
     def fails(tensor):
@@ -257,7 +261,7 @@ def test_a_block_is_given_back_where_packing_fails(monkeypatch):
 
 
 def test_blocks_beyond_what_there_may_be_go_when_they_are_given_back():
-    staging = Staging(Memory(), most=3)
+    staging = PinnedBufferPool(Memory(), most=3)
     block = staging.provide(100)
     staging.most = 1
     staging.give_back(block)
@@ -270,7 +274,7 @@ def test_blocks_beyond_what_there_may_be_go_when_they_are_given_back():
 def test_tensors_that_came_pinned_are_copied_from_where_they_are():
     memory = Memory()
     batch = same_shapes(0)
-    packer = Packer(Staging(memory, most=1), is_pinned=lambda tensor: True)
+    packer = Packer(PinnedBufferPool(memory, most=1), is_pinned=lambda tensor: True)
     host = packer(batch, lambda work: work())
     assert memory.sizes == []
     assert host.block is None
@@ -284,7 +288,7 @@ def test_tensors_are_asked_once_and_by_the_consumer_whether_they_are_pinned():
         asked.append(threading.current_thread())
         return False
 
-    trained(FakeStreams("side"), same_shapes, packer=Packer(Staging(Memory(), most=5), is_pinned))
+    trained(FakeStreams("side"), same_shapes, packer=Packer(PinnedBufferPool(Memory(), most=5), is_pinned))
     assert asked == [threading.main_thread()] * 2
 
 
@@ -292,7 +296,7 @@ def test_pinned_and_pageable_tensors_may_come_together():
     def is_pinned(tensor):
         return tensor.ndim == 4
 
-    packer = Packer(Staging(Memory(), most=5), is_pinned)
+    packer = Packer(PinnedBufferPool(Memory(), most=5), is_pinned)
     assert trained(FakeStreams("side"), lambda step: HELD[step], packer=packer) == []
 
 
@@ -308,13 +312,13 @@ def test_pinned_tensors_live_until_they_have_been_copied(made, right):
     alive = weakref.ref(lease)
     batches = collections.deque([torch.zeros(100_000), torch.from_numpy(np.asarray(lease))])
     del lease
-    packer = Packer(Staging(Memory(), most=1), is_pinned=lambda tensor: True)
+    packer = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: True)
     feed = IteratorFeed((batches.popleft() for _ in range(2)), packer, 0)
     queue = StreamQueue(feed, streams, 1, None)
-    queue.take(Key(0, 0))
+    queue.take(BatchIndex(0, 0))
     feed.poll = feed.get
-    queue.top_up(Key(0, 1))
-    queue.top_up(Key(0, 1))
+    queue.top_up(BatchIndex(0, 1))
+    queue.top_up(BatchIndex(0, 1))
     assert (alive() is not None) is right
     streams.synchronize()
     queue.close()
@@ -322,7 +326,7 @@ def test_pinned_tensors_live_until_they_have_been_copied(made, right):
 
 
 def test_small_tensors_travel_in_one_block_and_large_ones_alone():
-    packer = Packer(Staging(Memory(), most=1), is_pinned=lambda tensor: False)
+    packer = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)
     small, large = torch.zeros(SMALL_BYTES, dtype=torch.uint8), torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8)
     host = packer([small, large, small.clone()], lambda work: work())
     assert list(host.large) == ["batch[1]"]
@@ -352,12 +356,12 @@ OWN = {
 @pytest.mark.parametrize("name", OWN)
 def test_tensors_that_are_more_than_values_move_themselves(name):
     value = OWN[name]()
-    packer = Packer(Staging(Memory(), most=1), is_pinned=lambda tensor: False)
+    packer = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)
     host = packer([value], lambda work: work())
     assert list(host.own) == ["batch[0]"]
     assert not host.large
     queue = StreamQueue(IteratorFeed([[value]], packer, 0), FakeStreams("side"), 0, None)
-    made = queue.take(Key(0, 0))[0]
+    made = queue.take(BatchIndex(0, 0))[0]
     assert type(made) is type(value)
     assert getattr(made, "requires_grad", None) == getattr(value, "requires_grad", None)
     queue.close()
@@ -422,7 +426,7 @@ class Moment(Quantity):
 
 def test_objects_that_convert_to_a_unit_or_a_time_zone_are_handed_on_as_they_are():
     batch = [made(3.5) for made in (Quantity, WithUnit, InUnits, Moment)]
-    host = Packer(Staging(Memory(), most=1), is_pinned=lambda tensor: False)(batch, lambda work: work())
+    host = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)(batch, lambda work: work())
     assert host.own == {}
     made = host.unpacked(Arrived({}, None, {}), torch.clone)
     assert all(one is other for one, other in zip(batch, made, strict=True))
@@ -483,10 +487,10 @@ def test_an_object_that_fails_to_move_is_an_error_at_its_place():
     streams = FakeStreams("side")
     memory = Memory()
     batches = [[torch.zeros(3), Broken()], [torch.ones(3), 2]]
-    packer = Packer(Staging(memory, most=1), is_pinned=lambda tensor: False)
+    packer = Packer(PinnedBufferPool(memory, most=1), is_pinned=lambda tensor: False)
     queue = StreamQueue(IteratorFeed(batches, packer, 0), streams, 0, None)
     with pytest.raises(ZeroDivisionError, match="mine"):
-        queue.take(Key(0, 0))
-    assert queue.take(Key(0, 1))[1] == 2  # its block, the only one, is free again
+        queue.take(BatchIndex(0, 0))
+    assert queue.take(BatchIndex(0, 1))[1] == 2  # its block, the only one, is free again
     streams.synchronize()
     queue.close()

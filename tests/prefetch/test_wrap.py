@@ -273,14 +273,14 @@ def test_an_unsized_loader_has_no_length():
     assert not prefetched([])
 
 
-class ForgetsWhatCameMeanwhile(puller.Puller):
+class ForgetsWhatCameMeanwhile(puller.ReaderThread):
     def serve(self):
         left = super().serve()
         self._asked = left
         return left
 
 
-@pytest.mark.parametrize(("made", "right"), [(puller.Puller, True), (ForgetsWhatCameMeanwhile, False)])
+@pytest.mark.parametrize(("made", "right"), [(puller.ReaderThread, True), (ForgetsWhatCameMeanwhile, False)])
 def test_the_thread_may_ask_again_at_once(monkeypatch, made, right):
     """1. The consumer answers what the thread has asked. 2. The thread asks again. 3. The consumer goes on."""
 
@@ -651,20 +651,20 @@ class Detection(Loader):
 
 
 @pytest.mark.parametrize("slow", ["side", "compute"])
-@pytest.mark.parametrize("driven", [False, True])
+@pytest.mark.parametrize("externally_driven", [False, True])
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_batches_of_any_form_arrive_on_a_device_with_streams(streamed, slow, driven, depth):
+def test_batches_of_any_form_arrive_on_a_device_with_streams(streamed, slow, externally_driven, depth):
     streams = streamed(FakeStreams(slow))
     step = Step(streams)
     with prefetched(Detection(), depth) as batches:
-        batches.driven = driven
+        batches.externally_driven = externally_driven
         for _ in range(3):
             for number, batch in enumerate(batches):
-                if driven:
+                if externally_driven:
                     batches.prefetch()
                 step(batch, detection(number))
                 del batch
-                if driven:
+                if externally_driven:
                     batches.prefetch()
         next(iter(batches))  # a pass that is left early
         for number, batch in zip(range(2), batches, strict=False):
@@ -727,7 +727,7 @@ def test_what_the_canary_finds_about_a_batch_costs_none_of_those_behind_it(strea
 def test_nothing_is_reserved_for_batches_after_the_last(streamed):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), 2) as batches:
-        batches.driven = True
+        batches.externally_driven = True
         for _ in range(6):
             next(batches)
         read_ahead(batches, 1)

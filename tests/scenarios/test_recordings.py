@@ -28,7 +28,7 @@ from lit_async_data import (
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.device.transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError, ResumeError
-from lit_async_data.order.plan import Key
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams
 
 pytestmark = NO_STAGES
@@ -684,7 +684,7 @@ def test_widened_casts_what_is_narrow_before_the_users_own_transform(as_mapping)
     }
     batch, seen = spec.packed(values), []
     for transform in (None, lambda wide: seen.append(wide) or wide):
-        got = DeviceTransform(transform, torch.device("cpu"), cast=widened(spec))(batch, Key(0, 0))
+        got = DeviceTransform(transform, torch.device("cpu"), cast=widened(spec))(batch, BatchIndex(0, 0))
         assert type(got) is (dict if as_mapping else tuple)
         x, y, z = got.values() if as_mapping else got
         assert (x.dtype, y.dtype, z.dtype) == (torch.float32, torch.int64, torch.float64)

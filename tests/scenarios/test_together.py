@@ -13,9 +13,9 @@ import torch
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource, split
 from lit_async_data.device.transform import widened
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
-from lit_async_data.host.decode_ahead import Preparation
-from lit_async_data.order.chunk_order import Layout
-from lit_async_data.order.plan import Key
+from lit_async_data.host.decode_ahead import DecodeAhead
+from lit_async_data.order.chunk_order import ChunkExtents
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 
 GZIP = {"compression": "gzip", "compression_opts": 1}
@@ -41,7 +41,7 @@ def test_a_window_of_another_field_than_the_widest_costs_no_sample(h5, window):
     frames = {"data": numbered((200, 64)), "chunks": (10, 64), **GZIP}
     path = h5(frame=frames, action=np.arange(200, dtype="f4"))
     with contextlib.closing(HDF5Source(path, {"x": "frame", "a": Field("action", window=window)})) as source:
-        assert Layout(source.chunks.runs).length == len(source)
+        assert ChunkExtents(source.chunks.runs).length == len(source)
         options = {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 4, "with_ids": True}
         with AsyncLoader(source, options) as loader:
             seen = np.concatenate([batch["ids"] for batch in loader])
@@ -156,11 +156,11 @@ def test_going_back_to_an_earlier_epoch_leaves_nothing_owed(h5):
     path = h5(data={"data": numbered((200, 10)), "chunks": (10, 10), **GZIP})
     options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 4, "workers": 1}
     with contextlib.closing(HDF5Source(path, {"x": "data"})) as source, AsyncLoader(source, options) as loader:
-        preparation = Preparation(source, loader._schedule, 8)
+        preparation = DecodeAhead(source, loader._schedule, 8)
         # 1. A slow worker reads the last of epoch 2; another has read (3, 0), for which nothing is decoded yet.
-        preparation([Key(3, 0)], Key(3, 1), Key(2, 19))
+        preparation([BatchIndex(3, 0)], BatchIndex(3, 1), BatchIndex(2, 19))
         # 2. Epoch 0 is chosen. 3. What is owed is of an order that nobody wants any more.
-        preparation([Key(0, 0)], Key(0, 1), Key(0, 1))
+        preparation([BatchIndex(0, 0)], BatchIndex(0, 1), BatchIndex(0, 1))
         assert not preparation._owed
 
 

@@ -13,7 +13,7 @@ from lit_async_data import AsyncLoader, ConcatSource, HDF5Source, SubsetSource
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
-from lit_async_data.sources.base import ChunkLayout, KeepingSource, Location, Part, PartedSource, Source, ids_of
+from lit_async_data.sources.base import CachingSource, Location, Part, PartedSource, Source, StorageLayout, ids_of
 from lit_async_data.sources.hdf5.readers.chunked import IndexedBands
 from lit_async_data.sources.places import column_of, overlap_of, parts_of, places_of
 from lit_async_data.testing import ArraySource, PartedArrays
@@ -27,7 +27,7 @@ def numbered(length=10, first=0):
 
 def parted(first=0, runs=(), **parts):
     parts = parts or {"a.h5": 4, "b.h5": 6}
-    return PartedArrays({"y": first + np.arange(sum(parts.values()))}, parts=parts, chunks=ChunkLayout(tuple(runs)))
+    return PartedArrays({"y": first + np.arange(sum(parts.values()))}, parts=parts, chunks=StorageLayout(tuple(runs)))
 
 
 def read(source, samples):
@@ -87,7 +87,7 @@ def test_a_subset_is_a_source_with_parts_that_keeps():
     for source in (SubsetSource(numbered(), [1]), ConcatSource([numbered()])):
         assert isinstance(source, Source)
         assert isinstance(source, PartedSource)
-        assert isinstance(source, KeepingSource)
+        assert isinstance(source, CachingSource)
 
 
 @pytest.mark.parametrize("given", [[7, 3, 3, 0], np.array([7, 3, 3, 0], np.uint8), (7, 3, 3, 0)])
@@ -214,12 +214,12 @@ def test_a_subset_that_takes_whole_chunks_has_few_runs():
 
 
 def test_what_else_is_known_of_chunks_is_that_of_the_whole():
-    layout = ChunkLayout((ChunkRun(10, 4),), compressed=True, reading="decoded", spread=1.5, together=3)
+    layout = StorageLayout((ChunkRun(10, 4),), compressed=True, reading="decoded", spread=1.5, together=3)
     whole = PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout)
-    assert SubsetSource(whole, [0, 1, 5, 9]).chunks == ChunkLayout(
+    assert SubsetSource(whole, [0, 1, 5, 9]).chunks == StorageLayout(
         (ChunkRun(2, 2), ChunkRun(2, 1)), compressed=True, reading="decoded", spread=1.5, together=3
     )
-    alone = ChunkLayout(reading="python")
+    alone = StorageLayout(reading="python")
     whole = PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=alone)
     assert SubsetSource(whole, [0, 1]).chunks == alone
 
@@ -371,15 +371,15 @@ def test_sources_that_differ_are_refused_by_name():
 def test_chunks_of_all_are_read_as_the_slowest_is():
     runs = (ChunkRun(4, 2), ChunkRun(6, 3))
     layouts = [
-        ChunkLayout(runs, reading="copied", spread=1.5),
-        ChunkLayout(reading="decoded", compressed=True, together=4),
-        ChunkLayout(reading="locked"),
+        StorageLayout(runs, reading="copied", spread=1.5),
+        StorageLayout(reading="decoded", compressed=True, together=4),
+        StorageLayout(reading="locked"),
     ]
     sources = [PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout) for layout in layouts]
-    assert ConcatSource(sources).chunks == ChunkLayout(
+    assert ConcatSource(sources).chunks == StorageLayout(
         (*runs, ChunkRun(10, 1), ChunkRun(10, 1)), compressed=True, reading="decoded", spread=1.5, together=4
     )
-    assert ConcatSource(sources[1:]).chunks == ChunkLayout(compressed=True, reading="decoded", together=4)
+    assert ConcatSource(sources[1:]).chunks == StorageLayout(compressed=True, reading="decoded", together=4)
     assert ConcatSource([sources[2], sources[0]]).chunks.reading == "locked"
 
 
@@ -538,7 +538,7 @@ def test_packed_files_are_read_in_part_and_together(packed, shuffle):
     both = ConcatSource([HDF5Source(packed[0]), HDF5Source(packed[1])])
     with contextlib.closing(HDF5Source(packed)) as whole, contextlib.closing(both):
         assert both.chunks == whole.chunks
-        assert isinstance(both, KeepingSource)
+        assert isinstance(both, CachingSource)
         for source, own in ((SubsetSource(whole, mask), np.flatnonzero(mask)), (both, np.arange(300))):
             batches = batches_of(source, shuffle=shuffle, workers=2, with_ids=True, cache_bytes=10_000)
             for data, labels, ids in batches:

@@ -26,7 +26,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOptions
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError
 from lit_async_data.lightning.summary import lines
-from lit_async_data.sources.base import KeepingSource, Location, Source
+from lit_async_data.sources.base import CachingSource, Location, Source
 from lit_async_data.sources.torch_values import GRAIN, filled_at_once
 from lit_async_data.testing import ArraySource
 
@@ -207,7 +207,7 @@ def test_a_number_out_of_range_is_an_index_error_and_never_counted_from_the_end(
 def test_it_is_a_source_that_lies_in_no_chunks_and_keeps_nothing():
     source = DatasetSource(DATASETS["tensors"])
     assert isinstance(source, Source)
-    assert not isinstance(source, KeepingSource)
+    assert not isinstance(source, CachingSource)
     assert (len(source), source.name) == (LENGTH, "TensorDataset")
     assert (source.chunks.reading, source.chunks.runs, source.chunks.rows) == ("python", (), 1)
     source.close()

@@ -15,7 +15,7 @@ from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.host.memory import allocated
 from lit_async_data.host.pipeline import Pipeline
-from lit_async_data.order.plan import EpochPlan, Key, Schedule
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.testing import FakeStreams, raw
 
 # x is large and has a copy of its own; y and z travel in one block.
@@ -100,7 +100,7 @@ def trained(streams, *, epochs=3, late=False, **options):
         schedule = queue._feed.pipeline.schedule
         for epoch in range(epochs):
             for number in range(len(schedule.plan(epoch))):
-                key = Key(epoch, number)
+                key = BatchIndex(epoch, number)
                 batch = queue.take(key)
                 queue._feed.poll = (lambda key: None) if late else poll
                 queue.top_up(schedule.following(key))  # on_train_batch_start

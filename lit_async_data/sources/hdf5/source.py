@@ -14,10 +14,10 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
+from lit_async_data.sources.base import Location, Part, StorageLayout, Turn, shown
 from lit_async_data.sources.hdf5.readers.part_readers import PartReaders
 from lit_async_data.sources.hdf5.schema.chunk_grouping import locality, widest
-from lit_async_data.sources.hdf5.schema.part import StoredPart, Wanted, check_same, look_at_file, warn_of
+from lit_async_data.sources.hdf5.schema.part import StoredPart, Wanted, check_same, inspect_file, warn_of
 from lit_async_data.sources.hdf5.schema.samples import check_distinct, checked_stride, chosen_rows, with_samples
 from lit_async_data.sources.hdf5.schema.selection import Given, Path, chosen_fields, chosen_files, chosen_layouts
 from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, drawn
@@ -106,7 +106,7 @@ class HDF5Source:
         self._names = chosen_files(path)
         self.paths = list(self._names)
         cache = IndexCache(index_cache)
-        looked_at = [look_at_file(file, wanted, cache) for file in self.paths]
+        looked_at = [inspect_file(file, wanted, cache) for file in self.paths]
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, looked_at, strict=True)})
         parts = [part for _, found in looked_at for part in found]
         for part in parts:
@@ -152,14 +152,14 @@ class HDF5Source:
         return self._spec
 
     @property
-    def chunks(self) -> ChunkLayout:
+    def chunks(self) -> StorageLayout:
         """Which samples of the widest field lie together, and how all of them are read."""
         return self._chunks
 
     @functools.cached_property
-    def _chunks(self) -> ChunkLayout:
+    def _chunks(self) -> StorageLayout:
         lies = self._lies
-        return ChunkLayout(
+        return StorageLayout(
             lies.runs if any(run.rows > 1 for run in lies.runs) else (),
             compressed=any(part.fields[self._widest].values.filtered for part in self._stored),
             reading=self._reader.reading,
@@ -217,7 +217,7 @@ class HDF5Source:
             self._reader.read(samples, out)
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Get ready what will be read soon; see `KeepingSource.prepare`."""
+        """Get ready what will be read soon; see `CachingSource.prepare`."""
         self._check_range(samples)
         return bool(samples.size) and self._reader.prepare(samples, decode=decode)
 
@@ -242,21 +242,21 @@ class HDF5Source:
         return list(places)
 
     def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that are held between batches; see `KeepingSource.decoded_bytes`."""
+        """Bytes of decoded chunks that are held between batches; see `CachingSource.decoded_bytes`."""
         return self._reader.holding.decoded_bytes(chunks)
 
     @property
     def band_bytes(self) -> int:
-        """Bytes that a thread takes to decode a chunk; see `KeepingSource.band_bytes`."""
+        """Bytes that a thread takes to decode a chunk; see `CachingSource.band_bytes`."""
         return self._reader.holding.band_bytes
 
     @property
     def decodable_bytes(self) -> int:
-        """Bytes of everything that must be decoded; see `KeepingSource.decodable_bytes`."""
+        """Bytes of everything that must be decoded; see `CachingSource.decodable_bytes`."""
         return self._reader.holding.decodable_bytes
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; see `KeepingSource.keep`."""
+        """Make room for decoded chunks; see `CachingSource.keep`."""
         return self._reader.keep(chunks, cache_bytes)
 
     def close(self) -> None:

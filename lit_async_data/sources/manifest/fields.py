@@ -16,12 +16,12 @@ from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.base import ChunkLayout, Reading, Turn, slowest
+from lit_async_data.sources.base import Reading, StorageLayout, Turn, slowest
 from lit_async_data.sources.manifest.column import FILES, Column, Kind
 from lit_async_data.sources.manifest.file_field import MOST_BYTES, FileField
 from lit_async_data.sources.manifest.files.decoders import decoder_of
-from lit_async_data.sources.manifest.files.prefetcher import Fetching
-from lit_async_data.sources.manifest.files.stored_file import Root
+from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
+from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.hdf5_fields import (
     HDF5Fields,
     alike,
@@ -33,10 +33,10 @@ from lit_async_data.sources.manifest.hdf5_fields import (
 from lit_async_data.sources.manifest.infer_kind import check_paths, kind_of, missing_of
 from lit_async_data.sources.manifest.label_field import LabelField, labels_of_column
 from lit_async_data.sources.manifest.paths import Paths
-from lit_async_data.sources.manifest.rows import Entries
+from lit_async_data.sources.manifest.rows import Rows
 from lit_async_data.sources.manifest.table.labels import Labels
 from lit_async_data.sources.manifest.table.table import Table
-from lit_async_data.sources.manifest.table.table_reader import GivenTable
+from lit_async_data.sources.manifest.table.table_reader import TableReader
 
 # Samples whose files are asked for their size, to know how much room reading ahead takes.
 SIZED = 16
@@ -68,8 +68,8 @@ class Fields:
     def __init__(
         self,
         columns: Mapping[str, Column],
-        given: GivenTable,
-        root: Root,
+        given: TableReader,
+        root: RootDirectory,
         id: str | None,  # noqa: A002  # the user's word
     ) -> None:
         self._order = tuple(columns)
@@ -89,14 +89,14 @@ class Fields:
             check_paths(key, column, table)
         table, labels = _labels(inline, table, given)
         self.labels = {key: _cast(key, inline[key], found, table) for key, found in labels.items()}
-        self.entries = Entries(table, id)
-        self.fetching = Fetching(root)
+        self.entries = Rows(table, id)
+        self.fetching = FilePrefetcher(root)
         self.files = {
             key: self._file_field(key, column, kinds[key], root) for key, column in files.items() if key not in stored
         }
         self.stored = [self._hdf5_fields(group, root) for group in alike(stored, table)]
 
-    def _file_field(self, key: str, column: Column, kind: Kind | None, root: Root) -> FileField:
+    def _file_field(self, key: str, column: Column, kind: Kind | None, root: RootDirectory) -> FileField:
         paths = Paths(self.entries, column.names[0], root)
         if kind == "image" and column.image.image_size is not None:
             return FileField(paths, decoder_of(kind, column.image, b"", ""), self.fetching)
@@ -110,7 +110,7 @@ class Fields:
             raise ConfigError(f"fields.{key}.{error}") from None
         return FileField(paths, decoder, self.fetching)
 
-    def _hdf5_fields(self, columns: Mapping[str, Column], root: Root) -> HDF5Fields:
+    def _hdf5_fields(self, columns: Mapping[str, Column], root: RootDirectory) -> HDF5Fields:
         (key, first), table = next(iter(columns.items())), self.entries.table
         paths = Paths(self.entries, first.names[0], root)
         named = dataset_column(first, table)
@@ -132,9 +132,9 @@ class Fields:
         return {key: found[key] for key in self._order}
 
     @property
-    def draws(self) -> bool:
+    def is_random(self) -> bool:
         """Whether a random part of any file is taken."""
-        return any(field.decoder.draws for field in self.files.values())
+        return any(field.decoder.is_random for field in self.files.values())
 
     @property
     def paths(self) -> Paths | None:
@@ -206,10 +206,10 @@ class Fields:
     # -- how samples lie ---------------------------------------------------------------------------------------------
 
     @property
-    def chunks(self) -> ChunkLayout:
+    def chunks(self) -> StorageLayout:
         """How rows of HDF5 files lie together, of the field with the largest chunks; and how all are read."""
         layouts = [stored.chunks for stored in self.stored]
-        found = max(layouts, key=lambda layout: layout.rows, default=ChunkLayout(reading="copied"))
+        found = max(layouts, key=lambda layout: layout.rows, default=StorageLayout(reading="copied"))
         # Arrays are copied: two threads that open small files get in each other's way (14 to 12 thousand per second).
         readings: list[Reading] = [
             "decoded" if any(field.decoder.images for field in self.files.values()) else "copied"
@@ -218,7 +218,7 @@ class Fields:
         return dataclasses.replace(found, reading=slowest(readings))
 
     @functools.cached_property
-    def layout(self) -> ChunkLayout:
+    def layout(self) -> StorageLayout:
         """As `chunks`; where nothing else lies together, files of one folder do."""
         found, paths = self.chunks, self.paths
         if found.runs or paths is None or self.stored:
@@ -233,7 +233,7 @@ class Fields:
 _CALLED = {"vocabulary": "classes", "columns": "name", "multi": "separator"}
 
 
-def _labels(columns: Mapping[str, Column], table: Table, given: GivenTable) -> tuple[Table, dict[str, Labels]]:
+def _labels(columns: Mapping[str, Column], table: Table, given: TableReader) -> tuple[Table, dict[str, Labels]]:
     """The values that stand in the table, and the rows of it that all of them leave."""
     while True:
         found = {key: _built(key, column, table) for key, column in columns.items()}
@@ -259,7 +259,7 @@ def _cast(key: str, column: Column, labels: Labels, table: Table) -> LabelField:
         raise ConfigError(f"fields.{key}.{error}") from None
 
 
-def _without(table: Table, given: GivenTable, dropped: Sequence[Indices]) -> Table:
+def _without(table: Table, given: TableReader, dropped: Sequence[Indices]) -> Table:
     """The table without some of its rows."""
     gone = np.zeros(len(table), np.bool_)
     for rows in dropped:

@@ -11,7 +11,7 @@ from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import SourceError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.manifest.files.decoders import Decoder
-from lit_async_data.sources.manifest.files.prefetcher import Fetching
+from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
 from lit_async_data.sources.manifest.paths import Paths
 
 # Larger files are refused before they are read: a slip in a table can name a film.
@@ -27,7 +27,7 @@ class FileField:
         fetching: Reads files ahead, where reading takes time.
     """
 
-    def __init__(self, paths: Paths, decoder: Decoder, fetching: Fetching) -> None:
+    def __init__(self, paths: Paths, decoder: Decoder, fetching: FilePrefetcher) -> None:
         self.paths, self.decoder, self._fetching = paths, decoder, fetching
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import ChunkLayout
+from lit_async_data.sources.base import StorageLayout
 from lit_async_data.sources.concat import ConcatSource
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
@@ -112,7 +112,7 @@ class HDF5Fields:
         return self.source.spec.fields
 
     @property
-    def chunks(self) -> ChunkLayout:
+    def chunks(self) -> StorageLayout:
         """How the samples lie together; in storage, whatever the order of the table."""
         whole = self.source.source.chunks
         if not whole.runs:

@@ -14,7 +14,7 @@ import numpy as np
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.column import FILES, Column, Kind
-from lit_async_data.sources.manifest.files.stored_file import Root
+from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.paths import kind_of_path
 from lit_async_data.sources.manifest.table.arrow import is_number, numbered
@@ -31,7 +31,7 @@ _IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 _log = logging.getLogger(__name__)
 
 
-def kind_of(key: str, column: Column, table: Table, root: Root) -> Kind | None:
+def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind | None:
     """What stands in a column: by what the user says, else by its first value. None for values of any kind."""
     if column.kind is not None or column.several or column.classes is not None:
         kind = column.kind
@@ -59,7 +59,7 @@ def _check_options(key: str, column: Column, kind: Kind | None) -> None:
             raise ConfigError(f"fields.{key}.{name}: says nothing of {what}{hint}")
 
 
-def _kind_of_value(value: Any, root: Root) -> Kind | None:
+def _kind_of_value(value: Any, root: RootDirectory) -> Kind | None:
     if not isinstance(value, str) or not value:
         return None
     known = kind_of_path(value)
@@ -71,7 +71,7 @@ def _kind_of_value(value: Any, root: Root) -> Kind | None:
         return None
 
 
-def _check_not_paths(key: str, name: str, table: Table, root: Root, first: str) -> None:
+def _check_not_paths(key: str, name: str, table: Table, root: RootDirectory, first: str) -> None:
     """Refuse to make classes of what seems to be paths: without an error, training would go on with their numbers.
 
     Raises:

@@ -17,7 +17,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.column import Column
 from lit_async_data.sources.manifest.table.arrow import is_number
 from lit_async_data.sources.manifest.table.labels import Labels
-from lit_async_data.sources.manifest.table.row_origin import Origin, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, shown
 from lit_async_data.sources.manifest.table.table import Table
 
 # Rows from which on nobody means a class for each.
@@ -38,7 +38,7 @@ class LabelField:
 
     column: Column
     labels: Labels
-    origin: Origin
+    origin: RowOrigin
 
     @staticmethod
     def of(column: Column, labels: Labels, table: Table) -> LabelField:

@@ -10,8 +10,8 @@ import numpy as np
 from lit_async_data.errors import MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.column import Kind
-from lit_async_data.sources.manifest.files.stored_file import Root
-from lit_async_data.sources.manifest.rows import Entries
+from lit_async_data.sources.manifest.files.stored_file import RootDirectory
+from lit_async_data.sources.manifest.rows import Rows
 from lit_async_data.sources.manifest.table.arrow import folders_of
 
 # Rows whose paths are text at the same time where all are looked at.
@@ -41,7 +41,7 @@ class Paths:
         root: The folder that they lie in.
     """
 
-    def __init__(self, entries: Entries, column: str, root: Root) -> None:
+    def __init__(self, entries: Rows, column: str, root: RootDirectory) -> None:
         self.entries, self.column, self.root = entries, column, root
 
     def of(self, samples: Indices) -> list[str]:

@@ -1,4 +1,4 @@
-"""`Entries`: the rows of a table as samples, and what they are called."""
+"""`Rows`: the rows of a table as samples, and what they are called."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _meant(path: str) -> str:
     return f" There is {shown(found)}; the table has {' and '.join(dict.fromkeys(wrong))}" if wrong else ""
 
 
-class Entries:
+class Rows:
     """The rows of a table as samples. Nothing in it changes; safe to use from any thread.
 
     Args:
@@ -82,7 +82,7 @@ class Entries:
     Example:
         >>> import pyarrow
         >>> table = Table.of(pyarrow.table({"id": ["007", "008", "009"]}), ["id"]).taken(np.array([0, 2]))
-        >>> entries = Entries(table, "id")
+        >>> entries = Rows(table, "id")
         >>> len(entries), entries.ids([1]), entries.where(1)
         (2, ['009'], "row 2 of the table given, id '009'")
     """

@@ -14,11 +14,11 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.base import ChunkLayout, Location, Part, Turn, shown
+from lit_async_data.sources.base import Location, Part, StorageLayout, Turn, shown
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Given
 from lit_async_data.sources.manifest.fields import Fields
-from lit_async_data.sources.manifest.files.stored_file import Root
+from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.selection import OPTIONS, check_options, chosen_columns, root_of
 from lit_async_data.sources.manifest.table.arrow import plain_of
@@ -26,7 +26,7 @@ from lit_async_data.sources.manifest.table.delimited import TextForm
 from lit_async_data.sources.manifest.table.header import NoColumnError
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_cache import TableCache
-from lit_async_data.sources.manifest.table.table_reader import GivenTable
+from lit_async_data.sources.manifest.table.table_reader import TableReader
 from lit_async_data.sources.manifest.validation import Check
 from lit_async_data.sources.manifest.validation import check as looked_at
 from lit_async_data.sources.places import Places, check_range, whole_numbers
@@ -106,8 +106,8 @@ class ManifestSource:
         shape = ImageShape(**image)
         columns, as_mapping = chosen_columns(fields, shape)
         form = TextForm.of(delimiter, encoding)
-        self._given, self._name = GivenTable(table, filters, TableCache(table_cache), form), ""
-        place = Root(root_of(table) if root is None else os.fspath(root), outside=outside)
+        self._given, self._name = TableReader(table, filters, TableCache(table_cache), form), ""
+        place = RootDirectory(root_of(table) if root is None else os.fspath(root), outside=outside)
         self._fields = Fields(columns, self._given, place, id)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
             given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
@@ -180,12 +180,12 @@ class ManifestSource:
         self._fields.read(samples, out, None)
 
     @property
-    def draws(self) -> bool:
-        """Whether a random part of each image is taken; see `DrawingSource`."""
-        return self._fields.draws
+    def is_random(self) -> bool:
+        """Whether a random part of each image is taken; see `RandomizedSource`."""
+        return self._fields.is_random
 
-    def read_drawn(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples into arrays, with the parts of images that the keys say; see `DrawingSource`."""
+    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+        """Read samples into arrays, with the parts of images that the keys say; see `RandomizedSource`."""
         check_range(samples, self)
         self._fields.read(samples, out, keys)
 
@@ -271,27 +271,27 @@ class ManifestSource:
         return self._fields.paths.grouped(naming)
 
     @property
-    def chunks(self) -> ChunkLayout:
+    def chunks(self) -> StorageLayout:
         """Which rows of HDF5 files lie together, and how all fields are read."""
         return self._chunks
 
     @functools.cached_property
-    def _chunks(self) -> ChunkLayout:
+    def _chunks(self) -> StorageLayout:
         return self._fields.chunks
 
-    def layout(self) -> ChunkLayout:
+    def layout(self) -> StorageLayout:
         """As `chunks`, also by folders of files; see `layout_of`."""
         return self._fields.layout
 
-    # -- what a `KeepingSource` does ---------------------------------------------------------------------------------
+    # -- what a `CachingSource` does ---------------------------------------------------------------------------------
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Decode the chunks of HDF5 rows, or have files read ahead; see `KeepingSource.prepare`."""
+        """Decode the chunks of HDF5 rows, or have files read ahead; see `CachingSource.prepare`."""
         check_range(samples, self)
         return self._fields.prepare(samples, decode=decode)
 
     def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks of HDF5 files; see `KeepingSource.decoded_bytes`."""
+        """Bytes of decoded chunks of HDF5 files; see `CachingSource.decoded_bytes`."""
         return self._fields.held_bytes(chunks)
 
     def file_bytes(self) -> int:
@@ -304,14 +304,14 @@ class ManifestSource:
 
     @property
     def band_bytes(self) -> int:
-        """Bytes that a thread takes to decode a chunk; see `KeepingSource.band_bytes`."""
+        """Bytes that a thread takes to decode a chunk; see `CachingSource.band_bytes`."""
         return max((stored.source.band_bytes for stored in self._fields.stored), default=0)
 
     @property
     def decodable_bytes(self) -> int:
-        """Bytes of all chunks that must be decoded; see `KeepingSource.decodable_bytes`."""
+        """Bytes of all chunks that must be decoded; see `CachingSource.decodable_bytes`."""
         return sum(stored.source.decodable_bytes for stored in self._fields.stored)
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks of HDF5 files; see `KeepingSource.keep`."""
+        """Make room for decoded chunks of HDF5 files; see `CachingSource.keep`."""
         return self._fields.keep(chunks, cache_bytes)

@@ -19,7 +19,7 @@ from lit_async_data.errors import AsyncDataError, FormatError, ManifestError, So
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.file_field import FileField
 from lit_async_data.sources.manifest.hdf5_fields import HDF5Fields
-from lit_async_data.sources.manifest.rows import Entries
+from lit_async_data.sources.manifest.rows import Rows
 
 Check = Literal["first", "all", "none"]
 # Files that are opened to see whether all have one shape, where nothing makes them so.
@@ -32,7 +32,7 @@ _ROWS = 256
 _NAMED = 5
 
 
-def check(how: Check, fields: Mapping[str, FileField], stored: Sequence[HDF5Fields], entries: Entries) -> None:
+def check(how: Check, fields: Mapping[str, FileField], stored: Sequence[HDF5Fields], entries: Rows) -> None:
     """Look at files, as much as is asked for.
 
     Args:
@@ -68,7 +68,7 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _check_shapes(key: str, field: FileField, entries: Entries, *, all_: bool) -> None:
+def _check_shapes(key: str, field: FileField, entries: Rows, *, all_: bool) -> None:
     """Make sure that files have one shape: of a few, which are spread over the table."""
     count = len(entries)
     samples = np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(np.int64)).tolist()
@@ -168,7 +168,7 @@ def _each_wrong(stored: HDF5Fields, samples: Indices, out: Mapping[str, Array]) 
     return wrong
 
 
-def _raise(wrong: list[SourceError], entries: Entries) -> None:
+def _raise(wrong: list[SourceError], entries: Rows) -> None:
     if len(wrong) == 1:
         raise wrong[0]
     listed = "\n".join(f"  {error}" for error in wrong[:_NAMED])

@@ -17,13 +17,13 @@ import pytest
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, MemoryBudgetError
-from lit_async_data.host.decode_ahead import Preparation
+from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.plan import EpochPlan, Key, Schedule
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.hdf5.readers import chunk_cache as decoded
 from lit_async_data.sources.hdf5.readers import decode_memory as holding
 from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES, BandMemory
-from lit_async_data.sources.hdf5.readers.chunk_cache import KeptBands, RecentBands, Room
+from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.threads import Gate
 
@@ -40,20 +40,20 @@ def fetched(bands, key, *, wait=True):
 
 
 def test_the_band_decoded_first_goes_first_however_often_it_was_used():
-    bands = RecentBands()
+    bands = DecodedChunkCache()
     bands.add_room(2 * BAND.nbytes)
     assert [fetched(bands, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
     assert [fetched(bands, key)[1] for key in (2, 3, 1)] == [False, False, True]
 
 
 def test_without_room_nothing_is_held():
-    bands = RecentBands()
+    bands = DecodedChunkCache()
     assert [fetched(bands, 1)[1] for _ in range(2)] == [True, True]
 
 
 def test_turns_whose_bands_have_all_moved_on_leave_nothing():
     """As under shuffle=chunk where all chunks fit: each turn finds the bands of the one before, and evicts none."""
-    bands = RecentBands()
+    bands = DecodedChunkCache()
     bands.add_room(2 * BAND.nbytes)
     for number in (1, 2):
         bands.fetch(("x", number), lambda: BAND, wait=True, turn=(0, 0))
@@ -66,7 +66,7 @@ def test_turns_whose_bands_have_all_moved_on_leave_nothing():
 
 
 def test_room_that_is_given_back_is_emptied():
-    bands = RecentBands()
+    bands = DecodedChunkCache()
     bands.add_room(2 * BAND.nbytes)
     for key in (1, 2):
         fetched(bands, key)
@@ -101,7 +101,7 @@ class Slow:
 
 
 def test_what_another_thread_decodes_is_not_decoded_again():
-    bands = RecentBands()
+    bands = DecodedChunkCache()
     bands.add_room(BAND.nbytes)
     slow = Slow(bands)
     assert fetched(bands, 1, wait=False) == (False, False)
@@ -111,7 +111,7 @@ def test_what_another_thread_decodes_is_not_decoded_again():
 
 def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
     """1. A decodes. 2. B waits for it. 3. A fails, and is told so. 4. B wakes, finds nothing, and tries itself."""
-    bands = RecentBands()
+    bands = DecodedChunkCache()
     bands.add_room(BAND.nbytes)
     slow = Slow(bands, CorruptError("bad"))
     waits = threading.Event()
@@ -130,12 +130,12 @@ def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
 
 
 def kept_bands(room):
-    return KeptBands(10, 4, (2,), np.dtype("i4"), room)
+    return PersistentChunkCache(10, 4, (2,), np.dtype("i4"), room)
 
 
 def test_what_is_kept_stays_and_comes_out_right():
     values = np.arange(20, dtype="i4").reshape(10, 2)
-    kept = kept_bands(Room(2 * 4 * 8))
+    kept = kept_bands(ByteBudget(2 * 4 * 8))
     for number in (2, 0, 1, 0):
         kept.put(number, values[4 * number : 4 * number + 4])
     rows, out = np.array([9, 3, 5, 8, 0]), np.zeros((5, 2), "i4")
@@ -145,7 +145,7 @@ def test_what_is_kept_stays_and_comes_out_right():
 
 
 def test_room_is_shared_and_given_back():
-    room = Room(3 * 4 * 8)
+    room = ByteBudget(3 * 4 * 8)
     first, second = kept_bands(room), kept_bands(room)
     band = np.ones((4, 2), "i4")
     for number in (0, 1, 2):
@@ -162,7 +162,7 @@ def test_room_is_shared_and_given_back():
 
 def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeypatch):
     """1. A looks for band 1. 2. All is let go of, and band 2 is kept in its place. 3. A copies."""
-    kept = kept_bands(Room(4 * 8))
+    kept = kept_bands(ByteBudget(4 * 8))
     kept.put(1, np.full((4, 2), 1, "i4"))
     divmod_ = np.divmod
 
@@ -180,7 +180,7 @@ def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeyp
 
 def huge_bands(room):
     """Of a dataset of 64 GiB, in bands of 64 KiB."""
-    return KeptBands(2**20, 1, (2**16,), np.dtype("u1"), room)
+    return PersistentChunkCache(2**20, 1, (2**16,), np.dtype("u1"), room)
 
 
 def mapped(monkeypatch, fails=False):
@@ -200,7 +200,7 @@ def mapped(monkeypatch, fails=False):
 
 def test_only_what_the_budget_holds_is_mapped(monkeypatch):
     made = mapped(monkeypatch)
-    kept = huge_bands(Room(3 * 2**16 + 5))
+    kept = huge_bands(ByteBudget(3 * 2**16 + 5))
     for number in (2**19, 7, 8, 9):
         kept.put(number, np.full((1, 2**16), number % 251, np.uint8))
     assert made == [3 * 2**16]
@@ -211,7 +211,7 @@ def test_only_what_the_budget_holds_is_mapped(monkeypatch):
 
 def test_room_that_another_loader_adds_later_is_used_too(monkeypatch):
     made = mapped(monkeypatch)
-    room = Room(2**16)
+    room = ByteBudget(2**16)
     kept = huge_bands(room)
     kept.put(1, np.full((1, 2**16), 1, np.uint8))
     room.add(2**16)
@@ -297,16 +297,16 @@ def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
     source = HDF5Source(file)
     decodings.clear()
     with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
-        plan, preparation = loader._schedule.plan(0), Preparation(source, loader._schedule, 8)
-        prepared = np.concatenate([due(preparation, Key(0, step), None) for step in range(5)])
+        plan, preparation = loader._schedule.plan(0), DecodeAhead(source, loader._schedule, 8)
+        prepared = np.concatenate([due(preparation, BatchIndex(0, step), None) for step in range(5)])
         assert set(prepared // 10) == set(plan.samples(np.arange(80, 160)) // 10)
         assert len(prepared) == 8
         # A slow worker prepares nothing that is used up: reading has come to the group after that.
-        assert len(due(preparation, Key(0, 0), Key(0, 9))) > 0
-        assert len(due(preparation, Key(0, 0), Key(0, 11))) == 0
-        assert len(due(preparation, Key(0, 0), Key(1, 0))) == 0
-        last = Key(0, 37)
-        assert set(due(preparation, last, Key(1, 0)) // 10) <= set(
+        assert len(due(preparation, BatchIndex(0, 0), BatchIndex(0, 9))) > 0
+        assert len(due(preparation, BatchIndex(0, 0), BatchIndex(0, 11))) == 0
+        assert len(due(preparation, BatchIndex(0, 0), BatchIndex(1, 0))) == 0
+        last = BatchIndex(0, 37)
+        assert set(due(preparation, last, BatchIndex(1, 0)) // 10) <= set(
             loader._schedule.plan(1).samples(np.arange(80)) // 10
         )
     source.close()
@@ -316,14 +316,14 @@ def test_a_slow_worker_costs_no_decoding(file, decodings):
     source = HDF5Source(file)
     give_back = source.keep(16, 0)
     with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
-        preparation = Preparation(source, loader._schedule, 8)
+        preparation = DecodeAhead(source, loader._schedule, 8)
         decodings.clear()
         # Five steps make a group. Of group 1 a batch has been read, while one of group 0 still is.
-        preparation([Key(0, 5)], Key(0, 7), Key(0, 4))
+        preparation([BatchIndex(0, 5)], BatchIndex(0, 7), BatchIndex(0, 4))
         assert decodings == []
-        preparation([Key(0, 4)], Key(0, 7), None)
+        preparation([BatchIndex(0, 4)], BatchIndex(0, 7), None)
         assert len(decodings) == len(set(decodings)) >= 2
-        source.prepare(due(preparation, Key(0, 5), None), decode=True)
+        source.prepare(due(preparation, BatchIndex(0, 5), None), decode=True)
         assert len(decodings) == len(set(decodings))
     give_back()
     source.close()
@@ -366,7 +366,7 @@ def test_each_rank_prepares_the_chunks_that_it_begins_with(file, start):
             schedule = Schedule(functools.partial(plan, rank=rank), shuffled=True)
             first_round = order.group(2).first + np.arange(8)
             own = order.samples(first_round[(first_round - start) % 3 == rank])
-            assert (Preparation(source, schedule, 8).lanes(0, 2) // 10).tolist() == (own // 10).tolist()
+            assert (DecodeAhead(source, schedule, 8).lanes(0, 2) // 10).tolist() == (own // 10).tolist()
 
 
 @pytest.mark.parametrize("shuffle", ["global", "chunk", "none"])
@@ -608,7 +608,7 @@ def test_a_small_band_stays_where_it_is():
 def test_what_is_being_copied_while_all_is_let_go_of_counts_afterwards(monkeypatch):
     # 1. A worker has decoded a band, made room for it, and is copying it. 2. Another closes the source: all bands go.
     # 3. The band is filed. Were its bytes forgotten in step 2, one more band than there is room for would be kept.
-    bands = RecentBands()
+    bands = DecodedChunkCache()
     bands.add_room(2 * large(0).nbytes)
     copied = bands._memory.copied
     monkeypatch.setattr(bands._memory, "copied", lambda band: bands.clear() or copied(band))
@@ -621,7 +621,7 @@ def test_what_is_being_copied_while_all_is_let_go_of_counts_afterwards(monkeypat
 
 
 def test_a_copy_that_fails_takes_no_room(monkeypatch):
-    bands = RecentBands()
+    bands = DecodedChunkCache()
     bands.add_room(2 * large(0).nbytes)
 
     def fails(band):

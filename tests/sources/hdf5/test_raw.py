@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
-from lit_async_data.host.decode_ahead import Preparation
-from lit_async_data.order.plan import Key
+from lit_async_data.host.decode_ahead import DecodeAhead
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.readers import raw
 from lit_async_data.sources.hdf5.readers.raw import RawReader, gather_windows
 from lit_async_data.sources.hdf5.storage import open_file, readahead, residency
@@ -264,9 +264,9 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
     source = Asked({"x": np.arange(40)})
     with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
         schedule = loader._schedule
-        preparation = Preparation(source, schedule, 3)
-        preparation([Key(0, 8), Key(0, 9)], None)
-        preparation([Key(1, 0)], None)
+        preparation = DecodeAhead(source, schedule, 3)
+        preparation([BatchIndex(0, 8), BatchIndex(0, 9)], None)
+        preparation([BatchIndex(1, 0)], None)
     wanted = [schedule.plan(1).batch(step).samples.tolist() for step in range(4)]
     # What lies between is made up for, once.
     assert asked == [(wanted[1] + wanted[2], False), (wanted[0], False), (wanted[3], False)]

@@ -36,7 +36,7 @@ class Bands(Protocol):
 
     #: Samples in a band; the last may have fewer.
     rows: int
-    #: As in `ChunkLayout`.
+    #: As in `StorageLayout`.
     reading: Reading
     #: Bytes that a thread takes while it decodes a band, with the band.
     work_bytes: int

@@ -25,7 +25,7 @@ class Reader:
     """Reads rows of one dataset. The caller checks the file before and after.
 
     Attributes:
-        reading: As in `ChunkLayout`.
+        reading: As in `StorageLayout`.
         rows: Samples that it reads together.
         band_bytes: Bytes of these, if they are held for the batches to come.
         decodable_bytes: Bytes of everything that it decodes.

@@ -1,4 +1,4 @@
-"""Decoded chunks in memory: `RecentBands`, kept until newer ones need their room, and `KeptBands`, kept for good.
+"""Decoded chunks in memory: `DecodedChunkCache`, until newer ones need room; `PersistentChunkCache`, for good.
 
 A *band* is what is decoded together: the samples that share chunks, as one array with the samples on its first axis.
 """
@@ -46,7 +46,7 @@ class _Decoding:
         self.ended = Gate()
 
 
-class RecentBands:
+class DecodedChunkCache:
     """The bands that were decoded last, each by one thread only. Safe from several threads.
 
     Those of the earliest turn go first: a shuffle by chunks deals from one group of bands while the next is decoded,
@@ -228,7 +228,7 @@ class RecentBands:
         return None if key is None else (key, turn)
 
 
-class Room:
+class ByteBudget:
     """Bytes that may be kept for good, shared by all fields and files of a source. Safe from several threads.
 
     Args:
@@ -259,7 +259,7 @@ class Room:
             return fits
 
 
-class KeptBands:
+class PersistentChunkCache:
     """Bands of one dataset that stay, as many as there is room for; their samples lie in one table.
 
     What came first stays: under any order that goes through all samples once per epoch, each byte of room then saves as
@@ -274,12 +274,12 @@ class KeptBands:
         room: Where bytes are taken from.
     """
 
-    def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: Room) -> None:
+    def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: ByteBudget) -> None:
         self._rows = rows
         self._shape = shape
         self._dtype = dtype
         self._room = room
-        self._lock = threading.RLock()  # as in `Room`
+        self._lock = threading.RLock()  # as in `ByteBudget`
         self._band_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._bands = -(-samples // rows)
         # The table, and the place of each band in it, -1 where it is not there: together, so that nobody looks up in
@@ -361,7 +361,7 @@ class KeptBands:
         full = self._kept is None or self._next * self._rows == len(self._kept[0])
         if self._refused or not full or bands <= self._next:
             return self._kept
-        # Not reserved: other datasets may have taken the room meanwhile. `Room` says how many bands are kept.
+        # Not reserved: other datasets may have taken the room meanwhile. `ByteBudget` says how many bands are kept.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         try:
             memory = mmap.mmap(-1, bands * self._band_bytes, flags=flags)

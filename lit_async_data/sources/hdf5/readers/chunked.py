@@ -14,7 +14,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
 from lit_async_data.sources.hdf5.readers.bands import Bands, IndexedBands
 from lit_async_data.sources.hdf5.readers.base import Reader, labels
-from lit_async_data.sources.hdf5.readers.chunk_cache import KeptBands, RecentBands, Room
+from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
 from lit_async_data.sources.hdf5.readers.ranges import pieces, touched
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 
@@ -34,13 +34,13 @@ class ChunkedReader(Reader):
         room: Room for bands that are kept for good.
     """
 
-    def __init__(self, stored: StoredDataset, bands: Bands, recent: RecentBands, room: Room) -> None:
+    def __init__(self, stored: StoredDataset, bands: Bands, recent: DecodedChunkCache, room: ByteBudget) -> None:
         self.bands = bands
         self._stored = stored
         self._recent = recent
         native = stored.dtype.newbyteorder("=")
         rows = min(bands.rows, stored.rows)
-        self._kept = KeptBands(stored.rows, rows, stored.spec.stored_shape, native, room)
+        self._kept = PersistentChunkCache(stored.rows, rows, stored.spec.stored_shape, native, room)
         # Nobody else wants anything of a band of one row: it goes straight into the batch.
         self._alone = bands.rows == 1
         self._large = stored.nbytes // stored.rows >= ONE_BY_ONE

@@ -1,4 +1,4 @@
-"""`Holding`: how much memory decoded chunks of a source take, those of the batches to come, and all."""
+"""`DecodeMemory`: how much memory decoded chunks of a source take, those of the batches to come, and all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
-from lit_async_data.sources.hdf5.schema.chunk_grouping import Locality
+from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.part import StoredPart
 
@@ -16,7 +16,7 @@ from lit_async_data.sources.hdf5.schema.part import StoredPart
 RECENT_BYTES = 16 * 2**20
 
 
-class Holding:
+class DecodeMemory:
     """What the decoded chunks of all parts take. Immutable.
 
     Args:
@@ -26,7 +26,9 @@ class Holding:
         widest: The key of that field.
     """
 
-    def __init__(self, readers: Sequence[PartReader], lies: Locality, parts: Sequence[StoredPart], widest: str) -> None:
+    def __init__(
+        self, readers: Sequence[PartReader], lies: ChunkGrouping, parts: Sequence[StoredPart], widest: str
+    ) -> None:
         field = parts[0].fields[widest]
         self._lies = lies
         self._spans = readers[0].spans()

@@ -13,7 +13,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.readers.bands import H5pyBands, IndexedBands
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
-from lit_async_data.sources.hdf5.readers.chunk_cache import RecentBands, Room
+from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.readers.ranged import LengthsReader, PaddedReader, SparseReader
 from lit_async_data.sources.hdf5.readers.raw import RawReader, lies_raw
@@ -94,7 +94,9 @@ class PartReader:
         fields: The reader of each field.
     """
 
-    def __init__(self, part: StoredPart, file: OpenFile, recent: Mapping[str, RecentBands], room: Room) -> None:
+    def __init__(
+        self, part: StoredPart, file: OpenFile, recent: Mapping[str, DecodedChunkCache], room: ByteBudget
+    ) -> None:
         self._part = part
         self._file, self._recent, self._room = file, recent, room
         self.datasets: dict[str, Reader] = {}

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
-from lit_async_data.order.chunk_order import Layout
+from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn, slowest
-from lit_async_data.sources.hdf5.readers.chunk_cache import RecentBands, Room
-from lit_async_data.sources.hdf5.readers.decode_memory import Holding
+from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache
+from lit_async_data.sources.hdf5.readers.decode_memory import DecodeMemory
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
-from lit_async_data.sources.hdf5.schema.chunk_grouping import Locality
+from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.part import StoredPart
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
@@ -48,7 +48,7 @@ class PartReaders:
         self,
         stored: Sequence[StoredPart],
         files: Mapping[str, FileIdentity],
-        lies: Locality,
+        lies: ChunkGrouping,
         widest: str,
         *,
         mapped: bool,
@@ -64,18 +64,18 @@ class PartReaders:
             [OpenFile(path, identity, others=tuple(others[path]), mapped=mapped) for path, identity in files.items()]
         )
         # One for each dataset: bands of labels, wanted again and again, are not to go because those of images come.
-        self.recent: collections.defaultdict[str, RecentBands] = collections.defaultdict(RecentBands)
-        self._room = Room()
+        self.recent: collections.defaultdict[str, DecodedChunkCache] = collections.defaultdict(DecodedChunkCache)
+        self._room = ByteBudget()
         self.parts = [
             PartReader(part, self._files[number], self.recent, self._room)
             for part, number in zip(stored, self._file_of, strict=True)
         ]
-        self.holding = Holding(self.parts, lies, stored, widest)
-        self._layout = None if lies.bands == 1 else Layout(lies.runs)
+        self.holding = DecodeMemory(self.parts, lies, stored, widest)
+        self._layout = None if lies.bands == 1 else ChunkExtents(lies.runs)
 
     @property
     def reading(self) -> Reading:
-        """How they are read, over all fields; as in `ChunkLayout`."""
+        """How they are read, over all fields; as in `StorageLayout`."""
         return slowest(how for part in self.parts for how in part.reading)
 
     def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -138,7 +138,7 @@ class PartReaders:
         return source_error(error, path, "cannot be read", file=path)
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Get ready what will be read soon of samples, of which there is at least one; see `KeepingSource.prepare`."""
+        """Get ready what will be read soon of samples, of which there is at least one; see `CachingSource.prepare`."""
         if decode:
             samples = self._neighbours(samples)
         useful = False
@@ -151,7 +151,7 @@ class PartReaders:
         return useful
 
     def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; see `KeepingSource.keep`."""
+        """Make room for decoded chunks; see `CachingSource.keep`."""
         self._files.check_process()  # before any lock, which another thread may have held when this process was forked
         rooms = self.holding.room(chunks)
         for name, nbytes in rooms.items():

@@ -24,11 +24,11 @@ LITTLE = 0.05
 WORTH = 0.1
 
 
-class Locality(NamedTuple):
+class ChunkGrouping(NamedTuple):
     """How the samples of one field lie.
 
     Attributes:
-        runs: As in `ChunkLayout`.
+        runs: As in `StorageLayout`.
         spread: As there.
         together: As there.
         bands: Chunks of storage that the samples of a run's chunk take, at most.
@@ -55,14 +55,14 @@ def widest(part: StoredPart) -> str:
     return max(decoded or sizes, key=sizes.__getitem__)
 
 
-def locality(parts: Sequence[StoredPart], key: str) -> Locality:
+def locality(parts: Sequence[StoredPart], key: str) -> ChunkGrouping:
     """How the samples of all parts lie, by one field of them."""
     if all(_is_plain(part, key) for part in parts):
         runs = tuple(ChunkRun(part.rows, part.fields[key].values.chunk_rows) for part in parts)
-        return Locality(runs, 1.0, 1, 1)
+        return ChunkGrouping(runs, 1.0, 1, 1)
     if not any(part.fields[key].values.filtered for part in parts):
         # Nothing is decoded, so nothing is gained by taking samples together; and there may be very many chunks.
-        return Locality((ChunkRun(sum(part.anchors.count for part in parts), 1),), 1.0, 1, 1)
+        return ChunkGrouping((ChunkRun(sum(part.anchors.count for part in parts), 1),), 1.0, 1, 1)
     alone = _found(parts, key, 1)
     reach = alone.bands - 1
     if alone.spread <= 1 + LITTLE or not reach:
@@ -77,7 +77,7 @@ def _is_plain(part: StoredPart, key: str) -> bool:
     return field.stored is field.values and field.span == (0, 1) and all_rows
 
 
-def _found(parts: Sequence[StoredPart], key: str, together: int) -> Locality:
+def _found(parts: Sequence[StoredPart], key: str, together: int) -> ChunkGrouping:
     runs: list[ChunkRun] = []
     touched = distinct = bands = 0
     for part in parts:
@@ -87,7 +87,7 @@ def _found(parts: Sequence[StoredPart], key: str, together: int) -> Locality:
             each = lasts - firsts + 1
             touched, distinct = touched + int(each.sum()), distinct + _distinct(firsts, lasts)
             bands = max(bands, int(each.max()))
-    return Locality(tuple(runs), max(touched / distinct, 1.0), together, bands)
+    return ChunkGrouping(tuple(runs), max(touched / distinct, 1.0), together, bands)
 
 
 def _pieces(part: StoredPart, key: str, together: int) -> tuple[Indices, Indices, Indices]:

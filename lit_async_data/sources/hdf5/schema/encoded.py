@@ -19,7 +19,7 @@ from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.identity import Others
 
 #: Looks at a dataset by its name.
-LookAt = Callable[[str], StoredDataset]
+InspectDataset = Callable[[str], StoredDataset]
 # The datasets of each kind of group.
 SPARSE = ("data", "indices", "indptr")
 VARIABLE = ("values", "offsets")
@@ -68,14 +68,14 @@ def encoding(group: h5py.Group) -> str:
     return "variable" if all(name in group for name in VARIABLE) else ""
 
 
-def look_at_sparse(group: h5py.Group, path: str, name: str, look_at: LookAt) -> StoredRanges:
+def inspect_sparse(group: h5py.Group, path: str, name: str, inspect_dataset: InspectDataset) -> StoredRanges:
     """Look at a sparse matrix, stored row by row, whose rows are delivered dense.
 
     Args:
         group: With ``data``, ``indices`` and ``indptr``.
         path: Its file.
         name: Its name.
-        look_at: Looks at a dataset of that file.
+        inspect_dataset: Describes a dataset of that file.
 
     Raises:
         FormatError: It is not one; says what is wrong.
@@ -85,8 +85,8 @@ def look_at_sparse(group: h5py.Group, path: str, name: str, look_at: LookAt) -> 
     shape = [int(n) for n in np.asarray(group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))).ravel()]
     if len(shape) != 2 or min(shape) < 1:
         raise FormatError(f"{full} is a sparse matrix of the shape {tuple(shape)}, which holds no samples", **where)
-    values, columns = (look_at(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
-    look_at(f"{name.rstrip('/')}/{SPARSE[2]}")  # that it may be read
+    values, columns = (inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
+    inspect_dataset(f"{name.rstrip('/')}/{SPARSE[2]}")  # that it may be read
     offsets = _offsets(group, SPARSE[2], shape[0], values.rows, where)
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
         raise FormatError(
@@ -97,14 +97,16 @@ def look_at_sparse(group: h5py.Group, path: str, name: str, look_at: LookAt) -> 
     return StoredRanges(path, name, offsets, values, columns, FieldSpec((shape[1],), values.dtype.newbyteorder("=")))
 
 
-def look_at_variable(group: h5py.Group, path: str, name: str, look_at: LookAt, *, most: int | None) -> StoredRanges:
+def inspect_variable(
+    group: h5py.Group, path: str, name: str, inspect_dataset: InspectDataset, *, most: int | None
+) -> StoredRanges:
     """Look at samples of variable length, which are delivered padded.
 
     Args:
         group: With ``values`` and ``offsets``.
         path: Its file.
         name: Its name.
-        look_at: Looks at a dataset of that file.
+        inspect_dataset: Describes a dataset of that file.
         most: Rows that each is padded to; None for those of the longest.
 
     Raises:
@@ -112,8 +114,8 @@ def look_at_variable(group: h5py.Group, path: str, name: str, look_at: LookAt, *
     """
     where: dict[str, Any] = {"file": path, "dataset": name}
     full = f"{path}:/{name.strip('/')}"
-    values = look_at(f"{name.rstrip('/')}/values")
-    look_at(f"{name.rstrip('/')}/offsets")  # that it may be read
+    values = inspect_dataset(f"{name.rstrip('/')}/values")
+    inspect_dataset(f"{name.rstrip('/')}/offsets")  # that it may be read
     offsets = _offsets(group, "offsets", None, values.rows, where)
     lengths = np.diff(offsets)
     longest = int(lengths.argmax())

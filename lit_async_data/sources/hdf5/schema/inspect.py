@@ -84,7 +84,7 @@ class StoredDataset:
         return f"{self.path}:/{self.name.strip('/')}"
 
 
-def look_at(
+def inspect_dataset(
     file: h5py.File, path: str, name: str, layout: str | None, *, cache: IndexCache, external: bool
 ) -> StoredDataset:
     """Look at one dataset and check that it can be a field.

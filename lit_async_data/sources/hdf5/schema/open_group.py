@@ -1,4 +1,4 @@
-"""`Within`: a group of a file that is open, in which fields are looked at."""
+"""`OpenGroup`: a group of a file that is open, in which fields are looked at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import h5py
 import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, look_at, opened_dataset
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, opened_dataset
 from lit_async_data.sources.hdf5.storage.failures import FOREIGN
 from lit_async_data.sources.hdf5.storage.identity import other_files
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
@@ -19,7 +19,7 @@ Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Within:
+class OpenGroup:
     """A group of a file that is open, to look at fields in.
 
     Attributes:
@@ -43,7 +43,7 @@ class Within:
         return given if given.startswith("/") or self.group == "/" else f"{self.group.strip('/')}/{given}"
 
     def node(self, name: str) -> Any:
-        """What has this name, if that can be said; `look_at` says what is wrong with it."""
+        """What has this name, if that can be said; `inspect_dataset` says what is wrong with it."""
         try:
             return self.file.get(name)
         except FOREIGN:
@@ -69,5 +69,5 @@ class Within:
         other_files(dataset, self.file, name, allowed=self.external)
         return dataset
 
-    def look_at(self, name: str, layout: str | None = None) -> StoredDataset:
-        return look_at(self.file, self.path, name, layout, cache=self.cache, external=self.external)
+    def inspect_dataset(self, name: str, layout: str | None = None) -> StoredDataset:
+        return inspect_dataset(self.file, self.path, name, layout, cache=self.cache, external=self.external)

@@ -17,10 +17,10 @@ from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.schema.open_group import Tables, Within
+from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
 from lit_async_data.sources.hdf5.schema.selection import chosen_groups
-from lit_async_data.sources.hdf5.schema.stored_field import StoredField, look_at_field
-from lit_async_data.sources.hdf5.schema.window_starts import Anchors, room
+from lit_async_data.sources.hdf5.schema.stored_field import StoredField, inspect_field
+from lit_async_data.sources.hdf5.schema.window_starts import WindowStarts, room
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, opened
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity, Others
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
@@ -63,7 +63,7 @@ class StoredPart:
     path: str
     group: str
     fields: Mapping[str, StoredField]
-    anchors: Anchors
+    anchors: WindowStarts
 
     @property
     def rows(self) -> int:
@@ -108,7 +108,7 @@ class StoredPart:
         """
         full = f"{self.path}:/{name.strip('/')}"
         with as_source_errors(full, "cannot be read", file=self.path, dataset=name), opened(self.path) as file:
-            dataset = Within(file, self.path, self.group, IndexCache(False), external).whole(name, "")
+            dataset = OpenGroup(file, self.path, self.group, IndexCache(False), external).whole(name, "")
             if dataset.shape != (self.rows,):
                 raise FormatError(
                     f"{self.path}:{dataset.name} has the shape {dataset.shape}; it must have one value for each of the "
@@ -135,10 +135,10 @@ class StoredPart:
             row = int(rows[wrong.argmax()])
             span = "" if first == 0 and last == self.rows - 1 else f", for windows that lie inside it {first} to {last}"
             raise ConfigError(f"rows: {row} is none of the {self.rows} rows of {self}{span}")
-        return dataclasses.replace(self, anchors=Anchors.at(rows))
+        return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 
-def look_at_file(path: str, wanted: Wanted, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
+def inspect_file(path: str, wanted: Wanted, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
     """Look at the parts of one file.
 
     Args:
@@ -158,18 +158,18 @@ def look_at_file(path: str, wanted: Wanted, cache: IndexCache) -> tuple[FileIden
         tables: Tables = {}
         groups = chosen_groups(file, path, wanted.group)
         return identity, [
-            _look_at(Within(file, path, group, cache, wanted.external, tables), wanted) for group in groups
+            _inspect_part(OpenGroup(file, path, group, cache, wanted.external, tables), wanted) for group in groups
         ]
 
 
-def _look_at(within: Within, wanted: Wanted) -> StoredPart:
+def _inspect_part(within: OpenGroup, wanted: Wanted) -> StoredPart:
     path = within.path
     fields: dict[str, StoredField] = {}
     for key, field in wanted.fields.items():
         name = within.name(field.name)
         full = f"{path}:/{name.strip('/')}"
         with as_source_errors(full, "cannot be read", file=path, dataset=name):
-            found = look_at_field(within, key, field, wanted.layouts.get(key))
+            found = inspect_field(within, key, field, wanted.layouts.get(key))
         twice = set(found) & (set(fields) | set(wanted.fields) - {key})
         if twice:
             raise ConfigError(f"fields: {twice.pop()} is the key of the lengths of {key}; give that field another one")
@@ -180,7 +180,7 @@ def _look_at(within: Within, wanted: Wanted) -> StoredPart:
         raise FormatError(f"{path}: the fields are of different lengths: {said}; {_advice(fields)}", file=path)
     spans = [field.span for field in fields.values()]
     rows = next(iter(lengths.values()))
-    part = StoredPart(path, within.group, fields, Anchors.within(rows, spans, wanted.stride))
+    part = StoredPart(path, within.group, fields, WindowStarts.within(rows, spans, wanted.stride))
     if wanted.rows is not None:
         dataset = within.whole(wanted.rows, "rows: ")
         return part.at(row_numbers(dataset[...], part.rows, f"{path}:{dataset.name}"))

@@ -16,13 +16,13 @@ from lit_async_data.sources.hdf5.schema.conversion import PACKING, Conversion, P
 from lit_async_data.sources.hdf5.schema.encoded import (
     StoredRanges,
     encoding,
-    look_at_sparse,
-    look_at_variable,
+    inspect_sparse,
+    inspect_variable,
     names_of,
 )
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.schema.open_group import Within
+from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.window_starts import Span
 
 # A table that a field looks values up in is kept in memory, one for each file.
@@ -78,7 +78,7 @@ class StoredField:
         return first, last
 
 
-def look_at_field(within: Within, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
+def inspect_field(within: OpenGroup, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
     """Look at a field of one part.
 
     Args:
@@ -91,7 +91,7 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
         It by its key; where samples are padded, their lengths too.
 
     Raises:
-        MissingError, FormatError, ConfigError: As `look_at`, or the field asks for what there is not.
+        MissingError, FormatError, ConfigError: As `inspect_dataset`, or the field asks for what there is not.
     """
     name, classes, where = within.name(field.name), field.classes, f"fields.{key}"
     node = within.node(name)
@@ -106,9 +106,9 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
         classes = classes or found
     if field.max_length is not None:
         raise ConfigError(f"{where}.max_length: {within.path}:/{name.strip('/')} is no group of values and offsets")
-    file: Any = within.file  # a name in it may be a group, a dataset or a type: `look_at` says which
+    file: Any = within.file  # a name in it may be a group, a dataset or a type: `inspect_dataset` says which
     if field.via is None:
-        table, stored = None, within.look_at(name, layout)
+        table, stored = None, within.inspect_dataset(name, layout)
         row = stored.spec
         classes = classes or _enum_classes(file[name].dtype)
         if field.column is not None:
@@ -116,7 +116,7 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
             row = FieldSpec((), row.dtype)
     else:
         looked_up, table = _table(within, name, field, layout, where)
-        stored = within.look_at(within.name(field.via))
+        stored = within.inspect_dataset(within.name(field.via))
         _check_row_numbers(stored, where)
         row = looked_up.spec if field.column is None else FieldSpec((), table.dtype)
     dataset = file[name]
@@ -146,7 +146,7 @@ def look_at_field(within: Within, key: str, field: Field, layout: str | None) ->
     return {key: StoredField(stored, spec, field.span, chosen, windowed, packed=packed)}
 
 
-def _look_at_ranges(within: Within, key: str, field: Field, kind: str) -> dict[str, StoredField]:
+def _look_at_ranges(within: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:
     name, where = within.name(field.name), f"fields.{key}"
     full = f"{within.path}:/{name.strip('/')}"
     for option in ("column", "window", "via", "unpack", "classes", *(("max_length",) if kind != "variable" else ())):
@@ -161,9 +161,9 @@ def _look_at_ranges(within: Within, key: str, field: Field, kind: str) -> dict[s
         )
     group = within.node(name)
     if kind == "csr":
-        stored = look_at_sparse(group, within.path, name, within.look_at)
+        stored = inspect_sparse(group, within.path, name, within.inspect_dataset)
         return {key: _ranged(stored, field, where)}
-    stored = look_at_variable(group, within.path, name, within.look_at, most=field.max_length)
+    stored = inspect_variable(group, within.path, name, within.inspect_dataset, most=field.max_length)
     lengths = StoredField(stored, FieldSpec((), np.dtype(np.int64)), lengths=True)
     return {key: _ranged(stored, field, where), f"{key}_length": lengths}
 
@@ -194,10 +194,10 @@ def _delivered(field: Field, row: FieldSpec, where: str) -> FieldSpec:
 
 
 def _table(
-    within: Within, name: str, field: Field, layout: str | None, where: str
+    within: OpenGroup, name: str, field: Field, layout: str | None, where: str
 ) -> tuple[StoredDataset, npt.NDArray[Any]]:
     """The values that are looked up, in memory: one row for each number; the same for all groups of a file."""
-    stored = within.look_at(name, layout)
+    stored = within.inspect_dataset(name, layout)
     key = name, field.column, stored.axis
     if key not in within.tables:
         if stored.nbytes > TABLE_BYTES:

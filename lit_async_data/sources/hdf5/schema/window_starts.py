@@ -1,4 +1,4 @@
-"""`Anchors`: the row that each sample of a part is placed at. Its windows lie around it."""
+"""`WindowStarts`: the row that each sample of a part is placed at. Its windows lie around it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lit_async_data.order.permutation import Indices
 Span = tuple[int, int]
 
 
-class Anchors:
+class WindowStarts:
     """Either rows at equal steps, or chosen ones. Immutable.
 
     Args:
@@ -22,7 +22,7 @@ class Anchors:
         chosen: Rows that were chosen, instead of these; int64, shape (count,).
 
     Example:
-        >>> anchors = Anchors.within(rows=10, spans=[(-2, 1), (0, 3)], stride=2)
+        >>> anchors = WindowStarts.within(rows=10, spans=[(-2, 1), (0, 3)], stride=2)
         >>> anchors.rows(np.arange(anchors.count)).tolist()
         [2, 4, 6]
     """
@@ -34,7 +34,7 @@ class Anchors:
         self.chosen = chosen
 
     @classmethod
-    def within(cls, rows: int, spans: Sequence[Span], stride: int) -> Anchors:
+    def within(cls, rows: int, spans: Sequence[Span], stride: int) -> WindowStarts:
         """All at equal steps whose windows lie inside a part.
 
         Args:
@@ -46,7 +46,7 @@ class Anchors:
         return cls(first, stride, max((last - first) // stride + 1, 0))
 
     @classmethod
-    def at(cls, chosen: Indices) -> Anchors:
+    def at(cls, chosen: Indices) -> WindowStarts:
         """These."""
         return cls(0, 1, len(chosen), chosen)
 

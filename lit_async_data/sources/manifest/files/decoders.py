@@ -26,7 +26,7 @@ class Decoder(Protocol):
         ...
 
     @property
-    def draws(self) -> bool:
+    def is_random(self) -> bool:
         """Whether a key makes a difference."""
         ...
 
@@ -97,7 +97,7 @@ class ImageDecoder:
         return FieldSpec((self.shape.channels, *self.size), self.shape.dtype, channel=2)
 
     @property
-    def draws(self) -> bool:
+    def is_random(self) -> bool:
         """Whether a random part of each is taken."""
         return self.shape.resize == "random_crop"
 
@@ -160,7 +160,7 @@ class NpyDecoder:
         return False
 
     @property
-    def draws(self) -> bool:
+    def is_random(self) -> bool:
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""`Fetching`: files read ahead by threads of its own, where reading them means waiting for a disk or a network."""
+"""`FilePrefetcher`: threads that read files ahead, where reading them means waiting for a disk or a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lit_async_data.errors import SourceError, WorkerError
-from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, Root, fetched, filled
+from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDirectory, fetched, filled
 from lit_async_data.threads import Bell, Gate, ThreadWorker
 
 # Files that are waited for at a time: what a network answers in 5 ms each, comes at 3200 per second.
@@ -48,7 +48,7 @@ class _Crew:
         self.workers: list[ThreadWorker] = []
 
 
-class Fetching:
+class FilePrefetcher:
     """Reads files; before it is asked for them, where they are not in memory. Safe to use from several threads.
 
     Files are begun in the order in which `fetch` was asked for them, each as soon as there is room for all its bytes.
@@ -62,7 +62,7 @@ class Fetching:
         root: Where files may lie.
     """
 
-    def __init__(self, root: Root = ANYWHERE) -> None:
+    def __init__(self, root: RootDirectory = ANYWHERE) -> None:
         self._root = root
         self._begin()
 
@@ -81,8 +81,8 @@ class Fetching:
         self._crew = _Crew()
         self._leaving: list[_Crew] = []  # their threads are to end
 
-    def __reduce__(self) -> tuple[type[Fetching], tuple[Root]]:
-        return Fetching, (self._root,)
+    def __reduce__(self) -> tuple[type[FilePrefetcher], tuple[RootDirectory]]:
+        return FilePrefetcher, (self._root,)
 
     def read(self, path: str, most_bytes: int) -> bytes:
         """All bytes of a file; waits for it if it is being read already.

@@ -30,7 +30,7 @@ _SLOW_S = 1e-3
 _PIECE = 2**30
 
 
-class Root:
+class RootDirectory:
     """A folder, and which of the paths in a table lie in it. Can be pickled; may be used from any thread.
 
     What is promised: a path that `path_of` returns has no ``..`` above the folder and names nothing on another
@@ -43,9 +43,9 @@ class Root:
         outside: Whether paths may leave it.
 
     Example:
-        >>> Root("/data").path_of("train/a.jpg")
+        >>> RootDirectory("/data").path_of("train/a.jpg")
         '/data/train/a.jpg'
-        >>> Root("/data").path_of("../etc/passwd")
+        >>> RootDirectory("/data").path_of("../etc/passwd")
         Traceback (most recent call last):
         lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it there, or say outside=True
     """
@@ -127,7 +127,7 @@ def _lies_in(path: str, folder: str) -> bool:
 
 
 # Of a file that was named by no table.
-ANYWHERE = Root("/", outside=True)
+ANYWHERE = RootDirectory("/", outside=True)
 
 
 def read_file(path: str, most_bytes: int) -> bytes:
@@ -135,7 +135,7 @@ def read_file(path: str, most_bytes: int) -> bytes:
     return fetched(path, most_bytes)[0]
 
 
-def filled(path: str, parts: Sequence[Any], nbytes: int, root: Root = ANYWHERE) -> bool:
+def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = ANYWHERE) -> bool:
     """Read a file that is in memory straight to where it goes, if it has exactly as many bytes.
 
     Args:
@@ -149,7 +149,7 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: Root = ANYWHERE) 
         says what is wrong, if anything is.
 
     Raises:
-        ManifestError: As `Root.opened`.
+        ManifestError: As `RootDirectory.opened`.
     """
     if not _AT_ONCE:
         return False
@@ -165,7 +165,7 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: Root = ANYWHERE) 
         return False
 
 
-def fetched(path: str, most_bytes: int, root: Root = ANYWHERE) -> tuple[bytes, bool]:
+def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple[bytes, bool]:
     """All bytes of a file, and whether they had to come from a disk or over a network.
 
     Args:
@@ -174,7 +174,7 @@ def fetched(path: str, most_bytes: int, root: Root = ANYWHERE) -> tuple[bytes, b
         root: Where it may lie.
 
     Raises:
-        ManifestError: As `Root.opened`.
+        ManifestError: As `RootDirectory.opened`.
         MissingError: There is none.
         FormatError: It is no file, or too large.
         ChangedError: It was written to while it was read.

@@ -14,7 +14,7 @@ import numpy as np
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.sources.manifest.table.arrow import arrow
 from lit_async_data.sources.manifest.table.header import NoColumnError, check_columns, check_content
-from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, named, shown
 
 # Bytes that are parsed together, and that a row may have; the second if the first do not do.
 _BLOCKS = (2**24, 2**28)
@@ -105,7 +105,7 @@ def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str 
             encoding; a quote is never closed. Names file, row (from 0 after the header, empty lines do not count) and
             line.
     """
-    origin = Origin([path], np.zeros(2, np.int64))
+    origin = RowOrigin([path], np.zeros(2, np.int64))
     file = _File(path, delimiter, codec)
     header = _header(file, origin)
     try:
@@ -159,7 +159,9 @@ class _File(NamedTuple):
         return f"not {self.codec}, as encoding says; leave that out if it is UTF-8"
 
 
-def _of_other_delimiter(file: _File, header: list[str], error: NoColumnError, origin: Origin) -> ManifestError | None:
+def _of_other_delimiter(
+    file: _File, header: list[str], error: NoColumnError, origin: RowOrigin
+) -> ManifestError | None:
     """The error of a header in which another delimiter stands between the names; None if it does not seem so."""
     line = file.delimiter.join(header)
     if line[:4].lower() == "sep=" and len(line) <= len("sep=,") + 1:
@@ -248,7 +250,7 @@ def _records(file: IO[str], delimiter: str) -> Iterator[_Record]:
         lines.clear()
 
 
-def _header(file: _File, origin: Origin) -> list[str]:
+def _header(file: _File, origin: RowOrigin) -> list[str]:
     check_content(file.path, origin, codec=file.codec)
     with file.opened() as opened:
         try:

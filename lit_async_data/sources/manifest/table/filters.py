@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.manifest.table.arrow import arrow, as_one, is_text, truth_of
 from lit_async_data.sources.manifest.table.numeric import as_numbers
-from lit_async_data.sources.manifest.table.row_origin import Origin, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, shown
 
 _COMPARE = {
     "==": "equal",
@@ -75,7 +75,7 @@ class Filter:
             )
         return cls(column, operator, value)
 
-    def met(self, column: Any, origin: Origin) -> npt.NDArray[np.bool_]:
+    def met(self, column: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
         """Which rows meet it.
 
         Args:
@@ -126,7 +126,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def all_met(filters: Sequence[Filter], table: Any, origin: Origin) -> npt.NDArray[np.bool_]:
+def all_met(filters: Sequence[Filter], table: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
     """Which rows of an Arrow table meet all of the filters; shape (len(table),)."""
     met = np.ones(table.num_rows, np.bool_)
     for each in filters:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lit_async_data.errors import ManifestError
-from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, named, shown
 
 # How files begin that are no text.
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
@@ -21,7 +21,7 @@ class NoColumnError(ManifestError):
     """A table has no column of a name."""
 
 
-def check_content(path: str, origin: Origin, *, codec: str | None) -> None:
+def check_content(path: str, origin: RowOrigin, *, codec: str | None) -> None:
     """Check that a table of text is not something else that its first bytes tell of.
 
     Args:
@@ -43,7 +43,7 @@ def check_content(path: str, origin: Origin, *, codec: str | None) -> None:
         raise origin.error(f"its first line is not UTF-8, but UTF-16: {option}save the table as UTF-8")
 
 
-def check_columns(present: Sequence[object], wanted: Sequence[str], origin: Origin) -> None:
+def check_columns(present: Sequence[object], wanted: Sequence[str], origin: RowOrigin) -> None:
     """Check that each wanted column is there, and no name stands twice.
 
     Args:

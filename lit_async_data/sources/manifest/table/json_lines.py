@@ -14,7 +14,7 @@ from lit_async_data.errors import ManifestError
 from lit_async_data.sources.manifest.table.arrow import arrow, is_list
 from lit_async_data.sources.manifest.table.header import check_columns, check_content
 from lit_async_data.sources.manifest.table.numeric import INEXACT
-from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, named, shown
 
 # Bytes that are parsed together, and that a line may have; the second if the first do not do.
 _BLOCKS = (2**24, 2**28)
@@ -37,7 +37,7 @@ def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
         ManifestError: A line is no JSON object, a key has values of two types, or whole numbers would be rounded.
             Names file, row and line.
     """
-    origin = Origin([path], np.zeros(2, np.int64))
+    origin = RowOrigin([path], np.zeros(2, np.int64))
     library = arrow()
     check_content(path, origin, codec=None)
 
@@ -74,7 +74,7 @@ def _of_first_lines(opened: Callable[[], Any], wanted: Sequence[str]) -> Any:
         return None
 
 
-def _of_all_lines(opened: Callable[[], Any], wanted: Sequence[str], origin: Origin) -> Any:
+def _of_all_lines(opened: Callable[[], Any], wanted: Sequence[str], origin: RowOrigin) -> Any:
     table = _parsed(opened, None)
     check_columns(table.column_names, wanted, origin)
     kinds = {name: table.schema.field(name).type for name in wanted}
@@ -82,7 +82,7 @@ def _of_all_lines(opened: Callable[[], Any], wanted: Sequence[str], origin: Orig
     return table.select(list(wanted)) if kinds == undated else _parsed(opened, undated)
 
 
-def _of_what_is_wanted(path: str, wanted: Sequence[str], origin: Origin, cause: Exception) -> Any:
+def _of_what_is_wanted(path: str, wanted: Sequence[str], origin: RowOrigin, cause: Exception) -> Any:
     """The table from lines that hold nothing else: another key may have values of several types."""
     kept = io.BytesIO()
     try:

@@ -23,7 +23,7 @@ from lit_async_data.sources.manifest.table.arrow import (
     values_of,
 )
 from lit_async_data.sources.manifest.table.numeric import INEXACT
-from lit_async_data.sources.manifest.table.row_origin import Origin, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, shown
 
 Null = Literal["error", "ignore", "drop"]
 # More different texts than this are no classes.
@@ -60,7 +60,7 @@ class _Column(NamedTuple):
 
 def labels_of(
     columns: Sequence[tuple[str, Any]],
-    origin: Origin,
+    origin: RowOrigin,
     *,
     vocabulary: Sequence[str] | None = None,
     null: Null = "error",
@@ -87,7 +87,7 @@ def labels_of(
     return _settled(_side_by_side(found, origin), null, origin, None)
 
 
-def _column_of(array: Any, name: str, origin: Origin, vocabulary: tuple[str, ...] | None, *, multi: bool) -> _Column:
+def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, ...] | None, *, multi: bool) -> _Column:
     def fail(row: int, message: str) -> ManifestError:
         return origin.error(message, row=row, column=name)
 
@@ -111,7 +111,7 @@ def _column_of(array: Any, name: str, origin: Origin, vocabulary: tuple[str, ...
     return _plain(array, origin, name, fail)
 
 
-def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: Origin) -> _Column:
+def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin) -> _Column:
     """Numbers of several columns as one array of shape (rows, columns)."""
     kinds = {column.values.dtype.kind for _, column in columns}
     for name, column in columns:
@@ -143,7 +143,7 @@ def _vocabulary(given: Any) -> tuple[str, ...] | None:
     return tuple(given)
 
 
-def _settled(column: _Column, null: Null, origin: Origin, name: str | None, *, several: bool = False) -> Labels:
+def _settled(column: _Column, null: Null, origin: RowOrigin, name: str | None, *, several: bool = False) -> Labels:
     values, missing, classes = column
     if several and null == "ignore":
         # In any case, so that the type does not depend on the rows.
@@ -162,7 +162,7 @@ def _settled(column: _Column, null: Null, origin: Origin, name: str | None, *, s
     raise origin.error(message, row=int(rows[0]), column=name)
 
 
-def _plain(array: Any, origin: Origin, name: str, fail: Fail) -> _Column:
+def _plain(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
     library, types = arrow(), arrow("types")
     kind = array.type
     missing = truth_of(array.is_null(nan_is_null=True))
@@ -217,7 +217,7 @@ def _lengths(array: Any) -> tuple[Indices, Indices, Any]:
     return rows, lengths, lists.flatten()
 
 
-def _vectors(array: Any, origin: Origin, name: str, fail: Fail) -> _Column:
+def _vectors(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
     rows, lengths, flat = _lengths(array)
     if not rows.size:
         raise origin.error("no row has a value", column=name)

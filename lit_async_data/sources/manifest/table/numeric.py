@@ -21,7 +21,7 @@ from lit_async_data.sources.manifest.table.arrow import (
     truth_of,
     values_of,
 )
-from lit_async_data.sources.manifest.table.row_origin import Origin, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, shown
 
 # From here on a float64 does not tell whole numbers apart.
 INEXACT = 2**53
@@ -29,7 +29,7 @@ INEXACT = 2**53
 _NOTHING = ["", "nan", "NaN", "NAN", "NA", "N/A"]
 
 
-def as_numbers(array: Any, column: str, origin: Origin, owners: Indices | None = None) -> Any:
+def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | None = None) -> Any:
     """Text as int64, or as float64 if some of it is no whole number.
 
     Args:
@@ -70,7 +70,7 @@ def as_numbers(array: Any, column: str, origin: Origin, owners: Indices | None =
     return numbers
 
 
-def read_as(array: Any, column: str, origin: Origin, separator: str | None, *, numbers: bool) -> Any:
+def read_as(array: Any, column: str, origin: RowOrigin, separator: str | None, *, numbers: bool) -> Any:
     """A column with its text cut into lists, and read as numbers, where that is wanted.
 
     Args:
@@ -106,7 +106,7 @@ def _trimmed(array: Any) -> Any:
     return arrow().LargeListArray.from_arrays(np.append(0, ends), texts.filter(there), mask=array.is_null())
 
 
-def _numbers_of_lists(array: Any, column: str, origin: Origin) -> Any:
+def _numbers_of_lists(array: Any, column: str, origin: RowOrigin) -> Any:
     """Lists of text as lists of numbers."""
     compute = arrow("compute")
     lengths = values_of(compute.list_value_length(array)).astype(np.int64)

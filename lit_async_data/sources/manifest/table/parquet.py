@@ -12,7 +12,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.table.arrow import arrow
 from lit_async_data.sources.manifest.table.filters import Filter, all_met
 from lit_async_data.sources.manifest.table.header import check_columns
-from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, named, shown
 
 
 def read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) -> tuple[Any, int, Indices | None]:
@@ -31,7 +31,7 @@ def read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) ->
         CorruptError: A page does not decode, or its checksum is wrong.
     """
     library, parquet = arrow(), arrow("parquet")
-    origin = Origin([path], np.zeros(2, np.int64))
+    origin = RowOrigin([path], np.zeros(2, np.int64))
     try:
         file = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
     except (library.ArrowException, OSError) as error:
@@ -61,7 +61,7 @@ def _filtered(
     tables, kept, start = [], [], 0
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
-        origin = Origin([path], np.array([0, start + rows]), np.arange(start, start + rows))
+        origin = RowOrigin([path], np.array([0, start + rows]), np.arange(start, start + rows))
         met = all_met(filters, file.read_row_group(group, columns=asked), origin)
         if met.any():
             tables.append(file.read_row_group(group, columns=list(wanted)).filter(arrow().array(met)))

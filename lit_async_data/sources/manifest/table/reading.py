@@ -17,7 +17,7 @@ from lit_async_data.sources.manifest.table.filters import Filter, all_met
 from lit_async_data.sources.manifest.table.header import NoColumnError, check_columns
 from lit_async_data.sources.manifest.table.json_lines import read_json_lines
 from lit_async_data.sources.manifest.table.parquet import read_parquet
-from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, named, shown
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 # What to do with files that are tables, but none that are read here.
@@ -57,7 +57,7 @@ class _Read(NamedTuple):
 
 def read_table(
     given: Any, wanted: Sequence[str], filters: Sequence[Filter], form: TextForm = PLAIN
-) -> tuple[Any, Origin]:
+) -> tuple[Any, RowOrigin]:
     """Columns of a table, and where its rows come from.
 
     Args:
@@ -82,7 +82,7 @@ def read_table(
         _check_form(form, "a table given in memory")
         folder, given = given if isinstance(given, FolderTable) else (None, given)
         read = _met(_of_memory(given, _all_names(wanted, filters)), wanted, filters, [])
-        table, origin = read.table, Origin([], np.array([0, read.rows]), read.kept, folder=folder)
+        table, origin = read.table, RowOrigin([], np.array([0, read.rows]), read.kept, folder=folder)
     total = int(origin.starts[-1])
     if not total:
         raise origin.error("has no rows")
@@ -150,24 +150,24 @@ def _met(table: Any, wanted: Sequence[str], filters: Sequence[Filter], files: li
     rows = table.num_rows
     if not filters:
         return _Read(table.select(list(wanted)), rows, None)
-    met = all_met(filters, table, Origin(files, np.array([0, rows])))
+    met = all_met(filters, table, RowOrigin(files, np.array([0, rows])))
     return _Read(table.select(list(wanted)).filter(arrow().array(met)), rows, np.flatnonzero(met))
 
 
-def _joined(files: list[str], read: list[_Read]) -> tuple[Any, Origin]:
+def _joined(files: list[str], read: list[_Read]) -> tuple[Any, RowOrigin]:
     starts = np.cumsum([0, *(each.rows for each in read)], dtype=np.int64)
     kept = None
     if any(each.kept is not None for each in read):
         numbers = [np.arange(each.rows) if each.kept is None else each.kept for each in read]
         kept = np.concatenate([number + start for number, start in zip(numbers, starts[:-1], strict=True)])
-    origin = Origin(files, starts, kept)
+    origin = RowOrigin(files, starts, kept)
     if len(read) == 1:
         return read[0].table, origin
     _check_types(files, read, origin)
     return arrow().concat_tables([each.table for each in read], promote_options="default"), origin
 
 
-def _check_types(files: list[str], read: list[_Read], origin: Origin) -> None:
+def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None:
     """Check that each column has one type in all files, or no values at all."""
     for name in read[0].table.column_names:
         first: tuple[str, Any] | None = None
@@ -188,7 +188,7 @@ def _are_paths(given: object) -> bool:
 
 def _of_memory(given: Any, names: Sequence[str]) -> Any:
     library = arrow()
-    origin = Origin([], np.zeros(2, np.int64))
+    origin = RowOrigin([], np.zeros(2, np.int64))
     if _are_paths(given):
         raise ConfigError(
             f"table: {type(given).__name__} is neither a path nor a table; of several files give a pattern that fits "
@@ -217,7 +217,7 @@ def _of_memory(given: Any, names: Sequence[str]) -> Any:
     )
 
 
-def _check_frame(frame: Any, names: Sequence[str], origin: Origin) -> None:
+def _check_frame(frame: Any, names: Sequence[str], origin: RowOrigin) -> None:
     try:
         check_columns(list(frame.columns), names, origin)
     except NoColumnError as error:
@@ -253,7 +253,7 @@ def _with_text(frame: Any) -> Any:
     return frame.with_columns(**{name: type(frame[name])(name, values) for name, values in changed.items()})
 
 
-def _of_stream(stream: Any, names: Sequence[str], origin: Origin) -> Any:
+def _of_stream(stream: Any, names: Sequence[str], origin: RowOrigin) -> Any:
     check_columns(stream.schema.names, names, origin)
     schema = arrow().schema([stream.schema.field(name) for name in names])
     return arrow().Table.from_batches([batch.select(list(names)) for batch in stream], schema)

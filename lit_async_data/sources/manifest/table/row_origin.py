@@ -1,4 +1,4 @@
-"""`Origin`: where the rows of a table come from, for messages."""
+"""`RowOrigin`: where the rows of a table come from, for messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def named(path: str) -> str:
     return path if path.isprintable() else shown(path)
 
 
-class Origin:
+class RowOrigin:
     """Which row of which file each row of a table is.
 
     Args:
@@ -44,7 +44,7 @@ class Origin:
         folder: Where there is no table: the folder that the rows were found in, each of which is a file.
 
     Example:
-        >>> origin = Origin(["a.csv", "b.csv"], np.array([0, 3, 6]), kept=np.array([1, 4]))
+        >>> origin = RowOrigin(["a.csv", "b.csv"], np.array([0, 3, 6]), kept=np.array([1, 4]))
         >>> origin.place(1)
         ('b.csv', 1)
     """
@@ -63,17 +63,17 @@ class Origin:
         self._ids = ids
         self.folder = folder
 
-    def called(self, ids: Any) -> Origin:
+    def called(self, ids: Any) -> RowOrigin:
         """The same, with what rows are called."""
-        return Origin(self.files, self.starts, self.kept, ids, self.folder)
+        return RowOrigin(self.files, self.starts, self.kept, ids, self.folder)
 
-    def taken(self, rows: Indices) -> Origin:
+    def taken(self, rows: Indices) -> RowOrigin:
         """That of some of the rows.
 
         Args:
             rows: int64, ascending.
         """
-        return Origin(self.files, self.starts, rows if self.kept is None else self.kept[rows], folder=self.folder)
+        return RowOrigin(self.files, self.starts, rows if self.kept is None else self.kept[rows], folder=self.folder)
 
     @property
     def untyped(self) -> bool:

@@ -30,7 +30,7 @@ from lit_async_data.sources.manifest.table.filters import Filter
 from lit_async_data.sources.manifest.table.labels import Labels, Null, labels_of
 from lit_async_data.sources.manifest.table.numeric import as_numbers, read_as
 from lit_async_data.sources.manifest.table.reading import read_table
-from lit_async_data.sources.manifest.table.row_origin import Origin, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, shown
 
 # Rows that a message names.
 _NAMED = 5
@@ -60,7 +60,7 @@ class Table:
         ([1, 0, 1], ('auk', 'owl'))
     """
 
-    def __init__(self, columns: Mapping[str, Any], origin: Origin) -> None:
+    def __init__(self, columns: Mapping[str, Any], origin: RowOrigin) -> None:
         self._columns = dict(columns)
         self.origin = origin
         self._length = len(next(iter(self._columns.values())))

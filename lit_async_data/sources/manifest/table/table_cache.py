@@ -26,7 +26,7 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.cache_files import ForeignError, is_foreign, on_network, opened, own_name, owner
 from lit_async_data.sources.manifest.table.arrow import arrow, numbered, values_of
-from lit_async_data.sources.manifest.table.row_origin import Origin
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin
 from lit_async_data.sources.manifest.table.table import Table
 
 # What tells the state of a file from others: inode, bytes, and the times of the last change of what it holds, in
@@ -176,7 +176,7 @@ def _table(batch: Any, key: TableKey) -> Table:
     kept: Indices | None = values_of(found.pop(_COLUMN)) if _COLUMN in found else None
     starts = np.array(json.loads(about["starts"]), np.int64)
     columns = {name.removeprefix(_COLUMN): array for name, array in found.items()}
-    return Table(columns, Origin(list(key.files), starts, kept))
+    return Table(columns, RowOrigin(list(key.files), starts, kept))
 
 
 def _content(path: str, key: TableKey) -> Any:

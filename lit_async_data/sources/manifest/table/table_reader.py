@@ -1,4 +1,4 @@
-"""`GivenTable`: a table as the user gave it, of which further columns can be read later."""
+"""`TableReader`: a table as the user gave it, of which further columns can be read later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_cache import Identity, TableCache, TableKey
 
 
-class GivenTable:
+class TableReader:
     """A table, and which of its rows are wanted. What is read of it at another time is of the same rows.
 
     Args:

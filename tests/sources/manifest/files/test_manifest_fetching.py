@@ -16,7 +16,7 @@ from support.interrupts import interrupted
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.errors import MissingError
 from lit_async_data.sources.manifest.files import prefetcher as fetching
-from lit_async_data.sources.manifest.files.prefetcher import THREADS, Fetching
+from lit_async_data.sources.manifest.files.prefetcher import THREADS, FilePrefetcher
 from lit_async_data.threads import Gate
 
 MOST = 2**30
@@ -64,7 +64,7 @@ def there(reader, path):
 
 
 def test_nothing_is_read_ahead_of_what_is_in_memory(files, monkeypatch):
-    disk, reader = Disk(monkeypatch, cold=False), Fetching()
+    disk, reader = Disk(monkeypatch, cold=False), FilePrefetcher()
     give_back = reader.keep(ROOM)
     made_cold(reader, files)
     assert not reader.wanted
@@ -74,7 +74,7 @@ def test_nothing_is_read_ahead_of_what_is_in_memory(files, monkeypatch):
 
 
 def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
-    disk, reader = Disk(monkeypatch), Fetching()
+    disk, reader = Disk(monkeypatch), FilePrefetcher()
     made_cold(reader, files)
     assert not reader.wanted
     reader.fetch(files, MOST)
@@ -83,7 +83,7 @@ def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
 
 
 def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, monkeypatch):
-    disk, reader = Disk(monkeypatch), Fetching()
+    disk, reader = Disk(monkeypatch), FilePrefetcher()
     give_back = reader.keep(ROOM)
     made_cold(reader, files)
     assert reader.wanted
@@ -100,7 +100,7 @@ def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, mon
 
 
 def test_at_most_sixteen_files_are_waited_for_at_a_time(files, monkeypatch):
-    disk, reader = Disk(monkeypatch, gated=True), Fetching()
+    disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
     give_back = reader.keep(ROOM)
     reader.fetch(files, MOST)
     for _ in range(THREADS):
@@ -113,7 +113,7 @@ def test_at_most_sixteen_files_are_waited_for_at_a_time(files, monkeypatch):
 
 
 def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, monkeypatch):
-    disk, reader, found = Disk(monkeypatch, gated=True), Fetching(), []
+    disk, reader, found = Disk(monkeypatch, gated=True), FilePrefetcher(), []
     give_back = reader.keep(ROOM)
     reader.fetch(files[:1], MOST)
     assert disk.arrived.acquire(timeout=30)
@@ -130,7 +130,7 @@ def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, monkeypatch):
 def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypatch):
     # 1. All threads are in the middle of a read, and a file waits for its turn. 2. A worker needs that file. Were it to
     # wait for the threads, it would get it after all others; and never, if the loader is closed meanwhile.
-    disk, reader = Disk(monkeypatch, gated=True), Fetching()
+    disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
     give_back = reader.keep(ROOM)
     reader.fetch(files, MOST)
     for _ in range(THREADS):
@@ -151,7 +151,7 @@ def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypa
 def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch):
     # 1. A thread is in the middle of a read. 2. A worker waits for that file. 3. The loader is closed: the worker must
     # not wait for the disk any longer than it would by itself.
-    disk, reader, found = Disk(monkeypatch, gated=True), Fetching(), []
+    disk, reader, found = Disk(monkeypatch, gated=True), FilePrefetcher(), []
     monkeypatch.setattr(fetching, "_END_S", 0.0)
     give_back = reader.keep(ROOM)
     reader.fetch(files[:1], MOST)
@@ -172,7 +172,7 @@ def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch
 
 def test_what_cannot_be_read_is_said_to_who_asks_for_it(files, monkeypatch):
     Disk(monkeypatch)
-    reader = Fetching()
+    reader = FilePrefetcher()
     give_back = reader.keep(ROOM)
     reader.fetch([files[0] + ".gone", files[1]], MOST)
     assert reader.read(files[1], MOST) == bytes([1]) * 100
@@ -182,7 +182,7 @@ def test_what_cannot_be_read_is_said_to_who_asks_for_it(files, monkeypatch):
 
 
 def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(files, monkeypatch):
-    disk, reader = Disk(monkeypatch), Fetching()
+    disk, reader = Disk(monkeypatch), FilePrefetcher()
     give_back = reader.keep(250)
     reader.fetch(files[:10], MOST)
     there(reader, files[0])
@@ -202,7 +202,7 @@ def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(fi
 def test_what_is_queued_while_nothing_has_been_read_yet_counts_too(files, monkeypatch):
     # 1. Files are queued while none is there yet. 2. Each is read when its turn comes, whatever came meanwhile. Were
     # only those counted that are there, all of them would be held.
-    disk, reader = Disk(monkeypatch, gated=True), Fetching()
+    disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
     give_back = reader.keep(450)
     reader.fetch(files, MOST)
     disk.gate.set()
@@ -217,7 +217,7 @@ def test_what_is_queued_while_nothing_has_been_read_yet_counts_too(files, monkey
 def test_a_file_that_there_is_no_room_for_does_not_hold_up_the_others(files, tmp_path, monkeypatch):
     Disk(monkeypatch)
     (tmp_path / "large").write_bytes(bytes(1000))
-    reader = Fetching()
+    reader = FilePrefetcher()
     give_back = reader.keep(450)
     reader.fetch([str(tmp_path / "large"), str(tmp_path / "gone"), *files[:2]], MOST)
     there(reader, files[1])
@@ -229,7 +229,7 @@ def test_room_that_is_taken_back_holds_up_nobody(files, monkeypatch):
     # 1. Two loaders give room for 250 bytes. 2. Two files are held, and the next one waits for room. 3. One loader is
     # closed, and what remains is too little for any file. 4. Reading goes on without reading ahead.
     Disk(monkeypatch)
-    reader = Fetching()
+    reader = FilePrefetcher()
     first, second = reader.keep(200), reader.keep(50)
     reader.fetch(files[:4], MOST)
     there(reader, files[1])
@@ -242,7 +242,7 @@ def test_room_that_is_taken_back_holds_up_nobody(files, monkeypatch):
 
 
 def test_a_mistake_of_its_own_is_logged_once_and_holds_up_nobody(files, monkeypatch, caplog):
-    reader = Fetching()
+    reader = FilePrefetcher()
     disk = Disk(monkeypatch)
 
     def fails(path, most_bytes, root):
@@ -264,7 +264,7 @@ def test_a_mistake_of_its_own_is_logged_once_and_holds_up_nobody(files, monkeypa
 
 def test_what_is_wrong_with_a_file_is_not_logged(files, monkeypatch, caplog):
     Disk(monkeypatch)
-    reader = Fetching()
+    reader = FilePrefetcher()
     give_back = reader.keep(ROOM)
     reader.fetch([files[0] + "/no folder", *files[:1]], 10)  # and more than may be read
     there(reader, files[0])
@@ -274,7 +274,7 @@ def test_what_is_wrong_with_a_file_is_not_logged(files, monkeypatch, caplog):
 
 def test_where_no_thread_can_be_started_nothing_waits_for_one(files, monkeypatch):
     Disk(monkeypatch)
-    reader = Fetching()
+    reader = FilePrefetcher()
     give_back = reader.keep(ROOM)
 
     def refuses(self):
@@ -289,7 +289,7 @@ def test_where_no_thread_can_be_started_nothing_waits_for_one(files, monkeypatch
 def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
     Disk(monkeypatch)
     monkeypatch.setattr(fetching, "_STALE", 3)
-    reader = Fetching()
+    reader = FilePrefetcher()
     give_back = reader.keep(ROOM)
     reader.fetch(files[:1], MOST)
     reader._files[files[0]].done.wait(30)
@@ -304,7 +304,7 @@ def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
 
 def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
     Disk(monkeypatch)
-    reader = Fetching()
+    reader = FilePrefetcher()
     first, second = reader.keep(ROOM), reader.keep(ROOM)
     made_cold(reader, files)
     reader.fetch(files[5:7], MOST)
@@ -320,7 +320,7 @@ def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
 
 def test_a_copy_in_another_process_begins_anew(files, monkeypatch):
     Disk(monkeypatch)
-    reader = Fetching()
+    reader = FilePrefetcher()
     give_back = reader.keep(ROOM)
     made_cold(reader, files)
     again = pickle.loads(pickle.dumps(reader))
@@ -355,7 +355,7 @@ def test_a_loader_reads_cold_files_ahead_and_delivers_the_same(tmp_path, monkeyp
 @contextlib.contextmanager
 def going_on(files, room):
     """A reader in which anything may be interrupted; then it is used on, and ended."""
-    reader = Fetching()
+    reader = FilePrefetcher()
     give_back = reader.keep(room)
     yield reader, give_back
     assert not reader._lock._is_owned()

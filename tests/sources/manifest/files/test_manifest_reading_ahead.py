@@ -15,9 +15,9 @@ import pytest
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.errors import MissingError
-from lit_async_data.host.decode_ahead import Preparation
+from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.resource_plan import AHEAD
-from lit_async_data.order.plan import EpochPlan, Key, Schedule
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
@@ -150,7 +150,7 @@ def read_in_steps(source, disk, room):
     schedule = Schedule(
         functools.partial(EpochPlan, length=len(source), batch_size=BATCH, shuffle="global", seed=1), shuffled=True
     )
-    prepare, out = Preparation(source, schedule, AHEAD + 1), {"x": np.empty((BATCH, *source.spec["x"].shape), "u1")}
+    prepare, out = DecodeAhead(source, schedule, AHEAD + 1), {"x": np.empty((BATCH, *source.spec["x"].shape), "u1")}
     files = source._fields.fetching._files
     give_back, order, late = source.read_ahead(room), [], []
     for step in range(STEPS):
@@ -159,7 +159,7 @@ def read_in_steps(source, disk, room):
         order += names
         late += [name for name in names if not disk.ahead[name]]
         source.read_into(samples, out)
-        prepare([Key(0, step)], Key(0, step + 1))
+        prepare([BatchIndex(0, step)], BatchIndex(0, step + 1))
         begun = [file for path, file in list(files.items())][: room // (out["x"].nbytes // BATCH + 200)]
         assert all(file.done.wait(30) for file in begun)
     give_back()

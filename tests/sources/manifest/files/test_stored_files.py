@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, ManifestError, MissingError, SourceError
 from lit_async_data.sources.manifest.files import npy, stored_file
-from lit_async_data.sources.manifest.files.stored_file import Root, read_file
+from lit_async_data.sources.manifest.files.stored_file import RootDirectory, read_file
 
 
 def saved(array, version=None):
@@ -229,7 +229,7 @@ def root(tmp_path):
 
 
 def test_paths_inside_are_joined(root):
-    within = Root(root)
+    within = RootDirectory(root)
     for path in (
         "in/a.jpg",
         "./in//a.jpg",
@@ -248,38 +248,38 @@ def test_paths_inside_are_joined(root):
 @pytest.mark.parametrize("path", ["../elsewhere/a.jpg", "in/../../elsewhere/a.jpg", "/etc/passwd", "..", "../root2/a"])
 def test_paths_that_leave_by_their_words_are_refused(root, path):
     with pytest.raises(ManifestError) as found:
-        Root(root).path_of(path)
+        RootDirectory(root).path_of(path)
     assert str(found.value).startswith(f"{path}: leaves root {root}; ")
-    assert Root(root, outside=True).path_of(path) == os.path.join(root, path)
+    assert RootDirectory(root, outside=True).path_of(path) == os.path.join(root, path)
 
 
 @pytest.mark.parametrize("path", ["out/a.jpg", "in/out.jpg", "in/../out/a.jpg"])
 def test_paths_that_leave_by_links_are_refused(root, path):
-    within = Root(root)
+    within = RootDirectory(root)
     joined = within.path_of(path)
     for _ in range(2):
         with pytest.raises(ManifestError, match=r"leaves root .*/root; "):
             within.checked(joined)
-    assert Root(root, outside=True).checked(joined) == joined
+    assert RootDirectory(root, outside=True).checked(joined) == joined
 
 
 def test_a_way_back_through_a_link_is_judged_by_where_it_leads(root, tmp_path):
     # By its words this is root/x; but the link leads to another folder first, and .. from there is outside.
     (tmp_path / "elsewhere" / "deep").mkdir()
     os.symlink(tmp_path / "elsewhere" / "deep", os.path.join(root, "deep"))
-    within = Root(root)
+    within = RootDirectory(root)
     with pytest.raises(ManifestError, match="leaves root"):
         within.checked(within.path_of("deep/../a.jpg"))
 
 
 def test_a_root_that_is_a_link_itself(root, tmp_path):
     (tmp_path / "link").symlink_to("root")
-    within = Root(str(tmp_path / "link"))
+    within = RootDirectory(str(tmp_path / "link"))
     assert within.checked(within.path_of("in/a.jpg")) == str(tmp_path / "link" / "in" / "a.jpg")
     with pytest.raises(ManifestError, match="leaves root"):
         within.checked(within.path_of("out/a.jpg"))
-    assert Root("/").path_of("etc/passwd") == "/etc/passwd"
-    assert Root("/").checked("/etc/passwd")
+    assert RootDirectory("/").path_of("etc/passwd") == "/etc/passwd"
+    assert RootDirectory("/").checked("/etc/passwd")
 
 
 @pytest.mark.parametrize(
@@ -289,18 +289,18 @@ def test_a_root_that_is_a_link_itself(root, tmp_path):
 def test_addresses_are_refused_even_where_paths_may_leave(root, path):
     for outside in (False, True):
         with pytest.raises(ManifestError) as found:
-            Root(root, outside=outside).path_of(path)
+            RootDirectory(root, outside=outside).path_of(path)
         assert str(found.value).startswith(f"{path}: an address, not a path")
 
 
 @pytest.mark.parametrize("path", ["", "a\0b"])
 def test_no_path_at_all(root, path):
     with pytest.raises(ManifestError, match="not a path"):
-        Root(root, outside=True).path_of(path)
+        RootDirectory(root, outside=True).path_of(path)
 
 
 def test_folders_are_looked_at_once(root, monkeypatch):
-    within, looked, real = Root(root), [], os.path.realpath
+    within, looked, real = RootDirectory(root), [], os.path.realpath
     monkeypatch.setattr(os.path, "realpath", lambda path: looked.append(path) or real(path))
     for _ in range(5):
         within.checked(within.path_of("in/a.jpg"))
@@ -311,7 +311,7 @@ def test_folders_are_looked_at_once(root, monkeypatch):
 
 def test_a_root_is_meant_from_where_it_was_named(root, monkeypatch):
     monkeypatch.chdir(os.path.dirname(root))
-    within = Root("root")
+    within = RootDirectory("root")
     monkeypatch.chdir("/")
     assert read_file(within.checked(within.path_of("in/a.jpg")), 10) == b"a"
 
@@ -319,7 +319,7 @@ def test_a_root_is_meant_from_where_it_was_named(root, monkeypatch):
 @given(path=st.text(st.sampled_from("ab./~"), min_size=1, max_size=12))
 def test_no_words_lead_out(path):
     try:
-        joined = Root("/data/set").path_of(path)
+        joined = RootDirectory("/data/set").path_of(path)
     except ManifestError:
         assert not os.path.normpath(os.path.join("/data/set", path)).startswith("/data/set/")
     else:

@@ -29,7 +29,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 from lit_async_data.sources.manifest.table.duplicate_ids import hashes, repeats  # noqa: E402
-from lit_async_data.sources.manifest.table.row_origin import Origin, named, shown  # noqa: E402
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, named, shown  # noqa: E402
 from lit_async_data.sources.manifest.table.table import Table  # noqa: E402
 
 
@@ -916,7 +916,7 @@ def test_values_in_messages_stay_on_one_line(file, tmp_path):
 
 
 def test_an_origin_of_several_files_names_them():
-    origin = Origin(["a.csv", "b.csv", "c.csv"], np.array([0, 2, 2, 5]))
+    origin = RowOrigin(["a.csv", "b.csv", "c.csv"], np.array([0, 2, 2, 5]))
     assert [origin.place(row) for row in range(5)] == [
         ("a.csv", 0),
         ("a.csv", 1),
