@@ -211,7 +211,7 @@ def _is_cached(kind: type, name: str) -> bool:
 
 @contextlib.contextmanager
 def _rebuilding(container: Any, place: str) -> Iterator[None]:
-    """What goes wrong inside is said of the container.
+    """Report errors of the block as errors of the container.
 
     Raises:
         FormatError: Names class and place.

@@ -1,4 +1,4 @@
-"""`ReadTask`: consecutive batches that are read in one go into one slot, and `FilledSlot`, what became of them.
+"""`ReadTask`: consecutive batches that are read together into one slot, and `FilledSlot`, the result.
 
 Where batches are small, what each costs beside its reading (a claim, a hand-over between threads, a call of numpy) is
 most of its price; read several at a time, they share it.

@@ -1,6 +1,6 @@
 """`NanCheck`: whether the first batch of a loader holds NaN, which makes a loss NaN, and a model after it.
 
-One batch is looked at, by the thread that has read it, and nothing is refused: a NaN may stand for a label that is
+The thread that reads the first batch checks it. Nothing is refused: a NaN may stand for a label that is
 missing.
 """
 

@@ -93,7 +93,7 @@ class ResourcePlan:
 
 
 def _fetched_bytes(source: Source, samples: int, left: int) -> int:
-    """Room for files that are read ahead, of so many samples."""
+    """Bytes for files that are read ahead, for this many samples."""
     size = source.file_bytes() if isinstance(source, FetchingSource) else 0
     return max(min(max(2 * size * samples, LEAST_FETCHED), MOST_FETCHED, left // 2), 0) if size else 0
 

@@ -1,4 +1,4 @@
-"""`OpenGroup`: a group of a file that is open, in which fields are looked at."""
+"""`OpenGroup`: a group of an open file, whose datasets become fields."""
 
 from __future__ import annotations
 

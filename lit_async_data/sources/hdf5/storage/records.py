@@ -25,7 +25,7 @@ from lit_async_data.sources.hdf5.storage.index_file import Columns
 
 # A chunk's address behind the smallest superblock there is, counted from the end of the user block.
 FIRST_BYTE = 48
-# From so many chunks on, the log says that an index is being built: it takes seconds.
+# From this many chunks on, the log reports that an index is being built: it takes seconds.
 MANY_CHUNKS = 2 * 10**6
 # Records looked at together while an index is built or checked: few temporaries, few calls.
 BLOCK = 2**16
