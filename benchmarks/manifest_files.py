@@ -214,9 +214,9 @@ def usable(path: str, rows: int, with_id: bool, cache: str | None = None) -> dic
     little, fields = f"{path}.little.csv", ("path", "label")
     Path(little).write_text("path,label\n0.jpg,0\n")
     # What is loaded once, by whoever reads first.
-    ManifestSource(little, fields, image_size=SMALL, check="none")
+    ManifestSource(little, fields, image_size=SMALL, check_files="none")
     before, started = memory(), time.perf_counter()
-    options: dict[str, Any] = {"id": "id" if with_id else None, "image_size": SMALL, "check": "none"}
+    options: dict[str, Any] = {"id": "id" if with_id else None, "image_size": SMALL, "check_files": "none"}
     source = ManifestSource(path, fields, **options, table_cache=cache)
     built = time.perf_counter()
     order = AsyncLoader(source, {"batch_size": BATCH, "shuffle": True}).order
@@ -271,7 +271,7 @@ def linked(folder: str, nbytes: int, number: int) -> ManifestSource:
     names = [f"{each}.npy" for each in range(number)]
     for name in names[1:]:
         Path(folder, name).hardlink_to(first)
-    return ManifestSource(pa.table({"x": names}), {"x": "x"}, root=folder, check="none")
+    return ManifestSource(pa.table({"x": names}), {"x": "x"}, root=folder, check_files="none")
 
 
 def nothing_kept(_: Any) -> Callable[[], None]:

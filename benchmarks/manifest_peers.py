@@ -192,7 +192,7 @@ def check(reading: Reading, source: ManifestSource, count: int) -> None:
     """
     still = reading if not reading.random else dataclasses.replace(reading, shape=cropped(reading.shape))
     same, plain, labels = SameDecoder(still), Plain(reading), torch.from_numpy(reading.files.labels)
-    options = {"batch_size": BATCH, "workers": 2, "augment": False, "with_ids": True}
+    options = {"batch_size": BATCH, "workers": 2, "augment": False, "return_indices": True}
     with AsyncLoader(source, options) as loader:
         for _ in range(count):
             images, found, ids = loader.next()

@@ -252,7 +252,7 @@ def check(reading: Reading, batches: int, **options: Any) -> None:
     Raises:
         ValueError: A sample is not what it should be.
     """
-    options = {"batch_size": reading.batch, "workers": 2, "with_ids": True, **options}
+    options = {"batch_size": reading.batch, "workers": 2, "return_indices": True, **options}
     with contextlib.closing(reading.dataset), AsyncLoader(reading.source, options) as loader:
         for _ in range(batches):
             data, labels, ids = loader.next()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
-from lit_async_data.device.canary import Canary
+from lit_async_data.device.copy_verifier import CopyVerifier
 from lit_async_data.device.inline_queue import DeviceQueue, InlineQueue, Transform
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.stream_queue import StreamQueue
@@ -31,7 +31,7 @@ from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.sources.base import CachingSource, FetchingSource, RandomizedSource, Source, ids_of, is_random
 
-IDS = "ids"
+INDEX = "index"
 # Tell the keys of what is drawn, for samples and for whole batches, from those of the order.
 DRAWN, DRAWN_ON_DEVICE = 1, 2
 
@@ -48,7 +48,7 @@ class Engine:
         spec: What batches look like when they are handed out.
         depth: Batches copied ahead.
         transform: Called with each batch on its device.
-        canary: Batches that are watched on their way.
+        verify_copies: Batches that are watched on their way.
         nans: Looks at the first batch.
     """
 
@@ -63,14 +63,14 @@ class Engine:
         spec: BatchSpec,
         depth: int,
         transform: Transform | None,
-        canary: int,
+        verify_copies: int,
         nans: NanCheck,
     ) -> None:
         seed = options.seed if options.augments and is_random(source) else None
         on_device, keeping = has_streams(device), source if isinstance(source, CachingSource) else None
         ahead = AHEAD + footprint.layout.batches
         self.pipeline = Pipeline(
-            _Reader(source, options.with_ids, seed, nans),
+            _Reader(source, options.return_indices, seed, nans),
             schedule,
             footprint.layout,
             functools.partial(memory.allocated, footprint.layout.nbytes, pinned=on_device),
@@ -86,7 +86,7 @@ class Engine:
         number = functools.partial(_drawn, source, schedule, options.seed) if options.augments else None
         called = DeviceTransform(transform, device, number=number, cast=cast) if transform or cast else None
         streams = TorchStreams(device) if on_device else None
-        watch = Canary(canary, streams) if canary else None
+        watch = CopyVerifier(verify_copies, streams) if verify_copies else None
         self.queue: DeviceQueue = (
             InlineQueue(self.pipeline, depth, called, watch)
             if streams is None
@@ -132,21 +132,21 @@ class _Reader:
 
     Attributes:
         source: Where samples come from.
-        with_ids: Whether numbers are wanted.
+        return_indices: Whether numbers are wanted.
         seed: Of what is drawn; None where nothing is.
         nans: Looks at what has been read.
     """
 
     source: Source
-    with_ids: bool
+    return_indices: bool
     seed: int | None
     nans: NanCheck
 
     def __call__(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        numbers = ids_of(self.source, samples) if self.with_ids or self.seed is not None else samples
-        if self.with_ids:
-            out[IDS][...] = numbers
-            out = {key: array for key, array in out.items() if key != IDS}
+        numbers = ids_of(self.source, samples) if self.return_indices or self.seed is not None else samples
+        if self.return_indices:
+            out[INDEX][...] = numbers
+            out = {key: array for key, array in out.items() if key != INDEX}
         if self.seed is None:
             self.source.read_into(samples, out)
         else:
@@ -161,15 +161,15 @@ def _drawn(source: Source, schedule: Schedule, seed: int, key: BatchIndex) -> in
     return derived_key(seed, key.epoch, DRAWN_ON_DEVICE, int(ids_of(source, first)[0]))
 
 
-def with_ids(spec: BatchSpec) -> BatchSpec:
+def indexed_spec(spec: BatchSpec) -> BatchSpec:
     """The fields of batches, with the numbers of their samples.
 
     Raises:
         ConfigError: There is a field of that name.
     """
-    if IDS in spec.fields:
-        raise ConfigError(f"with_ids: the source has a field {IDS!r} of its own; give that field another key")
-    return spec.with_field(IDS, FieldSpec((), np.dtype(np.int64)))
+    if INDEX in spec.fields:
+        raise ConfigError(f"return_indices: the source has a field {INDEX!r} of its own; give that field another key")
+    return spec.with_field(INDEX, FieldSpec((), np.dtype(np.int64)))
 
 
 def _kept(source: Source, footprint: ResourcePlan) -> Callable[[], None]:

@@ -13,7 +13,7 @@
     │   └── ManifestError          a row of a table is wrong
     ├── ReadError                  reading a batch failed: raised at that batch's place in the order
     ├── TransformError             a hook of yours failed on a batch
-    ├── TransferError              what is on the device is not what was read; see ``canary``
+    ├── TransferError              what is on the device is not what was read; see ``verify_copies``
     ├── WorkerError                a worker died, or a loader crossed a fork
     ├── StalledError (TimeoutError) no batch came within ``timeout_s``
     ├── ResumeError                a saved position does not fit these data
@@ -149,7 +149,7 @@ class TransformError(AsyncDataError):
 
 
 class TransferError(AsyncDataError):
-    """A batch on its device is not, or is no more, what was read: the canary found it."""
+    """A batch on its device is not, or is no more, what was read: copy verification found it."""
 
 
 class WorkerError(AsyncDataError):

@@ -17,7 +17,7 @@ import torch
 from lit_async_data.device.inline_queue import Batch, Transform
 from lit_async_data.device.streams import checked_device, has_streams
 from lit_async_data.device.transform import check_callable, takes_rng
-from lit_async_data.engine import Engine, with_ids
+from lit_async_data.engine import Engine, indexed_spec
 from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, ReadError, SourceError, TransformError
 from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.host.resource_plan import ResourcePlan, slow
@@ -58,8 +58,9 @@ class AsyncLoader:
         device_transform: Called with each batch on its device, on the copying stream, and with a ``torch.Generator`` if
             it has a second parameter, or one named ``rng``; returns the batch to hand out. The generator begins anew
             with each batch, by seed, epoch and first sample; it is None where `LoaderOptions.augment` says so.
-        canary: Batches, from the first on, of which checksums are compared on their way: for proof, at the price of
-            reading each of them some times more. What did not arrive, or changed later, is a `TransferError`.
+        verify_copies: How many batches, from the first on, are verified: their checksums are compared at each stage of
+            the way to the device, which reads every batch a few more times. A batch that did not arrive, or that
+            changed later, is a `TransferError`.
 
     Raises:
         ConfigError: Options are wrong, or do not fit the source.
@@ -84,7 +85,7 @@ class AsyncLoader:
         device: torch.device | str | None = None,
         device_depth: int = 2,
         device_transform: Transform | None = None,
-        canary: int = 0,
+        verify_copies: int = 0,
     ) -> None:
         if not isinstance(source, Source):
             raise ConfigError(
@@ -97,7 +98,7 @@ class AsyncLoader:
         check_callable("device_transform", device_transform)
         self._device_transform = device_transform
         self._depth = counted("device_depth", device_depth)
-        self._canary = counted("canary", canary)
+        self._verify_copies = counted("verify_copies", verify_copies)
         #: Who starts the next copy: the loader, at the end of each ``next``, or a callback that calls `prefetch`.
         self.externally_driven = False
         #: Asked at the start of each pass: steps of it, and of those after it, that will be wanted; None for all.
@@ -108,7 +109,7 @@ class AsyncLoader:
         self._passes = EpochCursor(self._schedule)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._passes)
-        self.spec = with_ids(source.spec) if self.options.with_ids else source.spec
+        self.spec = indexed_spec(source.spec) if self.options.return_indices else source.spec
         self._footprints: dict[tuple[bool, bool], ResourcePlan] = {}
         self.footprint.budget.check()
         self._nans = NanCheck(source, self._schedule)
@@ -142,7 +143,7 @@ class AsyncLoader:
             TransformError: ``device_transform`` failed on this batch; as above.
             StalledError: Nothing came within ``timeout_s``.
             WorkerError: A worker died, or this process is a fork of the one that built the loader.
-            TransferError: The canary has found that a batch before this one was not what was read.
+            TransferError: Copy verification has found that a batch before this one was not what was read.
             ClosedError: The loader is closed.
         """
         started = time.perf_counter()
@@ -230,15 +231,15 @@ class AsyncLoader:
             self._device = checked
 
     @property
-    def canary(self) -> int:
+    def verify_copies(self) -> int:
         """Batches that are watched on their way. Setting it begins to count anew, and drops as `device_depth` does."""
-        return self._canary
+        return self._verify_copies
 
-    @canary.setter
-    def canary(self, batches: int) -> None:
-        if counted("canary", batches) != self._canary:
+    @verify_copies.setter
+    def verify_copies(self, batches: int) -> None:
+        if counted("verify_copies", batches) != self._verify_copies:
             self._stop()
-            self._canary = batches
+            self._verify_copies = batches
 
     @property
     def begun(self) -> bool:
@@ -343,7 +344,7 @@ class AsyncLoader:
             spec=self.spec,
             depth=self._depth,
             transform=self._device_transform,
-            canary=self._canary,
+            verify_copies=self._verify_copies,
             nans=self._nans,
         )
         closer = weakref.finalize(self, engine.close)

@@ -75,7 +75,7 @@ class LoaderOptions:
         augment: Whether what a source can draw is drawn, another one in each epoch: a random part of each image
             (``resize="random_crop"``), or else the middle. ``"auto"``: where the order is random, too. Never in
             evaluation.
-        with_ids: Add the samples' numbers (int64) to each batch, as key ``ids`` or last element.
+        return_indices: Add the samples' numbers (int64) to each batch, as key ``index`` or last element.
 
     Raises:
         ConfigError: A name is unknown or a value is wrong; the message begins with the name.
@@ -103,7 +103,7 @@ class LoaderOptions:
     weights: str | npt.NDArray[Any] | Sequence[float] | None = dataclasses.field(default=None, compare=False)
     epoch_size: int | None = None
     augment: bool | Literal["auto"] = "auto"
-    with_ids: bool = False
+    return_indices: bool = False
 
     def __new__(cls, **values: object) -> Self:
         # Here rather than in __init__, which dataclass writes: names are checked before it sees them.
@@ -137,7 +137,7 @@ class LoaderOptions:
         self._check_drawing()
         if self.augment != "auto" and not isinstance(self.augment, bool):
             raise ConfigError(f"augment: {self.augment!r} is not true, false or 'auto'")
-        for name in ("drop_last", "with_ids"):
+        for name in ("drop_last", "return_indices"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
         seconds: Any = self.timeout_s

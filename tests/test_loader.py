@@ -87,12 +87,12 @@ def test_batches_are_tuples_where_fields_are_a_sequence(images):
 
 
 def test_ids_come_with_the_batch(images):
-    with AsyncLoader(HDF5Source(images), {"batch_size": 10, "with_ids": True}) as loader:
+    with AsyncLoader(HDF5Source(images), {"batch_size": 10, "return_indices": True}) as loader:
         data, _, ids = next(loader)
         assert torch.equal(data[:, 0, 0, 0].long(), ids)
-    with loader_of(with_ids=True) as loader:
+    with loader_of(return_indices=True) as loader:
         batch = next(loader)
-        assert torch.equal(batch["ids"], batch["y"])
+        assert torch.equal(batch["index"], batch["y"])
 
 
 # -- what the user keeps -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from lit_async_data.batch.spec import Array
-from lit_async_data.device.canary import Canary
+from lit_async_data.device.copy_verifier import CopyVerifier
 from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import AsyncDataError, TransformError
 from lit_async_data.host.job import FilledSlot
@@ -69,18 +69,18 @@ class InlineQueue:
         pipeline: Where filled slots come from.
         depth: 0 to read nothing ahead.
         transform: Applied to each batch as it is handed out.
-        canary: Watches the first batches.
+        verifier: Watches the first batches.
     """
 
     waited = None
 
     def __init__(
-        self, pipeline: Pipeline, depth: int, transform: Transform | None, canary: Canary | None = None
+        self, pipeline: Pipeline, depth: int, transform: Transform | None, verifier: CopyVerifier | None = None
     ) -> None:
         self._pipeline = pipeline
         self._depth = depth
         self._transform = transform
-        self._canary = canary
+        self._verifier = verifier
         # Of the slot that is being handed out: batches to come, and errors in their places.
         self._opened: collections.deque[tuple[BatchIndex, Batch | Exception]] = collections.deque()
         self.copied = 0
@@ -90,8 +90,8 @@ class InlineQueue:
         return len(self._opened)
 
     def take(self, key: BatchIndex) -> Batch:
-        if self._canary is not None:
-            self._canary.released(key)
+        if self._verifier is not None:
+            self._verifier.released(key)
         if not self._opened or self._opened[0][0] != key:
             self._opened.clear()
             self._opened.extend(self._batches(self._pipeline.get(key)))
@@ -101,12 +101,12 @@ class InlineQueue:
                 raise batch
             finally:
                 del batch  # or error, traceback and this frame were a cycle, and kept a loader that is dropped
-        if self._canary is not None:
-            self._canary.arrived(key, batch)
+        if self._verifier is not None:
+            self._verifier.arrived(key, batch)
         if self._transform is not None:
             batch = transformed(self._transform, batch, key)
-        if self._canary is not None:
-            self._canary.handed_over(key, batch)
+        if self._verifier is not None:
+            self._verifier.handed_over(key, batch)
         return batch
 
     def top_up(self, key: BatchIndex) -> None:
@@ -122,8 +122,8 @@ class InlineQueue:
 
     def close(self) -> None:
         self._opened.clear()
-        if self._canary is not None:
-            self._canary.settle()
+        if self._verifier is not None:
+            self._verifier.settle()
 
     def _batches(self, filled: FilledSlot) -> Iterator[tuple[BatchIndex, Batch | Exception]]:
         """All batches of a slot, as the user gets them; each holds the slot for as long as it lives."""
@@ -137,8 +137,8 @@ class InlineQueue:
                     continue
                 end = batch.first + len(batch.samples)
                 stored = {key: view[batch.first : end] for key, view in views.items()}
-                if self._canary is not None:
-                    self._canary.read(batch.key, spec.packed({key: torch.from_numpy(stored[key]) for key in stored}))
+                if self._verifier is not None:
+                    self._verifier.read(batch.key, spec.packed({key: torch.from_numpy(stored[key]) for key in stored}))
                 tensors = {
                     key: torch.from_numpy(spec[key].delivered(array.copy() if key in own else array))
                     for key, array in stored.items()

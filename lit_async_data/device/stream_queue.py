@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
-from lit_async_data.device.canary import Canary
 from lit_async_data.device.clock import DeviceClock
+from lit_async_data.device.copy_verifier import CopyVerifier
 from lit_async_data.device.feed import Arrived, Cloned, DeviceBuffers, Feed, HostBatch
 from lit_async_data.device.inline_queue import Batch, Transform, transformed
 from lit_async_data.device.streams import Streams
@@ -75,20 +75,25 @@ class StreamQueue:
         streams: The device.
         depth: Batches on the device ahead of the one in use; 0 copies each batch when it is asked for.
         transform: Run on the side stream after the copy.
-        canary: Watches the first batches.
+        verifier: Watches the first batches.
 
     Attributes:
         depth: As given. It can be set at any time: what is on its way is handed out all the same.
     """
 
     def __init__(
-        self, feed: Feed, streams: Streams, depth: int, transform: Transform | None, canary: Canary | None = None
+        self,
+        feed: Feed,
+        streams: Streams,
+        depth: int,
+        transform: Transform | None,
+        verifier: CopyVerifier | None = None,
     ) -> None:
         self._feed = feed
         self._streams = streams
         self.depth = depth
         self._transform = transform
-        self._canary = canary
+        self._verifier = verifier
         self._clock = DeviceClock(streams)
         self._tickets: collections.deque[_Ticket] = collections.deque()
         self._copying: collections.deque[_Copying] = collections.deque()
@@ -104,8 +109,8 @@ class StreamQueue:
 
     def take(self, key: BatchIndex) -> Batch:
         self._clock.asked()
-        if self._canary is not None:
-            self._canary.released(key)
+        if self._verifier is not None:
+            self._verifier.released(key)
         if self._tickets and self._tickets[0].key != key:
             self._forget()
         if not self._tickets:
@@ -169,8 +174,8 @@ class StreamQueue:
             self._tickets.clear()
             while self._copying:
                 self._copying.popleft().host.release()
-            if self._canary is not None:
-                self._canary.settle()
+            if self._verifier is not None:
+                self._verifier.settle()
         except RuntimeError as error:  # a device in trouble: the rest is to be closed all the same
             log.warning("copies to the device could not be waited for: %s", error)
 
@@ -205,11 +210,11 @@ class StreamQueue:
 
     def _transformed(self, transform: Transform, ticket: _Ticket) -> Batch:
         raw = self._unpacked(ticket)
-        if self._canary is not None:
-            self._canary.arrived(ticket.key, raw)
+        if self._verifier is not None:
+            self._verifier.arrived(ticket.key, raw)
         batch = transformed(transform, raw, ticket.key)
-        if self._canary is not None:
-            self._canary.made(ticket.key, batch)
+        if self._verifier is not None:
+            self._verifier.made(ticket.key, batch)
         return batch
 
     def _copy(self, ticket: _Ticket, host: HostBatch) -> None:
@@ -218,10 +223,10 @@ class StreamQueue:
         copying = _Copying(host)
         self._copying.append(copying)
         try:
-            if self._canary is not None:
-                with torch.inference_mode(False):  # the canary passes over tensors of that mode
+            if self._verifier is not None:
+                with torch.inference_mode(False):  # copy verification skips tensors of that mode
                     lying = host.unpacked(Arrived(host.large, host.block, host.own), _as_it_lies)
-                self._canary.read(ticket.key, lying)
+                self._verifier.read(ticket.key, lying)
             if ticket.room != room:
                 self._reserve(ticket, room)
             streams.wait(streams.side, ticket.allocated)
@@ -247,10 +252,10 @@ class StreamQueue:
         self._clock.came(first=ticket.key.step == 0)
         with torch.inference_mode(False):
             batch = self._unpacked(ticket) if self._transform is None else ticket.batch
-        if self._canary is not None:
+        if self._verifier is not None:
             if self._transform is None:
-                self._canary.arrived(ticket.key, batch)
-            self._canary.handed_over(ticket.key, batch)
+                self._verifier.arrived(ticket.key, batch)
+            self._verifier.handed_over(ticket.key, batch)
         return batch
 
     def _unpacked(self, ticket: _Ticket) -> Batch:

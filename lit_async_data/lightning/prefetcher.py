@@ -56,7 +56,7 @@ class DevicePrefetcher(pl.Callback):
     Args:
         device_depth: Batches copied ahead of the one in use, set on every loader it takes over. 0 reads and copies
             nothing ahead but measures all the same, which is the honest "before" of a comparison.
-        canary: If above 0, set on every loader, too: see `AsyncLoader`.
+        verify_copies: If above 0, set on every loader, too: see `AsyncLoader`.
 
     Raises:
         ConfigError: One of them is not a whole number ≥ 0.
@@ -67,9 +67,9 @@ class DevicePrefetcher(pl.Callback):
         0.0
     """
 
-    def __init__(self, device_depth: int = 2, canary: int = 0) -> None:
+    def __init__(self, device_depth: int = 2, verify_copies: int = 0) -> None:
         self.device_depth = counted("device_depth", device_depth)
-        self.canary = counted("canary", canary)
+        self.verify_copies = counted("verify_copies", verify_copies)
         #: How long training waited, over all that was trained with this callback.
         self.waited = WaitSummary()
         self._epoch = WaitSummary()
@@ -84,7 +84,7 @@ class DevicePrefetcher(pl.Callback):
         self._due = self._said = False
 
     def __repr__(self) -> str:
-        return f"DevicePrefetcher(device_depth={self.device_depth}, canary={self.canary})"
+        return f"DevicePrefetcher(device_depth={self.device_depth}, verify_copies={self.verify_copies})"
 
     def __getstate__(self) -> dict[str, Any]:
         # For strategies that spawn: loaders stay in the process that built them.
@@ -98,7 +98,7 @@ class DevicePrefetcher(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Wrap the DataLoaders to come, and have the progress bar show how full the queues are."""
-        self._takeover.attach(trainer, self.device_depth, self.canary)
+        self._takeover.attach(trainer, self.device_depth, self.verify_copies)
         if stage == "fit":
             self._gauge.attach(trainer)
 
@@ -162,8 +162,8 @@ class DevicePrefetcher(pl.Callback):
     def _take_over(self, trainer: pl.Trainer, loader: Driven) -> None:
         # Before the first batch: each of these drops what was read ahead, unless it changes nothing.
         loader.device_depth = self.device_depth
-        if self.canary:
-            loader.canary = self.canary
+        if self.verify_copies:
+            loader.verify_copies = self.verify_copies
         streams = has_streams(loader.device) or has_streams(trainer.strategy.root_device)
         if streams and (hook := transfer_of(trainer)) is not None:
             if not self._said:

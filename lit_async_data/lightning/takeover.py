@@ -31,7 +31,7 @@ class Takeover:
         self._before: Any = None
         self._serving: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()  # those of the Trainer's run
 
-    def attach(self, trainer: pl.Trainer, device_depth: int, canary: int = 0) -> None:
+    def attach(self, trainer: pl.Trainer, device_depth: int, verify_copies: int = 0) -> None:
         """Wrap every DataLoader that the Trainer will iterate over from now on."""
         self.detach()
         strategy: Any = trainer.strategy
@@ -40,7 +40,7 @@ class Takeover:
         def processed(loader: Any) -> Any:
             made = before(loader)
             # Somebody who has composed the method after us may keep ours for longer than we serve.
-            return self._taken(made, trainer, device_depth, canary) if self._processed is processed else made
+            return self._taken(made, trainer, device_depth, verify_copies) if self._processed is processed else made
 
         self._strategy, self._processed, self._before = strategy, processed, before
         strategy.process_dataloader = processed
@@ -67,7 +67,7 @@ class Takeover:
                 ending.callback(loader.stop)  # first
         self._serving.clear()
 
-    def _taken(self, loader: Any, trainer: pl.Trainer, device_depth: int, canary: int) -> Any:
+    def _taken(self, loader: Any, trainer: pl.Trainer, device_depth: int, verify_copies: int) -> Any:
         if isinstance(loader, PrefetchedLoader) and loader.sharded_by_trainer:
             loader = loader.loader  # of an earlier fit: whoever gave Lightning a CombinedLoader keeps it
         if not isinstance(loader, DataLoader):
@@ -77,7 +77,7 @@ class Takeover:
         device = torch.device("cpu") if transfer_of(trainer) is not None else trainer.strategy.root_device
         wrapped = prefetched(loader, device_depth, device)
         wrapped.sharded_by_trainer = True
-        wrapped.canary = canary
+        wrapped.verify_copies = verify_copies
         self._serving.add(wrapped)
         return wrapped
 

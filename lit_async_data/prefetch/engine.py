@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lit_async_data.device.canary import Canary
+from lit_async_data.device.copy_verifier import CopyVerifier
 from lit_async_data.device.inline_queue import Transform
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.device.streams import TorchStreams, has_streams
@@ -36,7 +36,7 @@ class Relay:
         threaded: Whether the loader may be read in a thread.
         transform: Called with each batch on its device; what it draws begins with the numbers of rank, pass
             and batch.
-        canary: Batches that are watched on their way.
+        verify_copies: Batches that are watched on their way.
         state: The loader's ``state_dict``, to be called for each batch that is read ahead.
         watch: Says whether the loader may be read ahead.
     """
@@ -49,7 +49,7 @@ class Relay:
         depth: int,
         threaded: bool,
         transform: Transform | None,
-        canary: int,
+        verify_copies: int,
         state: Callable[[], Any] | None,
         watch: DrawWatch,
     ) -> None:
@@ -67,7 +67,9 @@ class Relay:
         self.queue: StreamQueue | HostQueue
         if on_device:
             streams = TorchStreams(device)
-            self.queue = StreamQueue(self.feed, streams, 0, called, Canary(canary, streams) if canary else None)
+            self.queue = StreamQueue(
+                self.feed, streams, 0, called, CopyVerifier(verify_copies, streams) if verify_copies else None
+            )
         else:
             self.queue = HostQueue(self.feed, 0, called)
         self.set_depth(depth)

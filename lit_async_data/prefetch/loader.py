@@ -61,7 +61,7 @@ class PrefetchedLoader:
         device_transform: Transform | None,
     ) -> None:
         self.loader = loader
-        self._depth, self._canary = counted("device_depth", device_depth), 0
+        self._depth, self._verify_copies = counted("device_depth", device_depth), 0
         # None for the accelerator of this process, which may not have been chosen yet: each rank has its own.
         self._device = None if device is None else checked_device(device)
         self._device_transform = device_transform
@@ -98,7 +98,7 @@ class PrefetchedLoader:
             StopIteration: The pass is over.
             ConfigError: Several ranks would read the same.
             TransformError: ``device_transform`` failed on this batch; the next call goes on with the one after it.
-            TransferError: The canary has found that a batch before this one was not what was read.
+            TransferError: Copy verification has found that a batch before this one was not what was read.
             WorkerError: This process is a fork of the one that began to read.
             ClosedError: The loader is closed, or an interrupt has ended the pass.
             Exception: Whatever the loader raised in place of this batch.
@@ -143,13 +143,13 @@ class PrefetchedLoader:
                 self._relay.set_depth(depth)
 
     @property
-    def canary(self) -> int:
+    def verify_copies(self) -> int:
         """Batches that are watched on their way to a device with streams; to be set before the first."""
-        return self._canary
+        return self._verify_copies
 
-    @canary.setter
-    def canary(self, batches: int) -> None:
-        self._canary = counted("canary", batches)
+    @verify_copies.setter
+    def verify_copies(self, batches: int) -> None:
+        self._verify_copies = counted("verify_copies", batches)
 
     @property
     def begun(self) -> bool:
@@ -266,7 +266,7 @@ class PrefetchedLoader:
         except BaseException as error:
             if relay.feed.gave(error) or isinstance(error, Exception):
                 # A batch that failed has had its turn. One that never came is asked for again, and so is one on its
-                # way, where the canary has found something wrong with another.
+                # way, where copy verification has found something wrong with another.
                 had_its_turn = relay.feed.given(key) and not isinstance(error, TransferError)
                 at.step, at.interrupted = key.step + had_its_turn, False
             raise
@@ -328,7 +328,7 @@ class PrefetchedLoader:
             depth=self._depth,
             threaded=self._threaded,
             transform=self._device_transform,
-            canary=self._canary,
+            verify_copies=self._verify_copies,
             state=getattr(self.loader, "state_dict", None) if self._stateful else None,
             watch=self._watch,
         )

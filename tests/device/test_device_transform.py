@@ -128,11 +128,11 @@ def drawing(batch, rng):
 
 def drawn_by(loader, epochs=2):
     with loader:
-        return [(batch["ids"].tolist(), batch["drawn"].item()) for _ in range(epochs) for batch in loader]
+        return [(batch["index"].tolist(), batch["drawn"].item()) for _ in range(epochs) for batch in loader]
 
 
 def loader_of(of=None, transform=drawing, *, rank=0, world_size=1, depth=2, **options):
-    chosen = {"batch_size": BATCH, "shuffle": True, "with_ids": True, "seed": 5} | options
+    chosen = {"batch_size": BATCH, "shuffle": True, "return_indices": True, "seed": 5} | options
     return AsyncLoader(
         of or source(),
         LoaderOptions(**chosen),
@@ -167,7 +167,7 @@ def test_an_epoch_that_is_begun_anew_draws_the_same():
     with loader_of() as loader:
         next(loader)  # an epoch that is left
         loader.set_epoch(1)
-        again = [(batch["ids"].tolist(), batch["drawn"].item()) for batch in loader]
+        again = [(batch["index"].tolist(), batch["drawn"].item()) for batch in loader]
     assert again == whole[len(whole) // 2 :]
 
 
@@ -190,7 +190,7 @@ def test_nothing_is_drawn_where_the_options_say_so(options):
 
 
 def test_nothing_is_drawn_in_evaluation():
-    options = LoaderOptions(batch_size=BATCH, augment=True, with_ids=True).for_evaluation()
+    options = LoaderOptions(batch_size=BATCH, augment=True, return_indices=True).for_evaluation()
     found = drawn_by(AsyncLoader(source(), options, device_transform=drawing))
     assert {drawn for _, drawn in found} == {-1}
 
@@ -228,7 +228,7 @@ def test_a_device_with_streams_draws_the_same(pretended, slow):
         for _ in range(2):
             for batch in loader:
                 streams.synchronize()
-                found.append((batch["ids"].tolist(), batch["drawn"].item()))
+                found.append((batch["index"].tolist(), batch["drawn"].item()))
     assert found == wanted
 
 
@@ -264,7 +264,7 @@ def test_a_module_is_moved_once_and_computes_no_gradients():
     with loader_of(transform=module) as loader:
         assert module.moves == []  # nothing before the first batch
         for batch in loader:
-            assert torch.equal(batch["x"][:, 0], 3.0 * batch["ids"])
+            assert torch.equal(batch["x"][:, 0], 3.0 * batch["index"])
             assert not batch["x"].requires_grad
             assert batch["drawn"]
     assert module.moves == [CPU]
@@ -392,9 +392,9 @@ def test_a_transform_that_does_not_draw_in_evaluation_is_not_warned_of(caplog, t
 
 def test_a_module_for_all_stages_is_moved_to_the_device_in_evaluation_too():
     module = Scaled()
-    dm = AsyncDataModule(val=source(), loader={"batch_size": 4, "with_ids": True}, device_transform=module)
+    dm = AsyncDataModule(val=source(), loader={"batch_size": 4, "return_indices": True}, device_transform=module)
     with contextlib.closing(dm):
         for batch in dm.val_dataloader()[0]:
-            assert torch.equal(batch["x"][:, 0], 3.0 * batch["ids"])
+            assert torch.equal(batch["x"][:, 0], 3.0 * batch["index"])
             assert not batch["drawn"]
     assert module.moves == [CPU]

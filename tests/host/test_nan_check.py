@@ -24,7 +24,7 @@ def warned(caplog):
     return [record.getMessage() for record in caplog.records if "NaN" in record.getMessage()]
 
 
-@pytest.mark.parametrize("options", [{}, {"workers": 0}, {"workers": 2}, {"queue_depth": 1}, {"with_ids": True}])
+@pytest.mark.parametrize("options", [{}, {"workers": 0}, {"workers": 2}, {"queue_depth": 1}, {"return_indices": True}])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64])
 def test_nan_in_the_first_batch_is_counted_and_logged_once(caplog, options, dtype):
     chosen = {"batch_size": 4, "shuffle": False, **options}
@@ -56,9 +56,9 @@ def test_each_field_has_a_line(caplog):
 
 
 def test_the_first_batch_is_the_first_of_the_order(caplog):
-    with AsyncLoader(source(range(12)), {"batch_size": 5, "shuffle": True, "with_ids": True}) as loader:
+    with AsyncLoader(source(range(12)), {"batch_size": 5, "shuffle": True, "return_indices": True}) as loader:
         loader.set_epoch(3)  # as after a resume
-        first = next(loader)["ids"][0].item()
+        first = next(loader)["index"][0].item()
     (line,) = warned(caplog)
     assert line.startswith(f"x: 5 of the 5 samples of the first batch hold NaN, the first of them row {first} of ")
 

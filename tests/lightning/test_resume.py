@@ -196,7 +196,7 @@ def test_evaluation_takes_any_checkpoint(tmp_path, callbacks, stage):
 
 
 def loader():
-    options = {"batch_size": 4, "shuffle": True, "queue_depth": 3, "with_ids": True}
+    options = {"batch_size": 4, "shuffle": True, "queue_depth": 3, "return_indices": True}
     return lad.AsyncLoader(CountingSource(), options)
 
 
@@ -204,7 +204,7 @@ def loader():
 def test_a_loader_without_a_datamodule_is_refused_under_the_callback(tmp_path, nested):
     class Nested(Recorder):
         def training_step(self, batch, number):
-            while "ids" not in batch:
+            while "index" not in batch:
                 batch = batch["a"] if isinstance(batch, dict) else batch[0]
             return super().training_step(batch, number)
 

@@ -143,7 +143,7 @@ def test_what_one_canary_finds_leaves_no_other_loader_open(monkeypatch):
     assert [loader._relay for loader in loaders] == [None] * 3
 
 
-# -- what the canary finds when something else has gone wrong ----------------------------------------------------------
+# -- what copy verification finds when something else has gone wrong ---------------------------------------------------
 
 
 def test_what_is_found_after_an_error_does_not_take_its_place(caplog):
@@ -161,7 +161,7 @@ def test_what_is_found_after_an_error_does_not_take_its_place(caplog):
 
     watching = Watching()
     with pytest.raises(KeyError, match="mine"):
-        trainer(lad.DevicePrefetcher(canary=5), watching, enable_checkpointing=True).fit(
+        trainer(lad.DevicePrefetcher(verify_copies=5), watching, enable_checkpointing=True).fit(
             Recorder(spoil_and_fail), datamodule=datamodule(train=CountingSource())
         )
     assert watching.called
@@ -195,10 +195,10 @@ def test_the_device_is_right_from_the_first_batch(monkeypatch, made, device):
     monkeypatch.setattr(prefetched_loader, "checked_device", torch.device)
     strategy, takeover = Keeping(), Takeover()
     strategy.root_device = torch.device("cuda:1")
-    takeover.attach(run_of(strategy, made()), 2, canary=3)
+    takeover.attach(run_of(strategy, made()), 2, verify_copies=3)
     loader = strategy.process_dataloader(numbers())
     assert str(loader.device) == device
-    assert loader.canary == 3
+    assert loader.verify_copies == 3
     takeover.detach()
 
 

@@ -24,7 +24,7 @@ def test_no_slot_is_lost_in_validation_that_keeps_its_batches(samples, sanity):
     trainer(lad.DevicePrefetcher(), max_epochs=4, num_sanity_val_steps=sanity).fit(model, datamodule=dm)
     assert len(model.seen["val 0"]) == 4
     for batch in kept:
-        assert torch.equal(batch["x"][:, 0].long(), batch["ids"])
+        assert torch.equal(batch["x"][:, 0].long(), batch["index"])
 
 
 class Rows(pl.loggers.logger.DummyLogger):
@@ -54,7 +54,7 @@ def test_a_callback_that_finds_nothing_to_do_says_so():
             return 1
 
         def __iter__(self):
-            return iter([{"x": torch.zeros(1, 1), "ids": torch.tensor([0])}])
+            return iter([{"x": torch.zeros(1, 1), "index": torch.tensor([0])}])
 
     callback = lad.DevicePrefetcher()
     with pytest.warns(UserWarning, match="and training uses neither"):
@@ -73,7 +73,7 @@ def test_after_an_error_a_loader_is_on_its_own_again():
     def fails(stage, batch):
         raise RuntimeError("mine")
 
-    with lad.AsyncLoader(CountingSource(), {"batch_size": BATCH, "with_ids": True}) as loader:
+    with lad.AsyncLoader(CountingSource(), {"batch_size": BATCH, "return_indices": True}) as loader:
         with pytest.raises(RuntimeError, match="mine"):
             trainer(lad.DevicePrefetcher()).fit(Recorder(fails), loader)
         assert not loader.externally_driven
@@ -107,7 +107,7 @@ def test_a_loader_iterated_by_hand_after_a_limited_fit_reads_each_batch_once():
     trainer(limit_train_batches=2).fit(Recorder(), datamodule=dm)
     source.reads.clear()
     loader = dm.train_dataloader()
-    assert [batch["ids"].tolist() for batch in loader] == plan(0)
+    assert [batch["index"].tolist() for batch in loader] == plan(0)
     loader.close()
     assert len(source.reads) <= len(plan(0)) + loader.footprint.budget.slots
 

@@ -48,7 +48,7 @@ class Hooked(pl.LightningModule):
 
     def training_step(self, batch, number):
         self.calls.append(("step", batch["x"].dtype))
-        assert torch.equal(batch["x"][:, 0].long(), batch["ids"])
+        assert torch.equal(batch["x"][:, 0].long(), batch["index"])
         return self.layer(batch["x"][:, :1]).float().mean()
 
     def validation_step(self, batch, number): ...
@@ -102,7 +102,7 @@ def streams(monkeypatch):
 
 
 def on_device(source=None, **options):
-    chosen = {"batch_size": BATCH, "shuffle": True, "with_ids": True, "queue_depth": 3}
+    chosen = {"batch_size": BATCH, "shuffle": True, "return_indices": True, "queue_depth": 3}
     return lad.AsyncLoader(source or CountingSource(), chosen, device="cuda", **options)
 
 
@@ -164,9 +164,9 @@ def test_a_datamodule_that_overrides_the_transfer_is_found_too(streams, caplog):
 
 def test_the_device_of_a_loader_can_be_set_and_the_order_goes_on(streams):
     with on_device() as loader:
-        first = [next(loader)["ids"].tolist() for _ in range(2)]
+        first = [next(loader)["index"].tolist() for _ in range(2)]
         loader.device = "cpu"
-        rest = [batch["ids"].tolist() for batch in itertools.islice(loader, 2)]  # a pass of its own
+        rest = [batch["index"].tolist() for batch in itertools.islice(loader, 2)]  # a pass of its own
         assert first == plan(0)[:2]
         assert rest == plan(1)[:2]
         with pytest.raises(RuntimeError, match="nowhere"):
@@ -177,38 +177,38 @@ def test_the_device_of_a_loader_can_be_set_and_the_order_goes_on(streams):
 def test_what_a_transform_draws_is_the_same_with_and_without_the_callback(callbacks):
     def drawing(batch, rng):
         drawn = -1.0 if rng is None else torch.rand((), generator=rng).item()
-        return batch | {"drawn": torch.full((len(batch["ids"]),), drawn)}
+        return batch | {"drawn": torch.full((len(batch["index"]),), drawn)}
 
     seen = []
-    model = Recorder(lambda stage, batch: seen.append((stage, batch["ids"][0].item(), batch["drawn"][0].item())))
+    model = Recorder(lambda stage, batch: seen.append((stage, batch["index"][0].item(), batch["drawn"][0].item())))
     dm = datamodule(train=CountingSource(), val=CountingSource(), device_transform=drawing)
     trainer(*callbacks(), max_epochs=2, val_check_interval=0.5).fit(model, datamodule=dm)
     with lad.AsyncLoader(
-        CountingSource(), {"batch_size": BATCH, "shuffle": True, "with_ids": True}, device_transform=drawing
+        CountingSource(), {"batch_size": BATCH, "shuffle": True, "return_indices": True}, device_transform=drawing
     ) as loader:
-        by_hand = [("train", b["ids"][0].item(), b["drawn"][0].item()) for _ in range(2) for b in loader]
+        by_hand = [("train", b["index"][0].item(), b["drawn"][0].item()) for _ in range(2) for b in loader]
     assert [each for each in seen if each[0] == "train"] == by_hand
     assert {drawn for stage, _, drawn in seen if stage != "train"} == {-1.0}
 
 
-# -- the canary --------------------------------------------------------------------------------------------------------
+# -- copy verification -------------------------------------------------------------------------------------------------
 
 
 def test_the_callback_gives_every_loader_a_canary():
     dm = datamodule(train=CountingSource(), val=CountingSource())
     loaders = []
     model = Recorder(lambda stage, batch: loaders.extend(dm._loaders))
-    trainer(lad.DevicePrefetcher(canary=3), max_epochs=2).fit(model, datamodule=dm)
-    assert {loader.canary for loader in loaders} == {3}
-    with pytest.raises(ConfigError, match="canary"):
-        lad.DevicePrefetcher(canary=-1)
+    trainer(lad.DevicePrefetcher(verify_copies=3), max_epochs=2).fit(model, datamodule=dm)
+    assert {loader.verify_copies for loader in loaders} == {3}
+    with pytest.raises(ConfigError, match="verify_copies"):
+        lad.DevicePrefetcher(verify_copies=-1)
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 def test_a_canary_of_the_loaders_own_is_left_alone(streams):
-    with on_device(canary=2) as loader:
+    with on_device(verify_copies=2) as loader:
         trainer(lad.DevicePrefetcher()).fit(Recorder(), loader)
-        assert loader.canary == 2
+        assert loader.verify_copies == 2
 
 
 def test_what_the_canary_finds_ends_training_and_all_loaders_are_closed():
@@ -217,7 +217,7 @@ def test_what_the_canary_finds_ends_training_and_all_loaders_are_closed():
 
     dm = datamodule(train=CountingSource(), val=CountingSource())
     with pytest.raises(TransferError, match="x of batch 0 of epoch 0 changed"):
-        trainer(lad.DevicePrefetcher(canary=2)).fit(Recorder(spoil), datamodule=dm)
+        trainer(lad.DevicePrefetcher(verify_copies=2)).fit(Recorder(spoil), datamodule=dm)
     assert readers() == []
 
 
@@ -293,7 +293,7 @@ def test_nothing_is_shown_where_no_loader_of_ours_trains():
             return 1
 
         def __iter__(self):
-            return iter([{"x": torch.zeros(1, 1), "ids": torch.tensor([0])}])
+            return iter([{"x": torch.zeros(1, 1), "index": torch.tensor([0])}])
 
     data = Theirs()
     trainer(lad.DevicePrefetcher(), shown, enable_progress_bar=True, log_every_n_steps=1).fit(Recorder(), data)
@@ -399,7 +399,7 @@ def test_reading_ahead_again_changes_nothing(streams):
         loader.read_ahead()
         assert loader.source.read.wait(10)
         loader.read_ahead()
-        assert next(loader)["ids"].tolist() == plan(0)[0]
+        assert next(loader)["index"].tolist() == plan(0)[0]
         loader.read_ahead()  # the next one is on its way to the device
-        assert [next(loader)["ids"].tolist() for _ in range(5)] == plan(0)[1:]
+        assert [next(loader)["index"].tolist() for _ in range(5)] == plan(0)[1:]
         assert loader.source.reads == [*plan(0), *plan(1)][: len(loader.source.reads)]

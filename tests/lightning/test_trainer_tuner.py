@@ -48,7 +48,7 @@ def failing(dm, loaders, wanted, error):
 
     def on_step(stage, batch):
         loaders.extend(dm._loaders)
-        if stage == wanted and batch["ids"].tolist() == second:
+        if stage == wanted and batch["index"].tolist() == second:
             raise error("stop")
 
     return on_step
@@ -110,12 +110,12 @@ def test_a_batch_that_cannot_be_read_ends_training_with_its_samples_named(callba
 
 @with_and_without
 def test_loaders_without_the_datamodule_stay_open_for_their_owner(callbacks):
-    options = {"batch_size": BATCH, "shuffle": True, "with_ids": True}
+    options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
     model = Recorder()
     with lad.AsyncLoader(CountingSource(), options) as train, lad.AsyncLoader(CountingSource(), options) as val:
         trainer(*callbacks(), max_epochs=2, limit_train_batches=3).fit(model, train, val)
         assert model.seen["train"] == [plan(0)[:3], plan(1)[:3]]
-        assert next(iter(train))["ids"].tolist() == plan(2)[0]
+        assert next(iter(train))["index"].tolist() == plan(2)[0]
     assert readers() == []
 
 
@@ -125,7 +125,7 @@ def test_two_ranks_see_every_sample_once_between_them(callbacks):
     seen = []
     for rank in range(2):
         model = Recorder()
-        options = {"batch_size": BATCH, "shuffle": True, "with_ids": True}
+        options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
         with lad.AsyncLoader(CountingSource(), options, rank=rank, world_size=2) as loader:
             trainer(*callbacks(), max_epochs=2).fit(model, loader)
         seen.append(model.seen["train"])
@@ -142,13 +142,13 @@ def test_batches_can_be_differentiated_even_if_they_were_read_while_lightning_fo
     dm, run = datamodule(train=CountingSource(), val=CountingSource()), trainer(*callbacks(), val_check_interval=1)
     run.validate(model, datamodule=dm, verbose=False)
     run.fit(model, datamodule=dm)
-    assert kinds == {(stage, field, False) for stage in ("train", "val 0") for field in ("x", "ids")}
+    assert kinds == {(stage, field, False) for stage in ("train", "val 0") for field in ("x", "index")}
 
 
 @at_every_depth
 def test_each_stage_has_its_transform_applied_once_to_each_batch(callbacks):
     def marked(by):
-        return lambda batch: batch | {"mark": batch.get("mark", torch.zeros(len(batch["ids"]))) + by}
+        return lambda batch: batch | {"mark": batch.get("mark", torch.zeros(len(batch["index"]))) + by}
 
     marks = []
     model = Recorder(lambda stage, batch: marks.append((stage, set(batch["mark"].tolist()))))

@@ -711,7 +711,7 @@ def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
 def test_what_the_canary_finds_about_a_batch_costs_none_of_those_behind_it(streamed, depth):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), depth) as batches:
-        batches.canary = 2
+        batches.verify_copies = 2
         first = next(batches)
         assert first["step"] == 0
         first["x"].numpy()[...] = 7

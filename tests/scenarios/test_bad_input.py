@@ -244,7 +244,7 @@ def test_fields_of_different_lengths_are_named_with_their_lengths(file):
         "different lengths",
         "data has 10",
         "others has 9",
-        "fields={'y': Field('others', via=NAME)}",
+        "fields={'y': Field('others', lookup=NAME)}",
         "rows=",
     ]
     error = refused(FormatError, said, lambda: HDF5Source(file, {"x": "data", "y": "others"}))
@@ -253,9 +253,9 @@ def test_fields_of_different_lengths_are_named_with_their_lengths(file):
 
 def test_what_is_said_of_lengths_that_differ_helps(h5):
     path = h5(signal=np.arange(12), images=np.arange(3.0) * 10, frame=np.arange(12) // 4)
-    said = ["signal has 12", "images has 3", "fields={'y': Field('images', via=NAME)}"]
+    said = ["signal has 12", "images has 3", "fields={'y': Field('images', lookup=NAME)}"]
     refused(FormatError, said, lambda: HDF5Source(path, {"x": "signal", "y": "images"}))
-    source = HDF5Source(path, {"x": "signal", "y": Field("images", via="frame")})
+    source = HDF5Source(path, {"x": "signal", "y": Field("images", lookup="frame")})
     assert source.column("y").tolist() == [0.0] * 4 + [10.0] * 4 + [20.0] * 4
     source.close()
 
@@ -408,7 +408,7 @@ BAD = {
     "memory_budget": [*NO_NUMBER[1:], 0, -1, "4 GB", 1e9],
     "timeout_s": [None, True, "60", [60], 0, -1, 0.0, -0.5, NAN, INFINITY],
     "augment": NO_BOOL,
-    "with_ids": NO_BOOL,
+    "return_indices": NO_BOOL,
     "balance": [True, 0, 2.5, "", ["y"]],
     "weights": [True, 0, 2.5, "", [], {"y": 1}, [[1.0], [2.0]]],
     "epoch_size": [*NO_NUMBER[1:], 0, -1],
@@ -484,11 +484,11 @@ def test_a_misspelt_option_gets_the_near_one_or_all(name, hint):
 # -- options that do not fit the data ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [["ids"], {"ids": "labels"}], ids=["sequence", "mapping"])
+@pytest.mark.parametrize("fields", [["index"], {"index": "labels"}], ids=["sequence", "mapping"])
 def test_a_field_called_ids_cannot_go_with_ids(h5, fields):
     source = HDF5Source(h5(ids=np.arange(10), labels=np.arange(10)), fields)
-    options = LoaderOptions(batch_size=2, with_ids=True)
-    refused(ConfigError, ["with_ids: ", "'ids'", "another key"], lambda: AsyncLoader(source, options))
+    options = LoaderOptions(batch_size=2, return_indices=True)
+    refused(ConfigError, ["return_indices: ", "'index'", "another key"], lambda: AsyncLoader(source, options))
     assert len(AsyncLoader(source, LoaderOptions(batch_size=2))) == 5
 
 

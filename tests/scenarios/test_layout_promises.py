@@ -232,15 +232,15 @@ def test_the_ends_of_a_type_are_in_range(h5, of, to, ends):
 def test_a_field_via_an_index_is_the_row_of_a_small_table(h5, storage, shape, index_type):
     index = np.array([3, 0, 0, 1] * 5, index_type)
     path = h5(age=stored(numbers(shape, "i2"), storage), patient_index=stored(index, storage), data=numbers((ROWS, 2)))
-    model = check(path, {"age": Field("age", via="patient_index"), "x": "data"})
+    model = check(path, {"age": Field("age", lookup="patient_index"), "x": "data"})
     assert_same(model.values["age"][3], model.values["age"][7])
-    check(path, {"age": Field("age", via="patient_index")})
+    check(path, {"age": Field("age", lookup="patient_index")})
 
 
 def test_a_table_may_be_longer_than_the_data(h5):
     path = h5(age=numbers((300,), "f4"), who=np.array([299, 150]))
     assert (
-        check(path, {"age": Field("age", via="who")}).values["age"].tolist()
+        check(path, {"age": Field("age", lookup="who")}).values["age"].tolist()
         == numbers((300,), "f4")[[299, 150]].tolist()
     )
 
@@ -250,9 +250,9 @@ def test_via_goes_with_column_and_dtype(h5):
     check(
         path,
         {
-            "column": Field("table", column=4, via="who"),
-            "cast": Field("table", via="who", dtype="int16"),
-            "both": Field("table", column=2, via="who", dtype="int64"),
+            "column": Field("table", column=4, lookup="who"),
+            "cast": Field("table", lookup="who", dtype="int16"),
+            "both": Field("table", column=2, lookup="who", dtype="int64"),
             "who": "who",
         },
     )
@@ -263,14 +263,14 @@ def test_an_index_that_is_not_in_the_table_is_refused(h5, bad):
     index = np.array([0, 3, 1, 2] * 5)
     index[AT] = bad
     path = h5(age=numbers((4,)), patient_index=index)
-    fields = {"age": Field("age", via="patient_index")}
+    fields = {"age": Field("age", lookup="patient_index")}
     refused_sooner_or_later(SourceError, ["patient_index", AT, bad], path, fields)
 
 
 @pytest.mark.parametrize("index", [np.zeros((ROWS, 1), "i4"), np.zeros(ROWS, "f4"), np.zeros(ROWS, "?")], ids=str)
 def test_an_index_of_anything_but_whole_numbers_on_one_axis_is_refused_at_once(h5, index):
     path = h5(age=numbers((4,)), patient_index=index)
-    refused(AsyncDataError, ["patient_index"], path, {"age": Field("age", via="patient_index")})
+    refused(AsyncDataError, ["patient_index"], path, {"age": Field("age", lookup="patient_index")})
 
 
 # -- unpack ------------------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_packed_values_are_unpacked(h5, of, as_array):
     given = {"scale_factor": np.float64(0.01), "add_offset": np.float64(20.5), "_FillValue": np.array(121, of)[()]}
     for storage in STORAGE:
         set_attributes(path, storage, **{key: np.array([value]) if as_array else value for key, value in given.items()})
-    model = check(path, {storage: Field(storage, unpack=True) for storage in STORAGE}, close=True)
+    model = check(path, {storage: Field(storage, mask_and_scale=True) for storage in STORAGE}, close=True)
     for values in model.values.values():
         assert values.dtype == DELIVERED[of]
         assert (np.isnan(values) == (HOLES == 121)).all()
@@ -314,7 +314,7 @@ def test_each_attribute_counts_by_itself(h5, attributes, of):
     }
     for name in ("data", "line"):
         set_attributes(path, name, **{**attributes, **marks})
-    model = check(path, {"x": Field("data", unpack=True), "y": Field("line", unpack=True)})
+    model = check(path, {"x": Field("data", mask_and_scale=True), "y": Field("line", mask_and_scale=True)})
     assert (np.isnan(model.values["x"]) == np.isin(HOLES, [mark.ravel()[0] for mark in marks.values()])).all()
 
 
@@ -323,7 +323,7 @@ def test_a_fill_value_of_nan_stays_nan(h5):
     values[3, 0] = np.nan
     path = h5(data=values)
     set_attributes(path, "data", _FillValue=np.float32(np.nan), scale_factor=2.0)
-    check(path, {"x": Field("data", unpack=True)})
+    check(path, {"x": Field("data", mask_and_scale=True)})
 
 
 @pytest.mark.parametrize("of", ["i1", "i2", ">i2", "i4"])
@@ -335,8 +335,8 @@ def test_unsigned_reinterprets_what_is_stored(h5, of, said, fill):
     set_attributes(path, "data", _Unsigned=said, scale_factor=0.5)
     if fill is not None:
         set_attributes(path, "data", _FillValue=np.array(fill, of)[()])
-    check(path, {"x": Field("data", unpack=True)})
-    with contextlib.closing(HDF5Source(path, {"x": Field("data", unpack=True)})) as source:
+    check(path, {"x": Field("data", mask_and_scale=True)})
+    with contextlib.closing(HDF5Source(path, {"x": Field("data", mask_and_scale=True)})) as source:
         below_zero = read(source, [1])["x"][0, 1]
     assert below_zero == (-1 if said == "false" else (256 ** np.dtype(of).itemsize - 2) / 2)
 
@@ -345,13 +345,13 @@ def test_unsigned_reinterprets_what_is_stored(h5, of, said, fill):
 def test_unpacked_values_may_be_asked_for_in_another_type(h5, to):
     path = h5(data=HOLES.astype("i2"))
     set_attributes(path, "data", scale_factor=0.5, add_offset=16.0, _FillValue=np.int16(121))
-    check(path, {"x": Field("data", unpack=True, dtype=to)})
+    check(path, {"x": Field("data", mask_and_scale=True, dtype=to)})
 
 
 def test_unpacked_values_become_whole_numbers_only_where_they_are(h5):
     path = h5(data=HOLES.astype("i2"))
     set_attributes(path, "data", scale_factor=2.0, _FillValue=np.int16(121))
-    fields = {"x": Field("data", unpack=True, dtype="int64")}
+    fields = {"x": Field("data", mask_and_scale=True, dtype="int64")}
     for row in (4, 11):
         refused_when_read(SourceError, [path, "data", row], path, fields, [0, row])
     with contextlib.closing(HDF5Source(path, fields)) as source:
@@ -364,9 +364,9 @@ def test_unpacking_goes_with_column_and_via(h5):
     model = check(
         path,
         {
-            "via": Field("table", unpack=True, via="who"),
-            "column": Field("table", unpack=True, via="who", column=1),
-            "cast": Field("table", unpack=True, via="who", column=1, dtype="float64"),
+            "lookup": Field("table", mask_and_scale=True, lookup="who"),
+            "column": Field("table", mask_and_scale=True, lookup="who", column=1),
+            "cast": Field("table", mask_and_scale=True, lookup="who", column=1, dtype="float64"),
         },
     )
     assert np.isnan(model.values["column"]).tolist() == [True, True, False, True, False]
@@ -394,7 +394,7 @@ def test_packed_values_that_are_unpacked_are_not_mentioned(h5, caplog):
     path = h5(unpacked_here=HOLES.astype("i2"))
     set_attributes(path, "unpacked_here", scale_factor=0.5, _FillValue=np.int16(121))
     with caplog.at_level(logging.INFO):
-        check(path, {"x": Field("unpacked_here", unpack=True)})
+        check(path, {"x": Field("unpacked_here", mask_and_scale=True)})
     assert not [record for record in caplog.records if "unpacked_here" in record.getMessage()]
 
 
@@ -671,7 +671,9 @@ def test_a_netcdf_3_file_is_refused_with_the_command_that_converts_it(tmp_path, 
 # -- what is not there -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", [Field("dta", column=1), Field("dta", dtype="f4"), Field("dta", via="who")], ids=str)
+@pytest.mark.parametrize(
+    "field", [Field("dta", column=1), Field("dta", dtype="f4"), Field("dta", lookup="who")], ids=str
+)
 def test_a_dataset_that_is_not_there_is_still_named(h5, field):
     path = h5(data=numbers((ROWS, 3)), who=np.zeros(ROWS, "i4"))
     refused(MissingError, [path, "dta"], path, {"x": field})
@@ -679,7 +681,7 @@ def test_a_dataset_that_is_not_there_is_still_named(h5, field):
 
 def test_an_index_that_is_not_there_is_named(h5):
     path = h5(data=numbers((ROWS, 3)))
-    refused(MissingError, [path, "whoo"], path, {"x": Field("data", via="whoo")})
+    refused(MissingError, [path, "whoo"], path, {"x": Field("data", lookup="whoo")})
 
 
 # -- all of it through the loader --------------------------------------------------------------------------------------
@@ -705,16 +707,16 @@ def hospital(tmp_path_factory):
 
 
 HOSPITAL = {
-    "packed": {"x": Field("scans", unpack=True), "y": "animal"},
+    "packed": {"x": Field("scans", mask_and_scale=True), "y": "animal"},
     "cast": {"x": Field("scans", dtype="float32"), "y": Field("table", column=3, dtype="int64")},
-    "via": {"x": "scans", "age": Field("age", via="who"), "type": "type"},
+    "lookup": {"x": "scans", "age": Field("age", lookup="who"), "type": "type"},
     "sparse": {"x": "X", "y": Field("table", column=0)},
     "ragged": {"x": Field("words", max_length=10), "y": Field("animal", classes=["r", "s", "t"])},
     "everything": {
         "scan": "scans",
-        "packed": Field("scans", unpack=True, dtype="float64"),
+        "packed": Field("scans", mask_and_scale=True, dtype="float64"),
         "row": "table",
-        "age": Field("age", via="who", dtype="float32"),
+        "age": Field("age", lookup="who", dtype="float32"),
         "animal": "animal",
         "type": "type",
         "genes": "X",

@@ -174,16 +174,16 @@ def test_windows_go_with_column_dtype_via_and_unpack(h5):
     fields = {
         "column": Field("table", column=1, window=(0, 4)),
         "cast": Field("table", dtype="float32", window=(-1, 4)),
-        "via": Field("age", via="who", window=(0, 3)),
-        "rows via": Field("place", via="who", window=(-2, 2)),
-        "one via": Field("age", via="who", window=2),
+        "lookup": Field("age", lookup="who", window=(0, 3)),
+        "rows lookup": Field("place", lookup="who", window=(-2, 2)),
+        "one lookup": Field("age", lookup="who", window=2),
         "one column": Field("table", column=0, window=1),
-        "packed": Field("packed", unpack=True, window=(0, 5)),
-        "all": Field("packed", unpack=True, column=1, dtype="float64", window=(-1, 1)),
+        "packed": Field("packed", mask_and_scale=True, window=(0, 5)),
+        "all": Field("packed", mask_and_scale=True, column=1, dtype="float64", window=(-1, 1)),
     }
     model = check(path, fields, stride=2)
-    assert model.values["via"].dtype == np.uint8
-    assert model.values["one via"].dtype == model.values["one column"].dtype == np.int64
+    assert model.values["lookup"].dtype == np.uint8
+    assert model.values["one lookup"].dtype == model.values["one column"].dtype == np.int64
     assert model.values["column"].dtype == np.int16
     assert np.isnan(model.values["packed"]).any()
 
@@ -203,7 +203,7 @@ def test_a_bad_value_in_a_window_is_named_by_its_own_row(h5):
 def test_an_index_that_is_not_in_the_table_is_refused_in_a_window_too(h5):
     who = np.zeros(29, "i4")
     who[13] = 5
-    path, fields = h5(age=numbers((5,)), who=who), {"x": Field("age", via="who", window=(0, 4))}
+    path, fields = h5(age=numbers((5,)), who=who), {"x": Field("age", lookup="who", window=(0, 4))}
     with pytest.raises(SourceError, match=r"(?s)13.*5|5.*13"), contextlib.closing(HDF5Source(path, fields)) as source:
         read(source, [12])
 
@@ -339,7 +339,11 @@ def test_a_group_stands_before_the_names_of_indices_too(h5):
     path = h5(
         **{"train/who": np.array([1, 0, 1]), "train/age": np.array([5, 6]), "age": np.array([7, 8]), "who": [0, 0]}
     )
-    fields = {"here": Field("age", via="who"), "root": Field("/age", via="who"), "far": Field("/age", via="/train/who")}
+    fields = {
+        "here": Field("age", lookup="who"),
+        "root": Field("/age", lookup="who"),
+        "far": Field("/age", lookup="/train/who"),
+    }
     model = check(path, fields, group="train")
     assert [model.values[key].tolist() for key in fields] == [[6, 5, 6], [8, 7, 8], [8, 7, 8]]
 
@@ -663,7 +667,7 @@ WARD = {
         "fields": {"x": Field("audio", window=(0, 10)), "y": Field("stage", window=9)},
         "stride": 10,
     },
-    "stride alone": {"fields": {"x": "audio", "age": Field("age", via="night")}, "stride": 3},
+    "stride alone": {"fields": {"x": "audio", "age": Field("age", lookup="night")}, "stride": 3},
     "mask": {"fields": {"x": "eeg", "y": "stage"}, "layout": "CN", "rows": "train"},
     "indices": {"fields": {"x": Field("audio", window=(-3, 1)), "y": "stage"}, "rows": "order"},
     "rows": {"fields": EEG, "layout": "CN", "rows": np.array([3, 2, 11, 17, 42, 60, 73, 90, 110])},
@@ -671,7 +675,7 @@ WARD = {
         "fields": {
             "eeg": Field("eeg", window=(0, 9), dtype="float32"),
             "next": Field("eeg", window=9),
-            "ages": Field("age", via="night", window=(0, 2)),
+            "ages": Field("age", lookup="night", window=(0, 2)),
             "y": "stage",
         },
         "layout": {"eeg": "CN", "next": "CN"},
@@ -695,7 +699,7 @@ def test_a_pickled_source_gives_the_same_order(ward, shuffle):
     orders = []
     with contextlib.closing(make()) as source:
         for each in (source, pickle.loads(pickle.dumps(source))):
-            options = {"batch_size": 9, "shuffle": shuffle, "with_ids": True, "workers": 0, "shuffle_chunks": 2}
+            options = {"batch_size": 9, "shuffle": shuffle, "return_indices": True, "workers": 0, "shuffle_chunks": 2}
             with contextlib.closing(each), AsyncLoader(each, options) as loader:
-                orders.append([batch["ids"].tolist() for batch in loader])
+                orders.append([batch["index"].tolist() for batch in loader])
     assert orders[0] == orders[1]

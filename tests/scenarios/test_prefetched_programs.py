@@ -460,7 +460,7 @@ def test_an_error_in_a_dataset_ends_the_pass_as_it_does_without(workers, anywher
     with prefetched(loader, device="cpu") as batches:
         for _ in range(2):
             pass_ = iter(batches)
-            assert next(pass_)["ids"].tolist() == [0, 1, 2, 3]
+            assert next(pass_)["index"].tolist() == [0, 1, 2, 3]
             with pytest.raises(KeyError, match="sample 5"):
                 next(pass_)
 
@@ -695,7 +695,7 @@ def test_under_several_ranks_a_loader_that_is_not_dealt_is_refused(two_ranks):
         {"batch_sampler": torch.utils.data.BatchSampler(sampler, 4, False)},
     ):
         with prefetched(DataLoader(data, **options), device="cpu") as batches:
-            assert torch.cat([batch["ids"] for batch in batches]).tolist() == list(range(1, SAMPLES, 2))
+            assert torch.cat([batch["index"] for batch in batches]).tolist() == list(range(1, SAMPLES, 2))
 
 
 def test_one_rank_needs_no_sampler(monkeypatch):
@@ -718,7 +718,7 @@ def test_random_numbers_of_the_program_are_those_of_a_plain_loop(anywhere):
         torch.manual_seed(3)
         loader, seen = wrap(DataLoader(Numbers(), BATCH, shuffle=True, num_workers=1)), []
         for _ in range(3):
-            seen += [(batch["ids"].tolist(), torch.rand(1).item()) for batch in loader]
+            seen += [(batch["index"].tolist(), torch.rand(1).item()) for batch in loader]
         return seen
 
     with contextlib.ExitStack() as stack:
@@ -787,18 +787,18 @@ def test_built_in_transforms_take_what_loaders_give(transformed):
 
 def source(samples=SAMPLES):
     x = np.repeat(np.arange(samples, dtype=np.uint8)[:, None], WIDTH, axis=1)
-    return ArraySource({"x": x, "ids": np.arange(samples)})
+    return ArraySource({"x": x, "index": np.arange(samples)})
 
 
 def flipped(batch, rng):
     """Writes into the batch what was drawn for it."""
-    drawn = torch.full((len(batch["ids"]),), -1.0) if rng is None else torch.rand(len(batch["ids"]), generator=rng)
+    drawn = torch.full((len(batch["index"]),), -1.0) if rng is None else torch.rand(len(batch["index"]), generator=rng)
     return {**batch, "drawn": drawn}
 
 
 def drawn(epochs, **options):
     with AsyncLoader(source(), {"batch_size": 4, "shuffle": "global"}, device_transform=flipped, **options) as loader:
-        return [[(batch["ids"].tolist(), batch["drawn"].tolist()) for batch in loader] for _ in range(epochs)]
+        return [[(batch["index"].tolist(), batch["drawn"].tolist()) for batch in loader] for _ in range(epochs)]
 
 
 def test_what_a_transform_draws_is_keyed_by_epoch_and_batch():
@@ -847,7 +847,7 @@ def test_bytes_become_floats_before_the_step(callbacks, precision):
 
     class Watching(Learner):
         def training_step(self, batch, number):
-            seen.append((batch["x"].dtype, batch["ids"].dtype, batch["ids"].tolist(), batch["x"][:, 0].tolist()))
+            seen.append((batch["x"].dtype, batch["index"].dtype, batch["index"].tolist(), batch["x"][:, 0].tolist()))
             return self.layer(batch["x"]).mean()
 
         test_step = predict_step = None

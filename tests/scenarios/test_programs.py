@@ -273,7 +273,7 @@ def test_no_more_batches_are_alive_than_were_asked_for(pretended):
                 x = torch.full((2, WIDTH), float(number))
                 alive.add(x)
                 most.append(len(alive))
-                yield {"x": x, "ids": torch.full((2,), number)}
+                yield {"x": x, "index": torch.full((2,), number)}
 
     run = Run(0, "", [DevicePrefetcher(2)])
     with prefetched(Counted(), device="cpu") as batches:
@@ -282,19 +282,19 @@ def test_no_more_batches_are_alive_than_were_asked_for(pretended):
 
 
 def test_a_callback_can_be_pickled_before_and_after():
-    callback = DevicePrefetcher(3, canary=2)
+    callback = DevicePrefetcher(3, verify_copies=2)
     assert pickle.loads(pickle.dumps(callback)).device_depth == 3
     fitted(callback=callback)
     forgotten(callback)
     again = pickle.loads(pickle.dumps(callback))
-    assert (again.device_depth, again.canary) == (3, 2)
+    assert (again.device_depth, again.verify_copies) == (3, 2)
     fitted(callback=again)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_canary_of_a_clean_run_is_silent(workers, pretended):
     program = PROGRAMS["loaders of a datamodule"]
-    assert outcome(program, workers, DevicePrefetcher(canary=100)) == plainly(program, workers)
+    assert outcome(program, workers, DevicePrefetcher(verify_copies=100)) == plainly(program, workers)
     sums = [sum(call[0] == "checksum" for call in streams.calls) for streams in pretended]
     assert all(sums), "nobody looked"
 

@@ -132,7 +132,7 @@ def test_a_microscopist_trains_on_some_patients_and_tests_on_others(scans):
         source=src,
         split=THREE,
         groups=r"file:(patient_\d+)",
-        loader=LoaderOptions(batch_size=256, with_ids=True),
+        loader=LoaderOptions(batch_size=256, return_indices=True),
         device_transform={"train": augment, "eval": normalize},
     )
     model = fitted(dm, 3 * 8 * 6, 4, max_epochs=2)
@@ -179,7 +179,7 @@ def test_the_same_from_a_configuration_of_hydra(scans):
             },
             "split": THREE,
             "groups": r"file:(patient_\d+)",
-            "loader": {"batch_size": 64, "with_ids": True, "balance": "y", "epoch_size": 128},
+            "loader": {"batch_size": 64, "return_indices": True, "balance": "y", "epoch_size": 128},
             "val_loader": {"batch_size": 100, "balance": None},
         }
     )
@@ -188,7 +188,7 @@ def test_the_same_from_a_configuration_of_hydra(scans):
     model = fitted(dm, 3 * 8 * 6, 4)
     assert len(model.all("train")) == 128
     assert sorted(model.all("val")) == dm.sources["val"][0].samples.tolist()
-    assert {len(batch["ids"]) for batch in model.seen["val"][:-1]} <= {100}
+    assert {len(batch["index"]) for batch in model.seen["val"][:-1]} <= {100}
     for stage in THREE:
         data, labels = stored(dm.sources[stage][0], model.all(stage), "data", "labels")
         np.testing.assert_array_equal(model.all(stage, "x"), data.transpose(0, 3, 1, 2))
@@ -204,12 +204,12 @@ def test_batches_from_few_chunks_of_one_patient_each_are_said_to_mix_patients_ba
         source=src,
         split=THREE,
         groups=r"file:(patient_\d+)",
-        loader={"batch_size": 16, "shuffle_chunks": chunks, "with_ids": True},
+        loader={"batch_size": 16, "shuffle_chunks": chunks, "return_indices": True},
     )
     assert least <= number_after("groups", str(dm)) <= most
     assert number_after("y", str(dm)) > 0.8
     # What was said is what comes: the patients of a batch, against those of a global shuffle.
-    several = [len(patients(src, batch["ids"].numpy())) for batch in dm.train_dataloader()]
+    several = [len(patients(src, batch["index"].numpy())) for batch in dm.train_dataloader()]
     dm.close()
     assert (np.mean(several) > 8) == (chunks == 1000)
 
@@ -238,7 +238,7 @@ def touched(source, ids):
 
 @pytest.mark.parametrize("groups", ["group", "time"])
 def test_windows_of_recordings_never_cross_a_patient_nor_a_side(rec, groups):
-    dm = AsyncDataModule(source=rec, split=THREE, groups=groups, loader={"batch_size": 32, "with_ids": True})
+    dm = AsyncDataModule(source=rec, split=THREE, groups=groups, loader={"batch_size": 32, "return_indices": True})
     model = fitted(dm, WINDOW, AHEAD)
     assert sorted(model.all("train")) == dm.sources["train"][0].samples.tolist()
     of_side = {stage: touched(rec, model.all(stage)) for stage in THREE}
@@ -251,7 +251,7 @@ def test_windows_of_recordings_never_cross_a_patient_nor_a_side(rec, groups):
         assert all(len({group for group, _ in side}) == len(LONG) for side in of_side.values())
     for stage in THREE:
         for batch in model.seen[stage]:
-            for sample, place in enumerate(rec.locate(batch["ids"].numpy())):
+            for sample, place in enumerate(rec.locate(batch["index"].numpy())):
                 with h5py.File(place.file) as file:
                     values = file[f"{place.group}/data"][place.row : place.row + WINDOW + AHEAD]
                 np.testing.assert_array_equal(batch["x"][sample], values[:WINDOW])
@@ -277,7 +277,7 @@ RARE = np.arange(2000) % 20 == 7  # 95 to 5
 
 
 def balanced(loader=None, **options):
-    given = {"batch_size": 50, "with_ids": True, "balance": "y"}
+    given = {"batch_size": 50, "return_indices": True, "balance": "y"}
     return AsyncDataModule(**{"train": arrays(RARE.astype(int)), "loader": given | (loader or {})} | options)
 
 
@@ -293,14 +293,14 @@ def test_balance_draws_both_classes_as_often_and_leaves_evaluation_alone():
     assert first.tolist() != second.tolist()
     for stage, epochs in [("val", 2), ("test", 1)]:
         assert model.all(stage).tolist() == list(range(2000)) * epochs
-    assert [len(batch["ids"]) for batch in model.seen["val"][:2]] == [300, 300]
-    assert [len(batch["ids"]) for batch in model.seen["test"][:2]] == [50, 50]
+    assert [len(batch["index"]) for batch in model.seen["val"][:2]] == [300, 300]
+    assert [len(batch["index"]) for batch in model.seen["test"][:2]] == [50, 50]
 
 
 def test_every_rare_sample_is_drawn_and_about_as_often_as_any_other_of_its_class():
     dm = balanced({"epoch_size": 20_000})
     with dm.train_dataloader() as loader:
-        drawn = torch.cat([batch["ids"] for batch in loader]).numpy()
+        drawn = torch.cat([batch["index"] for batch in loader]).numpy()
     counts = np.bincount(drawn, minlength=2000)[RARE]
     assert abs(counts.mean() - 100) < 5
     assert counts.min() > 50
@@ -344,7 +344,7 @@ def test_samples_of_weight_0_are_never_drawn_and_the_rest_in_proportion():
 @pytest.mark.parametrize("shuffle", ["global", "chunk"])
 def test_two_ranks_draw_what_one_would_and_share_it(tmp_path, how, shuffle):
     with rare_file(tmp_path) as source:
-        options = {"batch_size": 20, "with_ids": True, "shuffle": shuffle, "shuffle_chunks": 6, "seed": 3, **how}
+        options = {"batch_size": 20, "return_indices": True, "shuffle": shuffle, "shuffle_chunks": 6, "seed": 3, **how}
         whole = ids_of_two_epochs(source, options | {"batch_size": 40})
         ours = [ids_of_two_epochs(source, options, rank=rank, world_size=2) for rank in range(2)]
     for alone, left, right in zip(whole, *ours, strict=True):
@@ -367,7 +367,7 @@ def rare_file(folder, chunk=16):
 def ids_of_two_epochs(source, options, **ranks):
     """The samples of each epoch, in their order."""
     with AsyncLoader(source, options, **ranks) as loader:
-        return [torch.cat([batch["ids"] for batch in loader]).numpy() for _ in range(2)]
+        return [torch.cat([batch["index"] for batch in loader]).numpy() for _ in range(2)]
 
 
 def test_balance_by_chunks_of_gzip_says_so_and_decodes_each_chunk_once(tmp_path):
@@ -395,13 +395,15 @@ def test_overfitting_takes_samples_as_stored_even_where_they_are_drawn():
 def test_weights_of_the_whole_source_point_to_those_of_the_side():
     weights = np.where(RARE, 19.0, 1.0)
     source = arrays(RARE.astype(int))
-    dm = AsyncDataModule(source=source, split=THREE, loader={"batch_size": 50, "weights": weights, "with_ids": True})
+    dm = AsyncDataModule(
+        source=source, split=THREE, loader={"batch_size": 50, "weights": weights, "return_indices": True}
+    )
     with pytest.raises(
         ConfigError, match=r"^weights: there are 2000 for the whole .* \d+ samples; .*weights\[sides\['train'\]"
     ):
         dm.train_dataloader()
     sides = split(source, THREE)
-    options = {"batch_size": 50, "weights": weights[sides["train"].samples], "with_ids": True}
+    options = {"batch_size": 50, "weights": weights[sides["train"].samples], "return_indices": True}
     model = fitted(AsyncDataModule(**sides, loader=options), 1, 2)
     assert set(model.all("train")) <= set(sides["train"].samples.tolist())
     assert abs(RARE[model.all("train")].mean() - 0.5) < 0.07
@@ -539,7 +541,9 @@ class Points(torch.utils.data.Dataset):
 @pytest.mark.parametrize("workers", ["auto", 1])
 def test_a_dataset_of_torch_trains_in_a_trainer(workers):
     dm = AsyncDataModule(
-        source=DatasetSource(Points()), split=THREE, loader={"batch_size": 8, "with_ids": True, "workers": workers}
+        source=DatasetSource(Points()),
+        split=THREE,
+        loader={"batch_size": 8, "return_indices": True, "workers": workers},
     )
     model = fitted(dm, 3, 3, max_epochs=2)
     for stage in THREE:
@@ -568,7 +572,7 @@ def test_files_of_two_clinics_are_trained_on_as_one(h5):
     packed = h5("a.h5", data={"data": values, "chunks": (8, 1), "compression": "gzip"}, labels=np.zeros(100, int))
     plain = h5("b.h5", data=values[:60] + 1000, labels=np.ones(60, int))
     both = ConcatSource([HDF5Source(path, {"x": "data", "y": "labels"}) for path in (packed, plain)])
-    dm = AsyncDataModule(train=both, test=both, loader={"batch_size": 16, "with_ids": True, "balance": "y"})
+    dm = AsyncDataModule(train=both, test=both, loader={"batch_size": 16, "return_indices": True, "balance": "y"})
     model = fitted(dm, 1, 2)
     assert model.all("test").tolist() == list(range(160))
     assert model.all("test", "x")[:, 0].tolist() == [*range(100), *range(1000, 1060)]
@@ -576,7 +580,7 @@ def test_files_of_two_clinics_are_trained_on_as_one(h5):
         assert (sample % 1000, sample >= 1000) == (place.row, place.file == plain)
     assert abs(model.all("train", "y").mean() - 0.5) < 0.2
     sides = split(both, {"train": 0.5, "val": 0.5}, groups=np.arange(160) // 10)
-    again = AsyncDataModule(**sides, loader={"batch_size": 16, "with_ids": True})
+    again = AsyncDataModule(**sides, loader={"batch_size": 16, "return_indices": True})
     seen = fitted(again, 1, 2)
     assert sorted([*seen.all("train"), *seen.all("val")]) == list(range(160))
 
@@ -589,7 +593,7 @@ def test_folds_of_a_users_own_cross_validation(images):
         dm = AsyncDataModule(
             train=SubsetSource(source, fold_of != fold),
             val=SubsetSource(source, np.flatnonzero(fold_of == fold)),
-            loader={"batch_size": 16, "with_ids": True},
+            loader={"batch_size": 16, "return_indices": True},
         )
         model = fitted(dm, 64, 10)
         assert set(fold_of[model.all("train")]) == {0, 1, 2, 3} - {fold}
@@ -616,7 +620,7 @@ def test_cells_of_a_file_of_anndata(tmp_path):
         kind.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
         kind["codes"], kind["categories"] = kinds.astype("i1"), np.array(names, object)
     source = HDF5Source(tmp_path / "cells.h5ad", fields={"x": "X", "y": "obs/cell_type"})
-    dm = AsyncDataModule(source=source, split=THREE, loader={"batch_size": 16, "with_ids": True, "balance": "y"})
+    dm = AsyncDataModule(source=source, split=THREE, loader={"batch_size": 16, "return_indices": True, "balance": "y"})
     assert dm.classes == {"y": tuple(names)}
     model = fitted(dm, 40, dm.num_classes["y"], max_epochs=2)
     for stage in THREE:
@@ -629,7 +633,7 @@ def test_cells_of_a_file_of_anndata(tmp_path):
 
 def test_bytes_that_are_wanted_as_float32_are_float32_batches(images):
     source = HDF5Source(images, {"x": Field("data", dtype="float32"), "y": "labels"})
-    model = fitted(AsyncDataModule(train=source, loader={"batch_size": 16, "with_ids": True}), 64, 10)
+    model = fitted(AsyncDataModule(train=source, loader={"batch_size": 16, "return_indices": True}), 64, 10)
     assert model.all("train", "x").dtype == np.float32
     np.testing.assert_array_equal(model.all("train", "x"), stored(source, model.all("train"), "data")[0])
 

@@ -42,9 +42,9 @@ def test_a_window_of_another_field_than_the_widest_costs_no_sample(h5, window):
     path = h5(frame=frames, action=np.arange(200, dtype="f4"))
     with contextlib.closing(HDF5Source(path, {"x": "frame", "a": Field("action", window=window)})) as source:
         assert ChunkExtents(source.chunks.runs).length == len(source)
-        options = {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 4, "with_ids": True}
+        options = {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 4, "return_indices": True}
         with AsyncLoader(source, options) as loader:
-            seen = np.concatenate([batch["ids"] for batch in loader])
+            seen = np.concatenate([batch["index"] for batch in loader])
     assert sorted(seen.tolist()) == list(range(len(source)))
 
 
@@ -170,7 +170,7 @@ def test_what_is_looked_up_is_laid_out_too_and_held_once_for_all_groups(tmp_path
         file["images"] = numbered((4, 6, 5, 3))
         for number in range(3):
             file[f"p{number}/which"] = np.array([3, 0, 2])
-    fields = {"x": Field("/images", via="which")}
+    fields = {"x": Field("/images", lookup="which")}
     with contextlib.closing(HDF5Source(path, fields, group="p*", layout={"x": "NHWC"})) as source:
         assert source.spec["x"].shape == (3, 6, 5)
         tables = {id(part.fields["x"].conversion.table) for part in source._stored}
@@ -188,7 +188,7 @@ def test_a_fill_value_is_compared_as_it_is_stored(h5, fill, stored):
         file["x"].attrs["_FillValue"], file["x"].attrs["missing_value"] = fill, 1e20
         if stored == "i1":
             file["x"].attrs["_Unsigned"] = "true"
-    with contextlib.closing(HDF5Source(path, {"x": Field("x", unpack=True)})) as source:
+    with contextlib.closing(HDF5Source(path, {"x": Field("x", mask_and_scale=True)})) as source:
         out = np.empty(2, source.spec["x"].dtype)
         source.read_into(np.arange(2), {"x": out})
     assert np.isnan(out).tolist() == [False, True]
@@ -198,7 +198,7 @@ def test_what_is_unpacked_to_float64_is_computed_in_float64(h5):
     path = h5(x=np.array([1234, 77], "i2"))
     with h5py.File(path, "r+") as file:
         file["x"].attrs["scale_factor"], file["x"].attrs["add_offset"] = 0.01, 273.15
-    with contextlib.closing(HDF5Source(path, {"x": Field("x", unpack=True, dtype="float64")})) as source:
+    with contextlib.closing(HDF5Source(path, {"x": Field("x", mask_and_scale=True, dtype="float64")})) as source:
         out = np.empty(2)
         source.read_into(np.arange(2), {"x": out})
     assert out.tolist() == (np.array([1234, 77]) * 0.01 + 273.15).tolist()
@@ -241,4 +241,4 @@ def test_what_is_read_beside_the_fields_is_no_link_into_another_file_either(tmp_
     with pytest.raises(FormatError, match=r"other\.h5"):
         build()
     if use != "column":  # of two values for three rows
-        build(external=True).close()
+        build(allow_external=True).close()

@@ -147,7 +147,7 @@ def test_what_is_no_source_is_refused(build):
 def test_samples_that_are_not_there_are_an_index_error(source, sample):
     for use in (
         lambda samples: read(source, samples),
-        lambda samples: (source.ids if hasattr(source, "ids") else source.locate)(np.array(samples)),
+        lambda samples: (source.ids if hasattr(source, "index") else source.locate)(np.array(samples)),
     ):
         with pytest.raises(IndexError, match=f"sample {sample} of 3 in "):
             use([0, sample])
@@ -495,16 +495,16 @@ def batches_of(source, **options):
 def test_a_loader_reads_subsets_with_ids_of_the_whole(shuffle, workers):
     whole = parted(100, **{"a.h5": 50}, runs=[ChunkRun(50, 8)])
     subset = SubsetSource(SubsetSource(whole, np.arange(50) % 3 > 0), np.arange(5, 30))
-    batches = batches_of(subset, shuffle=shuffle, workers=workers, with_ids=True)
-    ids = np.concatenate([batch["ids"].numpy() for batch in batches])
+    batches = batches_of(subset, shuffle=shuffle, workers=workers, return_indices=True)
+    ids = np.concatenate([batch["index"].numpy() for batch in batches])
     assert np.array_equal(ids, np.concatenate([batch["y"].numpy() for batch in batches]) - 100)
     assert sorted(ids[:25]) == sorted(ids[25:]) == np.flatnonzero(np.arange(50) % 3 > 0)[5:30].tolist()
 
 
-@pytest.mark.parametrize("with_ids", [False, True])
-def test_the_order_is_that_of_any_source_of_that_length(with_ids):
+@pytest.mark.parametrize("return_indices", [False, True])
+def test_the_order_is_that_of_any_source_of_that_length(return_indices):
     both = ConcatSource([numbered(7), numbered(6, 7)])
-    options = {"shuffle": "global", "seed": 5, "with_ids": with_ids}
+    options = {"shuffle": "global", "seed": 5, "return_indices": return_indices}
     found, expected = (batches_of(source, **options) for source in (both, numbered(13)))
     for one, other in zip(found, expected, strict=True):
         assert {key: value.tolist() for key, value in one.items()} == {k: v.tolist() for k, v in other.items()}
@@ -540,7 +540,7 @@ def test_packed_files_are_read_in_part_and_together(packed, shuffle):
         assert both.chunks == whole.chunks
         assert isinstance(both, CachingSource)
         for source, own in ((SubsetSource(whole, mask), np.flatnonzero(mask)), (both, np.arange(300))):
-            batches = batches_of(source, shuffle=shuffle, workers=2, with_ids=True, cache_bytes=10_000)
+            batches = batches_of(source, shuffle=shuffle, workers=2, return_indices=True, cache_bytes=10_000)
             for data, labels, ids in batches:
                 assert np.array_equal(labels, ids)
                 assert np.array_equal(data, np.repeat(np.asarray(labels)[:, None], 50, axis=1))

@@ -491,8 +491,8 @@ def test_a_split_can_be_pickled():
 def test_loaders_of_the_sides_see_every_sample_once(shuffle):
     sides, seen = split(numbered(103), THREE), Counter()
     for side in sides.values():
-        with AsyncLoader(side, {"batch_size": 8, "shuffle": shuffle, "with_ids": True}) as loader:
+        with AsyncLoader(side, {"batch_size": 8, "shuffle": shuffle, "return_indices": True}) as loader:
             for batch in loader:
-                assert batch["y"].tolist() == batch["ids"].tolist()
-                seen.update(batch["ids"].tolist())
+                assert batch["y"].tolist() == batch["index"].tolist()
+                seen.update(batch["index"].tolist())
     assert seen == Counter(range(103))

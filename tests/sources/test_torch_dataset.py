@@ -161,15 +161,15 @@ def test_batches_are_those_of_a_dataloader(name, workers):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("kind", [Given, Together])
 def test_the_order_is_that_of_any_source(workers, shuffle, kind):
-    options = LoaderOptions(batch_size=4, shuffle=shuffle, seed=3, with_ids=True, workers=workers)
+    options = LoaderOptions(batch_size=4, shuffle=shuffle, seed=3, return_indices=True, workers=workers)
     dataset = kind(lambda number: {"y": number * 7})
     arrays = ArraySource({"y": np.arange(LENGTH) * 7})
     with AsyncLoader(DatasetSource(dataset), options) as loader, AsyncLoader(arrays, options) as other:
         for _ in range(2):
             got, wanted = list(loader), list(other)
-            assert [batch["ids"].tolist() for batch in got] == [batch["ids"].tolist() for batch in wanted]
+            assert [batch["index"].tolist() for batch in got] == [batch["index"].tolist() for batch in wanted]
             assert [batch["y"].tolist() for batch in got] == [batch["y"].tolist() for batch in wanted]
-            assert all(torch.equal(batch["y"], batch["ids"] * 7) for batch in got)
+            assert all(torch.equal(batch["y"], batch["index"] * 7) for batch in got)
 
 
 @given(st.lists(st.integers(0, LENGTH - 1), max_size=40), st.booleans())
@@ -181,7 +181,7 @@ def test_samples_come_in_any_order_and_repeated(samples, together):
 
 
 def test_ids_and_places():
-    with AsyncLoader(DatasetSource(DATASETS["named"]), LoaderOptions(batch_size=4, with_ids=True)) as loader:
+    with AsyncLoader(DatasetSource(DATASETS["named"]), LoaderOptions(batch_size=4, return_indices=True)) as loader:
         images, labels, ids = next(loader)
     assert torch.equal(images, IMAGES[ids])
     assert torch.equal(labels, ids)

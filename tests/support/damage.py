@@ -193,10 +193,10 @@ def passes(path):
     source = HDF5Source(path, {"data": "data", "labels": "labels"}, index_cache=False)
     try:
         for shuffle in ("none", "chunk"):
-            options = {"batch_size": 5, "workers": 0, "shuffle": shuffle, "with_ids": True, "drop_last": False}
+            options = {"batch_size": 5, "workers": 0, "shuffle": shuffle, "return_indices": True, "drop_last": False}
             with AsyncLoader(source, {**options, "memory_budget": 2**28}) as loader:
                 for step, batch in enumerate(loader):
-                    ids = batch["ids"].tolist()
+                    ids = batch["index"].tolist()
                     yield ids, {key: batch[key].numpy().copy() for key in batch if key != "ids"}
                     if step > 20:
                         break

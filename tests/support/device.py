@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
-from lit_async_data.device.canary import Canary
+from lit_async_data.device.copy_verifier import CopyVerifier
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.host.memory import allocated
@@ -41,7 +41,7 @@ def write_numbers(epoch, samples, out):
 
 
 @contextlib.contextmanager
-def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=StreamQueue, workers=1, canary=0):
+def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=StreamQueue, workers=1, verify_copies=0):
     schedule = Schedule(
         lambda epoch: EpochPlan(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, epoch=epoch), shuffled=True
     )
@@ -56,7 +56,9 @@ def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=Stre
         most_slots=4 if workers else 2,
         timeout_s=30,
     )
-    made = queue(SlotFeed(pipeline), streams, depth, transform, Canary(canary, streams) if canary else None)
+    made = queue(
+        SlotFeed(pipeline), streams, depth, transform, CopyVerifier(verify_copies, streams) if verify_copies else None
+    )
     try:
         yield made
     finally:

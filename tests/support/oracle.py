@@ -98,12 +98,12 @@ def table_of(file, group, field, layout):
         order = [letter for letter in "NC" if letter in layout]
         order += [letter for letter in layout if letter not in order]
         values = values.transpose([layout.index(letter) for letter in order])
-    if field.unpack:
+    if field.mask_and_scale:
         values = unpacked(values, stored.attrs)
     if field.column is not None:
         values = values[:, field.column]
-    if field.via is not None:
-        values = np.stack([values[number] for number in file[inside(group, field.via)][...]])
+    if field.lookup is not None:
+        values = np.stack([values[number] for number in file[inside(group, field.lookup)][...]])
     return (values,)
 
 
@@ -262,7 +262,7 @@ def check_loader(path, fields, *, shuffle, workers, passes=2, **options):
     model = Model(path, fields, **options)
     numbers = {place(where): number for number, where in enumerate(model.places)}
     assert len(numbers) == len(model)
-    asked = LoaderOptions(batch_size=7, shuffle=shuffle, shuffle_chunks=2, workers=workers, with_ids=True)
+    asked = LoaderOptions(batch_size=7, shuffle=shuffle, shuffle_chunks=2, workers=workers, return_indices=True)
     with (
         contextlib.closing(HDF5Source(path, fields, **options)) as source,
         AsyncLoader(source, asked) as loader,
@@ -270,7 +270,7 @@ def check_loader(path, fields, *, shuffle, workers, passes=2, **options):
         for _ in range(passes):
             seen = []
             for batch in loader:
-                where = [numbers[place(location)] for location in source.locate(batch["ids"].numpy())]
+                where = [numbers[place(location)] for location in source.locate(batch["index"].numpy())]
                 for key, wanted in model.values.items():
                     assert_same(batch[key].numpy(), wanted[where])
                 seen += where

@@ -167,7 +167,7 @@ def one_loader_for_training_and_validation(run):
 def what_is_no_dataloader_beside_one_that_is(run):
     class Batches:
         def __iter__(self):
-            return ({"x": torch.full((2, WIDTH), float(n)), "ids": torch.tensor([n, n])} for n in range(len(self)))
+            return ({"x": torch.full((2, WIDTH), float(n)), "index": torch.tensor([n, n])} for n in range(len(self)))
 
         def __len__(self):
             return 3
@@ -182,7 +182,7 @@ def what_is_no_dataloader_beside_one_that_is(run):
 @program
 def ours_beside_theirs(run):
     x = np.repeat(np.arange(VAL, VAL + 6, dtype=np.float32)[:, None], WIDTH, axis=1)
-    source = ArraySource({"x": x, "ids": np.arange(VAL, VAL + 6)})
+    source = ArraySource({"x": x, "index": np.arange(VAL, VAL + 6)})
     with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False)) as loader:
         run.fit(run.load(shuffle=True), [loader, run.val()], max_epochs=2)
 
@@ -421,7 +421,7 @@ def an_error_in_a_dataset(run, kind):
 @program
 def an_error_in_a_collate(run):
     def collate(samples):
-        if samples[0]["ids"] == 8:
+        if samples[0]["index"] == 8:
             raise BrokenError("collate")
         return torch.utils.data.default_collate(samples)
 
@@ -510,7 +510,7 @@ def loaders_and_callbacks_of_one_trainer_in_another(run):
     run.fit(train, val, max_epochs=2)
     run.fit(train, val)
     run.trainer().test(run.model, train, verbose=False)
-    run.note(iterated=[batch["ids"].tolist() for batch in val])
+    run.note(iterated=[batch["index"].tolist() for batch in val])
 
 
 @program
@@ -618,7 +618,7 @@ HOOKS = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_
 def batch_hooks(run, hooks):
     def hook(name):
         def called(self, batch, *rest):
-            run.note(name, sorted(batch), batch["ids"].tolist(), rest[-1])
+            run.note(name, sorted(batch), batch["index"].tolist(), rest[-1])
             batch = getattr(Learner, name)(self, batch, *rest)
             return batch if name == HOOKS[1] else {**batch, name: 1}
 
@@ -633,11 +633,11 @@ def batch_hooks(run, hooks):
 def batch_hooks_of_a_datamodule(run):
     class Moving(Theirs):
         def transfer_batch_to_device(self, batch, device, loader):
-            run.note("transfer", batch["ids"].tolist(), str(device), loader)
+            run.note("transfer", batch["index"].tolist(), str(device), loader)
             return super().transfer_batch_to_device(batch, device, loader)
 
         def on_after_batch_transfer(self, batch, loader):
-            run.note("after", batch["ids"].tolist(), loader)
+            run.note("after", batch["index"].tolist(), loader)
             return batch
 
     run.trainer(max_epochs=2).fit(run.model, datamodule=Moving(run))

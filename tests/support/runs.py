@@ -56,7 +56,7 @@ class Numbers(Dataset):
     def __getitem__(self, number):
         if number == self.fails_at:
             raise KeyError(f"sample {number}")
-        return {"x": torch.full((WIDTH,), float(self.first + number)), "ids": self.first + number}
+        return {"x": torch.full((WIDTH,), float(self.first + number)), "index": self.first + number}
 
 
 class Stream(IterableDataset):
@@ -66,7 +66,7 @@ class Stream(IterableDataset):
         self.samples = samples
 
     def __iter__(self):
-        return ({"x": torch.full((WIDTH,), float(n)), "ids": n} for n in range(self.samples))
+        return ({"x": torch.full((WIDTH,), float(n)), "index": n} for n in range(self.samples))
 
 
 class Learner(pl.LightningModule):
@@ -83,8 +83,8 @@ class Learner(pl.LightningModule):
     def see(self, stage, batch, number, loader=0):
         if self.trainer.sanity_checking:
             stage = "sanity"
-        assert torch.equal(batch["x"], batch["ids"][:, None].to(batch["x"]).expand_as(batch["x"]))
-        self.journal.append((stage, loader, number, batch["ids"].tolist()))
+        assert torch.equal(batch["x"], batch["index"][:, None].to(batch["x"]).expand_as(batch["x"]))
+        self.journal.append((stage, loader, number, batch["index"].tolist()))
         self.on_step(stage, number)
 
     def loss(self, batch):
@@ -94,7 +94,7 @@ class Learner(pl.LightningModule):
         self.see("train", batch, number)
         loss = self.loss(batch)
         self.losses.append(loss.item())
-        self.log("loss", loss.detach(), on_step=True, on_epoch=True, batch_size=len(batch["ids"]))
+        self.log("loss", loss.detach(), on_step=True, on_epoch=True, batch_size=len(batch["index"]))
         return loss
 
     def validation_step(self, batch, number, dataloader_idx=0):
@@ -106,7 +106,7 @@ class Learner(pl.LightningModule):
 
     def predict_step(self, batch, number, dataloader_idx=0):
         self.see("predict", batch, number, dataloader_idx)
-        return batch["ids"]
+        return batch["index"]
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)

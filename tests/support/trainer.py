@@ -60,8 +60,8 @@ class Recorder(pl.LightningModule):
     def see(self, stage, batch, number):
         if number == 0:
             self.seen[stage].append([])
-        self.seen[stage][-1].append(batch["ids"].tolist())
-        assert torch.equal(batch["x"], batch["ids"][:, None].float().expand_as(batch["x"]))
+        self.seen[stage][-1].append(batch["index"].tolist())
+        assert torch.equal(batch["x"], batch["index"][:, None].float().expand_as(batch["x"]))
         self.on_step(stage, batch)
 
     def training_step(self, batch, number):
@@ -77,7 +77,7 @@ class Recorder(pl.LightningModule):
 
     def predict_step(self, batch, number, dataloader_idx=0):
         self.see(f"predict {dataloader_idx}", batch, number)
-        return batch["ids"]
+        return batch["index"]
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
@@ -90,7 +90,7 @@ def trainer(*callbacks, **options):
 
 
 def datamodule(loader=None, **options):
-    basic = {"batch_size": BATCH, "shuffle": True, "queue_depth": QUEUE, "with_ids": True, "timeout_s": 30}
+    basic = {"batch_size": BATCH, "shuffle": True, "queue_depth": QUEUE, "return_indices": True, "timeout_s": 30}
     return lad.AsyncDataModule(**options, loader=basic | (loader or {}))
 
 

@@ -52,8 +52,8 @@ class HDF5Source:
         memory_map: Whether files may be mapped. Without, they are read by ``pread``, a little slower where samples are
             small, and what lies scattered by h5py; a file that another process truncates is then an error and not the
             end of this process.
-        external: Whether datasets may take values from other files: virtual datasets, links into other files, values
-            stored outside. These files must be there, and are read through h5py.
+        allow_external: Whether datasets may take values from other files: virtual datasets, links into other files,
+            values stored outside. These files must be there, and are read through h5py.
 
     Values are delivered as stored: uint8 stays uint8. Only integer fields without any axis but N become int64, which
     is what torch's losses take. Channels-last data are delivered as a view in that memory format; no byte is moved.
@@ -89,9 +89,9 @@ class HDF5Source:
         stride: int | None = None,
         index_cache: Path | bool = "auto",
         memory_map: bool = True,
-        external: bool = False,
+        allow_external: bool = False,
     ) -> None:
-        for name, given in {"memory_map": memory_map, "external": external}.items():
+        for name, given in {"memory_map": memory_map, "allow_external": allow_external}.items():
             if not isinstance(given, bool):
                 raise ConfigError(f"{name}: {given!r} is not true or false")
         chosen, as_mapping = chosen_fields(fields)
@@ -101,7 +101,7 @@ class HDF5Source:
             group=group,
             rows=rows if isinstance(rows, str) else None,
             stride=checked_stride(stride, rows),
-            external=external,
+            allow_external=allow_external,
         )
         self._names = chosen_files(path)
         self.paths = list(self._names)
@@ -121,7 +121,7 @@ class HDF5Source:
         self._spec = BatchSpec(specs, as_mapping=as_mapping)
         self._widest = widest(parts[0])
         self._lies = locality(self._stored, self._widest)
-        self._memory_map, self._external = memory_map, external
+        self._memory_map, self._allow_external = memory_map, allow_external
         self._reader = self._made_reader()
 
     def _made_reader(self) -> PartReaders:
@@ -201,7 +201,7 @@ class HDF5Source:
             out = np.empty(len(self), self._spec[name].dtype)
             self.read_into(np.arange(len(self)), {name: out})
             return out
-        return np.concatenate([part.column(name, external=self._external) for part in self._stored])
+        return np.concatenate([part.column(name, allow_external=self._allow_external) for part in self._stored])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read samples into arrays; see `Source.read_into`.

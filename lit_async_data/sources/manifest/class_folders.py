@@ -106,7 +106,8 @@ def _check_no_links(folders: Iterable[str]) -> None:
     for folder in folders:
         if os.path.islink(folder):
             raise ConfigError(
-                f"from_folder: {shown(folder)} is a link to a folder; say outside=True to follow it, or remove it",
+                f"from_folder: {shown(folder)} is a link to a folder; write allow_outside_root=True to "
+                "follow it, or remove it",
                 file=folder,
             )
 

@@ -106,8 +106,8 @@ class LabelField:
         message = (
             f"{shown(name)} is not one of the {len(classes)} classes ({listed}) of training. If this column is a "
             f'label, name all its classes: {{"name": {json.dumps(column)}, "classes": [...]}}. If it only says whose '
-            "samples these are, such as a patient, leave it out of fields: with_ids=true adds sample numbers to each "
-            f"batch, and source.column({column!r})[batch['ids']] looks up its text"
+            "samples these are, such as a patient, leave it out of fields: return_indices=true adds sample numbers "
+            f"to each batch, and source.column({column!r})[batch['index']] looks up its text"
         )
         return self.origin.error(message, row=row, column=column)
 

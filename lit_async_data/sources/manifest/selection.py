@@ -14,7 +14,7 @@ from lit_async_data.sources.manifest.column import Column
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 # Of a manifest, and of images in it.
-OPTIONS = ["root", "id", "filters", "check", "outside", "table_cache", "delimiter", "encoding"]
+OPTIONS = ["root", "id", "filters", "check_files", "allow_outside_root", "table_cache", "delimiter", "encoding"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
 # Which files are looked at before training.
@@ -54,7 +54,7 @@ def root_of(table: Any) -> str:
     return str(os.path.dirname(path))
 
 
-def check_options(root: Any, id: Any, check: Any, *, outside: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
+def check_options(root: Any, id: Any, check_files: Any, *, allow_outside_root: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
     """Make sure that options are what they must be.
 
     Raises:
@@ -64,8 +64,8 @@ def check_options(root: Any, id: Any, check: Any, *, outside: Any, image: Mappin
         raise ConfigError(f"root: {root!r} is not a folder")
     if not (id is None or (isinstance(id, str) and id)):
         raise ConfigError(f"id: {id!r} is not the name of a column")
-    if not isinstance(outside, bool):
-        raise ConfigError(f"outside: {outside!r} is not true or false")
-    if check not in CHECKS:
-        raise ConfigError(f"check: {check!r} is not one of {', '.join(CHECKS)}")
+    if not isinstance(allow_outside_root, bool):
+        raise ConfigError(f"allow_outside_root: {allow_outside_root!r} is not true or false")
+    if check_files not in CHECKS:
+        raise ConfigError(f"check_files: {check_files!r} is not one of {', '.join(CHECKS)}")
     check_names(image, OPTIONS)

@@ -27,8 +27,7 @@ from lit_async_data.sources.manifest.table.header import NoColumnError
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_cache import TableCache
 from lit_async_data.sources.manifest.table.table_reader import TableReader
-from lit_async_data.sources.manifest.validation import Check
-from lit_async_data.sources.manifest.validation import check as looked_at
+from lit_async_data.sources.manifest.validation import Check, check_paths
 from lit_async_data.sources.places import Places, check_range, whole_numbers
 
 
@@ -51,10 +50,10 @@ class ManifestSource:
             folder.
         id: Column of what samples are called, as text; no two may be the same. Errors and `locate` say it.
         filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
-        check: Which files are looked at now: ``"first"`` those of the first sample, and a few others where all must
-            have one shape; ``"all"``, with a progress bar; or ``"none"``. What is wrong with others is said when they
-            are read. HDF5 files are opened in any case.
-        outside: Whether paths, and links on them, may leave ``root``.
+        check_files: Which files are checked now: ``"first"`` those of the first sample, and a few others where all
+            must have one shape; ``"all"``, with a progress bar; or ``"none"``. A file that is not checked raises its
+            error when it is read. HDF5 files are opened in any case.
+        allow_outside_root: Whether paths, and links on them, may leave ``root``.
         table_cache: A folder in which the columns that are used are kept as they are held, of tables in files from a
             million rows on: the next source maps them, and all processes of a machine share one copy. They are read
             anew when a file has changed; what nobody needs any more is yours to delete.
@@ -95,26 +94,28 @@ class ManifestSource:
         root: str | os.PathLike[str] | None = None,
         id: str | None = None,  # noqa: A002  # what people call it
         filters: Sequence[Sequence[Any]] | None = None,
-        check: Check = "first",
-        outside: bool = False,
+        check_files: Check = "first",
+        allow_outside_root: bool = False,
         table_cache: str | os.PathLike[str] | None = None,
         delimiter: str | None = None,
         encoding: str | None = None,
         **image: Any,
     ) -> None:
-        check_options(root, id, check, outside=outside, image=image)
+        check_options(root, id, check_files, allow_outside_root=allow_outside_root, image=image)
         shape = ImageShape(**image)
         columns, as_mapping = chosen_columns(fields, shape)
         form = TextForm.of(delimiter, encoding)
         self._given, self._name = TableReader(table, filters, TableCache(table_cache), form), ""
-        place = RootDirectory(root_of(table) if root is None else os.fspath(root), outside=outside)
+        place = RootDirectory(
+            root_of(table) if root is None else os.fspath(root), allow_outside_root=allow_outside_root
+        )
         self._fields = Fields(columns, self._given, place, id)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
             given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
             hint = "say kind: image of a column of paths that do not end as images do"
             raise ConfigError(f"image_size: none of the fields holds paths of images: {given}; {hint}")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
-        looked_at(check, self._fields.files, self._fields.stored, self._fields.entries)
+        check_paths(check_files, self._fields.files, self._fields.stored, self._fields.entries)
 
     @classmethod
     def from_folder(
@@ -126,7 +127,7 @@ class ManifestSource:
             root: A folder that holds a folder for each class. Hidden files are left out, and so are files of other
                 kinds, which a warning counts.
             fields: As for the class, over the columns ``path`` and ``label``; None: ``{"x": "path", "y": "label"}``.
-            **options: As for the class; with ``outside`` links to folders are followed.
+            **options: As for the class; with ``allow_outside_root`` links to folders are followed.
 
         Raises:
             ConfigError: It is no folder, holds none, or those of stages (``train``, ``val``), not of classes.
@@ -146,7 +147,7 @@ class ManifestSource:
         """
         check_names(options, OPTIONS)
         path = os.path.abspath(os.path.expanduser(root))
-        table = class_folders(path, links=bool(options.get("outside")))
+        table = class_folders(path, links=bool(options.get("allow_outside_root")))
         made = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
         made._name = path
         return made

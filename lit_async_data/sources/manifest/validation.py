@@ -32,7 +32,7 @@ _ROWS = 256
 _NAMED = 5
 
 
-def check(how: Check, fields: Mapping[str, FileField], stored: Sequence[HDF5Fields], entries: Rows) -> None:
+def check_paths(how: Check, fields: Mapping[str, FileField], stored: Sequence[HDF5Fields], entries: Rows) -> None:
     """Look at files, as much as is asked for.
 
     Args:

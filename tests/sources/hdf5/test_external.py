@@ -53,7 +53,7 @@ def read(source, rows):
 @KINDS
 def test_values_of_other_files_are_refused_and_it_is_said_how_to_allow_them(here, kind):
     kind(here)
-    with pytest.raises(FormatError, match=r"or allow it with external=True") as caught:
+    with pytest.raises(FormatError, match=r"or allow it with allow_external=True") as caught:
         HDF5Source("x.h5", ["data"])
     assert caught.value.dataset in ("data", "/data", "/there")
 
@@ -62,7 +62,7 @@ def test_values_of_other_files_are_refused_and_it_is_said_how_to_allow_them(here
 @pytest.mark.parametrize("memory_map", [True, False])
 def test_where_they_are_allowed_they_come_out_right(here, kind, memory_map):
     kind(here)
-    source = HDF5Source("x.h5", ["data"], external=True, memory_map=memory_map)
+    source = HDF5Source("x.h5", ["data"], allow_external=True, memory_map=memory_map)
     assert source.chunks.reading == "locked"
     with AsyncLoader(source, {"batch_size": 5, "shuffle": "none", "workers": 2}) as loader:
         assert np.concatenate([batch for (batch,) in loader]).tolist() == VALUES.tolist()
@@ -75,7 +75,7 @@ def test_one_that_is_missing_is_an_error_when_the_source_is_built(here, kind):
     kind(here)
     (here / "other.h5").unlink()
     with pytest.raises(MissingError, match=r"other\.h5"):
-        HDF5Source("x.h5", ["data"], external=True)
+        HDF5Source("x.h5", ["data"], allow_external=True)
 
 
 def test_a_dataset_that_is_missing_there_is_an_error_too(here):
@@ -83,7 +83,7 @@ def test_a_dataset_that_is_missing_there_is_an_error_too(here):
     with h5py.File(here / "other.h5", "r+") as file:
         del file["there"]
     with pytest.raises(MissingError, match=r"takes values from .*other.h5:/there, which cannot be opened"):
-        HDF5Source("x.h5", ["data"], external=True)
+        HDF5Source("x.h5", ["data"], allow_external=True)
 
 
 def test_what_is_missing_two_files_further_is_an_error_too(here):
@@ -94,11 +94,11 @@ def test_what_is_missing_two_files_further_is_an_error_too(here):
         layout[:] = h5py.VirtualSource(other, "there", (12, 5))
         with h5py.File(here / name, "w") as file:
             file.create_virtual_dataset("there", layout)
-    source = HDF5Source("a.h5", ["there"], external=True)
+    source = HDF5Source("a.h5", ["there"], allow_external=True)
     assert [path.rpartition("/")[2] for path, _ in source._stored[0].fields["there"].stored.others] == ["b.h5", "c.h5"]
     (here / "c.h5").unlink()
     with pytest.raises(MissingError, match=r"takes values from c\.h5, which is not in"):
-        HDF5Source("a.h5", ["there"], external=True)
+        HDF5Source("a.h5", ["there"], allow_external=True)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_a_part_of_the_same_file_must_be_there_and_be_another(here, taken, error
     with h5py.File(here / "x.h5", "w") as file:
         file.create_virtual_dataset("data", layout)
     with pytest.raises(error, match=said):
-        HDF5Source("x.h5", ["data"], external=True)
+        HDF5Source("x.h5", ["data"], allow_external=True)
 
 
 @KINDS
 def test_one_that_changes_is_an_error_when_it_is_read(here, kind):
     kind(here)
-    source = HDF5Source("x.h5", ["data"], external=True)
+    source = HDF5Source("x.h5", ["data"], allow_external=True)
     with open(here / "other.h5", "ab") as file:
         file.write(b"more")
     with pytest.raises(ChangedError, match=r"other.h5 grew from"):
@@ -141,11 +141,11 @@ def test_files_named_by_a_pattern_are_refused(here):
         h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_FLOAT, space, dcpl=properties)
     assert layout.shape == (2, 5)
     with pytest.raises(FormatError, match=r"by a pattern, part%b.h5|there are no samples"):
-        HDF5Source("x.h5", ["data"], external=True)
+        HDF5Source("x.h5", ["data"], allow_external=True)
 
 
 @pytest.mark.parametrize("wrong", [None, 1, "yes"])
 def test_external_is_true_or_false(here, wrong):
     linked(here)
-    with pytest.raises(ConfigError, match=r"^external: .* is not true or false"):
-        HDF5Source("x.h5", ["data"], external=wrong)
+    with pytest.raises(ConfigError, match=r"^allow_external: .* is not true or false"):
+        HDF5Source("x.h5", ["data"], allow_external=wrong)

@@ -113,7 +113,7 @@ def test_values_in_another_file_are_compared_too(tmp_path):
         file["data"] = VALUES
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["data"] = h5py.ExternalLink("other.h5", "data")
-    source = HDF5Source(str(tmp_path / "x.h5"), ["data"], external=True)
+    source = HDF5Source(str(tmp_path / "x.h5"), ["data"], allow_external=True)
     read(source, np.arange(10))
     linked(str(tmp_path / "other.h5"))
     assert (read(source, np.arange(COUNT))["data"] == VALUES).all()

@@ -178,7 +178,7 @@ def test_a_bad_image_is_named_by_row_id_and_path(kind, check, folder):
     make, expected = IMAGES[kind]
     bad = make(folder)
     with pytest.raises(expected) as caught:
-        read(ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check=check), [4, BAD])
+        read(ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check_files=check), [4, BAD])
     if (kind, check) == ("another size", "all"):
         assert_shapes_named(caught.value, "6×4×3", "7×4×3")
     else:
@@ -189,7 +189,7 @@ def test_a_bad_image_is_named_by_row_id_and_path(kind, check, folder):
 @pytest.mark.parametrize("kind", ["missing", "truncated png", "text", "bomb", "pipe", "dots", "link"])
 def test_the_batches_after_a_bad_one_still_come(kind, folder):
     bad = IMAGES[kind][0](folder)
-    source = ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check="none")
+    source = ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check_files="none")
     for workers in (0, 2):
         seen, errors = [], []
         with AsyncLoader(source, LoaderOptions(batch_size=2, shuffle=False, workers=workers)) as loader:
@@ -210,7 +210,7 @@ def test_the_batches_after_a_bad_one_still_come(kind, folder):
 def test_a_file_that_may_not_be_read(folder):
     (folder / "5.png").chmod(0)
     with pytest.raises(SourceError) as caught:
-        ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder, check="all")
+        ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder, check_files="all")
     assert_named(caught.value, "5.png")
 
 
@@ -222,7 +222,7 @@ def test_first_looks_at_the_first_sample_only_where_size_is_given(folder):
     with pytest.raises(MissingError) as caught:
         ManifestSource(first, fields, id="id", root=folder)
     assert_named(caught.value, "gone.png", row=0, id_="a")
-    ManifestSource(first, fields, id="id", root=folder, check="none")
+    ManifestSource(first, fields, id="id", root=folder, check_files="none")
 
 
 @pytest.mark.parametrize(("first", "image_size"), [(1, 4), (0, 4), pytest.param(1, None)])
@@ -231,7 +231,7 @@ def test_all_names_several_at_once(first, image_size, folder):
     fields = {"x": {"name": "path", "image_size": image_size}}
     ids = [f"q-{number:03d}" for number in range(COUNT)]
     with pytest.raises(SourceError) as caught:
-        ManifestSource(pa.table({"id": ids, "path": paths}), fields, id="id", root=folder, check="all")
+        ManifestSource(pa.table({"id": ids, "path": paths}), fields, id="id", root=folder, check_files="all")
     text = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
     for row in range(first, COUNT, 2):
         assert f"row {row}" in text
@@ -240,7 +240,7 @@ def test_all_names_several_at_once(first, image_size, folder):
 
 
 def test_all_is_content_where_all_is_well(folder):
-    source = ManifestSource(table(f"{BAD}.png"), {"x": "path"}, id="id", root=folder, check="all")
+    source = ManifestSource(table(f"{BAD}.png"), {"x": "path"}, id="id", root=folder, check_files="all")
     assert read(source, np.arange(COUNT))["x"][:, 0, 0, 0].tolist() == list(range(COUNT))
 
 
@@ -248,7 +248,7 @@ def test_the_row_is_that_of_the_table_whatever_was_left_out(folder):
     keep = [1.0, None, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     fields = {"x": "path", "k": {"name": "keep", "null": "drop"}}
     given = table("gone.png", keep=keep)
-    source = ManifestSource(given, fields, id="id", root=folder, check="none", filters=[["id", "!=", "q-003"]])
+    source = ManifestSource(given, fields, id="id", root=folder, check_files="none", filters=[["id", "!=", "q-003"]])
     with pytest.raises(MissingError) as caught:
         read(source, [0, 1, 2, 3])
     assert_named(caught.value, "gone.png")
@@ -259,13 +259,13 @@ def test_a_csv_is_named_too(folder):
     lines = [f"q-{number:03d},{number if number != BAD else 'gone'}.png" for number in range(COUNT)]
     (folder / "t.csv").write_text("\n".join(["id,path", *lines]))
     with pytest.raises(MissingError, match=r"t\.csv") as caught:
-        ManifestSource(folder / "t.csv", {"x": "path"}, id="id", check="all")
+        ManifestSource(folder / "t.csv", {"x": "path"}, id="id", check_files="all")
     assert_named(caught.value, "gone.png")
 
 
 def test_a_file_without_an_id_is_named_by_row_and_path(folder):
     with pytest.raises(MissingError, match=r"row 5.*gone\.png"):
-        ManifestSource(table("gone.png"), {"x": "path"}, root=folder, check="all")
+        ManifestSource(table("gone.png"), {"x": "path"}, root=folder, check_files="all")
 
 
 def test_outside_allows_what_is_refused_else(folder):
@@ -273,7 +273,9 @@ def test_outside_allows_what_is_refused_else(folder):
         for old in ("link.png",):
             if (folder / old).is_symlink():
                 (folder / old).unlink()
-        source = ManifestSource(table(make(folder)), {"x": "path"}, root=folder, outside=True, check="all")
+        source = ManifestSource(
+            table(make(folder)), {"x": "path"}, root=folder, allow_outside_root=True, check_files="all"
+        )
         assert read(source, [BAD])["x"].max() == 0
 
 
@@ -281,7 +283,7 @@ def test_links_inside_of_the_root_are_fine(folder):
     (folder / "link.png").symlink_to(folder / "7.png")
     (folder / "there").symlink_to(folder)
     for path in ("link.png", "there/7.png", str(folder / "7.png"), "a/../7.png", "./7.png"):
-        source = ManifestSource(table(path), {"x": "path"}, root=folder, check="none")
+        source = ManifestSource(table(path), {"x": "path"}, root=folder, check_files="none")
         if path == "a/../7.png":  # there is no folder a
             continue
         assert read(source, [BAD])["x"][0, 0, 0, 0] == 7, path
@@ -289,7 +291,7 @@ def test_links_inside_of_the_root_are_fine(folder):
 
 def test_a_root_that_is_a_link_itself(folder):
     (folder.parent / "here").symlink_to(folder)
-    source = ManifestSource(table("7.png"), {"x": "path"}, root=folder.parent / "here", check="all")
+    source = ManifestSource(table("7.png"), {"x": "path"}, root=folder.parent / "here", check_files="all")
     assert read(source, [BAD])["x"][0, 0, 0, 0] == 7
 
 
@@ -301,9 +303,9 @@ def test_a_root_that_is_not_there(folder):
 def test_a_path_of_nothing(folder):
     for bad in ("", " ", "."):
         with pytest.raises(SourceError, match=f"row {BAD}"):
-            read(ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check="none"), [BAD])
+            read(ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check_files="none"), [BAD])
     with pytest.raises(SourceError, match=f"row {BAD}"):
-        read(ManifestSource(table("a\0b.png"), {"x": "path"}, id="id", root=folder, check="none"), [BAD])
+        read(ManifestSource(table("a\0b.png"), {"x": "path"}, id="id", root=folder, check_files="none"), [BAD])
 
 
 def test_a_bomb_by_the_limit_of_ones_own(folder):
@@ -325,7 +327,7 @@ def test_images_of_many_sizes_are_refused_with_ids_and_shapes(folder):
         assert part in str(caught.value)
     # … and one that has another shape.
     assert any(f"q-{number:03d}" in str(caught.value) for number in range(1, COUNT))
-    source = ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder, image_size=(3, 2), check="all")
+    source = ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder, image_size=(3, 2), check_files="all")
     assert source.spec["x"].shape == (3, 3, 2)
 
 
@@ -335,7 +337,7 @@ def test_one_of_another_size_far_behind_is_found_by_all(folder):
     paths[431] = "odd.png"
     ids = [f"n{number}" for number in range(600)]
     with pytest.raises(FormatError, match=r"row 431.*n431.*odd") as caught:
-        ManifestSource(pa.table({"id": ids, "path": paths}), {"x": "path"}, id="id", root=folder, check="all")
+        ManifestSource(pa.table({"id": ids, "path": paths}), {"x": "path"}, id="id", root=folder, check_files="all")
     assert "9" in str(caught.value)
 
 
@@ -386,7 +388,7 @@ def npy_empty(folder):
 def test_a_bad_array_is_named_by_row_id_and_path(make, check, folder):
     make(folder)
     with pytest.raises(SourceError) as caught:
-        read(ManifestSource(table("bad.npy", "npy"), {"x": "path"}, id="id", root=folder, check=check), [BAD])
+        read(ManifestSource(table("bad.npy", "npy"), {"x": "path"}, id="id", root=folder, check_files=check), [BAD])
     if "different shapes" in str(caught.value):
         assert check == "all"
         assert_shapes_named(caught.value, "3 in")
@@ -398,7 +400,7 @@ def test_a_bad_array_is_named_by_row_id_and_path(make, check, folder):
 def test_files_of_other_shapes_are_named_by_path_at_build_too(check, folder):
     npy_of(np.zeros(4, "f4"))(folder)
     with pytest.raises(FormatError) as caught:
-        ManifestSource(table("bad.npy", "npy"), {"x": "path"}, id="id", root=folder, check=check)
+        ManifestSource(table("bad.npy", "npy"), {"x": "path"}, id="id", root=folder, check_files=check)
     assert_named(caught.value, "bad.npy")
 
 
@@ -431,14 +433,14 @@ def stored(tmp_path):
     return tmp_path
 
 
-def hdf5(stored, path="b.h5", row=5, dataset="data", check="none"):
+def hdf5(stored, path="b.h5", row=5, dataset="data", check_files="none"):
     rows = {
         "id": ["p", "q", "r-1"],
         "path": ["a.h5", "b.h5", path],
         "row": [9, 0, row],
         "dataset": ["data", "data", dataset],
     }
-    return ManifestSource(pa.table(rows), {"x": "path"}, id="id", root=stored, check=check)
+    return ManifestSource(pa.table(rows), {"x": "path"}, id="id", root=stored, check_files=check_files)
 
 
 @pytest.mark.parametrize("check", ["all", "none"])
@@ -461,7 +463,7 @@ def hdf5(stored, path="b.h5", row=5, dataset="data", check="none"):
 def test_a_wrong_row_of_an_hdf5_file_is_named(wrong, check, stored):
     assert read(hdf5(stored), [0, 1, 2])["x"].tolist() == [[18, 19], [0, 1], [10, 11]]
     with pytest.raises(SourceError, match=r"row 2") as caught:
-        read(hdf5(stored, check=check, **wrong), [0, 1, 2])
+        read(hdf5(stored, check_files=check, **wrong), [0, 1, 2])
     assert caught.value.row == 2
     if None not in wrong.values():
         assert "r-1" in str(caught.value)
@@ -491,7 +493,7 @@ def test_a_link_that_leaves_the_root_to_an_hdf5_file(stored):
     (stored / "in/link.h5").symlink_to(stored / "b.h5")
     rows = pa.table({"id": ["p", "r-1"], "path": ["a.h5", "link.h5"], "row": [0, 0]})
     with pytest.raises(SourceError, match=r"link\.h5") as caught:
-        read(ManifestSource(rows, {"x": "path"}, id="id", root=stored / "in", check="none"), [0, 1])
+        read(ManifestSource(rows, {"x": "path"}, id="id", root=stored / "in", check_files="none"), [0, 1])
     assert_named(caught.value, "link.h5", row=1, id_="r-1")
 
 
@@ -509,7 +511,7 @@ def test_a_broken_chunk_of_an_hdf5_file_is_named(check, stored):
         file.write(b"\xa5" * 20)
     source = None if check == "all" else hdf5(stored, path="broken.h5")
     with pytest.raises(SourceError) as caught:
-        hdf5(stored, path="broken.h5", check=check) if source is None else read(source, [0, 2])
+        hdf5(stored, path="broken.h5", check_files=check) if source is None else read(source, [0, 2])
     assert_named(caught.value, "broken.h5", row=2, id_="r-1")
 
 
@@ -521,7 +523,7 @@ def test_the_error_of_a_check_holds_the_error_of_each_bad_file(folder, tmp_path)
     bad = [number for number in range(40) if number not in (3, 17, 38)]
     table = pa.table({"id": [f"q-{number:03d}" for number in range(40)], "path": paths})
     with pytest.raises(ManifestError, match="37 files of 40 samples cannot be read") as caught:
-        ManifestSource(table, {"x": "path"}, id="id", root=folder, image_size=2, check="all")
+        ManifestSource(table, {"x": "path"}, id="id", root=folder, image_size=2, check_files="all")
     error = caught.value
     assert "and 32 more" in str(error)
     assert "the attribute errors" in str(error)
@@ -533,9 +535,9 @@ def test_the_error_of_a_check_holds_the_error_of_each_bad_file(folder, tmp_path)
     assert [each.row for each in again.errors] == bad
     with pytest.raises(MissingError) as single:
         ManifestSource(
-            table[2:5], {"x": "path"}, root=folder, image_size=2, filters=[["id", "<", "q-004"]], check="all"
+            table[2:5], {"x": "path"}, root=folder, image_size=2, filters=[["id", "<", "q-004"]], check_files="all"
         )
     assert single.value.errors == (single.value,)  # so that who leaves rows out need not ask how many there are
     # What remains is a source.
     rest = table.take([row for row in range(40) if row not in {each.row for each in error.errors}])
-    assert len(ManifestSource(rest, {"x": "path"}, id="id", root=folder, image_size=2, check="all")) == 3
+    assert len(ManifestSource(rest, {"x": "path"}, id="id", root=folder, image_size=2, check_files="all")) == 3

@@ -507,7 +507,7 @@ def batches(source, epochs=1, **options):
 def test_a_mapping_gives_dicts_and_a_sequence_tuples(folder):
     first = batches(ManifestSource(given(), FIELDS, root=folder))[0][0]
     assert list(first) == ["x", "y", "q"]
-    first = batches(ManifestSource(given(), ["path", "species", "quality"], root=folder), with_ids=True)[0][0]
+    first = batches(ManifestSource(given(), ["path", "species", "quality"], root=folder), return_indices=True)[0][0]
     assert isinstance(first, tuple)
     assert [tuple(each.shape) for each in first] == [(5, 2, 3), (5,), (5,), (5,)]
     assert first[3].tolist() == [0, 1, 2, 3, 4]
@@ -528,12 +528,12 @@ def test_another_label_column_leaves_the_keys_alone(folder):
 def test_every_sample_comes_once_and_with_its_own_label(shuffle, workers, folder):
     source = ManifestSource(given(), FIELDS, root=folder)
     orders = []
-    for epoch in batches(source, 2, shuffle=shuffle, workers=workers, with_ids=True):
-        ids = [sample for batch in epoch for sample in batch["ids"].tolist()]
+    for epoch in batches(source, 2, shuffle=shuffle, workers=workers, return_indices=True):
+        ids = [sample for batch in epoch for sample in batch["index"].tolist()]
         assert sorted(ids) == list(range(COUNT))
         for batch in epoch:
-            assert batch["x"][:, 1, 2].tolist() == batch["ids"].tolist()
-            assert [source.spec["y"].classes[code] for code in batch["y"]] == [SPECIES[row] for row in batch["ids"]]
+            assert batch["x"][:, 1, 2].tolist() == batch["index"].tolist()
+            assert [source.spec["y"].classes[code] for code in batch["y"]] == [SPECIES[row] for row in batch["index"]]
         orders.append(ids)
     assert (orders[0] == orders[1]) == (shuffle == "none")
 
@@ -684,9 +684,9 @@ def test_a_subset_reads_and_names_its_samples(folder):
     subset = SubsetSource(whole, [7, 3, 4])
     assert read(subset, [0, 1, 2])["x"][:, 0, 0].tolist() == [7, 3, 4]
     assert subset.column("quality").tolist() == [QUALITY[7], QUALITY[3], QUALITY[4]]
-    got = batches(subset, with_ids=True, shuffle="chunk")[0][0]
-    assert got["x"][:, 0, 0].tolist() == got["ids"].tolist()
-    assert [where.id for where in subset.locate(got["ids"].numpy())] == [f"{sample:03d}" for sample in got["ids"]]
+    got = batches(subset, return_indices=True, shuffle="chunk")[0][0]
+    assert got["x"][:, 0, 0].tolist() == got["index"].tolist()
+    assert [where.id for where in subset.locate(got["index"].numpy())] == [f"{sample:03d}" for sample in got["index"]]
     assert pickle.loads(pickle.dumps(subset)).column("id").tolist() == ["007", "003", "004"]
 
 
@@ -698,7 +698,9 @@ def test_manifests_one_after_the_other(folder):
     assert read(both, [11, 0, 5])["x"][:, 0, 0].tolist() == [11, 0, 5]
     assert [where.id for where in both.locate([11, 0, 5])] == ["011", "000", "005"]
     assert both.column("id").tolist() == IDS
-    ids = [sample for batch in batches(both, shuffle="chunk", with_ids=True)[0] for sample in batch["ids"].tolist()]
+    ids = [
+        sample for batch in batches(both, shuffle="chunk", return_indices=True)[0] for sample in batch["index"].tolist()
+    ]
     assert sorted(ids) == list(range(COUNT))
 
 
@@ -755,8 +757,8 @@ def test_a_checkpoint_keeps_the_classes():
         ({"resise": "crop"}, "resise: .*resize"),
         ({"image_sise": 4}, "image_sise: .*image_size"),
         ({"chek": "all"}, "chek: .*check"),
-        ({"check": "some"}, "check: 'some'.*first, all, none"),
-        ({"outside": "yes"}, "outside: 'yes'"),
+        ({"check_files": "some"}, "check_files: 'some'.*first, all, none"),
+        ({"allow_outside_root": "yes"}, "allow_outside_root: 'yes'"),
         ({"image_size": 32}, "image_size: "),
         ({"resize": "crop"}, "image_size: missing"),
         ({"image_size": 0}, "image_size: 0"),
@@ -890,10 +892,10 @@ def test_patients_that_are_no_label_stay_out_of_the_fields_and_are_looked_up():
     assert '{"name": "patient", "classes": [...]}' in message
     val = ManifestSource(table, given, filters=[["fold", "==", 2]]).with_classes({"patient": ["p0"]})
     assert val.column("patient").tolist() == [4, 4, 5, 5]
-    assert "source.column('patient')[batch['ids']]" in message
+    assert "source.column('patient')[batch['index']]" in message
     source = ManifestSource(table, {"y": "y"}, filters=[["fold", "==", 2]])
     for side in (source, SubsetSource(source, np.array([3, 1, 0]))):
-        with AsyncLoader(side, LoaderOptions(batch_size=4, shuffle="none", with_ids=True)) as loader:
+        with AsyncLoader(side, LoaderOptions(batch_size=4, shuffle="none", return_indices=True)) as loader:
             batch = next(loader)
-            found = source.column("patient")[batch["ids"]].tolist()
+            found = source.column("patient")[batch["index"]].tolist()
             assert found == (["p4", "p4", "p5", "p5"] if side is source else ["p5", "p4", "p4"])

@@ -201,7 +201,7 @@ def test_an_array_whose_header_promises_more_than_there_is_is_damaged(tmp_path):
     data = (tmp_path / "a.npy").read_bytes().replace(b"(4,), }        ", b"(400000000,), }")
     (tmp_path / "a.npy").write_bytes(data)
     with pytest.raises(CorruptError, match=r"row 0 .*a\.npy: \d+ bytes follow the header"):
-        ManifestSource(pa.table({"p": ["a.npy"]}), ["p"], root=tmp_path, check="none")
+        ManifestSource(pa.table({"p": ["a.npy"]}), ["p"], root=tmp_path, check_files="none")
 
 
 def test_links_that_lead_back_end_somewhere(tmp_path):
@@ -209,7 +209,7 @@ def test_links_that_lead_back_end_somewhere(tmp_path):
     np.save(tmp_path / "a/1.npy", np.zeros(2))
     for name in ("back", "again"):
         (tmp_path / "a" / name).symlink_to(tmp_path / "a")
-    source = ManifestSource.from_folder(tmp_path, outside=True)
+    source = ManifestSource.from_folder(tmp_path, allow_outside_root=True)
     assert len(source) == 1
     assert source.name == str(tmp_path)
 

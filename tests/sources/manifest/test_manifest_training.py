@@ -44,7 +44,7 @@ def module(photographs, y="what", **options):
         image_size=48,
         resize="random_crop",
         scale=(0.3, 1.0),
-        check="all",
+        check_files="all",
     )
     return AsyncDataModule(
         source=source,

@@ -27,10 +27,10 @@ class Field:
         window: Rows that a sample takes, relative to its own: ``(start, stop)`` are ``stop − start`` rows on an axis of
             their own, a single number is one row without that axis. None: the sample's own row.
         classes: Names of the values 0, 1, 2, …
-        via: A dataset of whole numbers, one per row: the value of a row r is then ``name[via[r]]``, and ``name`` is a
-            small table that is kept in memory.
-        unpack: Apply ``scale_factor``, ``add_offset`` and ``_FillValue`` (NaN) as NetCDF means them. Delivers float32,
-            or float64 where values are stored in more than two bytes and not as float32, unless ``dtype`` says
+        lookup: A dataset of whole numbers, one per row: the value of a row r is then ``name[lookup[r]]``, and ``name``
+            is a small table that is kept in memory.
+        mask_and_scale: Apply ``scale_factor``, ``add_offset`` and ``_FillValue`` (NaN) as NetCDF means them. Delivers
+            float32, or float64 where values are stored in more than two bytes and not as float32, unless ``dtype`` says
             otherwise.
         max_length: Where ``name`` is a group of ``values`` and ``offsets``: rows that each sample is padded to with
             zeros. None: those of the longest.
@@ -53,14 +53,14 @@ class Field:
     dtype: npt.DTypeLike | None = None
     window: int | tuple[int, int] | None = None
     classes: Sequence[str] | None = None
-    via: str | None = None
-    unpack: bool = False
+    lookup: str | None = None
+    mask_and_scale: bool = False
     max_length: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("name", "via"):
+        for name in ("name", "lookup"):
             value = getattr(self, name)
-            if not (isinstance(value, str) and value.strip("/")) and not (name == "via" and value is None):
+            if not (isinstance(value, str) and value.strip("/")) and not (name == "lookup" and value is None):
                 raise ConfigError(f"{name}: {value!r} is not the name of a dataset")
         if self.column is not None:
             self._set("column", _whole("column", self.column, 0))
@@ -69,8 +69,8 @@ class Field:
         self._set("dtype", _tensor_type(self.dtype))
         self._set("window", _window(self.window))
         self._set("classes", _class_names(self.classes))
-        if not isinstance(self.unpack, bool):
-            raise ConfigError(f"unpack: {self.unpack!r} is not true or false")
+        if not isinstance(self.mask_and_scale, bool):
+            raise ConfigError(f"mask_and_scale: {self.mask_and_scale!r} is not true or false")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

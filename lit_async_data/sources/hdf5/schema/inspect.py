@@ -85,7 +85,7 @@ class StoredDataset:
 
 
 def inspect_dataset(
-    file: h5py.File, path: str, name: str, layout: str | None, *, cache: IndexCache, external: bool
+    file: h5py.File, path: str, name: str, layout: str | None, *, cache: IndexCache, allow_external: bool
 ) -> StoredDataset:
     """Look at one dataset and check that it can be a field.
 
@@ -95,7 +95,7 @@ def inspect_dataset(
         name: Name of the dataset.
         layout: The letters of its axes, or None where the first counts the samples.
         cache: Where the index of its chunks is kept.
-        external: Whether its values may lie in other files.
+        allow_external: Whether its values may lie in other files.
 
     Raises:
         MissingError: There is no such dataset; near names are suggested.
@@ -106,7 +106,7 @@ def inspect_dataset(
     dataset = opened_dataset(file, path, name)
     where: dict[str, Any] = {"file": path, "dataset": name}
     full = f"{path}:/{name.strip('/')}"
-    others = other_files(dataset, file, name, allowed=external)
+    others = other_files(dataset, file, name, allowed=allow_external)
     _check_values(dataset, full, where)
     shape = tuple(int(n) for n in dataset.shape)
     axis, channel = axes(layout, shape, full)

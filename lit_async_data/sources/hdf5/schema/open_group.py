@@ -27,7 +27,7 @@ class OpenGroup:
         path: Its path, for messages.
         group: The group; ``"/"`` for the root.
         cache: Where indices of chunks are kept.
-        external: Whether values may lie in other files.
+        allow_external: Whether values may lie in other files.
         tables: Values that are looked up, as far as they have been read.
     """
 
@@ -35,7 +35,7 @@ class OpenGroup:
     path: str
     group: str
     cache: IndexCache
-    external: bool
+    allow_external: bool
     tables: Tables = dataclasses.field(default_factory=dict)
 
     def name(self, given: str) -> str:
@@ -66,8 +66,8 @@ class OpenGroup:
             dataset = opened_dataset(self.file, self.path, name)
         except SourceError as error:
             raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
-        other_files(dataset, self.file, name, allowed=self.external)
+        other_files(dataset, self.file, name, allowed=self.allow_external)
         return dataset
 
     def inspect_dataset(self, name: str, layout: str | None = None) -> StoredDataset:
-        return inspect_dataset(self.file, self.path, name, layout, cache=self.cache, external=self.external)
+        return inspect_dataset(self.file, self.path, name, layout, cache=self.cache, allow_external=self.allow_external)

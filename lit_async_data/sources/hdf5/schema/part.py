@@ -38,7 +38,7 @@ class Wanted:
         group: A group, or a pattern of groups.
         rows: Name of a dataset that holds the rows that are wanted, or None.
         stride: Rows from one sample to the next.
-        external: Whether values may lie in other files.
+        allow_external: Whether values may lie in other files.
     """
 
     fields: Mapping[str, Field]
@@ -46,7 +46,7 @@ class Wanted:
     group: str | None
     rows: str | None
     stride: int
-    external: bool
+    allow_external: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,12 +95,12 @@ class StoredPart:
                 return int(among[takes.argmax()])
         return None
 
-    def column(self, name: str, *, external: bool) -> npt.NDArray[Any]:
+    def column(self, name: str, *, allow_external: bool) -> npt.NDArray[Any]:
         """The values of a dataset of one axis at the rows of all samples; text as text.
 
         Args:
             name: Of the dataset.
-            external: Whether its values may lie in other files.
+            allow_external: Whether its values may lie in other files.
 
         Raises:
             MissingError: There is no such dataset.
@@ -108,7 +108,7 @@ class StoredPart:
         """
         full = f"{self.path}:/{name.strip('/')}"
         with as_source_errors(full, "cannot be read", file=self.path, dataset=name), opened(self.path) as file:
-            dataset = OpenGroup(file, self.path, self.group, IndexCache(False), external).whole(name, "")
+            dataset = OpenGroup(file, self.path, self.group, IndexCache(False), allow_external).whole(name, "")
             if dataset.shape != (self.rows,):
                 raise FormatError(
                     f"{self.path}:{dataset.name} has the shape {dataset.shape}; it must have one value for each of the "
@@ -158,7 +158,8 @@ def inspect_file(path: str, wanted: Wanted, cache: IndexCache) -> tuple[FileIden
         tables: Tables = {}
         groups = chosen_groups(file, path, wanted.group)
         return identity, [
-            _inspect_part(OpenGroup(file, path, group, cache, wanted.external, tables), wanted) for group in groups
+            _inspect_part(OpenGroup(file, path, group, cache, wanted.allow_external, tables), wanted)
+            for group in groups
         ]
 
 
@@ -197,7 +198,7 @@ def _advice(fields: Mapping[str, StoredField]) -> str:
         next(filter(None, asked), "")
         + f"a sample takes the same row of each, or a window around it, and rows= chooses among these rows. If one row "
         f"of {name} belongs to several of the {longest}, store its row number for each of them in a dataset, and write "
-        f"fields={{{key!r}: Field({name!r}, via=NAME)}} with the name of that dataset; {name} is then kept in memory"
+        f"fields={{{key!r}: Field({name!r}, lookup=NAME)}} with the name of that dataset; {name} is then kept in memory"
     )
 
 
@@ -250,7 +251,7 @@ def warn_of(part: StoredPart) -> None:
     packed = {str(field.stored): field.packed for field in part.fields.values() if field.packed}
     for name, attributes in packed.items():
         said = ", ".join(attributes)
-        log.warning("%s has %s: values come as stored; Field(unpack=True) applies it", name, said)
+        log.warning("%s has %s: values come as stored; Field(mask_and_scale=True) applies it", name, said)
 
 
 def check_same(part: StoredPart, first: StoredPart) -> None:

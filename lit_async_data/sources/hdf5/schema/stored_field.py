@@ -107,7 +107,7 @@ def inspect_field(within: OpenGroup, key: str, field: Field, layout: str | None)
     if field.max_length is not None:
         raise ConfigError(f"{where}.max_length: {within.path}:/{name.strip('/')} is no group of values and offsets")
     file: Any = within.file  # a name in it may be a group, a dataset or a type: `inspect_dataset` says which
-    if field.via is None:
+    if field.lookup is None:
         table, stored = None, within.inspect_dataset(name, layout)
         row = stored.spec
         classes = classes or _enum_classes(file[name].dtype)
@@ -116,7 +116,7 @@ def inspect_field(within: OpenGroup, key: str, field: Field, layout: str | None)
             row = FieldSpec((), row.dtype)
     else:
         looked_up, table = _table(within, name, field, layout, where)
-        stored = within.inspect_dataset(within.name(field.via))
+        stored = within.inspect_dataset(within.name(field.lookup))
         _check_row_numbers(stored, where)
         row = looked_up.spec if field.column is None else FieldSpec((), table.dtype)
     dataset = file[name]
@@ -149,7 +149,14 @@ def inspect_field(within: OpenGroup, key: str, field: Field, layout: str | None)
 def _look_at_ranges(within: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:
     name, where = within.name(field.name), f"fields.{key}"
     full = f"{within.path}:/{name.strip('/')}"
-    for option in ("column", "window", "via", "unpack", "classes", *(("max_length",) if kind != "variable" else ())):
+    for option in (
+        "column",
+        "window",
+        "lookup",
+        "mask_and_scale",
+        "classes",
+        *(("max_length",) if kind != "variable" else ()),
+    ):
         if getattr(field, option):
             raise ConfigError(f"{where}.{option}: {full} holds {RANGES[kind]}, which it does not apply to")
     if kind == "csc":
@@ -202,7 +209,7 @@ def _table(
     if key not in within.tables:
         if stored.nbytes > TABLE_BYTES:
             raise ConfigError(
-                f"{where}.via: {stored} takes {stored.nbytes:,} bytes, and a table that values are looked up in "
+                f"{where}.lookup: {stored} takes {stored.nbytes:,} bytes, and a table that values are looked up in "
                 f"{TABLE_BYTES:,} at most, since it is kept in memory"
             )
         table: Any = within.file[name]
@@ -217,7 +224,7 @@ def _table(
 def _check_row_numbers(stored: StoredDataset, where: str) -> None:
     if len(stored.shape) != 1 or stored.dtype.kind not in "iu":
         raise FormatError(
-            f"{where}.via: {stored} is {stored.dtype} of the shape {stored.shape}; it must have one whole number "
+            f"{where}.lookup: {stored} is {stored.dtype} of the shape {stored.shape}; it must have one whole number "
             "per row",
             file=stored.path,
             dataset=stored.name,
@@ -232,10 +239,12 @@ def _check_column(column: int, stored: StoredDataset, where: str) -> None:
 
 
 def _packing(dataset: h5py.Dataset, field: Field) -> Packing | None:
-    if not field.unpack:
+    if not field.mask_and_scale:
         return None
     if dataset.dtype.kind not in "iuf":
-        raise FormatError(f"{dataset.file.filename}:{dataset.name} holds {dataset.dtype}, which unpack cannot apply to")
+        raise FormatError(
+            f"{dataset.file.filename}:{dataset.name} holds {dataset.dtype}, which mask_and_scale cannot apply to"
+        )
     return Packing.of(dataset, field.dtype)
 
 

@@ -168,7 +168,7 @@ def _follow(
 
 
 def _refuse(dataset: h5py.Dataset, full: str, *, linked: bool, where: dict[str, Any]) -> None:
-    allow = "or allow it with external=True"
+    allow = "or allow it with allow_external=True"
     if linked:
         raise FormatError(
             f"{full} is a link into another file, {dataset.file.filename}; give that file as path, {allow}", **where

@@ -40,19 +40,19 @@ class RootDirectory:
 
     Args:
         root: The folder; a path relative to the working directory is made absolute now.
-        outside: Whether paths may leave it.
+        allow_outside_root: Whether paths may leave it.
 
     Example:
         >>> RootDirectory("/data").path_of("train/a.jpg")
         '/data/train/a.jpg'
         >>> RootDirectory("/data").path_of("../etc/passwd")
         Traceback (most recent call last):
-        lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it there, or say outside=True
+        lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it, or write allow_outside_root=True
     """
 
-    def __init__(self, root: str, *, outside: bool = False) -> None:
+    def __init__(self, root: str, *, allow_outside_root: bool = False) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
-        self.outside = outside
+        self.allow_outside_root = allow_outside_root
         self._within: set[str] = set()
 
     def path_of(self, path: str) -> str:
@@ -68,7 +68,7 @@ class RootDirectory:
         if _ELSEWHERE.match(path):
             raise ManifestError(f"{path}: an address, not a path; only files are read, so fetch it first")
         joined = os.path.join(self.root, path)
-        if not self.outside and not _lies_in(os.path.normpath(joined), self.root):
+        if not self.allow_outside_root and not _lies_in(os.path.normpath(joined), self.root):
             raise self._left(path)
         return joined
 
@@ -83,7 +83,7 @@ class RootDirectory:
         Raises:
             ManifestError: One does.
         """
-        if self.outside:
+        if self.allow_outside_root:
             return path
         self._check_folder(path)
         if os.path.islink(path):
@@ -97,7 +97,7 @@ class RootDirectory:
             ManifestError: It leads out of the root.
             OSError: It cannot be opened.
         """
-        if self.outside:
+        if self.allow_outside_root:
             return os.open(path, _FLAGS)
         self._check_folder(path)
         try:
@@ -119,7 +119,7 @@ class RootDirectory:
             raise self._left(path)
 
     def _left(self, path: str) -> ManifestError:
-        return ManifestError(f"{path}: leaves root {self.root}; move it there, or say outside=True")
+        return ManifestError(f"{path}: leaves root {self.root}; move it, or write allow_outside_root=True")
 
 
 def _lies_in(path: str, folder: str) -> bool:
@@ -127,7 +127,7 @@ def _lies_in(path: str, folder: str) -> bool:
 
 
 # Of a file that was named by no table.
-ANYWHERE = RootDirectory("/", outside=True)
+ANYWHERE = RootDirectory("/", allow_outside_root=True)
 
 
 def read_file(path: str, most_bytes: int) -> bytes:

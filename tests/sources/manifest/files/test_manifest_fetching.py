@@ -336,7 +336,7 @@ def test_a_loader_reads_cold_files_ahead_and_delivers_the_same(tmp_path, monkeyp
     for number in range(60):
         np.save(tmp_path / f"{number}.npy", np.full(3, number, "f4"))
     (tmp_path / "t.jsonl").write_text("".join(f'{{"path": "{number}.npy", "y": {number}}}\n' for number in range(60)))
-    source = ManifestSource(tmp_path / "t.jsonl", {"x": "path", "y": "y"}, check="none")
+    source = ManifestSource(tmp_path / "t.jsonl", {"x": "path", "y": "y"}, check_files="none")
     disk = Disk(monkeypatch)
     options = {"batch_size": 2, "shuffle": "global", "workers": 1, "queue_depth": 1}
     with AsyncLoader(source, options) as loader:

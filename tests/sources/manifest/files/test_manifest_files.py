@@ -211,12 +211,12 @@ def crops(source, epochs=2, **options):
     """By epoch and sample the crop of each."""
     found = []
     with AsyncLoader(
-        source, LoaderOptions(**{"batch_size": 2, "shuffle": False, "augment": True, "with_ids": True, **options})
+        source, LoaderOptions(**{"batch_size": 2, "shuffle": False, "augment": True, "return_indices": True, **options})
     ) as all_:
         for _ in range(epochs):
             seen = {}
             for batch in all_:
-                seen.update(zip(batch["ids"].tolist(), batch["x"].numpy().copy()))
+                seen.update(zip(batch["index"].tolist(), batch["x"].numpy().copy()))
             found.append(np.stack([seen[sample] for sample in sorted(seen)]))
     return found
 
@@ -319,7 +319,7 @@ def test_arrays_are_as_they_are_stored(dtype, order, tmp_path):
     arrays = np.random.default_rng(0).integers(0, 100, (5, 2, 3, 4)).astype(dtype)
     for number, array in enumerate(arrays):
         np.save(tmp_path / f"{number}.npy", np.asarray(array, order=order))
-    source = of_paths(tmp_path, [f"{number}.npy" for number in range(5)], check="all")
+    source = of_paths(tmp_path, [f"{number}.npy" for number in range(5)], check_files="all")
     got = read(source, [3, 3, 0, 4])["x"]
     np.testing.assert_array_equal(got, arrays[[3, 3, 0, 4]])
     assert got.dtype == np.dtype(dtype).newbyteorder("=")
@@ -447,18 +447,18 @@ def test_classes_that_are_called_as_stages_are(tree, tmp_path):
 
 def test_errors_in_a_tree_name_the_folder_and_no_table(tree):
     (tree / "emu/deep/10.png").write_bytes(b"nothing")
-    source = ManifestSource.from_folder(tree, check="none")
+    source = ManifestSource.from_folder(tree, check_files="none")
     with pytest.raises(SourceError, match=rf"^file 7 of {tree}: {tree}/emu/deep/10\.png: ") as caught:
         read(source, [7])
     assert caught.value.row == 7
     assert source.locate([7])[0].file == str(tree)
     assert [part.file for part in source.parts] == [str(tree)]
-    source = ManifestSource.from_folder(tree, id="path", check="none")
+    source = ManifestSource.from_folder(tree, id="path", check_files="none")
     (tree / "emu/deep/10.png").unlink()
     with pytest.raises(MissingError, match=rf"^file 7 of {tree}, id 'emu/deep/10\.png': "):
         read(source, [7])
     with pytest.raises(ManifestError, match=rf"^{tree}, file 0, column 'label': 'auk' is not a number"):
-        ManifestSource.from_folder(tree, {"y": {"name": "label", "kind": "number"}}, check="none")
+        ManifestSource.from_folder(tree, {"y": {"name": "label", "kind": "number"}}, check_files="none")
 
 
 def test_links_in_a_tree(tree, tmp_path):
@@ -469,14 +469,16 @@ def test_links_in_a_tree(tree, tmp_path):
     with pytest.raises(ConfigError, match=r"from_folder: .*owl/more' is a link|from_folder: .*kiwi' is a link"):
         ManifestSource.from_folder(tree)
     (tree / "kiwi").unlink()
-    with pytest.raises(ConfigError, match=r"from_folder: .*owl/more' is a link to a folder; say outside=True"):
+    with pytest.raises(
+        ConfigError, match=r"from_folder: .*owl/more' is a link to a folder; write allow_outside_root=True"
+    ):
         ManifestSource.from_folder(tree)
     (tree / "owl/more").unlink()
     (tree / "kiwi").symlink_to(tmp_path / "kiwi")
     # A class is not left out without a word.
-    with pytest.raises(ConfigError, match=r"from_folder: .*kiwi' is a link to a folder; say outside=True"):
+    with pytest.raises(ConfigError, match=r"from_folder: .*kiwi' is a link to a folder; write allow_outside_root=True"):
         ManifestSource.from_folder(tree)
-    source = ManifestSource.from_folder(tree, outside=True)
+    source = ManifestSource.from_folder(tree, allow_outside_root=True)
     assert source.spec["y"].classes == ("auk", "emu", "kiwi", "owl")
     assert 99 in read(source, np.arange(len(source)))["x"]
 
@@ -488,10 +490,10 @@ def test_the_chunk_order_keeps_files_of_a_folder_together(tmp_path):
         (tmp_path / folder).mkdir(exist_ok=True)
         paths.append(f"{folder}/{number}.npy")
         np.save(tmp_path / paths[-1], np.array(number))
-    source = of_paths(tmp_path, paths, check="none")
-    options = LoaderOptions(batch_size=100, shuffle="chunk", shuffle_chunks=1, seed=1, with_ids=True)
+    source = of_paths(tmp_path, paths, check_files="none")
+    options = LoaderOptions(batch_size=100, shuffle="chunk", shuffle_chunks=1, seed=1, return_indices=True)
     with AsyncLoader(source, options) as loader:
-        epochs = [[batch["ids"].tolist() for batch in loader] for _ in range(2)]
+        epochs = [[batch["index"].tolist() for batch in loader] for _ in range(2)]
         assert [sorted(itertools.chain(*batches)) for batches in epochs] == [list(range(400))] * 2
         assert epochs[0] != epochs[1]
         for ids in epochs[0]:
@@ -612,7 +614,7 @@ def test_rows_of_hdf5_files(named, stored):
     if named == "column":
         table["dataset"] = ["data" if row % 2 else "more/data" for row in order]
     field = {"name": "path", "dataset": named} if named == "more/data" else "path"
-    source = ManifestSource(pa.table(table), {"x": field, "y": "y"}, id="id", root=folder, check="all")
+    source = ManifestSource(pa.table(table), {"x": field, "y": "y"}, id="id", root=folder, check_files="all")
     wanted = values[order]
     if named == "more/data":
         wanted = wanted // 2
@@ -672,16 +674,16 @@ def test_a_table_without_the_column_row_says_so(stored):
 def test_the_chunk_order_decodes_every_chunk_once(workers, stored):
     folder, values, order, table = stored
     with contextlib.closing(ManifestSource(pa.table(table), {"x": "path", "y": "y"}, root=folder)) as source:
-        options = LoaderOptions(batch_size=16, shuffle="chunk", shuffle_chunks=3, workers=workers, with_ids=True)
+        options = LoaderOptions(batch_size=16, shuffle="chunk", shuffle_chunks=3, workers=workers, return_indices=True)
         with AsyncLoader(source, options) as loader:
             orders = []
             for epoch in range(2):
                 ids = []
                 for batch in loader:
-                    rows = order[batch["ids"].numpy()]
+                    rows = order[batch["index"].numpy()]
                     np.testing.assert_array_equal(batch["x"].numpy(), values[rows])
                     np.testing.assert_array_equal(batch["y"].numpy(), rows)
-                    ids += batch["ids"].tolist()
+                    ids += batch["index"].tolist()
                 assert sorted(ids) == list(range(120)), epoch
                 orders.append(ids)
             assert orders[0] != orders[1]
@@ -704,7 +706,7 @@ def test_split_of_rows_by_file(stored):
 def test_a_file_of_the_table_that_is_gone_later_is_named(tmp_path):
     for number in range(4):
         np.save(tmp_path / f"{number}.npy", np.array(number))
-    source = of_paths(tmp_path, [f"{number}.npy" for number in range(4)], check="all")
+    source = of_paths(tmp_path, [f"{number}.npy" for number in range(4)], check_files="all")
     (tmp_path / "2.npy").unlink()
     with pytest.raises(MissingError, match=r"row 2.*2\.npy"):
         read(source, [2])
@@ -729,7 +731,7 @@ def test_arrays_that_are_alike_are_read_straight_to_their_place(tmp_path, straig
     arrays = [np.random.default_rng(number).normal(size=(3, 5)).astype("f4") for number in range(4)]
     for number, array in enumerate(arrays):
         np.save(tmp_path / f"{number}.npy", array)
-    source = of_paths(tmp_path, [f"{number}.npy" for number in range(4)], check="none")
+    source = of_paths(tmp_path, [f"{number}.npy" for number in range(4)], check_files="none")
     assert np.array_equal(read(source, [2, 0, 3, 1])["x"], np.stack(arrays)[[2, 0, 3, 1]])
     assert straight == [True] * 4  # the first file was looked at before
 
@@ -747,7 +749,7 @@ def test_arrays_that_are_alike_are_read_straight_to_their_place(tmp_path, straig
 def test_an_array_that_lies_otherwise_is_decoded_or_refused(tmp_path, straight, other, same):
     np.save(tmp_path / "a.npy", np.zeros((2, 3)))
     np.save(tmp_path / "b.npy", other)
-    source = of_paths(tmp_path, ["a.npy", "b.npy"], check="none")
+    source = of_paths(tmp_path, ["a.npy", "b.npy"], check_files="none")
     if same:
         assert np.array_equal(read(source, [0, 1])["x"][1], other)
     else:
@@ -761,7 +763,7 @@ def test_an_array_whose_file_is_cut_or_longer_is_refused(tmp_path, straight, cha
     whole = (tmp_path / "a.npy").read_bytes()
     assert len(whole) == 4096
     (tmp_path / "b.npy").write_bytes(whole[:change] if change < 0 else whole + bytes(change))
-    source = of_paths(tmp_path, ["a.npy", "b.npy"], check="none")
+    source = of_paths(tmp_path, ["a.npy", "b.npy"], check_files="none")
     with pytest.raises(CorruptError, match=r"row 1.*b\.npy"):
         read(source, [1])
     assert straight == [False]
@@ -770,7 +772,7 @@ def test_an_array_whose_file_is_cut_or_longer_is_refused(tmp_path, straight, cha
 def test_an_array_of_another_type_is_not_filled_with_the_bytes_of_a_file(tmp_path, straight):
     for number in range(2):
         np.save(tmp_path / f"{number}.npy", np.full((2, 3), number, "f4"))
-    source = of_paths(tmp_path, ["0.npy", "1.npy"], check="none")
+    source = of_paths(tmp_path, ["0.npy", "1.npy"], check_files="none")
     with pytest.raises(FormatError, match=r"row 1.*1\.npy: holds float32"):
         source.read_into(np.array([1]), {"x": np.zeros((1, 2, 3), "i4")})
     parts = np.zeros((1, 2, 6), "f4")[:, :, ::2]
@@ -781,7 +783,7 @@ def test_an_array_of_another_type_is_not_filled_with_the_bytes_of_a_file(tmp_pat
 
 def test_an_array_that_was_written_a_moment_ago_is_looked_at_before_and_after(tmp_path, straight, monkeypatch):
     np.save(tmp_path / "0.npy", np.ones(3))
-    source = of_paths(tmp_path, ["0.npy"], check="none")
+    source = of_paths(tmp_path, ["0.npy"], check_files="none")
     monkeypatch.setattr(stored_file, "_YOUNG_NS", 2 * 10**9)
     written = (tmp_path / "0.npy").stat().st_mtime_ns
     for age, at_once in ((10**9, False), (3 * 10**9, True)):
@@ -796,11 +798,11 @@ def test_a_link_out_of_the_root_is_refused_on_every_way(tmp_path, straight):
     np.save(tmp_path / "root/a.npy", np.ones(3))
     (tmp_path / "root/out.npy").symlink_to(tmp_path / "secret.npy")
     (tmp_path / "root/in.npy").symlink_to(tmp_path / "root/a.npy")
-    source = of_paths(tmp_path / "root", ["a.npy", "in.npy", "out.npy"], check="none")
+    source = of_paths(tmp_path / "root", ["a.npy", "in.npy", "out.npy"], check_files="none")
     assert np.array_equal(read(source, [0, 1])["x"], np.ones((2, 3)))
     with pytest.raises(ManifestError, match=r"row 2.*leaves root"):
         read(source, [2])
-    free = of_paths(tmp_path / "root", ["a.npy", "out.npy"], check="none", outside=True)
+    free = of_paths(tmp_path / "root", ["a.npy", "out.npy"], check_files="none", allow_outside_root=True)
     assert np.array_equal(read(free, [1])["x"], np.zeros((1, 3)))
 
 

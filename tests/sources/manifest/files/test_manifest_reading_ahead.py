@@ -56,7 +56,7 @@ def source(tmp_path):
     for number in range(COUNT):
         np.save(tmp_path / f"{number}.npy", np.full(300, number))
     table = pa.table({"id": [f"n{number}" for number in range(COUNT)], "x": [f"{n}.npy" for n in range(COUNT)]})
-    return ManifestSource(table, {"x": "x"}, id="id", root=tmp_path, check="none")
+    return ManifestSource(table, {"x": "x"}, id="id", root=tmp_path, check_files="none")
 
 
 def numbers(source, epochs=2, **options):
@@ -138,7 +138,9 @@ def large(tmp_path, nbytes, count=BATCH * STEPS):
     np.save(tmp_path / "0.npy", np.zeros(nbytes, np.uint8))
     for number in range(1, count):
         (tmp_path / f"{number}.npy").hardlink_to(tmp_path / "0.npy")
-    return ManifestSource(pa.table({"x": [f"{n}.npy" for n in range(count)]}), {"x": "x"}, root=tmp_path, check="none")
+    return ManifestSource(
+        pa.table({"x": [f"{n}.npy" for n in range(count)]}), {"x": "x"}, root=tmp_path, check_files="none"
+    )
 
 
 def read_in_steps(source, disk, room):

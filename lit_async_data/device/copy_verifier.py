@@ -1,4 +1,4 @@
-"""`Canary`: whether the first batches come to the training step, and stay there, as they were read.
+"""`CopyVerifier`: whether the first batches come to the training step, and stay there, as they were read.
 
 Each of these batches is summed three times, field by field:
 
@@ -67,7 +67,7 @@ class _Held:
     sums: Sums
 
 
-class Canary:
+class CopyVerifier:
     """Watches the first batches of a loader. For one thread, that of the queue which calls it.
 
     Args:
@@ -182,7 +182,8 @@ def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def _error(key: BatchIndex, when: When, fields: list[str]) -> TransferError:
     return TransferError(
-        f"canary: {', '.join(fields)} of batch {key.step} of epoch {key.epoch} {_FOUND[when]} (found at {when}). "
+        f"verify_copies: {', '.join(fields)} of batch {key.step} of epoch {key.epoch} {_FOUND[when]} "
+        f"(found at {when}). "
         "Unless code of yours writes to batches where torch does not see it, as through numpy, that is a fault of this "
         "package or of a driver: please report it with this line; device_depth=0 copies nothing ahead meanwhile",
         stage="copy",

@@ -1,4 +1,4 @@
-"""The canary: it is silent where everything is right, and every mutant of the way to a device makes it speak."""
+"""Copy verification is silent where everything is right, and every mutant of the way to a device makes it report."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support import device as test_device
 from support.device import BATCH, SLOW, STEPS, Step, on_device, queue_on, trained
 
-from lit_async_data.device.canary import Canary
 from lit_async_data.device.checksum import checksum
+from lit_async_data.device.copy_verifier import CopyVerifier
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.host.slots import SlotPool
 from lit_async_data.loader import AsyncLoader
@@ -115,7 +115,7 @@ def test_a_tensor_with_gradients_is_summed_without():
 def test_it_is_silent_where_every_batch_arrives(slow, depth, transforms, late):
     streams = FakeStreams(slow)
     transform = on_device(streams) if transforms else None
-    assert trained(streams, epochs=2, depth=depth, transform=transform, late=late, canary=7) == []
+    assert trained(streams, epochs=2, depth=depth, transform=transform, late=late, verify_copies=7) == []
     assert ("checksum", "compute") in streams.calls
 
 
@@ -139,7 +139,7 @@ def test_it_watches_as_many_batches_as_it_was_told_and_waits_for_the_device_once
         return [call for call in streams.calls if call == ("checksum", "compute")]
 
     streams.happened = counting
-    trained(streams, epochs=1, canary=3)
+    trained(streams, epochs=1, verify_copies=3)
     assert len(watched()) == 3 * 3 * 3  # three fields: as they arrived, at hand-over and at release
     assert forced == [27]
 
@@ -157,8 +157,10 @@ def test_it_watches_as_many_batches_as_it_was_told_and_waits_for_the_device_once
 )
 def test_a_missing_wait_is_found(mutant, slow, transforms, when):
     streams = mutant(slow)
-    with pytest.raises(TransferError, match=rf"canary: .*x.* of batch \d of epoch 0 .*\(found at {when}\)") as caught:
-        trained(streams, depth=1, transform=on_device(streams) if transforms else None, canary=100)
+    with pytest.raises(
+        TransferError, match=rf"verify_copies: .*x.* of batch \d of epoch 0 .*\(found at {when}\)"
+    ) as caught:
+        trained(streams, depth=1, transform=on_device(streams) if transforms else None, verify_copies=100)
     assert caught.value.stage == "copy"
 
 
@@ -166,7 +168,7 @@ def test_a_copy_into_memory_that_the_step_still_reads_is_found_at_release():
     """1. Batch 0 is handed over, and compute sums it. 2. It is released; compute is to sum it again, late. 3. Its
     memory is given out again, and the next copy, which waits for nothing, is faster. 4. Compute sums."""
     streams = test_device.SideNeverWaits("compute")
-    with queue_on(streams, depth=1, canary=2) as queue:
+    with queue_on(streams, depth=1, verify_copies=2) as queue:
         queue._feed.poll = queue._feed.get
         queue.take(BatchIndex(0, 0))
         streams.synchronize()  # what is summed at hand-over is right
@@ -184,7 +186,7 @@ def test_a_transform_that_writes_where_compute_still_reads_is_found_at_release(m
     what compute had to do as batch 1 was reserved, and not for that sum. 4. Compute sums."""
     streams = made("compute")
     found = []
-    with queue_on(streams, depth=1, transform=on_device(streams), canary=3) as queue:
+    with queue_on(streams, depth=1, transform=on_device(streams), verify_copies=3) as queue:
         queue._feed.poll = lambda key: None
         try:
             for number in range(STEPS):
@@ -201,7 +203,7 @@ def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
     """The steps are those of test_a_slot_is_not_filled_again_before_its_copy_has_happened."""
     streams = made("side")
     found = []
-    with queue_on(streams, workers=0, canary=STEPS) as queue:
+    with queue_on(streams, workers=0, verify_copies=STEPS) as queue:
         plan = queue._feed.pipeline.schedule.plan(0)
         step = Step(streams)
         for number in range(STEPS):
@@ -223,10 +225,10 @@ def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
 ROWS = np.repeat(np.arange(40, dtype=np.float32)[:, None], 5000, axis=1)
 
 
-def loader_on_cpu(canary=100, **options):
+def loader_on_cpu(verify_copies=100, **options):
     source = ArraySource({"x": ROWS, "y": np.arange(40)})
     chosen = LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
-    return AsyncLoader(source, chosen, canary=canary, **options)
+    return AsyncLoader(source, chosen, verify_copies=verify_copies, **options)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -246,7 +248,7 @@ def test_changes_that_torch_sees_are_the_users_own():
 
 
 def test_changes_that_torch_does_not_see_are_found_and_the_batch_is_asked_for_again():
-    with loader_on_cpu(canary=2) as loader:
+    with loader_on_cpu(verify_copies=2) as loader:
         batch = next(loader)
         batch["x"].numpy()[...] = 7
         next(loader)
@@ -277,7 +279,7 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
     monkeypatch.setattr(SlotPool, "lend", lend)
     monkeypatch.setattr("lit_async_data.host.resource_plan.together", lambda nbytes, most: 1)  # batches to a slot
     source, options = Gated(), LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
-    with AsyncLoader(source, options, canary=1) as loader:
+    with AsyncLoader(source, options, verify_copies=1) as loader:
         next(loader)
         source.handed_out.set()
         assert source.came_around.wait(10)
@@ -295,13 +297,13 @@ def test_what_was_not_compared_in_time_is_said_as_the_loader_is_closed():
 
 
 def test_it_can_be_set_and_starts_to_count_anew():
-    with loader_on_cpu(canary=0) as loader:
+    with loader_on_cpu(verify_copies=0) as loader:
         next(loader)
-        loader.canary = 2
+        loader.verify_copies = 2
         assert next(loader)["y"].tolist() == [4, 5, 6, 7]
         assert loader._engine.queue._canary._left == 1
-        with pytest.raises(ConfigError, match="canary: -1 is not a whole number from 0 on"):
-            loader.canary = -1
+        with pytest.raises(ConfigError, match="verify_copies: -1 is not a whole number from 0 on"):
+            loader.verify_copies = -1
 
 
 # -- through the loader ------------------------------------------------------------------------------------------------
@@ -324,7 +326,7 @@ def streams_of(monkeypatch):
 @pytest.mark.parametrize(("made", "found"), [(FakeStreams, False), (test_device.ComputeNeverWaits, True)])
 def test_a_loader_raises_what_its_canary_found(streams_of, made, found):
     streams_of(made("side"))
-    with loader_on_cpu(canary=3) as loader:
+    with loader_on_cpu(verify_copies=3) as loader:
         run = functools.partial(sum, (1 for _ in loader))
         if found:
             with pytest.raises(TransferError, match="batch 0 of epoch 0 did not arrive as it was read"):
@@ -341,23 +343,23 @@ class Pair:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_it_looks_into_dataclasses_and_leaves_out_what_has_no_plain_bytes():
-    canary = Canary(5)
+    verifier = CopyVerifier(5)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     batch = [Pair(torch.ones(3), None), nested, torch.ones(2).to_sparse()]
-    canary.read(BatchIndex(0, 0), batch)
-    canary.arrived(BatchIndex(0, 0), batch)
-    canary.handed_over(BatchIndex(0, 0), batch)
+    verifier.read(BatchIndex(0, 0), batch)
+    verifier.arrived(BatchIndex(0, 0), batch)
+    verifier.handed_over(BatchIndex(0, 0), batch)
     batch[0].image.numpy()[...] = 7
     with pytest.raises(TransferError, match=r"0.image of batch 0 of epoch 0 changed"):
-        canary.settle()
+        verifier.settle()
 
 
 def test_a_canary_holds_nothing_of_what_was_released():
-    canary = Canary(5)
+    verifier = CopyVerifier(5)
     batch = {"x": torch.ones(3)}
-    canary.read(BatchIndex(0, 0), batch)
-    canary.arrived(BatchIndex(0, 0), batch)
-    canary.handed_over(BatchIndex(0, 0), batch)
-    canary.released(BatchIndex(0, 1))
-    assert canary._held is None
-    assert canary._coming == {}
+    verifier.read(BatchIndex(0, 0), batch)
+    verifier.arrived(BatchIndex(0, 0), batch)
+    verifier.handed_over(BatchIndex(0, 0), batch)
+    verifier.released(BatchIndex(0, 1))
+    assert verifier._held is None
+    assert verifier._coming == {}
