@@ -224,8 +224,8 @@ def ahead(run: Run) -> Figures:
                     far = mock.patch.object(
                         fetching, "fetched", manifest_files.delayed if place == "network" else fetched
                     )
-                    keep = fetching.FilePrefetcher.keep if how == "read ahead" else manifest_files.nothing_kept
-                    with far, mock.patch.object(fetching.FilePrefetcher, "keep", keep):
+                    keep = fetching.FilePrefetcher.reserve if how == "read ahead" else manifest_files.nothing_kept
+                    with far, mock.patch.object(fetching.FilePrefetcher, "reserve", keep):
                         rate = from_cold(ways.ours(source, 2), len(files.paths))
                     rates.setdefault((place, how), []).append(rate)
         source.close()

@@ -177,7 +177,7 @@ def _kept(source: Source, footprint: ResourcePlan) -> Callable[[], None]:
     budget = footprint.budget
     with contextlib.ExitStack() as stack:  # what was made is given back if the second fails
         if isinstance(source, CachingSource):
-            stack.callback(source.keep(footprint.chunks, budget.cache))
+            stack.callback(source.reserve(footprint.chunks, budget.cache))
         if budget.fetched and isinstance(source, FetchingSource):
             stack.callback(source.read_ahead(budget.fetched))
         return stack.pop_all().close

@@ -23,7 +23,7 @@ from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.host.resource_plan import ResourcePlan, slow
 from lit_async_data.host.schedule import schedule_of
 from lit_async_data.host.stats import LoaderStats, QueueFill, WaitMeter
-from lit_async_data.options import LoaderOptions, counted
+from lit_async_data.options import LoaderOptions, non_negative_int
 from lit_async_data.order.epoch_cursor import At, EpochCursor, StepsWanted
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.base import Source
@@ -97,8 +97,8 @@ class AsyncLoader:
         self._device = checked_device("cpu" if device is None else device)
         check_callable("device_transform", device_transform)
         self._device_transform = device_transform
-        self._depth = counted("device_depth", device_depth)
-        self._verify_copies = counted("verify_copies", verify_copies)
+        self._depth = non_negative_int("device_depth", device_depth)
+        self._verify_copies = non_negative_int("verify_copies", verify_copies)
         #: Who starts the next copy: the loader, at the end of each ``next``, or a callback that calls `prefetch`.
         self.externally_driven = False
         #: Asked at the start of each pass: steps of it, and of those after it, that will be wanted; None for all.
@@ -215,7 +215,7 @@ class AsyncLoader:
 
     @device_depth.setter
     def device_depth(self, depth: int) -> None:
-        if counted("device_depth", depth) != self._depth:
+        if non_negative_int("device_depth", depth) != self._depth:
             self._stop()
             self._depth = depth
 
@@ -237,14 +237,14 @@ class AsyncLoader:
 
     @verify_copies.setter
     def verify_copies(self, batches: int) -> None:
-        if counted("verify_copies", batches) != self._verify_copies:
+        if non_negative_int("verify_copies", batches) != self._verify_copies:
             self._stop()
             self._verify_copies = batches
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether the pass has had its first batch."""
-        return self._passes.begun
+        return self._passes.started
 
     @property
     def fill(self) -> QueueFill:

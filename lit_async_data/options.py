@@ -253,7 +253,7 @@ def check_names(given: Mapping[Any, object], known: list[str]) -> None:
         raise ConfigError(f"{name}: no such option; {hint}")
 
 
-def counted(name: str, given: int) -> int:
+def non_negative_int(name: str, given: int) -> int:
     """A whole number from 0 on.
 
     Raises:

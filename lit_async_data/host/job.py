@@ -24,8 +24,8 @@ from lit_async_data.order.plan import BatchIndex, Schedule
 Read = Callable[[int, Indices, Mapping[str, npt.NDArray[Any]]], None]
 # Batches are read together up to this many bytes and this many batches. Samples per second against one batch at a time,
 # two cores: batches of 3 MiB 1.2 to 1.4 times at 2, 1.2 to 1.5 at 4; of 128 KiB 1.9 times at 16, 2.1 at 32, 2.2 at 64.
-TOGETHER_BYTES = 12 * 2**20
-TOGETHER = 32
+COALESCED_BYTES = 12 * 2**20
+COALESCED_BATCHES = 32
 
 
 class BatchResult(NamedTuple):
@@ -65,7 +65,7 @@ class FilledSlot(NamedTuple):
         return sum(len(batch.samples) for batch in self.batches if batch.error is None)
 
 
-def together(batch_bytes: int, most: int) -> int:
+def coalesced_batches(batch_bytes: int, most: int) -> int:
     """How many batches to read in one go, where reading is no more than a copy.
 
     Args:
@@ -76,7 +76,7 @@ def together(batch_bytes: int, most: int) -> int:
         >>> together(3 * 2**20, 100), together(2**30, 100), together(1000, 100)
         (4, 1, 32)
     """
-    return max(min(TOGETHER_BYTES // batch_bytes, TOGETHER, most), 1)
+    return max(min(COALESCED_BYTES // batch_bytes, COALESCED_BATCHES, most), 1)
 
 
 @dataclasses.dataclass

@@ -101,7 +101,7 @@ class Pipeline:
         # By the first key of each slot, in order; None while it is being filled.
         self._claimed: dict[BatchIndex, FilledSlot | None] = {}
         self._generation = 0  # of what is wanted; what belongs to an older one is thrown away
-        self._together = 1  # batches to be claimed at once
+        self._coalesced = 1  # batches to be claimed at once
         self._closed = False
         self._stats = ReadStats()
 
@@ -183,7 +183,7 @@ class Pipeline:
 
     def _forget(self) -> None:
         self._generation += 1
-        self._together = 1
+        self._coalesced = 1
         for filled in self._claimed.values():
             if filled is not None and filled.good:
                 self.ring.drop(filled.slot)
@@ -192,14 +192,14 @@ class Pipeline:
     def _claim(self, slot: int, worker: int | None) -> ReadTask:
         """The next batches for a slot; few at first, so that the first one comes soon."""
         assert self._cursor is not None
-        keys, most = [self._cursor], min(self._together, self.layout.batches)
+        keys, most = [self._cursor], min(self._coalesced, self.layout.batches)
         following = self.schedule.following(self._cursor)
         while len(keys) < most and following.epoch == keys[0].epoch:
             keys.append(following)
             following = self.schedule.following(following)
         self._claimed[keys[0]] = None
         self._cursor = following
-        self._together = min(2 * self._together, self.layout.batches)
+        self._coalesced = min(2 * self._coalesced, self.layout.batches)
         return ReadTask(slot, keys, self._generation, worker, self._ids)
 
     def _grow(self) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec
-from lit_async_data.host.job import together
+from lit_async_data.host.job import coalesced_batches
 from lit_async_data.host.memory import Budget, default_budget, ranks_here
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
@@ -78,13 +78,13 @@ class ResourcePlan:
             chunks = min((groups + 1) * order.width, order.chunks)
         decoded = cache = 0
         if isinstance(source, CachingSource):
-            decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.band_bytes
+            decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.decode_bytes
             cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
         if ahead and source.chunks.reading == "copied" and not streams:
             left = limit - decoded - cache
             most = min(left // (slots * layout.nbytes), schedule.steps)
-            layout = BatchLayout(spec, schedule.capacity, together(layout.nbytes, most))
+            layout = BatchLayout(spec, schedule.capacity, coalesced_batches(layout.nbytes, most))
         budget = Budget(slots, layout.nbytes, limit, decoded, cache)
         if workers:
             fetched = _fetched_bytes(source, schedule.capacity * (AHEAD + layout.batches), limit - budget.total)

@@ -91,7 +91,7 @@ def check_alike(stages: Mapping[Any, Sequence[Source]]) -> None:
                 known[key] = max((first, others), (stage, names), key=lambda each: len(each[1]))
 
 
-def counted(source: Source) -> dict[str, int]:
+def count_classes(source: Source) -> dict[str, int]:
     """How many classes each field of one whole number per sample has.
 
     Args:

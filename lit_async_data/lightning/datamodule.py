@@ -18,7 +18,7 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.device.inline_queue import Transform
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError
 from lit_async_data.host.memory import default_budget, readable
-from lit_async_data.lightning.classes import adopted, check_alike, counted, named, of_training
+from lit_async_data.lightning.classes import adopted, check_alike, count_classes, named, of_training
 from lit_async_data.lightning.compat import pl, rank_zero_info
 from lit_async_data.lightning.stages import STAGES, Stage, options_of, sides_of, sources_of, steps_wanted, transforms_of
 from lit_async_data.lightning.summary import lines
@@ -201,7 +201,7 @@ class AsyncDataModule(pl.LightningDataModule):
         all stages: a rare class may be in validation only.
         """
         found: dict[str, int] = {}
-        for each in (counted(source) for sources in self.sources.values() for source in sources):
+        for each in (count_classes(source) for sources in self.sources.values() for source in sources):
             found |= {key: max(count, found.get(key, 0)) for key, count in each.items()}
         return found
 

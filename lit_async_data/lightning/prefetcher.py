@@ -20,7 +20,7 @@ from lit_async_data.lightning.stages import Driven, loaders_in
 from lit_async_data.lightning.takeover import Takeover
 from lit_async_data.lightning.waiting import WaitSummary
 from lit_async_data.loader import AsyncLoader
-from lit_async_data.options import counted
+from lit_async_data.options import non_negative_int
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class DevicePrefetcher(pl.Callback):
     """
 
     def __init__(self, device_depth: int = 2, verify_copies: int = 0) -> None:
-        self.device_depth = counted("device_depth", device_depth)
-        self.verify_copies = counted("verify_copies", verify_copies)
+        self.device_depth = non_negative_int("device_depth", device_depth)
+        self.verify_copies = non_negative_int("verify_copies", verify_copies)
         #: How long training waited, over all that was trained with this callback.
         self.waited = WaitSummary()
         self._epoch = WaitSummary()
@@ -275,7 +275,7 @@ class DevicePrefetcher(pl.Callback):
 
     def _evaluates(self, trainer: pl.Trainer, batch_idx: int, number: int) -> None:
         for loader in self._active:
-            if loader.begun:  # one after the other, or, in a CombinedLoader of another mode, all of them
+            if loader.started:  # one after the other, or, in a CombinedLoader of another mode, all of them
                 loader.prefetch()
         if batch_idx == 0:
             self._read_ahead(trainer, self._active[number + 1 :])

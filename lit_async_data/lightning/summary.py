@@ -61,7 +61,7 @@ def _shuffle(loader: AsyncLoader) -> str:
         chunks = order.chunk_order
         mixed = f"{mixing(chunks, order.batch_size, order.world_size):.2f} of the mixing of a global shuffle"
         fields = ", ".join(f"{name} {share:.2f}" for name, share in _evenness(source, order))
-        width, stored = (count * source.chunks.together for count in (chunks.width, chunks.chunks))
+        width, stored = (count * source.chunks.chunks_per_run for count in (chunks.width, chunks.chunks))
         return (
             f"chunk: {min(width, stored)} of {stored:,} chunks at a time, {mixed}"
             f"{f' ({fields})' if fields else ''}; "

@@ -58,7 +58,7 @@ class EpochCursor:
         self.at = self.at._replace(fresh=True)
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether the pass has had its first batch."""
         return not self.at.fresh
 

@@ -19,7 +19,7 @@ from lit_async_data.device.inline_queue import Batch, Transform
 from lit_async_data.device.streams import checked_device, exact_device
 from lit_async_data.errors import AsyncDataError, ClosedError, TransferError
 from lit_async_data.host.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
-from lit_async_data.options import counted
+from lit_async_data.options import non_negative_int
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.prefetch.engine import Relay
@@ -61,7 +61,7 @@ class PrefetchedLoader:
         device_transform: Transform | None,
     ) -> None:
         self.loader = loader
-        self._depth, self._verify_copies = counted("device_depth", device_depth), 0
+        self._depth, self._verify_copies = non_negative_int("device_depth", device_depth), 0
         # None for the accelerator of this process, which may not have been chosen yet: each rank has its own.
         self._device = None if device is None else checked_device(device)
         self._device_transform = device_transform
@@ -137,7 +137,7 @@ class PrefetchedLoader:
 
     @device_depth.setter
     def device_depth(self, depth: int) -> None:
-        self._depth = counted("device_depth", depth)
+        self._depth = non_negative_int("device_depth", depth)
         if self._relay is not None and not self._at.interrupted:
             with self._request():
                 self._relay.set_depth(depth)
@@ -149,10 +149,10 @@ class PrefetchedLoader:
 
     @verify_copies.setter
     def verify_copies(self, batches: int) -> None:
-        self._verify_copies = counted("verify_copies", batches)
+        self._verify_copies = non_negative_int("verify_copies", batches)
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether the pass has had its first batch."""
         return not self._at.fresh
 
@@ -205,7 +205,9 @@ class PrefetchedLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         # What runs stays in the process that started it.
-        return {name: vars(self)[name] for name in ("loader", "_depth", "_canary", "_device", "_device_transform")}
+        return {
+            name: vars(self)[name] for name in ("loader", "_depth", "_verify_copies", "_device", "_device_transform")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -215,7 +217,7 @@ class PrefetchedLoader:
 
     @property
     def _wanted(self) -> BatchIndex:
-        return BatchIndex(self._at.begun - 1, self._at.step)
+        return BatchIndex(self._at.started - 1, self._at.step)
 
     @property
     def _threaded(self) -> bool:
@@ -275,7 +277,7 @@ class PrefetchedLoader:
     def _begin(self) -> Relay:
         """A new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
         at, relay = self._at, self._running()
-        if inspect.isgenerator(self.loader) and at.begun and not at.over:
+        if inspect.isgenerator(self.loader) and at.started and not at.over:
             if not at.lost:
                 at.fresh = False  # what has been read ahead of it would be lost
                 return relay
@@ -297,7 +299,7 @@ class PrefetchedLoader:
             relay = self._running()
         self._rest()
         # Nothing is called here: an interrupt leaves the pass before, or one that has begun.
-        at.begun, at.step, at.fresh, at.over, at.lost = at.begun + 1, 0, False, False, False
+        at.started, at.step, at.fresh, at.over, at.lost = at.started + 1, 0, False, False, False
         return relay
 
     def _rest(self) -> None:

@@ -29,7 +29,7 @@ class PassState:
     """
 
     asked: int = 0
-    begun: int = 0
+    started: int = 0
     fresh: bool = True
     step: int = 0
     over: bool = False

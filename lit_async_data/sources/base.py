@@ -47,7 +47,7 @@ class StorageLayout:
     compressed: bool = False
     reading: Reading = "locked"
     spread: float = 1.0
-    together: int = 1
+    chunks_per_run: int = 1
     largest: bool = True
     order: Indices | None = dataclasses.field(default=None, compare=False)
 
@@ -58,7 +58,7 @@ class StorageLayout:
 
     def width(self, shuffle_chunks: int) -> int:
         """How many chunks of runs make as many chunks of storage, at least one."""
-        return max(shuffle_chunks // self.together, 1)
+        return max(shuffle_chunks // self.chunks_per_run, 1)
 
 
 class Location(NamedTuple):
@@ -268,7 +268,7 @@ class CachingSource(Source, Protocol):
         ...
 
     @property
-    def band_bytes(self) -> int:
+    def decode_bytes(self) -> int:
         """Bytes that each thread takes to decode a chunk, beside those held: as stored, step by step, and in hand."""
         ...
 
@@ -277,7 +277,7 @@ class CachingSource(Source, Protocol):
         """Bytes of everything that must be decoded: no cache can hold more."""
         ...
 
-    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks.
 
         Args:

@@ -122,7 +122,7 @@ class ConcatSource:
             compressed=any(layout.compressed for layout in layouts),
             reading=slowest(layout.reading for layout in layouts),
             spread=max(layout.spread for layout in layouts),
-            together=max(layout.together for layout in layouts),
+            chunks_per_run=max(layout.chunks_per_run for layout in layouts),
             largest=all(layout.largest for layout in layouts),
             order=self._order(layouts),
         )
@@ -274,9 +274,9 @@ class ConcatSource:
         return sum(source.decoded_bytes(chunks) for source in self._keepers)
 
     @property
-    def band_bytes(self) -> int:
+    def decode_bytes(self) -> int:
         """Bytes of the largest chunk of all, decoded."""
-        return max((source.band_bytes for source in self._keepers), default=0)
+        return max((source.decode_bytes for source in self._keepers), default=0)
 
     @property
     def decodable_bytes(self) -> int:
@@ -295,12 +295,12 @@ class ConcatSource:
                 stack.callback(source.read_ahead(nbytes * size // max(sum(sizes), 1)))
             return stack.pop_all().close
 
-    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; the cache is shared in proportion to what must be decoded."""
         whole = max(self.decodable_bytes, 1)
         with contextlib.ExitStack() as stack:  # what was made is given back if one fails
             for source in self._keepers:
-                stack.callback(source.keep(chunks, cache_bytes * source.decodable_bytes // whole))
+                stack.callback(source.reserve(chunks, cache_bytes * source.decodable_bytes // whole))
             return stack.pop_all().close
 
 

@@ -209,9 +209,9 @@ class SubsetSource:
         return 0 if self._keeping is None else self._keeping.decoded_bytes(chunks)
 
     @property
-    def band_bytes(self) -> int:
+    def decode_bytes(self) -> int:
         """Bytes of the largest chunk of the whole, decoded."""
-        return 0 if self._keeping is None else self._keeping.band_bytes
+        return 0 if self._keeping is None else self._keeping.decode_bytes
 
     @property
     def decodable_bytes(self) -> int:
@@ -226,9 +226,9 @@ class SubsetSource:
         """Allow to read files ahead; see `FetchingSource.read_ahead`."""
         return self.source.read_ahead(nbytes) if isinstance(self.source, FetchingSource) else _nothing
 
-    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; see `CachingSource.keep`."""
-        return _nothing if self._keeping is None else self._keeping.keep(chunks, cache_bytes)
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks; see `CachingSource.reserve`."""
+        return _nothing if self._keeping is None else self._keeping.reserve(chunks, cache_bytes)
 
 
 def _chosen(given: Any, length: int) -> Indices:

@@ -213,7 +213,7 @@ def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
         for number in range(STEPS):
             step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
         try:
-            queue._canary.settle()
+            queue._verifier.settle()
         except TransferError as error:
             found.append(str(error))
     assert bool(found) is not silent
@@ -277,7 +277,8 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
         return ring.memory(slot)
 
     monkeypatch.setattr(SlotPool, "lend", lend)
-    monkeypatch.setattr("lit_async_data.host.resource_plan.together", lambda nbytes, most: 1)  # batches to a slot
+    # One batch to a slot.
+    monkeypatch.setattr("lit_async_data.host.resource_plan.coalesced_batches", lambda nbytes, most: 1)
     source, options = Gated(), LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
     with AsyncLoader(source, options, verify_copies=1) as loader:
         next(loader)
@@ -301,7 +302,7 @@ def test_it_can_be_set_and_starts_to_count_anew():
         next(loader)
         loader.verify_copies = 2
         assert next(loader)["y"].tolist() == [4, 5, 6, 7]
-        assert loader._engine.queue._canary._left == 1
+        assert loader._engine.queue._verifier._left == 1
         with pytest.raises(ConfigError, match="verify_copies: -1 is not a whole number from 0 on"):
             loader.verify_copies = -1
 

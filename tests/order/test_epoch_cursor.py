@@ -78,7 +78,7 @@ def test_a_batch_that_never_came_is_asked_for_again():
     assert run(of) == [(0, 1), (0, 2)]
     of.restart()
     assert of.upcoming(lambda: (None, None)) == (5, 0)
-    assert not of.begun
+    assert not of.started
     of.restart()
     assert run(of) == whole(5)
 

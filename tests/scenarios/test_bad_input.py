@@ -485,8 +485,8 @@ def test_a_misspelt_option_gets_the_near_one_or_all(name, hint):
 
 
 @pytest.mark.parametrize("fields", [["index"], {"index": "labels"}], ids=["sequence", "mapping"])
-def test_a_field_called_ids_cannot_go_with_ids(h5, fields):
-    source = HDF5Source(h5(ids=np.arange(10), labels=np.arange(10)), fields)
+def test_a_field_called_index_cannot_go_with_return_indices(h5, fields):
+    source = HDF5Source(h5(index=np.arange(10), labels=np.arange(10)), fields)
     options = LoaderOptions(batch_size=2, return_indices=True)
     refused(ConfigError, ["return_indices: ", "'index'", "another key"], lambda: AsyncLoader(source, options))
     assert len(AsyncLoader(source, LoaderOptions(batch_size=2))) == 5

@@ -149,7 +149,7 @@ def test_a_small_part_of_a_large_chunk_holds_no_more_than_its_rows(h5):
 def test_windows_of_plain_data_need_no_order_of_chunks(h5):
     with contextlib.closing(HDF5Source(h5(x=np.zeros(3000, "f4")), {"x": Field("x", window=(0, 50))})) as source:
         assert source.chunks.runs == ()
-        assert source.chunks.together == 1
+        assert source.chunks.chunks_per_run == 1
 
 
 def test_going_back_to_an_earlier_epoch_leaves_nothing_owed(h5):

@@ -50,7 +50,7 @@ class Keeping(ArraySource):
 
     def __init__(self, length=10, decodable=1000):
         super().__init__({"y": np.arange(length)})
-        self.calls, self.decodable_bytes, self.band_bytes = [], decodable, 7
+        self.calls, self.decodable_bytes, self.decode_bytes = [], decodable, 7
 
     def prepare(self, samples, *, decode):
         self.calls.append(("prepare", samples.tolist(), decode))
@@ -59,8 +59,8 @@ class Keeping(ArraySource):
     def decoded_bytes(self, chunks):
         return 100 * chunks
 
-    def keep(self, chunks, cache_bytes):
-        self.calls.append(("keep", chunks, cache_bytes))
+    def reserve(self, chunks, cache_bytes):
+        self.calls.append(("reserve", chunks, cache_bytes))
         return lambda: self.calls.append(("given back",))
 
     def close(self):
@@ -147,7 +147,7 @@ def test_what_is_no_source_is_refused(build):
 def test_samples_that_are_not_there_are_an_index_error(source, sample):
     for use in (
         lambda samples: read(source, samples),
-        lambda samples: (source.ids if hasattr(source, "index") else source.locate)(np.array(samples)),
+        lambda samples: (source.ids if hasattr(source, "ids") else source.locate)(np.array(samples)),
     ):
         with pytest.raises(IndexError, match=f"sample {sample} of 3 in "):
             use([0, sample])
@@ -214,10 +214,10 @@ def test_a_subset_that_takes_whole_chunks_has_few_runs():
 
 
 def test_what_else_is_known_of_chunks_is_that_of_the_whole():
-    layout = StorageLayout((ChunkRun(10, 4),), compressed=True, reading="decoded", spread=1.5, together=3)
+    layout = StorageLayout((ChunkRun(10, 4),), compressed=True, reading="decoded", spread=1.5, chunks_per_run=3)
     whole = PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout)
     assert SubsetSource(whole, [0, 1, 5, 9]).chunks == StorageLayout(
-        (ChunkRun(2, 2), ChunkRun(2, 1)), compressed=True, reading="decoded", spread=1.5, together=3
+        (ChunkRun(2, 2), ChunkRun(2, 1)), compressed=True, reading="decoded", spread=1.5, chunks_per_run=3
     )
     alone = StorageLayout(reading="python")
     whole = PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=alone)
@@ -372,14 +372,14 @@ def test_chunks_of_all_are_read_as_the_slowest_is():
     runs = (ChunkRun(4, 2), ChunkRun(6, 3))
     layouts = [
         StorageLayout(runs, reading="copied", spread=1.5),
-        StorageLayout(reading="decoded", compressed=True, together=4),
+        StorageLayout(reading="decoded", compressed=True, chunks_per_run=4),
         StorageLayout(reading="locked"),
     ]
     sources = [PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout) for layout in layouts]
     assert ConcatSource(sources).chunks == StorageLayout(
-        (*runs, ChunkRun(10, 1), ChunkRun(10, 1)), compressed=True, reading="decoded", spread=1.5, together=4
+        (*runs, ChunkRun(10, 1), ChunkRun(10, 1)), compressed=True, reading="decoded", spread=1.5, chunks_per_run=4
     )
-    assert ConcatSource(sources[1:]).chunks == StorageLayout(compressed=True, reading="decoded", together=4)
+    assert ConcatSource(sources[1:]).chunks == StorageLayout(compressed=True, reading="decoded", chunks_per_run=4)
     assert ConcatSource([sources[2], sources[0]]).chunks.reading == "locked"
 
 
@@ -432,13 +432,13 @@ def test_a_subset_asks_the_whole_to_keep():
     subset = SubsetSource(whole, [9, 8, 1])
     assert subset.prepare(np.array([2, 0]), decode=True)
     assert not subset.prepare(np.array([1]), decode=False)
-    assert (subset.decoded_bytes(3), subset.band_bytes, subset.decodable_bytes) == (300, 7, 1000)
-    subset.keep(4, 50)()
+    assert (subset.decoded_bytes(3), subset.decode_bytes, subset.decodable_bytes) == (300, 7, 1000)
+    subset.reserve(4, 50)()
     subset.close()
     assert whole.calls == [
         ("prepare", [1, 9], True),
         ("prepare", [8], False),
-        ("keep", 4, 50),
+        ("reserve", 4, 50),
         ("given back",),
         ("close",),
     ]
@@ -447,8 +447,8 @@ def test_a_subset_asks_the_whole_to_keep():
 @pytest.mark.parametrize("source", [SubsetSource(numbered(), [1]), ConcatSource([numbered()])])
 def test_what_keeps_nothing_has_nothing_to_do(source):
     assert not source.prepare(np.array([0]), decode=True)
-    assert (source.decoded_bytes(3), source.band_bytes, source.decodable_bytes) == (0, 0, 0)
-    source.keep(4, 50)()
+    assert (source.decoded_bytes(3), source.decode_bytes, source.decodable_bytes) == (0, 0, 0)
+    source.reserve(4, 50)()
 
 
 def test_several_sources_share_the_cache_by_what_must_be_decoded():
@@ -456,22 +456,22 @@ def test_several_sources_share_the_cache_by_what_must_be_decoded():
     both = ConcatSource([small, numbered(5), large])
     assert both.prepare(np.array([14, 0, 6, 11]), decode=True)
     assert not both.prepare(np.array([1, 7]), decode=False)
-    assert (both.decoded_bytes(3), both.band_bytes, both.decodable_bytes) == (600, 7, 4000)
-    give_back = both.keep(4, 400)
+    assert (both.decoded_bytes(3), both.decode_bytes, both.decodable_bytes) == (600, 7, 4000)
+    give_back = both.reserve(4, 400)
     assert ("given back",) not in small.calls + large.calls
     give_back()
     both.close()
     end = [("given back",), ("close",)]
-    assert small.calls == [("prepare", [0], True), ("prepare", [1], False), ("keep", 4, 100), *end]
-    assert large.calls == [("prepare", [4, 1], True), ("keep", 4, 300), *end]
+    assert small.calls == [("prepare", [0], True), ("prepare", [1], False), ("reserve", 4, 100), *end]
+    assert large.calls == [("prepare", [4, 1], True), ("reserve", 4, 300), *end]
 
 
 def test_room_that_was_made_is_given_back_if_another_cannot_make_any(monkeypatch):
     one, other = Keeping(), Keeping()
-    monkeypatch.setattr(other, "keep", lambda *_: 1 / 0)
+    monkeypatch.setattr(other, "reserve", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        ConcatSource([one, other]).keep(1, 1)
-    assert one.calls == [("keep", 1, 0), ("given back",)]
+        ConcatSource([one, other]).reserve(1, 1)
+    assert one.calls == [("reserve", 1, 0), ("given back",)]
 
 
 def test_all_are_closed_even_if_one_fails(monkeypatch):

@@ -164,7 +164,7 @@ class HDF5Source:
             compressed=any(part.fields[self._widest].values.filtered for part in self._stored),
             reading=self._reader.reading,
             spread=lies.spread,
-            together=lies.together,
+            chunks_per_run=lies.chunks_per_run,
             largest=all(_fits(part, self._widest) for part in self._stored),
         )
 
@@ -246,18 +246,18 @@ class HDF5Source:
         return self._reader.holding.decoded_bytes(chunks)
 
     @property
-    def band_bytes(self) -> int:
-        """Bytes that a thread takes to decode a chunk; see `CachingSource.band_bytes`."""
-        return self._reader.holding.band_bytes
+    def decode_bytes(self) -> int:
+        """Bytes that a thread takes to decode a chunk; see `CachingSource.decode_bytes`."""
+        return self._reader.holding.decode_bytes
 
     @property
     def decodable_bytes(self) -> int:
         """Bytes of everything that must be decoded; see `CachingSource.decodable_bytes`."""
         return self._reader.holding.decodable_bytes
 
-    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; see `CachingSource.keep`."""
-        return self._reader.keep(chunks, cache_bytes)
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks; see `CachingSource.reserve`."""
+        return self._reader.reserve(chunks, cache_bytes)
 
     def close(self) -> None:
         """Close every file and let go of what was decoded. Reading opens them again."""

@@ -194,13 +194,13 @@ class Fields:
         """Bytes of decoded chunks."""
         return sum(stored.source.decoded_bytes(chunks) for stored in self.stored)
 
-    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; what is returned takes it back."""
         whole = max(sum(stored.source.decodable_bytes for stored in self.stored), 1)
         with contextlib.ExitStack() as stack:  # what was made is given back if one fails
             for stored in self.stored:
                 share = cache_bytes * stored.source.decodable_bytes // whole
-                stack.callback(stored.source.keep(chunks, share))
+                stack.callback(stored.source.reserve(chunks, share))
             return stack.pop_all().close
 
     # -- how samples lie ---------------------------------------------------------------------------------------------

@@ -301,18 +301,18 @@ class ManifestSource:
 
     def read_ahead(self, nbytes: int) -> Callable[[], None]:
         """Allow to read files ahead; see `FetchingSource.read_ahead`."""
-        return self._fields.fetching.keep(nbytes)
+        return self._fields.fetching.reserve(nbytes)
 
     @property
-    def band_bytes(self) -> int:
-        """Bytes that a thread takes to decode a chunk; see `CachingSource.band_bytes`."""
-        return max((stored.source.band_bytes for stored in self._fields.stored), default=0)
+    def decode_bytes(self) -> int:
+        """Bytes that a thread takes to decode a chunk; see `CachingSource.decode_bytes`."""
+        return max((stored.source.decode_bytes for stored in self._fields.stored), default=0)
 
     @property
     def decodable_bytes(self) -> int:
         """Bytes of all chunks that must be decoded; see `CachingSource.decodable_bytes`."""
         return sum(stored.source.decodable_bytes for stored in self._fields.stored)
 
-    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks of HDF5 files; see `CachingSource.keep`."""
-        return self._fields.keep(chunks, cache_bytes)
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks of HDF5 files; see `CachingSource.reserve`."""
+        return self._fields.reserve(chunks, cache_bytes)

@@ -314,7 +314,7 @@ def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
 
 def test_a_slow_worker_costs_no_decoding(file, decodings):
     source = HDF5Source(file)
-    give_back = source.keep(16, 0)
+    give_back = source.reserve(16, 0)
     with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
         preparation = DecodeAhead(source, loader._schedule, 8)
         decodings.clear()

@@ -456,7 +456,7 @@ def test_a_loader_that_has_begun_refuses_to_go_on_in_a_fork(images):
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize(
-    ("act", "status"), [(lambda s: s.close(), 0), (lambda s: s.keep(0, 0), 3)], ids=["close", "keep"]
+    ("act", "status"), [(lambda s: s.close(), 0), (lambda s: s.reserve(0, 0), 3)], ids=["close", "reserve"]
 )
 def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status):
     """1. A thread holds the lock of what was decoded. 2. Another forks. 3. In the child nobody will ever let it go."""

@@ -253,12 +253,12 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
             asked.append((samples.tolist(), decode))
             return True
 
-        decodable_bytes = band_bytes = 0
+        decodable_bytes = decode_bytes = 0
 
         def decoded_bytes(self, chunks):
             return 0
 
-        def keep(self, chunks, cache_bytes):
+        def reserve(self, chunks, cache_bytes):
             return lambda: None
 
     source = Asked({"x": np.arange(40)})

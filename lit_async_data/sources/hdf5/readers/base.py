@@ -34,7 +34,7 @@ class Reader:
 
     reading: Reading = "locked"
     rows = 1
-    band_bytes = 0
+    chunk_bytes = 0
     decodable_bytes = 0
     work_bytes = 0
 

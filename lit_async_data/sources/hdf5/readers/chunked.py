@@ -46,11 +46,11 @@ class ChunkedReader(Reader):
         self._large = stored.nbytes // stored.rows >= ONE_BY_ONE
         self.rows = bands.rows
         self.reading = bands.reading
-        band_bytes = rows * stored.nbytes // stored.rows
-        self.band_bytes = 0 if self._alone else band_bytes
+        chunk_bytes = rows * stored.nbytes // stored.rows
+        self.chunk_bytes = 0 if self._alone else chunk_bytes
         # A band that is copied from stays with its reader, although others may have pushed it out of those held.
-        self.work_bytes = bands.work_bytes + self.band_bytes
-        self.decodable_bytes = -(-stored.rows // bands.rows) * band_bytes
+        self.work_bytes = bands.work_bytes + self.chunk_bytes
+        self.decodable_bytes = -(-stored.rows // bands.rows) * chunk_bytes
         self._name = object()  # not the reader itself, which refers to the recent bands
 
     def read(self, rows: Indices, out: Array) -> None:

@@ -52,10 +52,10 @@ class DecodeMemory:
         return {name: self._room(name, chunks) for name in self._datasets}
 
     def _room(self, name: str, chunks: int) -> int:
-        held = [reader for reader in self._datasets[name] if reader.band_bytes]
+        held = [reader for reader in self._datasets[name] if reader.chunk_bytes]
         if not held:
             return 0
-        band, whole = max(each.band_bytes for each in held), sum(each.decodable_bytes for each in held)
+        band, whole = max(each.chunk_bytes for each in held), sum(each.decodable_bytes for each in held)
         if not chunks:
             return min(max(2 * band, RECENT_BYTES), whole)
         bands = self._bands(name, min(each.rows for each in held))
@@ -74,7 +74,7 @@ class DecodeMemory:
         return -(-(self._reach + more) // rows) + 1
 
     @property
-    def band_bytes(self) -> int:
+    def decode_bytes(self) -> int:
         return max((reader.work_bytes for reader in self._readers), default=0)
 
     @property

@@ -150,8 +150,8 @@ class PartReaders:
                 raise self._unreadable(part, error) from error
         return useful
 
-    def keep(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; see `CachingSource.keep`."""
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks; see `CachingSource.reserve`."""
         self._files.check_process()  # before any lock, which another thread may have held when this process was forked
         rooms = self.holding.room(chunks)
         for name, nbytes in rooms.items():

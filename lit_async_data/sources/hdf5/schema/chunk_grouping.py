@@ -17,7 +17,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.part import StoredPart
 
 # Chunks that are taken together for each one that samples reach into: a quarter of the decoding is then done twice.
-TOGETHER = 4
+CHUNKS_PER_RUN = 4
 # Decoding that is done twice, as a share of all, up to which chunks are not taken together.
 LITTLE = 0.05
 # Share of the bytes of the largest field from which a compressed one is worth an order of its own.
@@ -36,7 +36,7 @@ class ChunkGrouping(NamedTuple):
 
     runs: tuple[ChunkRun, ...]
     spread: float
-    together: int
+    chunks_per_run: int
     bands: int
 
 
@@ -67,7 +67,7 @@ def locality(parts: Sequence[StoredPart], key: str) -> ChunkGrouping:
     reach = alone.bands - 1
     if alone.spread <= 1 + LITTLE or not reach:
         return alone
-    return _found(parts, key, TOGETHER * reach)
+    return _found(parts, key, CHUNKS_PER_RUN * reach)
 
 
 def _is_plain(part: StoredPart, key: str) -> bool:
@@ -77,24 +77,24 @@ def _is_plain(part: StoredPart, key: str) -> bool:
     return field.stored is field.values and field.span == (0, 1) and all_rows
 
 
-def _found(parts: Sequence[StoredPart], key: str, together: int) -> ChunkGrouping:
+def _found(parts: Sequence[StoredPart], key: str, chunks_per_run: int) -> ChunkGrouping:
     runs: list[ChunkRun] = []
     touched = distinct = bands = 0
     for part in parts:
         if part.anchors.count:
-            counts, firsts, lasts = _pieces(part, key, together)
+            counts, firsts, lasts = _pieces(part, key, chunks_per_run)
             runs += _runs(counts)
             each = lasts - firsts + 1
             touched, distinct = touched + int(each.sum()), distinct + _distinct(firsts, lasts)
             bands = max(bands, int(each.max()))
-    return ChunkGrouping(tuple(runs), max(touched / distinct, 1.0), together, bands)
+    return ChunkGrouping(tuple(runs), max(touched / distinct, 1.0), chunks_per_run, bands)
 
 
-def _pieces(part: StoredPart, key: str, together: int) -> tuple[Indices, Indices, Indices]:
+def _pieces(part: StoredPart, key: str, chunks_per_run: int) -> tuple[Indices, Indices, Indices]:
     """Stretches of samples that begin in the same chunks: how many samples, and their first and last chunk."""
     field, count = part.fields[key], part.anchors.count
     rows = field.values.chunk_rows
-    begins = _stretches(part, key, together)
+    begins = _stretches(part, key, chunks_per_run)
     counts = np.diff(np.append(begins, count))
     if part.anchors.chosen is None and field.stored is field.values:
         ends = part.anchors.rows(begins + counts - 1)
@@ -103,10 +103,10 @@ def _pieces(part: StoredPart, key: str, together: int) -> tuple[Indices, Indices
     return counts, np.minimum.reduceat(first // rows, begins), np.maximum.reduceat(last // rows, begins)
 
 
-def _stretches(part: StoredPart, key: str, together: int) -> Indices:
+def _stretches(part: StoredPart, key: str, chunks_per_run: int) -> Indices:
     """The first sample of each stretch."""
     field, anchors = part.fields[key], part.anchors
-    rows = field.values.chunk_rows * together
+    rows = field.values.chunk_rows * chunks_per_run
     if anchors.chosen is None and field.stored is field.values:
         # Arithmetic, since there may be very many samples: the first whose window begins in the next chunks.
         first = anchors.first + field.span[0]

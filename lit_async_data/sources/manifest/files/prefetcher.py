@@ -142,7 +142,7 @@ class FilePrefetcher:
                     self._crew.asked.put(file)
                     self._files[path] = self._waiting[path] = file
 
-    def keep(self, nbytes: int) -> Callable[[], None]:
+    def reserve(self, nbytes: int) -> Callable[[], None]:
         """Allow to read ahead. What is returned takes that back; with the last, threads end and files are dropped.
 
         Args:
@@ -175,7 +175,7 @@ class FilePrefetcher:
         return bool(crew.workers)
 
     def _take_back(self, who: object) -> None:
-        """End what `keep` has begun. Where it was interrupted, it is to be called again."""
+        """End what `reserve` has begun. Where it was interrupted, it is to be called again."""
         if not self._mine:
             return
         with self._lock:

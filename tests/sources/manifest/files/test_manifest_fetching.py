@@ -65,7 +65,7 @@ def there(reader, path):
 
 def test_nothing_is_read_ahead_of_what_is_in_memory(files, monkeypatch):
     disk, reader = Disk(monkeypatch, cold=False), FilePrefetcher()
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     made_cold(reader, files)
     assert not reader.wanted
     assert not fetchers()
@@ -84,7 +84,7 @@ def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
 
 def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, monkeypatch):
     disk, reader = Disk(monkeypatch), FilePrefetcher()
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     made_cold(reader, files)
     assert reader.wanted
     del disk.asked[:]
@@ -101,7 +101,7 @@ def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, mon
 
 def test_at_most_sixteen_files_are_waited_for_at_a_time(files, monkeypatch):
     disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     reader.fetch(files, MOST)
     for _ in range(THREADS):
         assert disk.arrived.acquire(timeout=30)
@@ -114,7 +114,7 @@ def test_at_most_sixteen_files_are_waited_for_at_a_time(files, monkeypatch):
 
 def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, monkeypatch):
     disk, reader, found = Disk(monkeypatch, gated=True), FilePrefetcher(), []
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     reader.fetch(files[:1], MOST)
     assert disk.arrived.acquire(timeout=30)
     waiting = threading.Thread(target=lambda: found.append(reader.read(files[0], MOST)))
@@ -131,7 +131,7 @@ def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypa
     # 1. All threads are in the middle of a read, and a file waits for its turn. 2. A worker needs that file. Were it to
     # wait for the threads, it would get it after all others; and never, if the loader is closed meanwhile.
     disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     reader.fetch(files, MOST)
     for _ in range(THREADS):
         assert disk.arrived.acquire(timeout=30)
@@ -153,7 +153,7 @@ def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch
     # not wait for the disk any longer than it would by itself.
     disk, reader, found = Disk(monkeypatch, gated=True), FilePrefetcher(), []
     monkeypatch.setattr(fetching, "_END_S", 0.0)
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     reader.fetch(files[:1], MOST)
     assert disk.arrived.acquire(timeout=30)
     begun = threading.Event()
@@ -173,7 +173,7 @@ def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch
 def test_what_cannot_be_read_is_said_to_who_asks_for_it(files, monkeypatch):
     Disk(monkeypatch)
     reader = FilePrefetcher()
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     reader.fetch([files[0] + ".gone", files[1]], MOST)
     assert reader.read(files[1], MOST) == bytes([1]) * 100
     with pytest.raises(MissingError, match="gone: no such file"):
@@ -183,7 +183,7 @@ def test_what_cannot_be_read_is_said_to_who_asks_for_it(files, monkeypatch):
 
 def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(files, monkeypatch):
     disk, reader = Disk(monkeypatch), FilePrefetcher()
-    give_back = reader.keep(250)
+    give_back = reader.reserve(250)
     reader.fetch(files[:10], MOST)
     there(reader, files[0])
     there(reader, files[1])
@@ -203,7 +203,7 @@ def test_what_is_queued_while_nothing_has_been_read_yet_counts_too(files, monkey
     # 1. Files are queued while none is there yet. 2. Each is read when its turn comes, whatever came meanwhile. Were
     # only those counted that are there, all of them would be held.
     disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
-    give_back = reader.keep(450)
+    give_back = reader.reserve(450)
     reader.fetch(files, MOST)
     disk.gate.set()
     for path in files[:4]:
@@ -218,7 +218,7 @@ def test_a_file_that_there_is_no_room_for_does_not_hold_up_the_others(files, tmp
     Disk(monkeypatch)
     (tmp_path / "large").write_bytes(bytes(1000))
     reader = FilePrefetcher()
-    give_back = reader.keep(450)
+    give_back = reader.reserve(450)
     reader.fetch([str(tmp_path / "large"), str(tmp_path / "gone"), *files[:2]], MOST)
     there(reader, files[1])
     assert reader.read(str(tmp_path / "large"), MOST) == bytes(1000)
@@ -230,7 +230,7 @@ def test_room_that_is_taken_back_holds_up_nobody(files, monkeypatch):
     # closed, and what remains is too little for any file. 4. Reading goes on without reading ahead.
     Disk(monkeypatch)
     reader = FilePrefetcher()
-    first, second = reader.keep(200), reader.keep(50)
+    first, second = reader.reserve(200), reader.reserve(50)
     reader.fetch(files[:4], MOST)
     there(reader, files[1])
     waiting = reader._files[files[2]]
@@ -251,7 +251,7 @@ def test_a_mistake_of_its_own_is_logged_once_and_holds_up_nobody(files, monkeypa
         return disk.fetched(path, most_bytes)
 
     monkeypatch.setattr(fetching, "fetched", fails)
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     reader.fetch(files, MOST)
     for path in files:
         there(reader, path)
@@ -265,7 +265,7 @@ def test_a_mistake_of_its_own_is_logged_once_and_holds_up_nobody(files, monkeypa
 def test_what_is_wrong_with_a_file_is_not_logged(files, monkeypatch, caplog):
     Disk(monkeypatch)
     reader = FilePrefetcher()
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     reader.fetch([files[0] + "/no folder", *files[:1]], 10)  # and more than may be read
     there(reader, files[0])
     give_back()
@@ -275,7 +275,7 @@ def test_what_is_wrong_with_a_file_is_not_logged(files, monkeypatch, caplog):
 def test_where_no_thread_can_be_started_nothing_waits_for_one(files, monkeypatch):
     Disk(monkeypatch)
     reader = FilePrefetcher()
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
 
     def refuses(self):
         raise RuntimeError("can't start new thread")
@@ -290,7 +290,7 @@ def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
     Disk(monkeypatch)
     monkeypatch.setattr(fetching, "_STALE", 3)
     reader = FilePrefetcher()
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     reader.fetch(files[:1], MOST)
     reader._files[files[0]].done.wait(30)
     for number in range(1, 5):
@@ -305,7 +305,7 @@ def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
 def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
     Disk(monkeypatch)
     reader = FilePrefetcher()
-    first, second = reader.keep(ROOM), reader.keep(ROOM)
+    first, second = reader.reserve(ROOM), reader.reserve(ROOM)
     made_cold(reader, files)
     reader.fetch(files[5:7], MOST)
     first()
@@ -321,7 +321,7 @@ def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
 def test_a_copy_in_another_process_begins_anew(files, monkeypatch):
     Disk(monkeypatch)
     reader = FilePrefetcher()
-    give_back = reader.keep(ROOM)
+    give_back = reader.reserve(ROOM)
     made_cold(reader, files)
     again = pickle.loads(pickle.dumps(reader))
     assert (again.wanted, reader.wanted) == (False, True)
@@ -356,10 +356,10 @@ def test_a_loader_reads_cold_files_ahead_and_delivers_the_same(tmp_path, monkeyp
 def going_on(files, room):
     """A reader in which anything may be interrupted; then it is used on, and ended."""
     reader = FilePrefetcher()
-    give_back = reader.keep(room)
+    give_back = reader.reserve(room)
     yield reader, give_back
     assert not reader._lock._is_owned()
-    again = reader.keep(room)
+    again = reader.reserve(room)
     reader.fetch(files, MOST)
     assert [reader.read(path, MOST) for path in files] == [bytes([number]) * 100 for number in range(len(files))]
     again()
