@@ -63,7 +63,7 @@ class Learner(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-9)
 
-    def all(self, stage, key="ids"):
+    def all(self, stage, key="index"):
         return torch.cat([batch[key] for batch in self.seen[stage]]).numpy()
 
 

@@ -197,7 +197,7 @@ def passes(path):
             with AsyncLoader(source, {**options, "memory_budget": 2**28}) as loader:
                 for step, batch in enumerate(loader):
                     ids = batch["index"].tolist()
-                    yield ids, {key: batch[key].numpy().copy() for key in batch if key != "ids"}
+                    yield ids, {key: batch[key].numpy().copy() for key in batch if key != "index"}
                     if step > 20:
                         break
     finally:
