@@ -195,7 +195,7 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
         loader.externally_driven = True
         for number in range(SETTLE + turns):
             batch = loader.next()
-            wait_until(lambda: engine_of(loader).pipeline.ready)
+            wait_until(lambda: engine_of(loader).feed.pipeline.ready)
             torch.cuda.synchronize()
             with engine_of(loader).queue._streams.on_side():
                 sleep(cycles)
@@ -212,8 +212,8 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
 
 
 def engine_of(loader: AsyncLoader) -> Any:
-    assert loader._engine is not None
-    return loader._engine
+    assert loader.engine is not None
+    return loader.engine
 
 
 def wait_until(reached: Callable[[], Any]) -> None:

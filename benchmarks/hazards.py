@@ -113,12 +113,12 @@ class Scene:
 
     def submit(self, batches: int = 1) -> None:
         """See to it that batches are on their way, their copies enqueued: so many, or as many as there are slots."""
-        queue, ring = self._engine.queue, self._engine.pipeline.ring
+        queue, pool = self._engine.queue, self._engine.feed.pipeline.pool
         deadline = time.monotonic() + PATIENCE
         while (ready := queue.ready) < batches:
             assert time.monotonic() < deadline, "no batch came on the host"
             self.loader.prefetch()
-            if queue.ready == ready and ring.count(COPYING) == len(ring):
+            if queue.ready == ready and pool.count(COPYING) == len(pool):
                 return  # nothing more can be read before the device goes on
 
     def drop(self) -> None:
@@ -127,9 +127,9 @@ class Scene:
         queue._forget()
 
     @property
-    def _engine(self) -> engine.Engine:
-        assert self.loader._engine is not None
-        return self.loader._engine
+    def _engine(self) -> Any:
+        assert self.loader.engine is not None
+        return self.loader.engine
 
     def warm_up(self, *, ahead: bool) -> None:
         """Some batches; with ``ahead`` each while the one before is still in use."""

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 
 from lit_async_data.batch.spec import Bytes
+from lit_async_data.device import streams
 from lit_async_data.device.streams import Streams
+from lit_async_data.host import memory
 from lit_async_data.testing import FakeEvent, FakeStream, FakeStreams, raw
 
 # What a batch's small fields travel in is at most this long, and takes no time.
 SMALL = 64 * 1024
 # Seconds after which a stream that waits for another gives up.
 PATIENCE = 60.0
-# This module keeps what it defines: the classes that are put in its place are made from it.
-HOME = ("lit_async_data.device.streams", "TorchStreams")
 
 
 @contextlib.contextmanager
@@ -37,14 +35,15 @@ def streams_of(made: Callable[[torch.device], Streams], *, pretended: bool) -> I
         made: Makes them for a device.
         pretended: Every device then counts as one with streams, and nothing is pinned.
     """
-    instead: dict[str, Any] = {"TorchStreams": made}
-    if pretended:
-        instead |= {"has_streams": lambda device: True, "allocated": _pageable}
+
+    def given(device: torch.device) -> Streams | None:
+        return made(device) if streams.has_streams(device) else None
+
     with contextlib.ExitStack() as stack:
-        for name in [name for name in sys.modules if name.startswith("lit_async_data.")]:
-            for attribute, value in instead.items():
-                if attribute in vars(sys.modules[name]) and (name, attribute) != HOME:
-                    stack.enter_context(mock.patch.object(sys.modules[name], attribute, value))
+        stack.enter_context(mock.patch.object(streams, "streams_of", given))
+        if pretended:
+            stack.enter_context(mock.patch.object(streams, "has_streams", return_value=True))
+            stack.enter_context(mock.patch.object(memory, "allocated", _pageable))
         yield
 
 

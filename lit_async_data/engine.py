@@ -1,187 +1,84 @@
-"""`Engine`: the running part of a loader, pipeline and device queue, from its first batch until it is closed."""
+"""`Engine`: the running part of any loader, feed and device queue, from its first batch until it is closed."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from lit_async_data.batch.spec import BatchSpec, FieldSpec
+from lit_async_data.device import streams
 from lit_async_data.device.copy_verifier import CopyVerifier
-from lit_async_data.device.inline_queue import DeviceQueue, InlineQueue, Transform
-from lit_async_data.device.slot_feed import SlotFeed
+from lit_async_data.device.feed import Feed
+from lit_async_data.device.inline_queue import DeviceQueue, InlineQueue
 from lit_async_data.device.stream_queue import StreamQueue
-from lit_async_data.device.streams import TorchStreams, has_streams
-from lit_async_data.device.transform import DeviceTransform, widened
-from lit_async_data.errors import ConfigError
-from lit_async_data.host import memory
-from lit_async_data.host.decode_ahead import DecodeAhead
-from lit_async_data.host.nan_check import NanCheck
-from lit_async_data.host.pipeline import Pipeline
-from lit_async_data.host.resource_plan import AHEAD, ResourcePlan
-from lit_async_data.host.stats import LoaderStats, QueueFill
-from lit_async_data.options import LoaderOptions
-from lit_async_data.order.permutation import Indices, derived_key, derived_keys
-from lit_async_data.order.plan import BatchIndex, Schedule
-from lit_async_data.sources.base import CachingSource, FetchingSource, RandomizedSource, Source, ids_of, is_random
-
-INDEX = "index"
-# Tell the keys of what is drawn, for samples and for whole batches, from those of the order.
-DRAWN, DRAWN_ON_DEVICE = 1, 2
+from lit_async_data.device.transform import Transform
+from lit_async_data.host.stats import QueueFill
 
 
 class Engine:
-    """Pipeline and device queue. Refers to no loader, so that one that is dropped is closed at once.
+    """A feed, which reads batches ahead, and a device queue, which copies them ahead.
+
+    It refers to no loader, so that a dropped loader is closed at once.
 
     Args:
-        source: Where samples come from.
-        options: Of the loader.
-        schedule: The order of batches.
-        footprint: What it may take.
-        device: Where batches are handed out.
-        spec: What batches look like when they are handed out.
-        depth: Batches copied ahead.
+        feed: Where batches come from. Closed with the engine.
+        device: Where batches are handed out; they are copied only to a device with streams.
+        depth: Batches that are copied ahead; 0 to read and copy nothing ahead.
         transform: Called with each batch on its device.
-        verify_copies: Batches that are watched on their way.
-        nans: Looks at the first batch.
+        verify_copies: How many batches, from the first on, are verified.
     """
 
     def __init__(
         self,
-        source: Source,
-        options: LoaderOptions,
-        schedule: Schedule,
-        footprint: ResourcePlan,
-        *,
+        feed: Feed,
         device: torch.device,
-        spec: BatchSpec,
+        *,
         depth: int,
-        transform: Transform | None,
-        verify_copies: int,
-        nans: NanCheck,
+        transform: Transform | None = None,
+        verify_copies: int = 0,
     ) -> None:
-        seed = options.seed if options.augments and is_random(source) else None
-        on_device, keeping = has_streams(device), source if isinstance(source, CachingSource) else None
-        ahead = AHEAD + footprint.layout.batches
-        self.pipeline = Pipeline(
-            _Reader(source, options.return_indices, seed, nans),
-            schedule,
-            footprint.layout,
-            functools.partial(memory.allocated, footprint.layout.nbytes, pinned=on_device),
-            workers=footprint.workers,
-            slots=footprint.budget.slots,
-            most_slots=footprint.budget.most_slots,
-            timeout_s=options.timeout_s,
-            ids=functools.partial(ids_of, source),
-            prepare=None if keeping is None else DecodeAhead(keeping, schedule, ahead),
+        self.feed, self.device = feed, device
+        side = streams.streams_of(device)
+        self.copies = side is not None
+        verifier = CopyVerifier(verify_copies, side) if verify_copies else None
+        if verifier is not None:
+            feed = verifier.feed(feed)
+            transform = transform and verifier.transform(transform)
+        queue: DeviceQueue = (
+            InlineQueue(feed, depth, transform) if side is None else StreamQueue(feed, side, depth, transform)
         )
-        # Host memory is filled in the type that is delivered.
-        cast = widened(spec) if on_device else None
-        number = functools.partial(_drawn, source, schedule, options.seed) if options.augments else None
-        called = DeviceTransform(transform, device, number=number, cast=cast) if transform or cast else None
-        streams = TorchStreams(device) if on_device else None
-        watch = CopyVerifier(verify_copies, streams) if verify_copies else None
-        self.queue: DeviceQueue = (
-            InlineQueue(self.pipeline, depth, called, watch)
-            if streams is None
-            else StreamQueue(SlotFeed(self.pipeline), streams, depth, called, watch)
-        )
-        self._depths = options.queue_depth * footprint.layout.batches if footprint.workers else 0, depth * on_device
-        self._give_back = _kept(source, footprint)
+        self.queue = queue if verifier is None else verifier.queue(queue)
 
-    def stats(self, so_far: LoaderStats) -> LoaderStats:
-        """What the loader saw, with what was read for it."""
-        if self.pipeline.forked:
-            return so_far
-        return so_far.of(self.pipeline.stats(), copied=self.queue.copied, device=self.queue.waited)
+    @property
+    def ready(self) -> int:
+        """Batches that are ready, on host and device together."""
+        return self.feed.ready + self.queue.ready
 
     @property
     def fill(self) -> QueueFill:
-        """What is ready at this moment."""
-        host_depth, device_depth = self._depths
-        ready, queued = self.pipeline.ready, self.queue.ready
-        if not device_depth:
-            # Of a slot that holds several batches, those that are yet to be handed out are ready, too.
-            ready, queued = ready + queued, 0
-        # There is one slot more than the depth, for what is being handed out.
-        return QueueFill(min(ready, host_depth), host_depth, queued, device_depth)
+        """How full the queues are at this moment."""
+        # There is one slot more than the depth, for the batch that is being handed out.
+        host = min(self.feed.ready, self.feed.depth)
+        return QueueFill(host, self.feed.depth, self.queue.ready, self.queue.depth if self.copies else 0)
 
-    def close(self) -> None:
-        """End everything and give all memory back. Idempotent."""
-        if self.pipeline.forked:
-            return  # threads and device belong to another process, and so may be whoever held a lock at the fork
-        give_back, self._give_back = self._give_back, _nothing
+    def rest(self, *, wait: bool = True) -> None:
+        """End the pass and free its device memory. If it was interrupted, only `close` may follow.
+
+        Args:
+            wait: Whether to wait for a read that does not return, however long it takes; else a few seconds at most.
+        """
         try:
             self.queue.close()
         finally:
-            try:
-                self.pipeline.close()
-            finally:
-                give_back()
+            self.feed.rest(wait=wait)
 
+    def close(self, *, wait: bool = False) -> None:
+        """End everything and give all memory back. Idempotent, also after an interrupt.
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Reads samples, and adds what belongs to the loader: their numbers, and what is drawn for each, by its number.
-
-    Attributes:
-        source: Where samples come from.
-        return_indices: Whether numbers are wanted.
-        seed: Of what is drawn; None where nothing is.
-        nans: Looks at what has been read.
-    """
-
-    source: Source
-    return_indices: bool
-    seed: int | None
-    nans: NanCheck
-
-    def __call__(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        numbers = ids_of(self.source, samples) if self.return_indices or self.seed is not None else samples
-        if self.return_indices:
-            out[INDEX][...] = numbers
-            out = {key: array for key, array in out.items() if key != INDEX}
-        if self.seed is None:
-            self.source.read_into(samples, out)
-        else:
-            assert isinstance(self.source, RandomizedSource)
-            self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, DRAWN), numbers))
-        self.nans(epoch, samples, out)
-
-
-def _drawn(source: Source, schedule: Schedule, seed: int, key: BatchIndex) -> int:
-    """What the generator of a batch begins with: by its first sample, whichever rank and step it falls to."""
-    first = schedule.plan(key.epoch).batch(key.step).samples[:1]
-    return derived_key(seed, key.epoch, DRAWN_ON_DEVICE, int(ids_of(source, first)[0]))
-
-
-def indexed_spec(spec: BatchSpec) -> BatchSpec:
-    """The fields of batches, with the numbers of their samples.
-
-    Raises:
-        ConfigError: There is a field of that name.
-    """
-    if INDEX in spec.fields:
-        raise ConfigError(f"return_indices: the source has a field {INDEX!r} of its own; give that field another key")
-    return spec.with_field(INDEX, FieldSpec((), np.dtype(np.int64)))
-
-
-def _kept(source: Source, footprint: ResourcePlan) -> Callable[[], None]:
-    """Make room in a source for what is read ahead; what is returned takes it back."""
-    budget = footprint.budget
-    with contextlib.ExitStack() as stack:  # what was made is given back if the second fails
-        if isinstance(source, CachingSource):
-            stack.callback(source.reserve(footprint.chunks, budget.cache))
-        if budget.fetched and isinstance(source, FetchingSource):
-            stack.callback(source.read_ahead(budget.fetched))
-        return stack.pop_all().close
-
-
-def _nothing() -> None:
-    pass
+        Args:
+            wait: See `rest`.
+        """
+        if self.feed.forked:
+            return  # threads and device belong to another process, and so may the thread that held a lock at the fork
+        try:
+            self.queue.close()
+        finally:
+            self.feed.close(wait=wait)

@@ -13,13 +13,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from support.device import pretend
 from support.interrupts import interrupted
 
-from lit_async_data import AsyncLoader, HDF5Source, engine, prefetched
-from lit_async_data import loader as loader_module
+from lit_async_data import AsyncLoader, HDF5Source, prefetched
 from lit_async_data.errors import ClosedError
-from lit_async_data.host import memory
-from lit_async_data.prefetch import engine as relay
 from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES
 from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
 from lit_async_data.testing import ArraySource, FakeStreams
@@ -75,10 +73,7 @@ def loader(request, monkeypatch, h5):
     kind = request.param
     if "device" in kind:
         streams = FakeStreams("compute" if "kernels" in kind else "side")
-        monkeypatch.setattr(engine, "TorchStreams", lambda device: streams)
-        monkeypatch.setattr(engine, "has_streams", lambda device: True)
-        monkeypatch.setattr(loader_module, "has_streams", lambda device: True)
-        monkeypatch.setattr(memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+        pretend(monkeypatch, lambda device: streams)
     with KINDS[kind](h5) as made:
         made.settle = streams.synchronize if "device" in kind else lambda: None
         yield made
@@ -104,7 +99,7 @@ def used_on(loader, interrupts, seed):
             left -= 1
             continue
         loader.settle()
-        wanted = loader._schedule.plan(at // STEPS).batch(at % STEPS).samples
+        wanted = loader.schedule.plan(at // STEPS).batch(at % STEPS).samples
         assert batch["y"].tolist() == wanted.tolist()
         kept = [*kept[-3:], (batch, wanted)]
         for held, numbers in kept:
@@ -144,7 +139,7 @@ def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
         assert len(steps) == 3
         assert dropped == [KeyboardInterrupt]
         steps += [next(loader)["y"].tolist() for _ in range(STEPS - 3)]
-        plan = loader._schedule.plan(0)
+        plan = loader.schedule.plan(0)
         assert steps == [plan.batch(step).samples.tolist() for step in range(STEPS)]
 
 
@@ -217,9 +212,7 @@ def generated():
 def wrapped(request, monkeypatch):
     streams = FakeStreams("compute" if "kernels" in request.param else "side")
     if "device" in request.param:
-        monkeypatch.setattr(relay, "TorchStreams", lambda device: streams)
-        monkeypatch.setattr(relay, "has_streams", lambda device: True)
-        monkeypatch.setattr(memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+        pretend(monkeypatch, lambda device: streams)
 
     def on(loader):
         made = prefetched(loader, 0 if "nothing" in request.param else 2, device="cpu")

@@ -132,8 +132,8 @@ def test_keeping_batches_makes_more_slots_and_letting_go_frees_them():
         del kept
         for _ in range(3):
             seen(loader)
-        pipeline = loader._engine.pipeline
-        assert pipeline.ring.held == 0
+        pipeline = loader.engine.feed.pipeline
+        assert pipeline.pool.held == 0
 
 
 def test_beyond_the_budget_batches_are_copies_and_it_is_said_once(caplog):
@@ -206,9 +206,9 @@ def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
             assert seen(batches) == list(range(length))
             kept += batches if keep else []
         del batches, kept
-        pipeline = loader._engine.pipeline
-        assert pipeline.ring.held == 0
-        assert pipeline.ready + pipeline.ring.count(FILLING) == len(pipeline._claimed)
+        pipeline = loader.engine.feed.pipeline
+        assert pipeline.pool.held == 0
+        assert pipeline.ready + pipeline.pool.count(FILLING) == len(pipeline._claimed)
 
 
 def test_set_epoch_chooses_the_next_pass():

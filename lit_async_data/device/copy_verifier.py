@@ -1,38 +1,47 @@
-"""`CopyVerifier`: whether the first batches come to the training step, and stay there, as they were read.
+"""`CopyVerifier`: proves that the first batches reach the training step, and stay there, as they were read.
 
-Each of these batches is summed three times, field by field:
+The verifier takes three checksums of each field of these batches:
 
-1. in its slot, just before its copy is enqueued;
-2. on the device, when it is handed over: by a kernel on compute, enqueued after compute has been told to wait;
-3. there again when it is released, which is when the next batch is asked for: enqueued behind the step.
+1. in host memory, just before the copy is enqueued;
+2. on the device, at hand-over: a kernel on compute, enqueued after compute has been told to wait for the batch;
+3. again on the device, at release, which is when the next batch is asked for: a kernel enqueued behind the step.
 
-A device transform makes other values of what was copied. So there the copy is summed on side before the transform, and
-what the transform has made is summed after it, also on side; 2. and 3. must be like the latter.
+A device transform makes other values from the copy. Then side computes two checksums more: of the copy, before the
+transform, which must be equal to 1.; and of the result, to which 2. and 3. must be equal.
 
-Sums are compared when the last of these batches is released, or with the first batch of an epoch, all at once. To look
-earlier would hold the host until the device is done, and hide the very races that are looked for. Until a batch is
-released it is held; then the last kernel that was enqueued reads all of it, and its memory is free: a copy into it that
-does not wait for that kernel changes the sum. What goes wrong only if the step lets go of its batch before it has ended
-is not found, since it does not let go of a batch that is watched.
+The verifier compares when the last of these batches is released, and with the first batch of an epoch. To compare
+earlier would make the host wait for the device, and hide the very races that the verifier is to find. It holds each
+batch until its release. Then the last kernel that was enqueued reads the whole batch, and its memory is free: a copy
+into it that does not wait for that kernel changes the checksum. The verifier does not find a fault that needs the step
+to drop its batch early, since it holds the batch itself.
+
+`CopyVerifier.feed`, `CopyVerifier.transform` and `CopyVerifier.queue` wrap the parts of a batch's way, so that a loader
+without verification pays nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from lit_async_data.device.checksum import checksum
+from lit_async_data.device.feed import Arrived, Batch, Clone, Feed, HostBatch
+from lit_async_data.device.inline_queue import DeviceQueue
 from lit_async_data.device.streams import Streams
+from lit_async_data.device.transform import Transform
 from lit_async_data.errors import TransferError
 from lit_async_data.order.plan import BatchIndex
 
+log = logging.getLogger(__name__)
+
 Sums = dict[str, Tensor]
 When = Literal["hand-over", "release"]
-# What stands in the message, and where to look.
+# What the message says about it.
 _FOUND: dict[When, str] = {
     "hand-over": "did not arrive as it was read",
     "release": "changed while the step had it, and not by torch",
@@ -50,7 +59,7 @@ class _Compared(NamedTuple):
 
 @dataclasses.dataclass
 class _Coming:
-    """What has been summed of a batch on its way: in host memory, where it was copied to, and what was made of it."""
+    """The checksums of a batch on its way: in host memory, as it arrived, and after the transform."""
 
     read: Sums
     arrived: Sums | None = None
@@ -59,7 +68,7 @@ class _Coming:
 
 @dataclasses.dataclass
 class _Held:
-    """A batch that the user has; fields with the number of changes that torch had counted at hand-over."""
+    """A batch that the user has; ``versions`` are torch's counts of changes at hand-over."""
 
     key: BatchIndex
     fields: dict[str, Tensor]
@@ -68,7 +77,7 @@ class _Held:
 
 
 class CopyVerifier:
-    """Watches the first batches of a loader. For one thread, that of the queue which calls it.
+    """Verifies the first batches of a loader. For one thread, that of the queue.
 
     Args:
         batches: How many.
@@ -82,23 +91,48 @@ class CopyVerifier:
         self._held: _Held | None = None
         self._compared: list[_Compared] = []
 
+    @property
+    def left(self) -> int:
+        """Batches that are still to be verified."""
+        return self._left
+
+    def feed(self, feed: Feed) -> Feed:
+        """The same batches; this verifier sees each in host memory, and when it arrives."""
+        return cast(Feed, _VerifiedFeed(feed, self))
+
+    def transform(self, transform: Transform) -> Transform:
+        """The same transform; this verifier sees each result."""
+
+        def verified(batch: Batch, key: BatchIndex) -> Batch:
+            made = transform(batch, key)
+            self.made(key, made)
+            return made
+
+        return verified
+
+    def queue(self, queue: DeviceQueue) -> DeviceQueue:
+        """The same queue; this verifier sees what is handed over and released."""
+        return cast(DeviceQueue, _VerifiedQueue(queue, self))
+
+    # -- called by these wrappers ------------------------------------------------------------------------------------
+
     def read(self, key: BatchIndex, fields: Any) -> None:
         """A batch lies in host memory, and nobody has touched it yet.
 
         Args:
-            key: Which it is.
+            key: Its index.
             fields: A nested batch of tensors, as in the other methods.
         """
         if self._left:
             self._coming[key] = _Coming({name: checksum(tensor) for name, tensor in _tensors(fields)})
 
     def arrived(self, key: BatchIndex, fields: Any) -> None:
-        """What was read lies where it was copied to, in the order of the current stream."""
+        """The copy of a batch lies in its destination, in the order of the current stream."""
         if key in self._coming:
             self._coming[key].arrived = self._sums(dict(_tensors(fields)))
 
     def made(self, key: BatchIndex, batch: Any) -> None:
-        """A transform has made this of it, on the current stream."""
+        """The transform has returned this for it, on the current stream."""
         if key in self._coming:
             self._coming[key].made = self._sums(dict(_tensors(batch)))
 
@@ -123,17 +157,17 @@ class CopyVerifier:
         """The user asks for the next batch.
 
         Args:
-            upcoming: Which that is.
+            upcoming: Its index.
 
         Raises:
-            TransferError: As `settle`, where it is time to compare.
+            TransferError: See `settle`, if it is time to compare.
         """
         self._release()
         if not self._left or upcoming.step == 0:
             self.settle()
 
     def settle(self) -> None:
-        """Compare what has been summed; the host waits for the device, if there is anything.
+        """Compare all checksums; the host waits for the device, if there are any.
 
         Raises:
             TransferError: A batch is not what was read; names its fields, step and epoch.
@@ -141,7 +175,7 @@ class CopyVerifier:
         self._release()
         if self._compared and self._streams is not None:
             self._streams.happened(self._streams.record(self._streams.compute()), block=True)
-        compared, self._compared = self._compared, []  # one error is enough, and the same one is not raised again
+        compared, self._compared = self._compared, []  # the first error is enough, and it is raised once
         for key, when, wanted, found in compared:
             wrong = [name for name, total in found.items() if int(total) != int(wanted[name])]
             if wrong:
@@ -163,10 +197,78 @@ class CopyVerifier:
         return {name: enqueued(tensor) for name, tensor in fields.items()}
 
 
+class _Wrapper:
+    """Hands every attribute of what it wraps on, but for its own."""
+
+    def __init__(self, wrapped: Any, verifier: CopyVerifier) -> None:
+        self.wrapped = wrapped
+        self.verifier = verifier
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+
+class _VerifiedFeed(_Wrapper):
+    def lend(self, key: BatchIndex) -> Batch:
+        batch = self.wrapped.lend(key)
+        self.verifier.read(key, batch)
+        self.verifier.arrived(key, batch)
+        return batch
+
+    def poll(self, key: BatchIndex) -> HostBatch | None:
+        host = self.wrapped.poll(key)
+        return None if host is None else self._watched(key, host)
+
+    def get(self, key: BatchIndex) -> HostBatch:
+        return self._watched(key, self.wrapped.get(key))
+
+    def _watched(self, key: BatchIndex, host: HostBatch) -> HostBatch:
+        if host.error is not None:
+            return host
+        unpack, verifier = host.unpack, self.verifier
+        with torch.inference_mode(False):  # inference tensors are not verified
+            verifier.read(key, unpack(Arrived(host.large, host.block, host.movable), _uncloned))
+
+        def watched(arrived: Arrived, clone: Clone) -> Batch:
+            batch = unpack(arrived, clone)
+            verifier.arrived(key, batch)
+            return batch
+
+        host.unpack = watched
+        return host
+
+
+class _VerifiedQueue(_Wrapper):
+    @property
+    def depth(self) -> int:
+        return int(self.wrapped.depth)
+
+    @depth.setter
+    def depth(self, depth: int) -> None:
+        self.wrapped.depth = depth
+
+    def take(self, key: BatchIndex) -> Batch:
+        self.verifier.released(key)
+        batch = self.wrapped.take(key)
+        self.verifier.handed_over(key, batch)
+        return batch
+
+    def close(self) -> None:
+        self.wrapped.close()
+        try:
+            self.verifier.settle()
+        except RuntimeError as error:  # the device is in trouble; the rest must be closed all the same
+            log.warning("verifying copies failed: %s", error)
+
+
+def _uncloned(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a nested batch, with what leads to each: ``x``, ``0``, ``1.boxes``."""
+    """The tensors of a nested batch, with their paths in it: ``x``, ``0``, ``1.boxes``."""
     if isinstance(batch, Tensor):
-        # Those of inference mode count no changes, and sparse, nested and quantized ones have no plain bytes.
+        # Inference tensors do not count changes; sparse, nested and quantized ones have no plain bytes.
         plain = batch.layout == torch.strided and not (batch.is_nested or batch.is_quantized)
         if plain and not batch.is_inference():
             yield name or "the batch", batch
@@ -184,7 +286,7 @@ def _error(key: BatchIndex, when: When, fields: list[str]) -> TransferError:
     return TransferError(
         f"verify_copies: {', '.join(fields)} of batch {key.step} of epoch {key.epoch} {_FOUND[when]} "
         f"(found at {when}). "
-        "Unless code of yours writes to batches where torch does not see it, as through numpy, that is a fault of this "
-        "package or of a driver: please report it with this line; device_depth=0 copies nothing ahead meanwhile",
+        "Unless your code writes to batches where torch does not see it, as through numpy, that is a fault of this "
+        "package or of a driver: please report it with this line; device_depth=0 avoids copies ahead meanwhile",
         stage="copy",
     )

@@ -1,7 +1,7 @@
-"""`Feed`: where `StreamQueue` gets its batches; and `HostBatch`, one that is ready to be copied to a device.
+"""`Feed`: where a device queue gets its batches; and `HostBatch`, a batch in host memory that is ready to be copied.
 
-The queue knows what must wait for what, and nothing of where batches come from: slots that a pipeline fills, or
-whatever somebody else's loader makes.
+A queue knows which stream waits for which, and nothing about where batches come from: slots that a `Pipeline` fills, or
+whatever somebody else's loader yields.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lit_async_data.device.inline_queue import Batch
+from lit_async_data.host.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex
 
-# A tensor with the same values in memory of its own, made on the current stream.
-Cloned = Callable[[torch.Tensor], torch.Tensor]
+Batch = Any
+# Copies a tensor, on the current stream.
+Clone = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DeviceBuffers(NamedTuple):
-    """What a batch takes on the device.
+    """The device memory that a batch takes.
 
     Attributes:
-        large: Shape and element type of each tensor that has a copy of its own, by name.
+        large: Shape and dtype of each tensor that is copied by itself, by name.
         block: Bytes of the block in which small tensors travel together; None if there are none.
     """
 
@@ -32,24 +33,24 @@ class DeviceBuffers(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """What a batch is put together from, on the device.
+    """The parts of a batch on the device.
 
     Attributes:
-        large: The tensors that had a copy of their own.
-        block: The block of small ones, uint8; None if there are none.
-        own: What objects that move themselves have become.
+        large: The tensors that were copied by themselves.
+        block: The block of small tensors, uint8; None if there are none.
+        moved: Objects that moved themselves with their own ``to(device)``.
     """
 
     large: Mapping[str, torch.Tensor]
     block: torch.Tensor | None
-    own: Mapping[str, Any]
+    moved: Mapping[str, Any]
 
 
 def _nothing() -> None:
     pass
 
 
-def _none(arrived: Arrived, cloned: Cloned) -> Batch:  # noqa: ARG001
+def _no_batch(arrived: Arrived, clone: Clone) -> Batch:  # noqa: ARG001
     return None
 
 
@@ -58,49 +59,91 @@ class HostBatch:
     """A batch in host memory, or the error that came instead.
 
     Attributes:
-        large: Tensors that are copied each by itself, by name.
-        block: Small ones, in one piece of memory, uint8.
-        own: Objects that are moved by their own ``to(device)``, by name.
-        unpacked: Makes the batch of what arrived, on the current stream.
-        release: Called once, when the copies have happened: nobody reads the host memory any more.
-        error: What is to be raised in its place.
+        large: Tensors to be copied by themselves, by name.
+        block: Small tensors in one piece of memory, uint8.
+        movable: Objects to be moved by their own ``to(device)``, by name.
+        unpack: Assembles the batch from its parts on the device, on the current stream.
+        release: Called once, when the copies have completed: nobody reads the host memory any more.
+        error: Raised in place of the batch.
         nbytes: Bytes of its tensors.
     """
 
     large: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     block: torch.Tensor | None = None
-    own: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    unpacked: Callable[[Arrived, Cloned], Batch] = _none
+    movable: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unpack: Callable[[Arrived, Clone], Batch] = _no_batch
     release: Callable[[], None] = _nothing
     error: BaseException | None = None
     nbytes: int = 0
 
     @property
-    def room(self) -> DeviceBuffers:
-        """What it takes on the device."""
+    def buffers(self) -> DeviceBuffers:
+        """The device memory that it takes."""
         large = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.large.items()}
         return DeviceBuffers(large, None if self.block is None else self.block.numel())
 
 
 class Feed(Protocol):
-    """Gives batches in order. All calls come from the consumer's thread."""
+    """Yields batches in order. All calls come from the consumer's thread."""
 
-    def room(self, key: BatchIndex) -> DeviceBuffers | None:
-        """What the batch of a key will take on the device, if that can be told or guessed before it is there."""
+    #: Batches handed out as copies because the user keeps every slot.
+    copied: int
+
+    def buffers(self, key: BatchIndex) -> DeviceBuffers | None:
+        """The device memory that a batch will take; None if that is unknown before the batch has been read."""
         ...
 
     def following(self, key: BatchIndex) -> BatchIndex:
-        """The key that comes after a key."""
+        """The index of the batch after this one."""
         ...
 
     def prefetch(self, key: BatchIndex) -> None:
-        """See to it that the batches from ``key`` on are being read. Never blocks on storage."""
+        """Have the batches from ``key`` on read ahead. Never blocks on storage."""
+        ...
+
+    def lend(self, key: BatchIndex) -> Batch:
+        """A batch as it lies in host memory, waiting for it. Raises the error that came instead of it."""
         ...
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
-        """The batch of a key if it is there; it is then the caller's, who releases it."""
+        """A batch to be copied if it has been read, else None. The caller releases it."""
         ...
 
     def get(self, key: BatchIndex) -> HostBatch:
-        """The batch of a key, waiting for it; as `poll`."""
+        """A batch to be copied, waiting for it. The caller releases it."""
+        ...
+
+    @property
+    def ready(self) -> int:
+        """Batches that have been read and wait on the host."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Batches that can wait on the host."""
+        ...
+
+    def stats(self) -> ReadStats:
+        """What has been read so far."""
+        ...
+
+    def check(self) -> None:
+        """Raise the error that prevents the next batch: the feed is closed, or belongs to another process."""
+        ...
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that built the feed: its threads do not exist here."""
+        ...
+
+    def rest(self, *, wait: bool) -> None:
+        """End the pass.
+
+        Args:
+            wait: Whether to wait for a read that does not return, however long it takes; else a few seconds at most.
+        """
+        ...
+
+    def close(self, *, wait: bool = False) -> None:
+        """End the threads and give all memory back. Idempotent, also after an interrupt. See `rest`."""
         ...

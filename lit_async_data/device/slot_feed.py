@@ -1,41 +1,144 @@
-"""`SlotFeed`: the slots that a pipeline fills, as batches for `StreamQueue`."""
+"""`SlotFeed`: the slots that a `Pipeline` fills, as batches for a device queue."""
 
 from __future__ import annotations
 
+import collections
 import functools
+import logging
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
-from lit_async_data.batch.spec import BatchLayout
-from lit_async_data.device.feed import Arrived, Cloned, DeviceBuffers, HostBatch
-from lit_async_data.device.inline_queue import Batch
-from lit_async_data.host.job import FilledSlot
+from lit_async_data.batch.spec import Array, BatchLayout
+from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
 from lit_async_data.host.pipeline import Pipeline
-from lit_async_data.order.plan import BatchIndex
+from lit_async_data.host.read_task import FilledSlot
+from lit_async_data.host.stats import ReadStats
+from lit_async_data.order.plan import BatchIndex, Schedule
+
+log = logging.getLogger(__name__)
+
+
+def _nothing() -> None:
+    pass
 
 
 class SlotFeed:
-    """Filled slots, one batch in each. Keeps `Feed`.
+    """Batches in slots, lent to the user on the host or copied to a device. Keeps `Feed`.
 
     Args:
-        pipeline: Where they come from; their memory is pinned.
+        pipeline: Fills the slots. Closed with the feed.
+        depth: Batches that can wait in slots.
+        give_back: Called when the feed is closed.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
         self.pipeline = pipeline
-        self._layout: BatchLayout = pipeline.layout
+        self.depth = depth
+        self.copied = 0
+        self._give_back = give_back
+        self._layout = pipeline.layout
+        # The rest of the slot that is being handed out: batches, and errors in their places.
+        self._lent: collections.deque[tuple[BatchIndex, Batch | Exception]] = collections.deque()
 
-    def room(self, key: BatchIndex) -> DeviceBuffers:
-        layout, count = self._layout, self.pipeline.schedule.plan(key.epoch).count(key.step)
-        large = {name: ((count, *layout.spec[name].stored_shape), _type(layout, name)) for name in layout.large}
-        return DeviceBuffers(large, layout.nbytes - layout.small_start if layout.small else None)
+    @property
+    def ready(self) -> int:
+        return self.pipeline.ready + len(self._lent)
+
+    def follow(self, schedule: Schedule) -> None:
+        """Claim batches in this order from now on; a pass begins, and may be shorter than those before."""
+        self.pipeline.follow(schedule)
 
     def following(self, key: BatchIndex) -> BatchIndex:
         return self.pipeline.schedule.following(key)
 
     def prefetch(self, key: BatchIndex) -> None:
+        if self._lent:
+            if self._lent[0][0] == key:
+                return  # the batches behind this slot are being read
+            self._lent.clear()
         self.pipeline.prefetch(key)
+
+    def stats(self) -> ReadStats:
+        return self.pipeline.stats()
+
+    def check(self) -> None:
+        self.pipeline.check()
+
+    @property
+    def forked(self) -> bool:
+        return self.pipeline.forked
+
+    def rest(self, *, wait: bool) -> None:  # noqa: ARG002
+        self._lent.clear()
+
+    def close(self, *, wait: bool = False) -> None:  # noqa: ARG002
+        self._lent.clear()
+        try:
+            self.pipeline.close()
+        finally:
+            give_back, self._give_back = self._give_back, _nothing
+            give_back()
+
+    # -- on the host -----------------------------------------------------------------------------------------------
+
+    def lend(self, key: BatchIndex) -> Batch:
+        if not self._lent or self._lent[0][0] != key:
+            self._lent.clear()
+            self._lent.extend(self._batches(self.pipeline.get(key)))
+        batch = self._lent.popleft()[1]
+        if isinstance(batch, Exception):
+            try:
+                raise batch
+            finally:
+                del batch  # else error, traceback and this frame form a cycle, which keeps a dropped loader alive
+        return batch
+
+    def _batches(self, filled: FilledSlot) -> Iterator[tuple[BatchIndex, Batch | Exception]]:
+        """All batches of a slot; each holds the slot for as long as it lives."""
+        spec = self._layout.spec
+        views, copied = self._fields(filled) if filled.good else ({}, ())
+        # Not inference tensors, even where Lightning validates: they may outlive that.
+        with torch.inference_mode(False):
+            for batch in filled.batches:
+                if batch.error is not None:
+                    yield batch.key, batch.error
+                    continue
+                end = batch.first + len(batch.samples)
+                tensors = {}
+                for name, view in views.items():
+                    array = view[batch.first : end]
+                    tensors[name] = torch.from_numpy(spec[name].delivered(array.copy() if name in copied else array))
+                yield batch.key, spec.packed(tensors)
+
+    def _fields(self, filled: FilledSlot) -> tuple[dict[str, Array], tuple[str, ...]]:
+        """The fields of a slot as arrays, and the names of those that each batch must copy."""
+        pool, layout, last = self.pipeline.pool, self._layout, filled.batches[-1]
+        count = last.first + len(last.samples)
+        if layout.large and not self.pipeline.must_copy():
+            return layout.views(pool.lend(filled.slot), count), layout.small
+        views = {name: view.copy() for name, view in layout.views(pool.memory(filled.slot), count).items()}
+        pool.drop(filled.slot)
+        if layout.large:
+            self._warn_once(len(pool))
+        return views, layout.small if layout.batches > 1 else ()
+
+    def _warn_once(self, slots: int) -> None:
+        self.copied += 1
+        if self.copied == 1:
+            log.warning(
+                "all %d slots hold batches that are still in use, and memory_budget allows no more: batches are handed "
+                "out as copies from here on, which costs time; keep fewer batches or raise memory_budget",
+                slots,
+            )
+
+    # -- to a device -----------------------------------------------------------------------------------------------
+
+    def buffers(self, key: BatchIndex) -> DeviceBuffers:
+        layout, count = self._layout, self.pipeline.schedule.plan(key.epoch).count(key.step)
+        large = {name: ((count, *layout.spec[name].stored_shape), _dtype(layout, name)) for name in layout.large}
+        return DeviceBuffers(large, layout.nbytes - layout.small_start if layout.small else None)
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
         filled = self.pipeline.poll(key)
@@ -45,41 +148,41 @@ class SlotFeed:
         return self._host_batch(self.pipeline.get(key))
 
     def _host_batch(self, filled: FilledSlot) -> HostBatch:
-        (batch,) = filled.batches  # one to a slot: the small fields of a batch travel in one block
+        (batch,) = filled.batches  # one per slot: its small fields travel in one block
         if batch.error is not None:
             return HostBatch(error=batch.error)
-        layout, ring, count = self._layout, self.pipeline.ring, len(batch.samples)
-        ring.copy(filled.slot)
+        layout, pool, count = self._layout, self.pipeline.pool, len(batch.samples)
+        pool.copy(filled.slot)
         with torch.inference_mode(False):
-            memory = torch.from_numpy(ring.memory(filled.slot))
+            memory = torch.from_numpy(pool.memory(filled.slot))
             return HostBatch(
                 {name: _field(layout, name, memory, count) for name in layout.large},
                 memory[layout.small_start : layout.nbytes] if layout.small else None,
-                unpacked=functools.partial(_unpacked, layout, count),
-                release=functools.partial(ring.copied, filled.slot),
+                unpack=functools.partial(_unpacked, layout, count),
+                release=functools.partial(pool.copied, filled.slot),
                 nbytes=count * layout.spec.nbytes,
             )
 
 
-def _unpacked(layout: BatchLayout, count: int, arrived: Arrived, cloned: Cloned) -> Batch:
-    """The fields as the user sees them; the small ones copied out of their block."""
+def _unpacked(layout: BatchLayout, count: int, arrived: Arrived, clone: Clone) -> Batch:
+    """The fields as the user gets them; small ones are cloned out of their block."""
     tensors = {}
     for name, field in layout.spec.fields.items():
         if name in arrived.large:
             stored = arrived.large[name]
         else:
             assert arrived.block is not None
-            stored = cloned(_field(layout, name, arrived.block, count, start=layout.small_start))
+            stored = clone(_field(layout, name, arrived.block, count, start=layout.small_start))
         tensors[name] = field.delivered(stored)
     return layout.spec.packed(tensors)
 
 
-def _type(layout: BatchLayout, name: str) -> torch.dtype:
+def _dtype(layout: BatchLayout, name: str) -> torch.dtype:
     return torch.from_numpy(np.empty(0, layout.spec[name].dtype)).dtype
 
 
 def _field(layout: BatchLayout, name: str, memory: torch.Tensor, count: int, start: int = 0) -> torch.Tensor:
-    """One field as a view of bytes, on whichever device they lie; as `BatchLayout.views` does with numpy."""
+    """A field as a view of a uint8 tensor, on whichever device; `BatchLayout.views` does this with numpy."""
     field, offset = layout.spec[name], layout.offsets[name] - start
     raw = memory[offset : offset + count * field.nbytes]
-    return raw.view(_type(layout, name)).reshape((count, *field.stored_shape))
+    return raw.view(_dtype(layout, name)).reshape((count, *field.stored_shape))

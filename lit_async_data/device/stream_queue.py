@@ -1,21 +1,21 @@
-"""`StreamQueue`: batches on their way to a device, on a stream of their own, while it computes.
+"""`StreamQueue`: copies batches to a device on a stream of its own, while the device computes.
 
-On a device with streams a batch travels like this; *compute*
-is the stream the training step runs on, *side* is ours:
+On a device with streams a batch travels in five steps. *Compute* is the stream of the training step, *side* is the
+queue's own:
 
-1. Destinations are allocated on compute, and an event is recorded there: ``allocated``.
-2. Side waits for ``allocated``: memory that the allocator gives out again may still be read by kernels of an earlier
-   step, which were enqueued before. (Without this wait: write after read.)
-3. Side copies from pinned host memory; an event: ``copied``. That memory is free when the event has happened.
-4. A device transform runs on side, after a wait for an event recorded on compute at that moment: what it allocates
-   comes from memory of side, which compute may still be reading. So do objects that move themselves.
-5. Side records ``ready``. At hand-over compute waits for it (without this wait: read before write), and only then the
-   raw tensors may die, since side still reads them.
+1. The queue allocates destinations on compute and records the event ``allocated`` there.
+2. Side waits for ``allocated``: the allocator may give out memory that kernels of an earlier step still read. (Without
+   this wait: write after read.)
+3. Side copies from pinned host memory and records an event. When that has happened, the host memory is free.
+4. Side runs the device transform, after a wait for an event that compute records at that moment: the transform
+   allocates from side's memory, which compute may still be reading. The same holds for objects that move themselves.
+5. Side records ``ready``. At hand-over compute waits for it (without this wait: read before write). Only then the raw
+   tensors may be dropped, since side still reads them.
 
-No call to the device is made in a reader thread, and none of these waits stops the host.
+No reader thread calls the device, and none of these waits stops the host.
 
-An interrupt (Ctrl-C) can arrive between any two of these steps. So the queue holds whatever side may read or write from
-before the copy until `close` has waited for side; nothing but that may be called after an interrupt.
+An interrupt (Ctrl-C) can come between any two of these steps. So the queue holds all memory that side may read or write
+from before the copy until `close` has waited for side. After an interrupt only `close` may be called.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from typing import Any
 import torch
 
 from lit_async_data.device.clock import DeviceClock
-from lit_async_data.device.copy_verifier import CopyVerifier
-from lit_async_data.device.feed import Arrived, Cloned, DeviceBuffers, Feed, HostBatch
-from lit_async_data.device.inline_queue import Batch, Transform, transformed
+from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, Feed, HostBatch
 from lit_async_data.device.streams import Streams
+from lit_async_data.device.transform import Transform
 from lit_async_data.host.stats import DeviceWait
 from lit_async_data.order.plan import BatchIndex
 
@@ -44,12 +43,12 @@ class _Ticket:
     """One batch on its way: reserved (destinations may exist), then submitted (``ready`` is recorded)."""
 
     key: BatchIndex
-    room: DeviceBuffers | None = None
+    buffers: DeviceBuffers | None = None
     raw: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     block: torch.Tensor | None = None
-    own: dict[str, Any] = dataclasses.field(default_factory=dict)
+    moved: dict[str, Any] = dataclasses.field(default_factory=dict)
     allocated: Any = None
-    unpacked: Callable[[Arrived, Cloned], Batch] | None = None
+    unpack: Callable[[Arrived, Clone], Batch] | None = None
     ready: Any = None
     batch: Batch = None
     error: BaseException | None = None
@@ -61,43 +60,30 @@ class _Ticket:
 
 @dataclasses.dataclass
 class _Copying:
-    """Host memory that side reads until the event."""
+    """Host memory that side reads until ``done`` has happened."""
 
     host: HostBatch
     done: Any = None
 
 
 class StreamQueue:
-    """Copies batches to a device while it computes.
+    """Copies batches to a device while it computes. Keeps `DeviceQueue`.
 
     Args:
         feed: Where batches come from; their memory should be pinned.
         streams: The device.
         depth: Batches on the device ahead of the one in use; 0 copies each batch when it is asked for.
         transform: Run on the side stream after the copy.
-        verifier: Watches the first batches.
-
-    Attributes:
-        depth: As given. It can be set at any time: what is on its way is handed out all the same.
     """
 
-    def __init__(
-        self,
-        feed: Feed,
-        streams: Streams,
-        depth: int,
-        transform: Transform | None,
-        verifier: CopyVerifier | None = None,
-    ) -> None:
-        self._feed = feed
+    def __init__(self, feed: Feed, streams: Streams, depth: int, transform: Transform | None) -> None:
+        self.feed = feed
         self._streams = streams
         self.depth = depth
         self._transform = transform
-        self._verifier = verifier
         self._clock = DeviceClock(streams)
         self._tickets: collections.deque[_Ticket] = collections.deque()
         self._copying: collections.deque[_Copying] = collections.deque()
-        self.copied = 0
 
     @property
     def ready(self) -> int:
@@ -109,17 +95,15 @@ class StreamQueue:
 
     def take(self, key: BatchIndex) -> Batch:
         self._clock.asked()
-        if self._verifier is not None:
-            self._verifier.released(key)
         if self._tickets and self._tickets[0].key != key:
             self._forget()
         if not self._tickets:
             self._tickets.append(self._reserved(key))
-        ticket = self._tickets[0]  # it stays there for as long as side may write to its memory
+        ticket = self._tickets[0]  # it stays there while side may write to its memory
         if not ticket.submitted:
-            self._reclaim(block=True)  # else the feed could wait for memory that only we can free
+            self._reclaim(block=True)  # else the feed could wait for memory that only this queue can free
             try:
-                self._submit(ticket, self._feed.get(key))
+                self._submit(ticket, self.feed.get(key))
             except Exception:
                 self._let_go(ticket)
                 self._tickets.popleft()
@@ -131,104 +115,89 @@ class StreamQueue:
             try:
                 raise error
             finally:
-                del error, ticket  # as in `InlineQueue.take`
+                del error, ticket  # see `SlotFeed.lend`
         batch = self._handed_out(ticket)
         self._tickets.popleft()
         return batch
 
     def top_up(self, key: BatchIndex) -> None:
         if self._streams.capturing:
-            return  # a copy of ours would become part of the user's graph, or break it; the next hook tries again
+            return  # a copy would become part of the user's CUDA graph, or break it; the next hook tries again
         self._reclaim(block=False)
         if self._tickets and self._tickets[0].key != key:
             self._forget()
         while len(self._tickets) < self.depth:
             last = self._tickets[-1].key if self._tickets else None
-            self._tickets.append(self._reserved(self._feed.following(last) if last else key))
+            self._tickets.append(self._reserved(self.feed.following(last) if last else key))
         for ticket in self._tickets:
             if ticket.submitted:
                 continue
-            self._feed.prefetch(ticket.key)
-            host = self._feed.poll(ticket.key)
+            self.feed.prefetch(ticket.key)
+            host = self.feed.poll(ticket.key)
             if host is None:
                 return
             self._submit(ticket, host)
             if isinstance(ticket.error, StopIteration):
                 while self._tickets[-1] is not ticket:
-                    self._tickets.pop()  # nothing comes after the end that would need the memory
+                    self._tickets.pop()  # no batch after the end needs the memory
                 return
         if self._tickets:
-            self._feed.prefetch(self._feed.following(self._tickets[-1].key))
+            self.feed.prefetch(self.feed.following(self._tickets[-1].key))
 
     def read_ahead(self, key: BatchIndex) -> None:
         if self._tickets and self._tickets[0].key == key:
-            return  # what comes behind is being read
+            return  # the batches behind are being read
         self._forget()
         if self.depth:
-            self._feed.prefetch(key)
+            self.feed.prefetch(key)
 
     def close(self) -> None:
         try:
-            # For all of side, and not for what has an event: an interrupt may have come before that was recorded.
+            # For all of side: an interrupt may have come before an event was recorded.
             self._streams.happened(self._streams.record(self._streams.side), block=True)
             self._tickets.clear()
             while self._copying:
                 self._copying.popleft().host.release()
-            if self._verifier is not None:
-                self._verifier.settle()
-        except RuntimeError as error:  # a device in trouble: the rest is to be closed all the same
-            log.warning("copies to the device could not be waited for: %s", error)
+        except RuntimeError as error:  # the device is in trouble; the rest must be closed all the same
+            log.warning("waiting for copies to the device failed: %s", error)
 
     def _reserved(self, key: BatchIndex) -> _Ticket:
-        """A ticket; with destinations, if the feed can say before the batch is there what it will take."""
-        ticket, room = _Ticket(key), self._feed.room(key)
-        if room is not None:
-            self._reserve(ticket, room)
+        """A ticket; with destinations, if the feed knows their sizes before the batch has been read."""
+        ticket, buffers = _Ticket(key), self.feed.buffers(key)
+        if buffers is not None:
+            self._reserve(ticket, buffers)
         return ticket
 
-    def _reserve(self, ticket: _Ticket, room: DeviceBuffers) -> None:
+    def _reserve(self, ticket: _Ticket, buffers: DeviceBuffers) -> None:
         with torch.inference_mode(False):
-            ticket.raw = {name: self._streams.empty(shape, dtype) for name, (shape, dtype) in room.large.items()}
-            ticket.block = None if room.block is None else self._streams.empty((room.block,), torch.uint8)
-        ticket.room, ticket.allocated = room, self._streams.record(self._streams.compute())
+            ticket.raw = {name: self._streams.empty(shape, dtype) for name, (shape, dtype) in buffers.large.items()}
+            ticket.block = None if buffers.block is None else self._streams.empty((buffers.block,), torch.uint8)
+        ticket.buffers, ticket.allocated = buffers, self._streams.record(self._streams.compute())
 
     def _submit(self, ticket: _Ticket, host: HostBatch) -> None:
         if host.error is not None:
             ticket.error = host.error
             ticket.raw, ticket.block = {}, None  # nothing will be copied there
             return
-        ticket.unpacked = host.unpacked
+        ticket.unpack = host.unpack
         try:
             self._copy(ticket, host)
             if self._transform is not None:
                 self._wait_for_compute()
                 with torch.inference_mode(False), self._streams.on_side():
-                    ticket.batch = self._transformed(self._transform, ticket)
-        except Exception as error:  # noqa: BLE001  # it is raised when it is this batch's turn
+                    ticket.batch = self._transform(self._unpacked(ticket), ticket.key)
+        except Exception as error:  # noqa: BLE001  # raised when it is this batch's turn
             ticket.error = error
         ticket.ready = self._streams.record(self._streams.side)
 
-    def _transformed(self, transform: Transform, ticket: _Ticket) -> Batch:
-        raw = self._unpacked(ticket)
-        if self._verifier is not None:
-            self._verifier.arrived(ticket.key, raw)
-        batch = transformed(transform, raw, ticket.key)
-        if self._verifier is not None:
-            self._verifier.made(ticket.key, batch)
-        return batch
-
     def _copy(self, ticket: _Ticket, host: HostBatch) -> None:
-        streams, room = self._streams, host.room
-        # With the batch itself: its memory lives for as long as side may read it.
+        streams = self._streams
+        # With the batch itself: its memory lives as long as side may read it.
         copying = _Copying(host)
         self._copying.append(copying)
         try:
-            if self._verifier is not None:
-                with torch.inference_mode(False):  # copy verification skips tensors of that mode
-                    lying = host.unpacked(Arrived(host.large, host.block, host.own), _as_it_lies)
-                self._verifier.read(ticket.key, lying)
-            if ticket.room != room:
-                self._reserve(ticket, room)
+            if ticket.buffers != host.buffers:
+                self._reserve(ticket, host.buffers)
             streams.wait(streams.side, ticket.allocated)
             with torch.inference_mode(False), streams.on_side():
                 for name, destination in ticket.raw.items():
@@ -236,32 +205,29 @@ class StreamQueue:
                 if ticket.block is not None:
                     assert host.block is not None
                     streams.copy(ticket.block, host.block)
-            if host.own:
+            if host.movable:
                 self._wait_for_compute()
                 with torch.inference_mode(False), streams.on_side():
-                    ticket.own = {name: streams.moved(value) for name, value in host.own.items()}
+                    ticket.moved = {name: streams.moved(value) for name, value in host.movable.items()}
         finally:
             copying.done = streams.record(streams.side)
 
     def _wait_for_compute(self) -> None:
-        """Side goes on when all that compute has been given until now is done: it takes memory of its own pool."""
+        """Have side wait for all work that compute has been given until now."""
         self._streams.wait(self._streams.side, self._streams.record(self._streams.compute()))
 
     def _handed_out(self, ticket: _Ticket) -> Batch:
         self._streams.wait(self._streams.compute(), ticket.ready)
         self._clock.came(first=ticket.key.step == 0)
+        if self._transform is not None:
+            return ticket.batch
         with torch.inference_mode(False):
-            batch = self._unpacked(ticket) if self._transform is None else ticket.batch
-        if self._verifier is not None:
-            if self._transform is None:
-                self._verifier.arrived(ticket.key, batch)
-            self._verifier.handed_over(ticket.key, batch)
-        return batch
+            return self._unpacked(ticket)
 
     def _unpacked(self, ticket: _Ticket) -> Batch:
-        """The batch as the user sees it, on the current stream."""
-        assert ticket.unpacked is not None
-        return ticket.unpacked(Arrived(ticket.raw, ticket.block, ticket.own), self._cloned)
+        """The batch as the user gets it, on the current stream."""
+        assert ticket.unpack is not None
+        return ticket.unpack(Arrived(ticket.raw, ticket.block, ticket.moved), self._cloned)
 
     def _cloned(self, tensor: torch.Tensor) -> torch.Tensor:
         clone = self._streams.empty(tuple(tensor.shape), tensor.dtype)
@@ -279,13 +245,9 @@ class StreamQueue:
         self._tickets.clear()
 
     def _let_go(self, ticket: _Ticket) -> None:
-        """Before a ticket that was never handed over dies.
+        """Call before a ticket that was never handed over is dropped.
 
-        Its memory goes back to compute's pool, while the copy may still be writing to it.
+        Its memory returns to compute's pool, while a copy may still be writing to it.
         """
         if ticket.ready is not None:
             self._streams.wait(self._streams.compute(), ticket.ready)
-
-
-def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor

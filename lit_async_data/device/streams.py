@@ -15,7 +15,7 @@ from lit_async_data.host.memory import pinned
 
 def has_streams(device: torch.device) -> bool:
     """Whether copies to this device can overlap with its work. Lightning itself refuses it for CPU and MPS."""
-    return device.type not in ("cpu", "mps", "meta", "xla")
+    return _overlaps(device)
 
 
 def checked_device(given: torch.device | str) -> torch.device:
@@ -39,7 +39,7 @@ def exact_device(device: torch.device | None) -> torch.device:
     """The very device, so that two names for one are equal; without any, the current one of this machine's kind."""
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    if ":" in str(device) or not has_streams(device):
+    if ":" in str(device) or not _overlaps(device):
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())
 
@@ -155,3 +155,12 @@ class TorchStreams:
 
     def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
         return checksum(tensor)
+
+
+def streams_of(device: torch.device) -> Streams | None:
+    """The streams of a device; None where copies to it cannot overlap with its work."""
+    return TorchStreams(device) if has_streams(device) else None
+
+
+def _overlaps(device: torch.device) -> bool:
+    return device.type not in ("cpu", "mps", "meta", "xla")

@@ -1,7 +1,8 @@
-"""`DeviceTransform`: what is done with a batch on its device, and what is drawn at random for it.
+"""`DeviceTransform`: calls the user's function with each batch on its device, and with random numbers for it.
 
-A transform that was given once for all stages may draw at random by itself, in evaluation too, where results should be
-the same each time. `EvaluatedAlike` marks it, and the first batch that it changes in evaluation shows whether it draws.
+A transform that the user gave once for all stages may draw random numbers by itself, also in evaluation, whose results
+should not change from run to run. `EvaluatedAlike` marks such a transform; its first evaluation batch shows whether it
+draws.
 """
 
 from __future__ import annotations
@@ -16,24 +17,29 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.device.feed import Batch
 from lit_async_data.device.randomness import drawn, states
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import AsyncDataError, ConfigError, TransformError
 from lit_async_data.order.plan import BatchIndex
 
 log = logging.getLogger(__name__)
 
-# The name of the argument that gets what is drawn.
+# The user's function: takes a batch, or a batch and random numbers; returns a batch.
+BatchFunction = Callable[..., Batch]
+# What a queue calls with each batch.
+Transform = Callable[[Batch, BatchIndex], Batch]
+# The name of the parameter that gets random numbers.
 RNG = "rng"
 
 
 class EvaluatedAlike:
-    """A transform of training that evaluation uses too, because nobody gave evaluation one of its own.
+    """A training transform that evaluation uses too, because the user gave evaluation none.
 
     Args:
         function: The transform.
 
     Attributes:
-        watched: Whether a batch of evaluation has shown whether it draws: one is enough.
+        watched: Whether one evaluation batch has shown if it draws random numbers.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -41,23 +47,21 @@ class EvaluatedAlike:
         self.watched = False
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """What the transform returns."""
         return self.function(*given, **named)
 
 
 class DeviceTransform:
-    """Calls a function of the user's with each batch, and with a generator of random numbers if it takes one.
+    """Calls the user's function with each batch, without gradients, and with a random generator if it takes one.
 
-    The generator is made anew for each batch, on its device, from the batch's own number alone: so what is drawn is the
-    same after a resume, with any workers and depth, with and without a callback.
+    Each batch gets a new generator, seeded by the batch's own number alone. So the random numbers are the same after a
+    resume, with any workers and depth, and with or without a callback.
 
     Args:
-        function: Takes a batch, or a batch and a ``torch.Generator``: as a parameter ``rng``, or as a second one that
-            must be given. An ``nn.Module`` is moved to the device, once. None to cast only.
+        function: Takes a batch, or a batch and a ``torch.Generator``: as a parameter ``rng``, or as a second required
+            parameter. An ``nn.Module`` is moved to the device, once. None to cast only.
         device: Where batches lie.
-        number: The number that a batch's generator begins with; None where nothing is to be drawn, and a function that
-            takes a generator gets None.
-        cast: Called with the batch before.
+        number: The seed of a batch's generator. None: a function that takes a generator gets None.
+        cast: Called with the batch before the function.
 
     Example:
         >>> def noisy(batch, rng):
@@ -70,7 +74,7 @@ class DeviceTransform:
 
     def __init__(
         self,
-        function: Callable[..., Any] | None,
+        function: BatchFunction | None,
         device: torch.device,
         *,
         number: Callable[[BatchIndex], int] | None = None,
@@ -84,11 +88,37 @@ class DeviceTransform:
         self._device = device
         self._number = number
         self._cast = cast
-        self._passed = None if function is None else _passed(function)
+        self._parameter = None if function is None else _rng_parameter(function)
         self._alike = alike
 
-    def __call__(self, batch: Any, key: BatchIndex) -> Any:
-        """What becomes of a batch."""
+    def __call__(self, batch: Batch, key: BatchIndex) -> Batch:
+        """Transform a batch.
+
+        Raises:
+            TransformError: The function failed, or returned something that is not a batch. Errors of this package are
+                passed on.
+        """
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                made = self._transformed(batch, key)
+        except AsyncDataError:
+            raise
+        except Exception as error:
+            raise TransformError(
+                f"device_transform failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
+                stage="transform",
+            ) from error
+        if (made is None and batch is not None) or inspect.iscoroutine(made) or inspect.isgenerator(made):
+            # Lightning skips a batch that is None without a word: nothing would be trained.
+            what = "None" if made is None else f"a {type(made).__name__}"
+            raise TransformError(
+                f"device_transform returned {what} for batch {key.step} of epoch {key.epoch}; it must return the batch "
+                "to hand out",
+                stage="transform",
+            )
+        return made
+
+    def _transformed(self, batch: Batch, key: BatchIndex) -> Batch:
         if self._cast is not None:
             batch = self._cast(batch)
         if self._function is None:
@@ -100,51 +130,50 @@ class DeviceTransform:
         self._alike.watched = True
         if found := drawn(before, states(self._device)):
             log.warning(
-                "device_transform drew random numbers from %s on a batch of evaluation, so results change from run to "
-                'run; give evaluation a transform of its own, as in device_transform={"train": …, "eval": None}, or '
-                "take the random numbers from a parameter rng, which is None in evaluation",
+                "device_transform drew random numbers from %s on an evaluation batch, so results change from run to "
+                'run; give evaluation its own transform, as in device_transform={"train": …, "eval": None}, or take '
+                "the random numbers from a parameter rng, which is None in evaluation",
                 " and ".join(found),
             )
         return made
 
-    def _called(self, function: Callable[..., Any], batch: Any, key: BatchIndex) -> Any:
-        if self._passed is None:
+    def _called(self, function: BatchFunction, batch: Batch, key: BatchIndex) -> Batch:
+        if self._parameter is None:
             return function(batch)
         rng = None if self._number is None else torch.Generator(self._device).manual_seed(self._number(key))
-        return function(batch, **{RNG: rng}) if self._passed == RNG else function(batch, rng)
+        return function(batch, **{RNG: rng}) if self._parameter == RNG else function(batch, rng)
 
 
 def check_callable(where: str, given: object) -> None:
-    """Refuse what is no transform; the message begins with ``where``.
+    """Refuse what is not a transform; the message begins with ``where``.
 
     Raises:
-        ConfigError: It is none, or a class: called with a batch, that would make an object of it.
+        ConfigError: It cannot be called, or it is a class, which a batch would make an object of.
     """
     if isinstance(given, type):
         raise ConfigError(
-            f"{where}: {given.__name__} is a class, and a transform is called with a batch; build one: "
-            f"{given.__name__}(…)"
+            f"{where}: {given.__name__} is a class, and a transform is called with a batch; write {given.__name__}(…)"
         )
     if not (given is None or callable(given)):
         raise ConfigError(f"{where}: {given!r} cannot be called with a batch")
 
 
-def takes_rng(function: Callable[..., Any] | None) -> bool:
-    """Whether a transform is one that is given random numbers."""
+def takes_rng(function: BatchFunction | None) -> bool:
+    """Whether a transform takes random numbers."""
     itself = _itself(function)
-    return itself is not None and _passed(itself) is not None
+    return itself is not None and _rng_parameter(itself) is not None
 
 
-def _itself(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+def _itself(function: BatchFunction | None) -> Callable[..., Any] | None:
     return function.function if isinstance(function, EvaluatedAlike) else function
 
 
-def _passed(function: Callable[..., Any]) -> str | None:
-    """How a generator is passed: ``"rng"`` by this name, ``""`` as the second argument, None not at all."""
+def _rng_parameter(function: BatchFunction) -> str | None:
+    """How a function takes a generator: ``"rng"`` by this name, ``""`` as second argument, None not at all."""
     called = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         parameters: Sequence[inspect.Parameter] = list(inspect.signature(called).parameters.values())
-    except (TypeError, ValueError):  # of functions that are not written in Python, not all say
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return None
     by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     named = any(
@@ -157,10 +186,10 @@ def _passed(function: Callable[..., Any]) -> str | None:
 
 
 def widened(spec: BatchSpec) -> Callable[[Any], Any] | None:
-    """A cast of fields that travel to the device in fewer bytes than they are delivered in; None if there are none.
+    """Casts fields that travel to the device in a narrower type than they are delivered in; None if there are none.
 
     Args:
-        spec: What batches look like when they are handed out.
+        spec: The fields of batches as they are handed out.
     """
     types = {
         key: torch.from_numpy(np.empty(0, field.dtype)).dtype

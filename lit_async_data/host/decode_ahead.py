@@ -15,11 +15,12 @@ import numpy as np
 
 from lit_async_data.order.chunk_order import Group
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Limits, Schedule
 from lit_async_data.sources.base import CachingSource, FetchingSource, Turn
 
 # Reads after which it is looked again whether anything must be fetched, where the last time nothing was.
 LOOKS = 8
+ALL = Limits()
 # Groups that are remembered: those of the batches that workers are at, and of the one to be read next.
 GROUPS = 4
 
@@ -48,13 +49,20 @@ class DecodeAhead:
         self._groups: tuple[tuple[int, Group], ...] = ()
         self._lanes: tuple[tuple[int, int], Indices] = ((-1, 0), np.empty(0, np.int64))
 
-    def __call__(self, keys: Sequence[BatchIndex], cursor: BatchIndex | None, oldest: BatchIndex | None = None) -> None:
+    def __call__(
+        self,
+        keys: Sequence[BatchIndex],
+        cursor: BatchIndex | None,
+        oldest: BatchIndex | None = None,
+        limits: Limits = ALL,
+    ) -> None:
         """Make ready what comes after these batches.
 
         Args:
             keys: The batches that have just been read.
             cursor: The batch that will be read next.
             oldest: The first batch that is still being read; None if none is.
+            limits: Steps of epochs that will be asked for.
         """
         plan = self._schedule.plan(keys[0].epoch)
         if plan.chunk_order is not None:
@@ -63,7 +71,7 @@ class DecodeAhead:
         elif plan.shuffle == "none" and self._rows > 1:
             last = plan.batch(keys[-1].step).samples[-1:]
             self._decode(np.minimum(last + self._rows, plan.length - 1), turn=True)
-        self._fetch(keys)
+        self._fetch(keys, limits)
 
     def _decode_due(self, cursor: BatchIndex | None, oldest: BatchIndex | None) -> None:
         # 1. A slow worker reads the last batch of group 0. 2. Others read group 1, and after each batch decode chunks
@@ -154,7 +162,7 @@ class DecodeAhead:
         if len(samples):
             self._source.prepare(samples, decode=turn)
 
-    def _fetch(self, keys: Sequence[BatchIndex]) -> None:
+    def _fetch(self, keys: Sequence[BatchIndex], limits: Limits) -> None:
         if self._idle > 0:
             self._idle -= 1
             return
@@ -162,17 +170,17 @@ class DecodeAhead:
         if self._holds and not self._fetching:
             # Nearest first: threads begin files in the order in which they are named.
             later = range(keys[-1].step + 1, later.stop)
-        found = self._source.prepare(self._of_steps(keys[0].epoch, later), decode=False)
+        found = self._source.prepare(self._of_steps(keys[0].epoch, later, limits), decode=False)
         between = range(keys[-1].step + 1, later.start)
         if found and not self._fetching and between:
             # These were not fetched while nothing seemed to need it.
-            self._source.prepare(self._of_steps(keys[0].epoch, between), decode=False)
+            self._source.prepare(self._of_steps(keys[0].epoch, between, limits), decode=False)
         self._fetching = found
         if not found:
             self._idle = LOOKS
 
-    def _of_steps(self, epoch: int, steps: range) -> Indices:
+    def _of_steps(self, epoch: int, steps: range, limits: Limits) -> Indices:
         """The samples of steps, which may go on into the next epochs."""
-        length = min(self._schedule.limits.of(epoch) or self._schedule.steps, self._schedule.steps)
+        length = min(limits.of(epoch) or self._schedule.steps, self._schedule.steps)
         places = [divmod(step, length) for step in steps]
         return np.concatenate([self._schedule.plan(epoch + more).batch(step).samples for more, step in places])

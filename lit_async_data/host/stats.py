@@ -43,6 +43,15 @@ class ReadStats:
             seconds=self.seconds - before.seconds,
         )
 
+    def after(self, before: ReadStats) -> ReadStats:
+        """This with the sums of an earlier engine added."""
+        return dataclasses.replace(
+            self,
+            batches=self.batches + before.batches,
+            bytes=self.bytes + before.bytes,
+            seconds=self.seconds + before.seconds,
+        )
+
     def plus(self, batches: int, read_bytes: int, seconds: float) -> ReadStats:
         """The sums with some more batches."""
         return ReadStats(self.batches + batches, self.bytes + read_bytes, self.seconds + seconds)

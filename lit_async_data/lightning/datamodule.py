@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.device.inline_queue import Transform
+from lit_async_data.device.transform import BatchFunction
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError
 from lit_async_data.host.memory import default_budget, readable
 from lit_async_data.lightning.classes import adopted, check_alike, count_classes, named, of_training
@@ -94,7 +94,7 @@ class AsyncDataModule(pl.LightningDataModule):
         val_loader: Mapping[str, Any] | None = None,
         test_loader: Mapping[str, Any] | None = None,
         predict_loader: Mapping[str, Any] | None = None,
-        device_transform: Transform | Mapping[str, Transform | None] | None = None,
+        device_transform: BatchFunction | Mapping[str, BatchFunction | None] | None = None,
     ) -> None:
         super().__init__()
         #: What each side of a split holds, in one line; empty where there is none.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lit_async_data.device.streams import has_streams
+from lit_async_data.device import streams
 from lit_async_data.errors import TransferError
 from lit_async_data.host.stats import DeviceWait, LoaderStats
 from lit_async_data.lightning.batch_hooks import transfer_of
@@ -164,8 +164,8 @@ class DevicePrefetcher(pl.Callback):
         loader.device_depth = self.device_depth
         if self.verify_copies:
             loader.verify_copies = self.verify_copies
-        streams = has_streams(loader.device) or has_streams(trainer.strategy.root_device)
-        if streams and (hook := transfer_of(trainer)) is not None:
+        on_device = streams.has_streams(loader.device) or streams.has_streams(trainer.strategy.root_device)
+        if on_device and (hook := transfer_of(trainer)) is not None:
             if not self._said:
                 rank_zero_info(
                     f"{hook} is yours: batches are prefetched into host memory only, where device_transform runs too, "

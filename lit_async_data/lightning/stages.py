@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from lit_async_data.device.inline_queue import Transform
-from lit_async_data.device.transform import EvaluatedAlike, check_callable
+from lit_async_data.device.transform import BatchFunction, EvaluatedAlike, check_callable
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.resume import check_position
@@ -79,7 +78,7 @@ def options_of(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOp
     return options.for_evaluation().merged(overrides, f"{where}.")
 
 
-def transforms_of(given: Transform | Mapping[str, Transform | None] | None) -> dict[str, Transform | None]:
+def transforms_of(given: BatchFunction | Mapping[str, BatchFunction | None] | None) -> dict[str, BatchFunction | None]:
     """The transform of each stage; one that is given for all is marked where it serves evaluation.
 
     Raises:

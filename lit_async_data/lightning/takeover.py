@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from lit_async_data.lightning.batch_hooks import transfer_of
 from lit_async_data.lightning.compat import pl
-from lit_async_data.prefetch.loader import PrefetchedLoader
-from lit_async_data.prefetch.stateful import StatefulPrefetchedLoader
+from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
 from lit_async_data.prefetch.wrap import prefetched
 
 

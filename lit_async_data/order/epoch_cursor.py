@@ -34,19 +34,20 @@ class At(NamedTuple):
 
 
 class EpochCursor:
-    """Where the consumer is. Refers to no loader, so that one that is dropped is closed at once.
+    """The place of a loader's consumer. Refers to no loader, so that a dropped loader is closed at once.
 
-    All of its state is one value, replaced as a whole: an interrupt leaves that before or that after.
+    All of its state is one value, which is replaced as a whole: an interrupt comes before or after that.
 
     Args:
-        schedule: The order; its ``limits`` are set when a pass begins.
+        schedule: The order.
 
     Attributes:
-        at: Where the consumer is. To be set to what `after` gives, once a batch has had its turn.
+        at: The consumer's place. Set it to what `after` returns, once a batch has had its turn.
+        schedule: The order, limited to the steps that the current pass will take.
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
+        self.schedule = schedule
         self.at = At()
 
     def set_epoch(self, epoch: int) -> None:
@@ -65,41 +66,33 @@ class EpochCursor:
     @property
     def over(self) -> bool:
         """Whether the pass has had its last batch."""
-        return not self.at.fresh and self.at.step >= self._schedule.steps
+        return not self.at.fresh and self.at.step >= self.schedule.steps
 
-    def expect(self, steps_wanted: StepsWanted) -> None:
-        """Be told already how much of the pass that begins next will be wanted; it is to be read ahead."""
+    def begin(self, steps_wanted: StepsWanted) -> None:
+        """Limit the order to the steps that the pass will take, if the next batch begins one."""
         if self.at.fresh:
-            self._schedule.limits = Limits(self._next_epoch, *steps_wanted())
+            self.schedule = self.schedule.limited(Limits(self._next_epoch, *steps_wanted()))
 
-    def upcoming(self, steps_wanted: StepsWanted) -> BatchIndex | None:
-        """The key of the next batch, or None if the pass is over; the same until `at` is set.
-
-        Args:
-            steps_wanted: Asked when a pass begins.
-        """
+    @property
+    def upcoming(self) -> BatchIndex | None:
+        """The index of the next batch, or None if the pass is over; the same until `at` is set."""
         if self.at.fresh:
-            self._schedule.limits = Limits(self._next_epoch, *steps_wanted())
-            return BatchIndex(self._next_epoch, 0) if self._schedule.steps else None
+            return BatchIndex(self._next_epoch, 0) if self.schedule.steps else None
         return None if self.over else BatchIndex(self.at.epoch, self.at.step)
 
     def after(self, key: BatchIndex) -> At:
-        """Where the consumer is when the batch of this key, which is the upcoming one, has had its turn."""
-        told = None if self.at.fresh else self.at.told  # what was named for this pass is used up
+        """The consumer's place after the upcoming batch has had its turn."""
+        told = None if self.at.fresh else self.at.told  # the epoch that was named for this pass is used up
         return At(key.epoch, key.step + 1, fresh=False, told=told)
-
-    def following(self, key: BatchIndex) -> BatchIndex:
-        """The key that will be asked for after this one, as far as can be known."""
-        return self._schedule.following(key)
 
     @property
     def wanted(self) -> BatchIndex:
-        """The key that will be asked for next, as far as can be known."""
+        """The index that will be asked for next, as far as is known."""
         if self.at.fresh:
             return BatchIndex(self._next_epoch, 0)
-        return self._schedule.following(BatchIndex(self.at.epoch, self.at.step - 1))
+        return self.schedule.following(BatchIndex(self.at.epoch, self.at.step - 1))
 
     @property
     def _next_epoch(self) -> int:
         told = self.at.told
-        return self.at.epoch + 1 if told is None or not self._schedule.shuffled else told
+        return self.at.epoch + 1 if told is None or not self.schedule.shuffled else told

@@ -10,6 +10,7 @@ W ranks and B samples per rank. So a rank's positions are ``r, r + W, r + 2W, â€
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -224,12 +225,12 @@ class BatchIndex(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How many steps of its epochs a pass will take, None for all; a check before training takes fewer than the rest.
+    """How many steps of its epochs a pass will take, None for all; a sanity check takes fewer than later validations.
 
     Attributes:
-        epoch: The one of the pass that is on.
-        steps: Of that one.
-        later: Of those after it.
+        epoch: The epoch of the current pass.
+        steps: Steps of that epoch.
+        later: Steps of each epoch after it.
     """
 
     epoch: int = 0
@@ -241,41 +242,58 @@ class Limits(NamedTuple):
         return self.later if epoch > self.epoch else self.steps
 
 
+class _Plans:
+    """The plans of the last few epochs."""
+
+    def __init__(self, make: Callable[..., EpochPlan]) -> None:
+        self._make = make
+        self.kept: dict[int, EpochPlan] = {}
+
+    def add(self, epoch: int) -> EpochPlan:
+        plan = self._make(epoch=epoch)
+        # Replaced, not changed: another thread may be reading it.
+        self.kept = {e: p for e, p in self.kept.items() if abs(e - epoch) <= 1} | {epoch: plan}
+        return plan
+
+
 class Schedule:
     """The endless order of batches: after the last step of an epoch comes the first of the next.
 
+    Nothing of it changes but a memo, so any thread may read it.
+
     Args:
         plan: Makes the plan of an epoch from its number, the keyword ``epoch``.
-        shuffled: Whether epochs differ. Where they do not, they are only counted, and nobody can choose one: what was
-            read ahead for the next serves as any.
+        shuffled: Whether epochs differ. Where they do not, they are only counted, and nobody can choose one: batches
+            that were read ahead for the next epoch serve as any.
 
     Attributes:
         steps: Steps of each epoch.
         capacity: The most samples that a batch can have.
-        limits: How many steps of epochs will be asked for, where that is known to be less than all.
+        limits: Steps of epochs that will be asked for, where fewer than all.
     """
 
     def __init__(self, plan: Callable[..., EpochPlan], *, shuffled: bool) -> None:
-        self._make = plan
+        self._plans = _Plans(plan)
         self.shuffled = shuffled
-        first: EpochPlan = plan(epoch=0)
-        self.steps, self.capacity = len(first), first.capacity
-        self._plans = {0: first}
         self.limits = Limits()
+        self.steps, self.capacity = len(self.plan(0)), self.plan(0).capacity
+
+    def limited(self, limits: Limits) -> Schedule:
+        """The same order, of which these steps will be asked for; they share the memo."""
+        if limits == self.limits:
+            return self
+        limited = copy.copy(self)
+        limited.limits = limits
+        return limited
 
     def plan(self, epoch: int) -> EpochPlan:
         """The plan of an epoch; those of the last few are kept."""
-        found = self._plans.get(epoch)
-        if found is None:
-            found = self._make(epoch=epoch)
-            # Replaced, not changed: another thread may be reading it.
-            self._plans = {e: p for e, p in self._plans.items() if abs(e - epoch) <= 1} | {epoch: found}
-        return found
+        return self._plans.kept.get(epoch) or self._plans.add(epoch)
 
     def following(self, key: BatchIndex) -> BatchIndex:
-        """The key that comes after a key."""
+        """The index of the batch after this one."""
         last, limit = self.steps, self.limits.of(key.epoch)
-        if limit is not None and key.step < limit:  # beyond it, the limit has proved to be wrong
+        if limit is not None and key.step < limit:  # a step beyond the limit shows that the limit was wrong
             last = min(limit, last)
         return BatchIndex(key.epoch, key.step + 1) if key.step + 1 < last else BatchIndex(key.epoch + 1, 0)
 

@@ -1,16 +1,24 @@
-"""`IteratorFeed`: what somebody else's loader gives, as batches for a device queue.
+"""`IteratorFeed`: the batches of somebody else's loader, for a device queue.
 
-A key's epoch is the number of the pass, its step the number of the batch in it. A pass begins when its first batch is
-asked for: only then is ``iter(loader)`` called, on the consumer's thread, so that whoever names an epoch has done so.
+In a `BatchIndex` the epoch is the number of the pass, the step the number of the batch in it. A pass begins when its
+first batch is asked for: only then the feed calls ``iter(loader)``, on the consumer's thread, so that the Trainer has
+already named the epoch.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from lit_async_data.device.feed import DeviceBuffers, HostBatch
+import torch
+
+from lit_async_data.batch.tree import leaves_in
+from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
+from lit_async_data.errors import WorkerError
 from lit_async_data.host.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.accelerate_marks import Mark, Marks
@@ -23,10 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class _Note(NamedTuple):
-    """What is to be known about a loader after a batch.
+    """The state of a loader after a batch.
 
     Attributes:
-        state: Of the loader; None where that is not taken.
+        state: Its ``state_dict``; None where that is not taken.
         mark: Whether Accelerate takes the batch for the last; None for other loaders.
     """
 
@@ -41,9 +49,11 @@ class IteratorFeed:
         loader: Any iterable.
         prepare: Makes a batch ready to be copied.
         depth: Batches that are read ahead, in a thread; 0 reads each when it is asked for.
-        state: The loader's ``state_dict``, to be called for each batch that is read ahead.
-        watch: Says whether the loader may be read ahead at all; it is known after the first batches.
+        state: The loader's ``state_dict``, called for each batch that is read ahead.
+        watch: Whether the loader may be read ahead at all; known after the first batches.
     """
+
+    copied = 0
 
     def __init__(
         self,
@@ -59,85 +69,105 @@ class IteratorFeed:
         self._state = state
         self._watch = DrawWatch(loader) if watch is None else watch
         self._marks = Marks.of(loader)
-        self._puller: ReaderThread | None = None
-        self._expected = BatchIndex(-1, 0)  # what the puller gives next
+        self._pid = os.getpid()
+        #: Reads the current pass; None between passes.
+        self.reader: ReaderThread | None = None
+        self._expected = BatchIndex(-1, 0)  # the next batch that the reader yields
         self._notes: dict[BatchIndex, _Note] = {}
-        # What the last batches took.
-        self._rooms: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
+        # The device memory of the last two batches.
+        self._buffers: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
         self._read = ReadStats()
-        self._once = False
-        # The id of one that is yet to be raised, and so is alive. The error itself would keep whatever it refers to.
+        self._warned = False
+        # The id of an error that is yet to be raised, and so is alive. The error itself would keep what it refers to.
         self._error: int | None = None
 
     @property
     def depth(self) -> int:
-        """Batches that are read ahead; it can be set at any time. 0 where the loader may not be read ahead."""
+        """Batches that are read ahead; 0 where the loader must not be read ahead. It can be set at any time."""
         return 0 if self._watch.is_random else self._depth
 
     @depth.setter
     def depth(self, depth: int) -> None:
         self._depth = depth
-        if self._puller is not None:
-            self._puller.depth = self._ahead
+        if self.reader is not None:
+            self.reader.depth = self._ahead
 
     @property
     def ready(self) -> int:
         """Batches that wait on the host."""
-        return 0 if self._puller is None else self._puller.ready
+        return 0 if self.reader is None else self.reader.ready
+
+    def stats(self) -> ReadStats:
+        return dataclasses.replace(self._read, ready=self.ready)
 
     @property
-    def stats(self) -> ReadStats:
-        """What has been read and asked for."""
-        return self._read
+    def forked(self) -> bool:
+        return self._pid != os.getpid()
 
-    def room(self, key: BatchIndex) -> DeviceBuffers | None:  # noqa: ARG002
-        """A guess: as the last batch, unless that was unlike the one before. A wrong one costs an allocation."""
-        if self._puller is None:
-            return None  # nothing comes after the end
-        last, before = self._rooms
+    def check(self) -> None:
+        if self.forked:
+            raise WorkerError(
+                f"this loader reads in process {self._pid} and cannot be used in its fork {os.getpid()}, where its "
+                "thread does not exist; call prefetched() in the child"
+            )
+
+    def buffers(self, key: BatchIndex) -> DeviceBuffers | None:  # noqa: ARG002
+        """A guess: as the last batch, unless that was unlike the one before. A wrong guess costs an allocation."""
+        if self.reader is None:
+            return None  # no batch comes after the end
+        last, before = self._buffers
         return last if before is None or last == before else None
 
     def following(self, key: BatchIndex) -> BatchIndex:
         return BatchIndex(key.epoch, key.step + 1)
 
     def prefetch(self, key: BatchIndex) -> None:  # noqa: ARG002
-        """Do what the thread may need. It reads on by itself, and a pass begins when its first batch is asked for."""
-        if self._puller is not None:
-            self._puller.serve()
+        """Serve the thread, which reads on by itself. A pass begins when its first batch is asked for."""
+        if self.reader is not None:
+            self.reader.serve()
+
+    def lend(self, key: BatchIndex) -> Batch:
+        host = self.get(key)
+        if host.error is not None:
+            try:
+                raise host.error
+            finally:
+                del host  # see `SlotFeed.lend`
+        return host.unpack(Arrived({}, None, {}), torch.clone)
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
-        if self._puller is None or key != self._expected:
+        if self.reader is None or key != self._expected:
             return None
-        pulled = self._puller.poll()
+        pulled = self.reader.poll()
         return None if pulled is None else self._host_batch(pulled)
 
     def get(self, key: BatchIndex) -> HostBatch:
-        """The batch of a key, waiting for it; at the end of the pass a `StopIteration`.
+        """A batch to be copied, waiting for it; at the end of the pass a `StopIteration` as its error.
 
         Raises:
-            WorkerError: The system gives no more threads.
+            WorkerError: The system refuses another thread.
         """
         if key.epoch != self._expected.epoch:
             self._begin(key.epoch)
-        if self._puller is None:
+        if self.reader is None:
             return HostBatch(error=StopIteration())
         if self._watch.over or not self._depth:
-            return self._host_batch(self._puller.get())
-        pulled = self._watch.watched(self._puller.get, first=key.step == 0)
-        self._puller.depth = self._ahead
+            return self._host_batch(self.reader.get())
+        pulled = self._watch.watched(self.reader.get, first=key.step == 0)
+        self.reader.depth = self._ahead
         if pulled.host.error is None:
-            self._puller.start()
+            self.reader.start()
         return self._host_batch(pulled)
 
     def given(self, key: BatchIndex) -> bool:
-        """Whether the batch of a key, or the error in its place, has been given out."""
+        """Whether a batch, or the error in its place, has been handed out."""
         return key.epoch == self._expected.epoch and key.step < self._expected.step
 
     def handed_over(self, key: BatchIndex) -> Snapshot | None:
-        """The consumer has the batch of a key from now on.
+        """Called when the consumer has a batch.
 
         Returns:
-            The loader's state after it; None where it is as the loader says, since nothing has been read ahead.
+            The loader's state after it; None where nothing has been read ahead, so that the loader's own is right.
         """
         note = self._notes.pop(key, None)
         if note is None:
@@ -147,19 +177,22 @@ class IteratorFeed:
         return note.state
 
     def gave(self, error: BaseException) -> bool:
-        """Whether this error, which has been raised, is what the loader gave in place of a batch."""
+        """Whether this error, which has been raised, is one that the loader raised in place of a batch."""
         gave, self._error = self._error == id(error), None
         return gave
 
-    def end(self, *, wait: bool) -> None:
-        """End the pass. What has been read ahead goes.
+    def rest(self, *, wait: bool) -> None:
+        """End the pass and drop what has been read ahead.
 
         Args:
-            wait: For a `next` of the loader that is under way, as long as it takes; else a few seconds at most.
+            wait: Whether to wait for a `next` of the loader that does not return, however long; else a few seconds.
         """
         self._end_reading(wait=wait)
         if self._marks is not None:
             self._marks.end()
+
+    def close(self, *, wait: bool = False) -> None:
+        self.rest(wait=wait)
 
     @property
     def _ahead(self) -> int:
@@ -167,32 +200,32 @@ class IteratorFeed:
         return self.depth if self._watch.over else 0
 
     def _end_reading(self, *, wait: bool) -> None:
-        while self._puller is not None and not self._puller.close() and wait:
+        while self.reader is not None and not self.reader.close() and wait:
             log.warning("ending a pass: the loader's next() has not returned yet")
-        self._puller = None  # and with it the iterator, and whatever ends with that
+        self.reader = None  # and with it the iterator, and whatever ends with that
 
     def _note(self) -> _Note:
-        """What is to be known about the loader after a batch. Called by whichever thread has read it."""
-        # Where nothing is read ahead the loader says it itself, and it may take long to say.
+        """The state of the loader after a batch. Called by the thread that has read it."""
+        # Where nothing is read ahead, the loader's own state is right, and taking it may be slow.
         state = Snapshot.of(self._state) if self._state is not None and self.depth else None
         return _Note(state, None if self._marks is None else self._marks.now())
 
     def _begin(self, epoch: int) -> None:
-        self.end(wait=True)
+        self.rest(wait=True)
         self._notes.clear()
         self._error = None
         if self._marks is not None:
             self._marks.begin()
         iterator = iter(self._loader)
-        if iterator is self._loader and self._expected.epoch >= 0 and not self._once:
-            self._once = True
+        if iterator is self._loader and self._expected.epoch >= 0 and not self._warned:
+            self._warned = True
             log.warning(
                 "%s is an iterator, which its first pass has used up; give prefetched() something that iter() begins "
                 "anew, such as a DataLoader",
                 type(iterator).__name__,
             )
-        self._puller = ReaderThread(iterator, self._prepare, self._ahead, self._note)
-        self._expected, self._rooms = BatchIndex(epoch, 0), (None, None)
+        self.reader = ReaderThread(iterator, self._prepare, self._ahead, self._note)
+        self._expected, self._buffers = BatchIndex(epoch, 0), (None, None)
 
     def _host_batch(self, pulled: Pulled) -> HostBatch:
         host = pulled.host
@@ -201,8 +234,19 @@ class IteratorFeed:
             self._end_reading(wait=True)  # the consumer may still have batches to come
             return host
         if host.error is None:
-            self._rooms = host.room, self._rooms[0]
+            self._buffers = host.buffers, self._buffers[0]
             self._read = self._read.plus(1, host.nbytes, pulled.seconds)
             self._notes[self._expected] = pulled.note
         self._expected = self.following(self._expected)
         return host
+
+
+def uncopied(batch: Batch, ask: Ask[Any]) -> HostBatch:  # noqa: ARG001
+    """A batch that is handed out as the very object that was read."""
+    tensors = leaves_in(batch, lambda value: isinstance(value, torch.Tensor))
+    nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
+    return HostBatch(unpack=functools.partial(_itself, batch), nbytes=nbytes)
+
+
+def _itself(batch: Batch, arrived: Arrived, clone: Clone) -> Batch:  # noqa: ARG001
+    return batch

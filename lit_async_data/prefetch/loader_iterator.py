@@ -6,16 +6,17 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
-from lit_async_data.device.inline_queue import Batch
+from lit_async_data.base_loader import Run
+from lit_async_data.device.feed import Batch
 from lit_async_data.prefetch.state_snapshot import Snapshot
 
 
 @dataclasses.dataclass
 class PassState:
-    """Where a loader is in its pass.
+    """The place of a loader in its pass.
 
-    An object of its own, since to set an attribute of the loader is a call, in which an interrupt can come; between
-    assignments to these none can.
+    A separate object: setting an attribute of the loader is a call, and an interrupt can come there. None can come
+    between assignments to these attributes.
 
     Attributes:
         asked: Passes that `iter` has been called for.
@@ -24,8 +25,7 @@ class PassState:
         step: The next batch of the pass.
         over: Whether the pass has come to its end.
         lost: Whether an interrupt has ended the pass.
-        state: Of the loader, after the batch that was handed out last; None where it is as the loader says.
-        interrupted: Whether a request never came to its end: what runs may be in any state, and is thrown away.
+        state: The loader's state after the batch that was handed out last; None where the loader's own is right.
     """
 
     asked: int = 0
@@ -35,16 +35,15 @@ class PassState:
     over: bool = False
     lost: bool = False
     state: Snapshot | None = None
-    interrupted: bool = False
 
 
 class Taken(NamedTuple):
     """A batch that is about to be handed out.
 
     Attributes:
-        batch: As it is.
+        batch: The batch.
         step: Its number in the pass.
-        state: Of the loader after it, if that is known.
+        state: The loader's state after it, if that is known.
     """
 
     batch: Batch
@@ -53,22 +52,24 @@ class Taken(NamedTuple):
 
 
 class LoaderIterator:
-    """What ``iter`` of a prefetched loader gives: it goes on where it is when it is iterated over again.
+    """One pass over a prefetched loader. Iterated over again, it goes on where it is.
 
     Args:
-        following: Gives what is to be handed out next, and at the end a `StopIteration`.
-        at: Where the loader is.
+        following: Returns the next batch; raises `StopIteration` at the end.
+        at: The loader's place.
+        run: The loader's running part.
     """
 
-    def __init__(self, following: Callable[[], Taken], at: PassState) -> None:
+    def __init__(self, following: Callable[[], Taken], at: PassState, run: Run) -> None:
         self._following = following
         self._at = at
+        self._run = run
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        at, taken = self._at, self._following()
-        # As in `PrefetchedLoader.__next__`; that is not called, since an interrupt could come when it has returned.
-        at.step, at.state, at.interrupted = taken.step + 1, taken.state, False
+        at, run, taken = self._at, self._run, self._following()
+        # As in `PrefetchedLoader.__next__`, which is not called: an interrupt could come when it has returned.
+        at.step, at.state, run.interrupted = taken.step + 1, taken.state, False
         return taken.batch

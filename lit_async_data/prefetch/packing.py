@@ -21,8 +21,7 @@ import torch
 from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Bytes
 from lit_async_data.batch.tensor_layout import TensorLayout, dense, flat, raw_bytes
 from lit_async_data.batch.tree import flatten, rebuilt
-from lit_async_data.device.feed import Arrived, Cloned, HostBatch
-from lit_async_data.device.inline_queue import Batch
+from lit_async_data.device.feed import Arrived, Batch, Clone, HostBatch
 from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
 
 T = TypeVar("T")
@@ -73,8 +72,8 @@ class Packer:
             )
             host = HostBatch(
                 pinned,
-                own={place: leaf for place, leaf in leaves.items() if place not in tensors},
-                unpacked=content.unpacked,
+                movable={place: leaf for place, leaf in leaves.items() if place not in tensors},
+                unpack=content.unpack,
                 nbytes=sum(form.nbytes for form in forms.values()),
             )
             if content.layout.end:
@@ -161,15 +160,15 @@ class _Content:
     forms: dict[str, TensorLayout]
     layout: PackedLayout
 
-    def unpacked(self, arrived: Arrived, cloned: Cloned) -> Batch:
-        leaves = dict(arrived.own)
+    def unpack(self, arrived: Arrived, clone: Clone) -> Batch:
+        leaves = dict(arrived.moved)
         for place, form in self.forms.items():
             if place in arrived.large:
                 values = arrived.large[place]
             else:
                 assert arrived.block is not None
                 offset = self.layout.offsets[place] - self.layout.small_start
-                values = cloned(arrived.block[offset : offset + form.nbytes])
+                values = clone(arrived.block[offset : offset + form.nbytes])
             leaves[place] = form(values)
         return rebuilt(self.skeleton, leaves)
 

@@ -226,7 +226,7 @@ class ReaderThread:
                 self._arrived.ring()
                 return False
         worker.begin("the loader's next()")
-        # Not named here: see `Pipeline._fill`.
+        # No name holds it: see `Pipeline._fill`.
         going_on = self._deliver(self._pull(self._ask))
         worker.rest()
         return going_on
@@ -276,7 +276,7 @@ class ReaderThread:
             try:
                 raise error
             finally:
-                del error  # as in `InlineQueue.take`
+                del error  # see `SlotFeed.lend`
 
 
 def _at_once(work: Callable[[], T | None]) -> T:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import device as test_device
-from support.device import BATCH, SLOW, STEPS, Step, on_device, queue_on, trained
+from support.device import BATCH, SLOW, STEPS, Step, on_device, pretend, queue_on, trained
 
 from lit_async_data.device.checksum import checksum
 from lit_async_data.device.copy_verifier import CopyVerifier
@@ -169,7 +169,7 @@ def test_a_copy_into_memory_that_the_step_still_reads_is_found_at_release():
     memory is given out again, and the next copy, which waits for nothing, is faster. 4. Compute sums."""
     streams = test_device.SideNeverWaits("compute")
     with queue_on(streams, depth=1, verify_copies=2) as queue:
-        queue._feed.poll = queue._feed.get
+        queue.feed.poll = queue.feed.get
         queue.take(BatchIndex(0, 0))
         streams.synchronize()  # what is summed at hand-over is right
         queue.top_up(BatchIndex(0, 1))
@@ -187,11 +187,11 @@ def test_a_transform_that_writes_where_compute_still_reads_is_found_at_release(m
     streams = made("compute")
     found = []
     with queue_on(streams, depth=1, transform=on_device(streams), verify_copies=3) as queue:
-        queue._feed.poll = lambda key: None
+        queue.feed.poll = lambda key: None
         try:
             for number in range(STEPS):
                 queue.take(BatchIndex(0, number))
-                queue.top_up(queue._feed.following(BatchIndex(0, number)))
+                queue.top_up(queue.feed.following(BatchIndex(0, number)))
         except TransferError as error:
             found.append(str(error))
     assert bool(found) is not silent
@@ -204,16 +204,16 @@ def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
     streams = made("side")
     found = []
     with queue_on(streams, workers=0, verify_copies=STEPS) as queue:
-        plan = queue._feed.pipeline.schedule.plan(0)
+        plan = queue.feed.pipeline.schedule.plan(0)
         step = Step(streams)
         for number in range(STEPS):
             queue._reclaim(block=True)
             queue._tickets.append(queue._reserved(BatchIndex(0, number)))
-            queue._submit(queue._tickets[-1], queue._feed.get(BatchIndex(0, number)))
+            queue._submit(queue._tickets[-1], queue.feed.get(BatchIndex(0, number)))
         for number in range(STEPS):
             step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
         try:
-            queue._verifier.settle()
+            queue.verifier.settle()
         except TransferError as error:
             found.append(str(error))
     assert bool(found) is not silent
@@ -272,9 +272,9 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
             if self.reads == 4:  # there are three slots
                 self.came_around.set()
 
-    def lend(ring, slot):
-        ring.drop(slot)
-        return ring.memory(slot)
+    def lend(pool, slot):
+        pool.drop(slot)
+        return pool.memory(slot)
 
     monkeypatch.setattr(SlotPool, "lend", lend)
     # One batch to a slot.
@@ -302,7 +302,7 @@ def test_it_can_be_set_and_starts_to_count_anew():
         next(loader)
         loader.verify_copies = 2
         assert next(loader)["y"].tolist() == [4, 5, 6, 7]
-        assert loader._engine.queue._verifier._left == 1
+        assert loader.engine.queue.verifier.left == 1
         with pytest.raises(ConfigError, match="verify_copies: -1 is not a whole number from 0 on"):
             loader.verify_copies = -1
 
@@ -315,10 +315,7 @@ def streams_of(monkeypatch):
     """Makes every device one with streams, pretended ones."""
 
     def pretended(streams):
-        monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: streams)
-        for module in "engine", "loader":
-            monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
-        monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+        pretend(monkeypatch, lambda device: streams)
         return streams
 
     return pretended

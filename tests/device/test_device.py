@@ -17,6 +17,7 @@ from support.device import (
     Step,
     TransformWaitsForAnOlderEvent,
     on_device,
+    pretend,
     queue_on,
     trained,
     write_numbers,
@@ -63,11 +64,11 @@ def test_a_slot_is_not_filled_again_before_its_copy_has_happened(made, right):
     streams = made("side")
     step = Step(streams)
     with queue_on(streams, workers=0) as queue:
-        plan = queue._feed.pipeline.schedule.plan(0)
+        plan = queue.feed.pipeline.schedule.plan(0)
         for number in range(STEPS):
             queue._reclaim(block=True)
             queue._tickets.append(queue._reserved(BatchIndex(0, number)))
-            queue._submit(queue._tickets[-1], queue._feed.get(BatchIndex(0, number)))
+            queue._submit(queue._tickets[-1], queue.feed.get(BatchIndex(0, number)))
         for number in range(STEPS):
             step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
         streams.synchronize()
@@ -88,9 +89,9 @@ def test_raw_tensors_live_until_compute_has_waited_for_the_transform(queue, righ
     the same memory."""
     streams = FakeStreams("side")
     with queue_on(streams, transform=on_device(streams), queue=queue) as made:
-        schedule = made._feed.pipeline.schedule
+        schedule = made.feed.pipeline.schedule
         ticket = made._reserved(BatchIndex(0, 0))
-        made._submit(ticket, made._feed.get(BatchIndex(0, 0)))
+        made._submit(ticket, made.feed.get(BatchIndex(0, 0)))
         scratch = []
         for shape, dtype in (((BATCH, 100, 100, 3), torch.uint8), ((BATCH,), torch.int64)):
             scratch.append(streams.empty(shape, dtype))
@@ -132,7 +133,7 @@ def test_what_is_dropped_before_it_was_handed_over_is_waited_for():
     with queue_on(streams) as queue:
         queue.take(BatchIndex(0, 0))
         queue._tickets.append(queue._reserved(BatchIndex(0, 1)))
-        queue._submit(queue._tickets[0], queue._feed.get(BatchIndex(0, 1)))
+        queue._submit(queue._tickets[0], queue.feed.get(BatchIndex(0, 1)))
         before = len(streams.calls)
         queue._forget()
         assert streams.calls[before:] == [("wait", "compute")]
@@ -144,7 +145,7 @@ def test_another_epoch_than_expected_drops_what_was_copied():
     with queue_on(streams) as queue:
         queue.take(BatchIndex(0, 0))
         queue.top_up(BatchIndex(0, 1))
-        plan = queue._feed.pipeline.schedule.plan(5)
+        plan = queue.feed.pipeline.schedule.plan(5)
         step(BatchIndex(5, 0), queue.take(BatchIndex(5, 0)), plan.batch(0).samples)
         streams.synchronize()
     assert step.wrong == []
@@ -155,11 +156,11 @@ def test_destinations_are_allocated_before_the_host_batch_is_there():
     streams = FakeStreams("compute")
     with queue_on(streams) as queue:
         queue.take(BatchIndex(0, 0))
-        queue._feed.poll = lambda key: None  # nothing is ready yet
+        queue.feed.poll = lambda key: None  # nothing is ready yet
         queue.top_up(BatchIndex(0, 1))
         reserved = [ticket.allocated for ticket in queue._tickets]
         streams.launch("step", lambda: None)
-        del queue._feed.poll
+        del queue.feed.poll
         queue.take(BatchIndex(0, 1))
         assert len(reserved) == 2
         assert reserved[0].done  # the copy forced compute up to the event ...
@@ -170,10 +171,10 @@ def test_a_slot_is_copying_until_its_copy_has_happened():
     streams = FakeStreams("side")
     with queue_on(streams) as queue:
         queue.take(BatchIndex(0, 0))
-        assert queue._feed.pipeline.ring.count(COPYING) == 1
+        assert queue.feed.pipeline.pool.count(COPYING) == 1
         streams.synchronize()
         queue.top_up(BatchIndex(0, 1))
-        assert queue._feed.pipeline.ring.state(0) is not COPYING
+        assert queue.feed.pipeline.pool.state(0) is not COPYING
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ def test_whatever_a_transform_raises_is_raised_when_its_batch_is_asked_for():
         raise error
 
     with queue_on(streams, transform=transform) as queue:
-        queue._feed.poll = queue._feed.get
+        queue.feed.poll = queue.feed.get
         queue.top_up(BatchIndex(0, 0))
         with pytest.raises(FormatError, match="mine"):
             queue.take(BatchIndex(0, 0))
@@ -252,7 +253,7 @@ def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
 
     with queue_on(Broken("side")) as queue:
         queue.take(BatchIndex(0, 0))
-    assert "could not be waited for: device-side assert" in caplog.text
+    assert "waiting for copies to the device failed: device-side assert" in caplog.text
 
 
 # -- through the loader ------------------------------------------------------------------------------------------------
@@ -261,14 +262,8 @@ def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
 @SLOW
 @pytest.mark.parametrize("externally_driven", [False, True])
 def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, externally_driven):
-    from lit_async_data import engine
-    from lit_async_data import loader as loader_module
-
     streams = FakeStreams(slow)
-    monkeypatch.setattr(engine, "TorchStreams", lambda device: streams)
-    monkeypatch.setattr(engine, "has_streams", lambda device: True)
-    monkeypatch.setattr(loader_module, "has_streams", lambda device: True)
-    monkeypatch.setattr(engine.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    pretend(monkeypatch, lambda device: streams)
     numbers = np.arange(20, dtype=np.int64)
     source = ArraySource({"x": np.repeat(numbers, 10_000).reshape(20, 10_000), "y": numbers})
     with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle="none")) as loader:

@@ -10,11 +10,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from support.device import pretend
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
 from lit_async_data.device.transform import DeviceTransform, takes_rng
-from lit_async_data.engine import DRAWN_ON_DEVICE
 from lit_async_data.errors import ConfigError, TransformError
+from lit_async_data.host.sample_reader import BATCH_KEYS
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import derived_key
@@ -91,7 +92,8 @@ def test_whether_a_transform_draws_is_read_off_its_signature(function, takes):
 def test_it_gets_a_generator_however_it_asks_for_it(function):
     rng = DeviceTransform(function, CPU, number=lambda key: 2**64 - 1)({}, BatchIndex(0, 0))
     assert rng.initial_seed() == 2**64 - 1
-    assert DeviceTransform(function, CPU)({}, BatchIndex(0, 0)) is None
+    with pytest.raises(TransformError, match="returned None"):  # without a number there is no generator
+        DeviceTransform(function, CPU)({}, BatchIndex(0, 0))
 
 
 def test_a_signature_is_read_once():
@@ -144,7 +146,7 @@ def loader_of(of=None, transform=drawing, *, rank=0, world_size=1, depth=2, **op
 
 
 def expected(seed, epoch, first):
-    rng = torch.Generator().manual_seed(derived_key(seed, epoch, DRAWN_ON_DEVICE, first))
+    rng = torch.Generator().manual_seed(derived_key(seed, epoch, BATCH_KEYS, first))
     return torch.randint(2**62, (1,), generator=rng).item()
 
 
@@ -210,10 +212,7 @@ def pretended(monkeypatch):
     """Has loaders take this pretended device for theirs."""
 
     def on(streams):
-        monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: streams)
-        for module in "engine", "loader":
-            monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
-        monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+        pretend(monkeypatch, lambda device: streams)
         return streams
 
     return on
@@ -295,7 +294,7 @@ def test_a_module_is_where_the_batches_are():
     ],
 )
 def test_a_class_is_refused(made, key):
-    with pytest.raises(ConfigError, match=rf"^{key}: Normalize is a class.*build one: Normalize\(…\)"):
+    with pytest.raises(ConfigError, match=rf"^{key}: Normalize is a class.*write Normalize\(…\)"):
         made(Normalize)
 
 
@@ -355,7 +354,7 @@ def heedless(batch, rng):
 
 
 def warned(caplog):
-    return [record.getMessage() for record in caplog.records if "batch of evaluation" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "evaluation batch" in record.getMessage()]
 
 
 @pytest.mark.parametrize(
@@ -371,7 +370,7 @@ def test_a_transform_for_all_stages_that_draws_in_evaluation_is_warned_of_once(c
         for loader in [*dm.val_dataloader(), *dm.test_dataloader()]:
             list(loader)
     (line,) = warned(caplog)
-    assert line.startswith(f"device_transform drew random numbers from {generator} on a batch of evaluation")
+    assert line.startswith(f"device_transform drew random numbers from {generator} on an evaluation batch")
 
 
 @pytest.mark.parametrize("explicit", ["eval", "val"])

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from support.device import STEPS, queue_on, write_numbers
+from support.device import STEPS, pretend, queue_on, write_numbers
 
 import lit_async_data as lad
 from lit_async_data.device.clock import DeviceClock
@@ -34,7 +34,7 @@ def streams_that_take_time(slow):
 def epoch(queue, streams, number=0, batches=STEPS):
     for step in range(batches):
         queue.take(BatchIndex(number, step))
-        queue.top_up(queue._feed.following(BatchIndex(number, step)))
+        queue.top_up(queue.feed.following(BatchIndex(number, step)))
         streams.launch("step", lambda: None)
 
 
@@ -186,10 +186,7 @@ def streams(monkeypatch):
     """Makes the CPU a device with streams, on which copies take time that nothing hides."""
     pretended = streams_that_take_time("side")
     pretended._takes_s["step"] = 0
-    monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: pretended)
-    for module in "engine", "loader", "lightning.prefetcher":
-        monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
-    monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    pretend(monkeypatch, lambda device: pretended)
     return pretended
 
 

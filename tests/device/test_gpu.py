@@ -94,8 +94,8 @@ def test_a_slot_is_not_filled_again_while_it_is_copied():
 def test_slots_are_pinned():
     with source(1, 4, 0.0) as loader:
         loader.next()
-        ring = measures.engine_of(loader).pipeline.ring
-        assert all(torch.from_numpy(ring.memory(slot)).is_pinned() for slot in range(len(ring)))
+        pool = measures.engine_of(loader).feed.pipeline.pool
+        assert all(torch.from_numpy(pool.memory(slot)).is_pinned() for slot in range(len(pool)))
 
 
 # A race that torch's own sanitizer sees: one tensor, written on one stream and read on another.
@@ -289,7 +289,7 @@ def collated(batch):
 def held_back(batches):
     """Let both streams begin what comes next some milliseconds late."""
     sleep(10**7)
-    with batches._relay.queue._streams.on_side():
+    with batches.engine.queue._streams.on_side():
         sleep(10**7)
 
 

@@ -6,6 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
+from support.device import pretend
 
 from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
 from lit_async_data.host.nan_check import with_nan
@@ -82,10 +83,7 @@ def test_each_stage_has_a_line(caplog):
 
 def test_batches_for_a_device_are_looked_at_on_the_host(caplog, monkeypatch):
     streams = FakeStreams("side")
-    monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: streams)
-    for module in "engine", "loader":
-        monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
-    monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    pretend(monkeypatch, lambda device: streams)
     with AsyncLoader(source(), {"batch_size": 4, "shuffle": False}) as loader:
         for _ in range(2):
             for _ in loader:

@@ -16,6 +16,7 @@ import pytest
 from lit_async_data.batch import spec as spec_module
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.device.inline_queue import InlineQueue
+from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.errors import ClosedError, ReadError, SourceError, StalledError, WorkerError
 from lit_async_data.host import pipeline as pipeline_module
 from lit_async_data.host.memory import allocated
@@ -89,9 +90,9 @@ def taken(pipeline, key):
     (batch,) = filled.batches
     if batch.error is not None:
         raise batch.error
-    memory = pipeline.ring.memory(filled.slot)
+    memory = pipeline.pool.memory(filled.slot)
     values = pipeline.layout.views(memory, len(batch.samples), batch.first)["x"].tolist()
-    pipeline.ring.drop(filled.slot)
+    pipeline.pool.drop(filled.slot)
     return values
 
 
@@ -134,7 +135,7 @@ def test_no_more_is_read_ahead_than_there_are_slots():
         gate.wait_for(3)
         until(pipeline, lambda: pipeline.ready == 3)
         assert gate.asked == [0, 4, 8]
-        assert len(pipeline.ring) == 3
+        assert len(pipeline.pool) == 3
 
 
 def test_the_end_of_an_epoch_drains_nothing():
@@ -179,7 +180,7 @@ def test_an_error_comes_at_its_place_once_and_the_order_goes_on(workers):
         assert caught.value.worker == (None if workers == 0 else pytest.approx(0, abs=1))
         assert isinstance(caught.value.__cause__, OSError)
         assert taken(pipeline, BatchIndex(0, 2)) == WHOLE[2]
-        assert pipeline.ring.count(FILLING) + pipeline.ring.count(READY) <= len(pipeline.ring)
+        assert pipeline.pool.count(FILLING) + pipeline.pool.count(READY) <= len(pipeline.pool)
 
 
 def test_an_error_that_says_where_it_happened_is_passed_on_as_it_is():
@@ -263,10 +264,10 @@ def test_a_batch_that_another_thread_is_dropping_is_waited_for():
     """1. The lease is dead. 2. The consumer asks for a slot. 3. The slot becomes vacant."""
     with running(workers=0, depth=0, most_slots=1) as pipeline:
         pipeline.prefetch(BatchIndex(0, 0))
-        there, pipeline.ring._vacant = pipeline.ring._vacant, PutsLate()
-        pipeline.ring._vacant.put(there.get_nowait())
-        assert pipeline.ring.take() == 0
-        pipeline.ring.abandon(0)
+        there, pipeline.pool._vacant = pipeline.pool._vacant, PutsLate()
+        pipeline.pool._vacant.put(there.get_nowait())
+        assert pipeline.pool.take() == 0
+        pipeline.pool.abandon(0)
         assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
         assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
 
@@ -275,7 +276,7 @@ def test_a_slot_that_never_becomes_vacant_is_an_error(monkeypatch):
     monkeypatch.setattr(pipeline_module, "POLL_S", 0.001)
     with running(workers=0, depth=0, most_slots=1, timeout_s=0.01) as pipeline:
         batch = kept(pipeline, BatchIndex(0, 0))
-        with pytest.raises(StalledError, match=r"no slot became free in 0.01 s, of 1, of which 1 hold batches"):
+        with pytest.raises(StalledError, match=r"no slot became free in 0.01 s: 1 of 1 hold batches"):
             pipeline.get(BatchIndex(0, 1))
         del batch
 
@@ -289,17 +290,17 @@ def logged(caplog):
 
 @pytest.mark.parametrize(("error", "lines"), [(ValueError("a bug"), 1), (SourceError("the disk"), 0)])
 def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(error, lines, caplog):
-    def prepare(keys, cursor, oldest):
+    def after_read(keys, cursor, oldest, limits):
         raise error
 
     with running() as pipeline:
-        pipeline._prepare = prepare
+        pipeline._after_read = after_read
         for number in range(3):
             assert epoch(pipeline, number) == WHOLE
     assert len(logged(caplog)) == lines
     if lines:
         (line,) = logged(caplog)
-        assert "in prepare" in line
+        assert "in after_read" in line
         assert "ValueError: a bug" in line
 
 
@@ -310,7 +311,7 @@ def test_an_error_of_reading_together_that_no_batch_has_alone_is_logged_once(cap
         copy_numbers(epoch, samples, out)
 
     with running(read, length=24, batches=6) as pipeline:
-        inline = InlineQueue(pipeline, 1, None)
+        inline = InlineQueue(SlotFeed(pipeline), 1, None)
         for number in range(3):
             assert [taken_from(inline, BatchIndex(number, step)).tolist()[0] for step in range(6)] == [
                 0,
@@ -357,7 +358,7 @@ def test_a_batch_of_an_older_generation_is_thrown_away():
         assert list(pipeline._claimed) == [BatchIndex(7, 0)]
         gate.open(0, 8)
         assert epoch(pipeline, 7) == WHOLE
-        assert len(pipeline.ring) == 3
+        assert len(pipeline.pool) == 3
 
 
 def test_what_is_wanted_already_is_not_read_again():
@@ -379,7 +380,7 @@ def kept(pipeline, key):
     """The batch of a key, its slot on a lease."""
     filled = pipeline.get(key)
     (batch,) = filled.batches
-    memory = pipeline.ring.lend(filled.slot)
+    memory = pipeline.pool.lend(filled.slot)
     return pipeline.layout.views(memory, len(batch.samples), batch.first)["x"]
 
 
@@ -388,7 +389,7 @@ def test_the_ring_grows_when_the_user_keeps_every_slot(workers):
     with running(workers=workers, most_slots=100) as pipeline:
         batches = [kept(pipeline, BatchIndex(number, step)) for number in range(4) for step in range(3)]
         assert [batch.tolist() for batch in batches] == WHOLE * 4
-        assert 12 <= len(pipeline.ring) <= 24
+        assert 12 <= len(pipeline.pool) <= 24
 
 
 def test_the_ring_does_not_grow_when_batches_are_let_go():
@@ -397,7 +398,7 @@ def test_the_ring_does_not_grow_when_batches_are_let_go():
             for step in range(3):
                 batch = kept(pipeline, BatchIndex(number, step))
         assert batch.tolist() == WHOLE[2]
-        assert len(pipeline.ring) == 2
+        assert len(pipeline.pool) == 2
 
 
 def test_the_last_free_slot_must_be_copied_when_the_budget_is_spent():
@@ -405,7 +406,7 @@ def test_the_last_free_slot_must_be_copied_when_the_budget_is_spent():
         first = kept(pipeline, BatchIndex(0, 0))
         second = pipeline.get(BatchIndex(0, 1))
         assert not pipeline.must_copy()
-        lent = pipeline.ring.lend(second.slot)
+        lent = pipeline.pool.lend(second.slot)
         assert pipeline.get(BatchIndex(0, 2)).good
         assert pipeline.must_copy()
         del first
@@ -429,7 +430,7 @@ def read_sizes(length, batches, epochs=2, **options):
         copy_numbers(epoch, samples, out)
 
     with running(read, length=length, batches=batches, **options) as pipeline:
-        queue = InlineQueue(pipeline, 1, None)
+        queue = InlineQueue(SlotFeed(pipeline), 1, None)
         for number in range(epochs):
             for step in range(-(-length // BATCH)):
                 values += taken_from(queue, BatchIndex(number, step)).tolist()
@@ -457,7 +458,7 @@ def test_of_batches_read_together_only_the_bad_one_fails():
         copy_numbers(epoch, samples, out)
 
     with running(read, length=24, batches=6) as pipeline:
-        queue = InlineQueue(pipeline, 1, None)
+        queue = InlineQueue(SlotFeed(pipeline), 1, None)
         for step in range(6):
             if step == 2:
                 with pytest.raises(SourceError) as caught:
@@ -471,7 +472,7 @@ def test_of_batches_read_together_only_the_bad_one_fails():
 def test_keeping_one_of_several_keeps_its_slot_and_nothing_ever_changes(monkeypatch):
     monkeypatch.setattr(spec_module, "SMALL_BYTES", 0)  # so that even these are handed out as they lie in the slot
     with running(length=24, batches=3, most_slots=100) as pipeline:
-        queue = InlineQueue(pipeline, 1, None)
+        queue = InlineQueue(SlotFeed(pipeline), 1, None)
         held = {}
         for number in range(3):
             for step in range(6):
@@ -483,21 +484,21 @@ def test_keeping_one_of_several_keeps_its_slot_and_nothing_ever_changes(monkeypa
             (number, step): [4 * step + i for i in range(4)] for number, step in held
         }
         queue.close()
-        assert pipeline.ring.held == len(held)
+        assert pipeline.pool.held == len(held)
         held.clear()
-        assert pipeline.ring.held == 0
+        assert pipeline.pool.held == 0
 
 
 def test_a_seek_lets_go_of_the_batches_that_were_to_come(monkeypatch):
     monkeypatch.setattr(spec_module, "SMALL_BYTES", 0)
     with running(length=24, batches=3, depth=1) as pipeline:
-        queue = InlineQueue(pipeline, 1, None)
+        queue = InlineQueue(SlotFeed(pipeline), 1, None)
         for number in range(20):
             for step in range(number % 5):
                 assert taken_from(queue, BatchIndex(number, step)).tolist()[0] == 4 * step
             queue.top_up(BatchIndex(number + 1, 0))
         queue.close()
-        assert len(pipeline.ring) == 2
+        assert len(pipeline.pool) == 2
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -552,7 +553,7 @@ def test_nothing_starts_and_nothing_is_allocated_before_the_first_request():
     before = threading.active_count()
     with running() as pipeline:
         assert threading.active_count() == before
-        assert len(pipeline.ring) == 0
+        assert len(pipeline.pool) == 0
 
 
 def test_a_fork_is_told_that_it_cannot_use_it():
@@ -596,7 +597,7 @@ def test_without_generations_a_stale_batch_stays_for_ever(monkeypatch):
     def forget(self):
         for filled in self._claimed.values():
             if filled is not None and filled.good:
-                self.ring.drop(filled.slot)
+                self.pool.drop(filled.slot)
         self._claimed.clear()
 
     monkeypatch.setattr(Pipeline, "_forget", forget)
@@ -617,16 +618,16 @@ def test_an_ndarray_as_lease_loses_its_slot_while_a_slice_lives(monkeypatch):
     class View(np.ndarray):
         pass
 
-    def lend(ring, slot):
-        ring._move(slot, "lend")
-        lease = ring._memories[slot].view(View)
-        ring._leases[slot] = weakref.ref(lease)
-        weakref.finalize(lease, ring._vacant.put, slot).atexit = False
+    def lend(pool, slot):
+        pool._move(slot, "lend")
+        lease = pool._memories[slot].view(View)
+        pool._leases[slot] = weakref.ref(lease)
+        weakref.finalize(lease, pool._vacant.put, slot).atexit = False
         return lease.view(np.ndarray)
 
     monkeypatch.setattr(SlotPool, "lend", lend)
     with running() as pipeline:
         array = kept(pipeline, BatchIndex(0, 0))[1:2]
         gc.collect()
-        assert pipeline.ring.held == 0
+        assert pipeline.pool.held == 0
         assert len(array) == 1

@@ -16,39 +16,39 @@ import lit_async_data
 from lit_async_data.host.slots import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState, diagram
 
 EVENTS = {
-    "take": lambda ring, slot: ring._move(slot, "take"),
+    "take": lambda pool, slot: pool._move(slot, "take"),
     "filled": SlotPool.filled,
     "abandon": SlotPool.abandon,
     "lend": SlotPool.lend,
     "copy": SlotPool.copy,
     "drop": SlotPool.drop,
-    "returned": lambda ring, slot: ring._move(slot, "returned"),
+    "returned": lambda pool, slot: pool._move(slot, "returned"),
     "copied": SlotPool.copied,
 }
 
 
-def ring_of(slots, nbytes=1000):
+def pool_of(slots, nbytes=1000):
     return SlotPool([np.zeros(nbytes, np.uint8) for _ in range(slots)])
 
 
-def lent(ring):
-    slot = ring.take(timeout=0)
-    ring.filled(slot)
-    return ring.lend(slot)
+def lent(pool):
+    slot = pool.take(timeout=0)
+    pool.filled(slot)
+    return pool.lend(slot)
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(SlotState, EVENTS)), ids=str)
 def test_an_event_moves_a_slot_as_the_table_says_or_changes_nothing(state, event):
-    ring = ring_of(1)
-    ring._states[0] = state
+    pool = pool_of(1)
+    pool._states[0] = state
     after = TRANSITIONS.get((state, event))
     if after is None:
         with pytest.raises(IllegalTransitionError, match=f"slot 0 is {state.name} and cannot {event}"):
-            EVENTS[event](ring, 0)
-        assert ring.state(0) is state
+            EVENTS[event](pool, 0)
+        assert pool.state(0) is state
     else:
-        kept = EVENTS[event](ring, 0)
-        assert ring.state(0) is after
+        kept = EVENTS[event](pool, 0)
+        assert pool.state(0) is after
         del kept
 
 
@@ -78,53 +78,53 @@ KEPT = {
 
 @pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT.keys())
 def test_a_slot_is_lent_as_long_as_anything_made_from_it_lives(kept):
-    ring = ring_of(1)
-    something = kept(lent(ring))
+    pool = pool_of(1)
+    something = kept(lent(pool))
     gc.collect()
-    assert ring.held == 1
-    assert ring.take(timeout=0) is None
+    assert pool.held == 1
+    assert pool.take(timeout=0) is None
     del something
-    assert ring.held == 0
-    assert ring.take(timeout=0) == 0
+    assert pool.held == 0
+    assert pool.take(timeout=0) == 0
 
 
 def test_a_lease_may_end_in_any_thread():
-    ring = ring_of(1)
-    held = [lent(ring)]
+    pool = pool_of(1)
+    held = [lent(pool)]
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    assert ring.take(timeout=0) == 0
+    assert pool.take(timeout=0) == 0
 
 
 def test_a_lease_may_end_inside_the_lock_of_the_ring():
     """1. A thread holds the ring's lock. 2. It allocates; garbage collection drops the last view of a lease. 3. The
     finalizer runs in that thread, inside the lock. Did it ask for a lock that is not reentrant, it would wait for
     itself."""
-    ring = ring_of(2)
-    cycle = [lent(ring)]
+    pool = pool_of(2)
+    cycle = [lent(pool)]
     cycle.append(cycle)
     del cycle
     done = threading.Event()
 
     def collect():
-        with ring._lock:
+        with pool._lock:
             gc.collect()
         done.set()
 
     threading.Thread(target=collect, daemon=True).start()
     assert done.wait(10)
-    assert {ring.take(timeout=0), ring.take(timeout=0)} == {0, 1}
+    assert {pool.take(timeout=0), pool.take(timeout=0)} == {0, 1}
 
 
 def test_a_lease_may_end_inside_the_queue_that_it_goes_to(monkeypatch):
     """1. `take` is inside SimpleQueue.get. 2. A lease ends there, as it can in any allocation. 3. Its put must not wait
     for the get. The queue is C code; forced here by a queue that collects inside its own get."""
-    ring = ring_of(2)
-    cycle = [lent(ring)]
+    pool = pool_of(2)
+    cycle = [lent(pool)]
     cycle.append(cycle)
     del cycle
-    inner = ring._vacant
+    inner = pool._vacant
 
     class Collecting:
         put = inner.put
@@ -133,26 +133,26 @@ def test_a_lease_may_end_inside_the_queue_that_it_goes_to(monkeypatch):
             gc.collect()
             return inner.get_nowait()
 
-    monkeypatch.setattr(ring, "_vacant", Collecting())
-    assert ring.take(timeout=0) is not None
+    monkeypatch.setattr(pool, "_vacant", Collecting())
+    assert pool.take(timeout=0) is not None
     assert inner.qsize() == 1
 
 
 def test_what_is_lent_outlives_the_ring():
-    ring = ring_of(1)
-    array = lent(ring)
+    pool = pool_of(1)
+    array = lent(pool)
     array[:] = 7
-    ring.clear()
-    del ring
+    pool.clear()
+    del pool
     gc.collect()
     assert (array == 7).all()
 
 
 def test_a_waiting_taker_is_woken_by_the_end_of_a_lease():
-    ring = ring_of(1)
-    held = [lent(ring)]
+    pool = pool_of(1)
+    held = [lent(pool)]
     taken = []
-    thread = threading.Thread(target=lambda: taken.append(ring.take(timeout=30)))
+    thread = threading.Thread(target=lambda: taken.append(pool.take(timeout=30)))
     thread.start()
     held.clear()
     thread.join(30)
@@ -160,9 +160,9 @@ def test_a_waiting_taker_is_woken_by_the_end_of_a_lease():
 
 
 def test_wake_lets_a_taker_go_without_a_slot():
-    ring = ring_of(0)
-    ring.wake(1)
-    assert ring.take() is None
+    pool = pool_of(0)
+    pool.wake(1)
+    assert pool.take() is None
 
 
 class SlotsAreOwnedByOne(RuleBasedStateMachine):
@@ -170,14 +170,14 @@ class SlotsAreOwnedByOne(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.ring = ring_of(3, nbytes=8)
+        self.pool = pool_of(3, nbytes=8)
         self.filling, self.ready, self.copying = [], [], []
         self.lent = {}
         self.stamp = 0
 
     @rule()
     def take(self):
-        slot = self.ring.take(timeout=0)
+        slot = self.pool.take(timeout=0)
         if slot is not None:
             self.filling.append(slot)
 
@@ -187,27 +187,27 @@ class SlotsAreOwnedByOne(RuleBasedStateMachine):
         slot = self.filling.pop()
         if good:
             self.stamp += 1
-            self.ring.memory(slot)[:] = self.stamp % 256
-            self.ring.filled(slot)
+            self.pool.memory(slot)[:] = self.stamp % 256
+            self.pool.filled(slot)
             self.ready.append(slot)
         else:
-            self.ring.abandon(slot)
+            self.pool.abandon(slot)
 
     @precondition(lambda self: self.ready)
     @rule(how=st.sampled_from(["lend", "copy", "drop"]))
     def hand_over(self, how):
         slot = self.ready.pop(0)
         if how == "lend":
-            view = self.ring.lend(slot)[2:4]
+            view = self.pool.lend(slot)[2:4]
             self.lent[slot] = (view, int(view[0]))
         else:
-            getattr(self.ring, how)(slot)
+            getattr(self.pool, how)(slot)
             self.copying += [slot] if how == "copy" else []
 
     @precondition(lambda self: self.copying)
     @rule()
     def copied(self):
-        self.ring.copied(self.copying.pop())
+        self.pool.copied(self.copying.pop())
 
     @precondition(lambda self: self.lent)
     @rule(data=st.data())
@@ -220,56 +220,56 @@ class SlotsAreOwnedByOne(RuleBasedStateMachine):
 
     @invariant()
     def held_counts_what_is_lent(self):
-        assert self.ring.held == len(self.lent)
+        assert self.pool.held == len(self.lent)
 
     def teardown(self):
         self.lent.clear()
         for slot in self.filling:
-            self.ring.abandon(slot)
+            self.pool.abandon(slot)
         for slot in self.ready:
-            self.ring.drop(slot)
+            self.pool.drop(slot)
         for slot in self.copying:
-            self.ring.copied(slot)
-        assert sorted(self.ring.take(timeout=0) for _ in range(3)) == [0, 1, 2]
+            self.pool.copied(slot)
+        assert sorted(self.pool.take(timeout=0) for _ in range(3)) == [0, 1, 2]
 
 
 TestSlotsAreOwnedByOne = SlotsAreOwnedByOne.TestCase
 
 
 def test_the_slot_that_was_let_go_last_is_taken_first():
-    ring = ring_of(3)
-    first, second, third = (ring.take(timeout=0) for _ in range(3))
+    pool = pool_of(3)
+    first, second, third = (pool.take(timeout=0) for _ in range(3))
     for slot in (third, first, second):
-        ring.abandon(slot)
-    assert [ring.take(timeout=0) for _ in range(3)] == [second, first, third]
+        pool.abandon(slot)
+    assert [pool.take(timeout=0) for _ in range(3)] == [second, first, third]
 
 
 def test_who_waits_is_not_left_beside_a_free_slot():
     """1. A waits for a slot. 2. Two become vacant, and B collects both. 3. B takes one; the other must wake A."""
-    ring = ring_of(2)
-    slots = [ring.take(timeout=0), ring.take(timeout=0)]
+    pool = pool_of(2)
+    slots = [pool.take(timeout=0), pool.take(timeout=0)]
     got = []
-    waiting = threading.Thread(target=lambda: got.append(ring.take(timeout=10)))
+    waiting = threading.Thread(target=lambda: got.append(pool.take(timeout=10)))
     for slot in slots:
-        ring._move(slot, "abandon")
-    ring._vacant.put(slots[0])
-    ring._vacant.put(slots[1])
-    got.append(ring.take(timeout=0))
+        pool._move(slot, "abandon")
+    pool._vacant.put(slots[0])
+    pool._vacant.put(slots[1])
+    got.append(pool.take(timeout=0))
     waiting.start()
     waiting.join(10)
     assert sorted(got) == sorted(slots)
 
 
 def test_being_woken_is_not_lost_among_free_slots():
-    ring = ring_of(2)
-    ring.wake(1)
-    assert [ring.take(timeout=0) for _ in range(4)].count(None) == 2
+    pool = pool_of(2)
+    pool.wake(1)
+    assert [pool.take(timeout=0) for _ in range(4)].count(None) == 2
 
 
 def test_the_end_of_a_lease_runs_no_python_code():
     """Else an interrupt can arrive there, which CPython prints and drops: Ctrl-C would have no effect."""
-    ring = ring_of(1)
-    kept = lent(ring)[3:]
+    pool = pool_of(1)
+    kept = lent(pool)[3:]
     called = []
     sys.setprofile(lambda frame, event, argument: called.append((event, frame.f_code.co_name)))
     try:
@@ -277,4 +277,4 @@ def test_the_end_of_a_lease_runs_no_python_code():
     finally:
         sys.setprofile(None)
     assert [name for event, name in called if event == "call"] == []
-    assert ring.take(timeout=0) == 0
+    assert pool.take(timeout=0) == 0

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset
 import lit_async_data as lad
 from lit_async_data.errors import TransferError
 from lit_async_data.lightning.takeover import Takeover
-from lit_async_data.prefetch import loader as prefetched_loader
 from lit_async_data.prefetch.loader import PrefetchedLoader
 
 pytestmark = [
@@ -140,7 +139,7 @@ def test_what_one_canary_finds_leaves_no_other_loader_open(monkeypatch):
     monkeypatch.setattr(PrefetchedLoader, "_stop", failing)
     with pytest.raises(TransferError):
         takeover.detach()
-    assert [loader._relay for loader in loaders] == [None] * 3
+    assert [loader.engine for loader in loaders] == [None] * 3
 
 
 # -- what copy verification finds when something else has gone wrong ---------------------------------------------------
@@ -192,7 +191,7 @@ class Moving(Model):
 @pytest.mark.parametrize(("made", "device"), [(Model, "cuda:1"), (Moving, "cpu")])
 def test_the_device_is_right_from_the_first_batch(monkeypatch, made, device):
     """Lightning takes the first batch of a loader without length before any hook of training is called."""
-    monkeypatch.setattr(prefetched_loader, "checked_device", torch.device)
+    monkeypatch.setattr("lit_async_data.device.streams.checked_device", torch.device)
     strategy, takeover = Keeping(), Takeover()
     strategy.root_device = torch.device("cuda:1")
     takeover.attach(run_of(strategy, made()), 2, verify_copies=3)

@@ -6,10 +6,10 @@ import itertools
 import re
 import threading
 
-import numpy as np
 import pytest
 import torch
 import tqdm
+from support.device import pretend
 from support.trainer import (
     BATCH,
     NO_STAGES,
@@ -93,11 +93,8 @@ def streams(monkeypatch):
     """Makes the CPU look like a device with streams; both streams are as fast as they can be."""
     pretended = FakeStreams("side")
     pretended.side.eager = True
-    monkeypatch.setattr("lit_async_data.engine.TorchStreams", lambda device: pretended)
-    for module in "engine", "loader", "lightning.prefetcher":
-        monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: device.type == "cuda")
-    monkeypatch.setattr("lit_async_data.loader.checked_device", torch.device)
-    monkeypatch.setattr("lit_async_data.engine.memory.allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    pretend(monkeypatch, lambda device: pretended, lambda device: device.type == "cuda")
+    monkeypatch.setattr("lit_async_data.device.streams.checked_device", torch.device)
     return pretended
 
 

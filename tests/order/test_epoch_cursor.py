@@ -20,7 +20,8 @@ def passes(*, shuffled=True):
 def run(of, steps=None, wanted=None):
     """The keys of one pass, or of its first steps."""
     keys = []
-    while (steps is None or len(keys) < steps) and (key := of.upcoming(lambda: (wanted, wanted))) is not None:
+    of.begin(lambda: (wanted, wanted))
+    while (steps is None or len(keys) < steps) and (key := of.upcoming) is not None:
         keys.append(tuple(key))
         of.at = of.after(key)
     return keys
@@ -74,10 +75,10 @@ def test_a_batch_that_never_came_is_asked_for_again():
     of = passes()
     run(of, steps=1)
     of.set_epoch(5)
-    assert of.upcoming(lambda: (None, None)) == of.upcoming(lambda: (None, None)) == (0, 1)
+    assert of.upcoming == of.upcoming == (0, 1)
     assert run(of) == [(0, 1), (0, 2)]
     of.restart()
-    assert of.upcoming(lambda: (None, None)) == (5, 0)
+    assert of.upcoming == (5, 0)
     assert not of.started
     of.restart()
     assert run(of) == whole(5)
@@ -102,19 +103,20 @@ def test_a_limit_is_where_the_next_epoch_is_expected_and_the_pass_goes_on_if_it_
 
 def test_a_check_before_training_takes_less_than_the_passes_after_it():
     of = passes()
-    of.at = of.after(of.upcoming(lambda: (2, None)))
+    of.begin(lambda: (2, None))
+    of.at = of.after(of.upcoming)
     assert [*run(of, steps=1), of.wanted] == [(0, 1), (1, 0)]
-    assert of._schedule.following(BatchIndex(1, 1)) == (1, 2)
+    assert of.schedule.following(BatchIndex(1, 1)) == (1, 2)
     of.restart()
     assert run(of) == whole(1)
 
 
 def test_what_is_read_before_its_pass_begins_ends_where_the_pass_will():
     of = passes()
-    of.expect(lambda: (2, 1))
+    of.begin(lambda: (2, 1))
     assert of.wanted == (0, 0)
-    assert of._schedule.following(BatchIndex(0, 1)) == (1, 0)
-    assert of._schedule.following(BatchIndex(1, 0)) == (2, 0)
+    assert of.schedule.following(BatchIndex(0, 1)) == (1, 0)
+    assert of.schedule.following(BatchIndex(1, 0)) == (2, 0)
     run(of, steps=1)
-    of.expect(lambda: (1, 1))  # one is on: it knows better
-    assert of._schedule.following(BatchIndex(0, 0)) == (0, 1)
+    of.begin(lambda: (1, 1))  # one is on: it knows better
+    assert of.schedule.following(BatchIndex(0, 0)) == (0, 1)

@@ -139,14 +139,12 @@ def test_after_the_last_step_comes_the_next_epoch():
 
 
 def test_a_limit_ends_the_epoch_early():
-    endless = schedule()
-    endless.limits = Limits(0, 2, 2)
+    endless = schedule().limited(Limits(0, 2, 2))
     assert endless.following(BatchIndex(0, 1)) == (1, 0)
 
 
 def test_a_limit_that_proved_to_be_wrong_is_no_limit():
-    endless = schedule()
-    endless.limits = Limits(0, 1, 1)
+    endless = schedule().limited(Limits(0, 1, 1))
     assert endless.following(BatchIndex(0, 1)) == (0, 2)
 
 

@@ -9,12 +9,12 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from support.device import pretend
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torch.utils.data import WeightedRandomSampler as Weighted
 
 from lit_async_data import DevicePrefetcher, prefetched
 from lit_async_data.lightning.compat import pl
-from lit_async_data.prefetch import engine as relay
 from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.testing import FakeStreams
 
@@ -108,7 +108,7 @@ def seeded(made, name, *, wrapped=True, pace=None):
 
 def full(batches):
     """Wait until nothing more is read ahead; at once where nobody reads ahead."""
-    found = batches._relay.feed._puller
+    found = batches.engine.feed.reader
     if found is None or found._worker is None:
         return
     with found._changed:
@@ -175,20 +175,18 @@ def test_a_loader_that_draws_is_read_in_the_thread_of_its_consumer_pass_after_pa
     with prefetched(loader, 2, device="cpu") as batches:
         for _ in range(3):
             for _ in batches:
-                assert batches._relay.feed._puller._worker is None
+                assert batches.engine.feed.reader._worker is None
         assert batches.fill.host_depth == 0
         batches.device_depth = 3
         next(iter(batches))
-        assert batches._relay.feed._puller._worker is None
+        assert batches.engine.feed.reader._worker is None
     assert caplog.text.count("draws random numbers") == 1
 
 
 def test_a_loader_that_draws_on_a_device_with_streams_is_the_same_too(monkeypatch):
     wanted = seeded(by_hand, "torch", wrapped=False)
     streams = FakeStreams("side")
-    monkeypatch.setattr(relay, "TorchStreams", lambda device: streams)
-    monkeypatch.setattr(relay, "has_streams", lambda device: True)
-    monkeypatch.setattr(relay.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    pretend(monkeypatch, lambda device: streams)
     _, loader = by_hand("torch")
     for seed in SEEDS:
         seed(7)
@@ -213,7 +211,7 @@ def test_an_order_that_is_drawn_with_the_first_batch_is_read_ahead(made, caplog)
             assert sorted(batches) == list(range(BATCHES))
         next(iter(batches))
         next(batches)
-        assert batches._relay.feed._puller._worker is not None
+        assert batches.engine.feed.reader._worker is not None
     assert "is_random" not in caplog.text
 
 
@@ -251,7 +249,7 @@ def test_samplers_of_torch_are_known_to_draw_when_a_pass_begins(sampler, known):
 def test_a_known_loader_is_read_ahead_from_its_first_batch_on():
     with prefetched([1, 2, 3], 2, device="cpu") as batches:
         next(batches)
-        assert batches._relay.feed._puller._worker is not None
+        assert batches.engine.feed.reader._worker is not None
     assert not DrawWatch(iter([1])).over
 
 
@@ -379,8 +377,7 @@ def test_marks_of_accelerate_are_those_of_the_batch_in_hand(depth):
 def test_marks_are_right_where_the_end_is_known_before_the_last_batch_is_handed_over(monkeypatch):
     """A device queue asks for what follows the last batch as soon as there is room."""
     streams = FakeStreams("compute")
-    monkeypatch.setattr(relay, "TorchStreams", lambda device: streams)
-    monkeypatch.setattr(relay, "has_streams", lambda device: True)
+    pretend(monkeypatch, lambda device: streams)
     state = GradientState()
     loader = Accelerated([0, 1, 2, 3, 4, 5], state, 3)
     wanted = marked(loader, state)

@@ -108,7 +108,7 @@ def trained(streams, make, *, depth=2, ahead=2, epochs=3, late=False, packer=Non
         streams.synchronize()
     finally:
         queue.close()
-        feed.end(wait=True)
+        feed.rest(wait=True)
     assert step.seen >= epochs * STEPS
     return step.wrong
 
@@ -178,7 +178,7 @@ def test_a_block_is_not_packed_again_before_its_copy_has_happened(made, right):
     for number in range(STEPS):
         queue._reclaim(block=True)
         queue._tickets.append(queue._reserved(BatchIndex(0, number)))
-        queue._submit(queue._tickets[-1], queue._feed.get(BatchIndex(0, number)))
+        queue._submit(queue._tickets[-1], queue.feed.get(BatchIndex(0, number)))
     for number in range(STEPS):
         step(queue.take(BatchIndex(0, number)), same_shapes(number))
     streams.synchronize()
@@ -204,7 +204,7 @@ def test_the_side_stream_does_not_wait_for_a_step_that_came_later():
     assert reserved.done
     assert len(streams.compute()._work) > 0  # the step is still to be done
     queue.close()
-    feed.end(wait=True)
+    feed.rest(wait=True)
 
 
 # -- pinned memory -----------------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_tensors_that_are_more_than_values_move_themselves(name):
     value = OWN[name]()
     packer = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)
     host = packer([value], lambda work: work())
-    assert list(host.own) == ["batch[0]"]
+    assert list(host.movable) == ["batch[0]"]
     assert not host.large
     queue = StreamQueue(IteratorFeed([[value]], packer, 0), FakeStreams("side"), 0, None)
     made = queue.take(BatchIndex(0, 0))[0]
@@ -427,8 +427,8 @@ class Moment(Quantity):
 def test_objects_that_convert_to_a_unit_or_a_time_zone_are_handed_on_as_they_are():
     batch = [made(3.5) for made in (Quantity, WithUnit, InUnits, Moment)]
     host = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)(batch, lambda work: work())
-    assert host.own == {}
-    made = host.unpacked(Arrived({}, None, {}), torch.clone)
+    assert host.movable == {}
+    made = host.unpack(Arrived({}, None, {}), torch.clone)
     assert all(one is other for one, other in zip(batch, made, strict=True))
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import pytest
 import torch
+from support.device import pretend
 from support.packing import Step, detection
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
@@ -25,8 +26,6 @@ from lit_async_data import prefetched
 from lit_async_data.device.feed import HostBatch
 from lit_async_data.errors import ClosedError, ConfigError, TransferError, TransformError, WorkerError
 from lit_async_data.loader import AsyncLoader
-from lit_async_data.prefetch import engine as relay
-from lit_async_data.prefetch import loader as prefetched_loader
 from lit_async_data.prefetch import reader_thread as puller
 from lit_async_data.testing import ArraySource, FakeStreams
 
@@ -114,7 +113,7 @@ def steps(batches):
 
 def read_ahead(loader, count):
     """Wait until so many batches are ready on the host."""
-    found = loader._relay.feed._puller
+    found = loader.engine.feed.reader
     with found._changed:
         assert found._changed.wait_for(lambda: len(found._pulled) >= count, timeout=LONG)
 
@@ -128,9 +127,7 @@ def streamed(monkeypatch):
     """Has what is prefetched take this pretended device for its own."""
 
     def on(streams):
-        monkeypatch.setattr(relay, "TorchStreams", lambda device: streams)
-        monkeypatch.setattr(relay, "has_streams", lambda device: True)
-        monkeypatch.setattr(relay.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+        pretend(monkeypatch, lambda device: streams)
         return streams
 
     return on
@@ -391,7 +388,7 @@ def test_a_keyboard_interrupt_while_waiting_ends_the_pass(monkeypatch):
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
         next(batches)
-        arrived = batches._relay.feed._puller._arrived
+        arrived = batches.engine.feed.reader._arrived
         with monkeypatch.context() as patch:
             patch.setattr(arrived, "wait", lambda timeout: (_ for _ in ()).throw(KeyboardInterrupt))
             assert loader.waiting.wait(LONG)
@@ -421,7 +418,7 @@ def test_an_error_keeps_no_loader_alive():
     try:
         with contextlib.suppress(MineError):
             next(batches)
-        closer = batches._closer
+        closer = batches._run.closer
         loader.fail[0].__traceback__ = None  # its frames are those of whoever called
         del batches
         assert not closer.alive
@@ -514,13 +511,13 @@ def test_a_program_ends_without_close():
 def test_a_fork_is_told():
     batches = prefetched(Loader(), device="cpu")
     next(batches)
-    running, pid = batches._relay, batches._relay._pid
-    running._pid = -1
+    running, pid = batches.engine, batches.engine.feed._pid
+    running.feed._pid = -1
     with pytest.raises(WorkerError, match="cannot be used in its fork"):
         next(batches)
     running.close()  # nothing of another process is touched
     assert len(reader()) == 1
-    running._pid = pid
+    running.feed._pid = pid
     batches.close()
 
 
@@ -695,8 +692,8 @@ def test_the_end_of_a_pass_leaves_nothing_on_the_device(streamed):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), 2) as batches:
         list(batches)
-        assert not batches._relay.queue._tickets
-        assert not batches._relay.queue._copying
+        assert not batches.engine.queue._tickets
+        assert not batches.engine.queue._copying
 
 
 def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
@@ -704,7 +701,7 @@ def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
     with prefetched(DataLoader(range(20), batch_size=2), 3) as batches:
         for _ in range(4):
             next(batches)
-        assert [ticket.allocated is not None for ticket in batches._relay.queue._tickets] == [True]
+        assert [ticket.allocated is not None for ticket in batches.engine.queue._tickets] == [True]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -733,7 +730,7 @@ def test_nothing_is_reserved_for_batches_after_the_last(streamed):
         read_ahead(batches, 1)
         batches.prefetch()  # the end is found
         batches.prefetch()
-        assert {ticket.block for ticket in batches._relay.queue._tickets} == {None}
+        assert {ticket.block for ticket in batches.engine.queue._tickets} == {None}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -767,22 +764,22 @@ def test_a_device_transform_runs_on_the_side_stream(streamed):
 
 
 def test_a_device_that_is_set_serves_from_the_next_pass_on(monkeypatch):
-    monkeypatch.setattr(prefetched_loader, "checked_device", torch.device)
+    monkeypatch.setattr("lit_async_data.device.streams.checked_device", torch.device)
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         next(batches)
-        before = batches._relay
+        before = batches.engine
         batches.device = "mps"
         assert batches.device == torch.device("mps")
         assert steps(next(batches) for _ in range(2)) == [1, 2]
         assert steps(batches) == list(range(6))
-        assert batches._relay is not before
-        assert batches._relay.device == torch.device("mps")
+        assert batches.engine is not before
+        assert batches.engine.device == torch.device("mps")
         assert batches.stats().read.batches >= 9
 
 
 def test_one_device_has_one_name(monkeypatch):
-    monkeypatch.setattr(prefetched_loader, "checked_device", torch.device)
+    monkeypatch.setattr("lit_async_data.device.streams.checked_device", torch.device)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
     assert prefetched([1], device="cuda").device == torch.device("cuda:3")
     assert prefetched([1], device="cuda:1").device == torch.device("cuda:1")
@@ -892,7 +889,7 @@ def test_an_error_in_a_worker_is_that_which_the_dataloader_raises():
         assert "Caught MineError in DataLoader worker process 0" in str(caught.value)
         assert next(batches)["name"] == ["8", "9"]
         # Torch's own error refers to itself and to the iterator: without this, the collector would end the worker.
-        shut_down(batches._relay.feed._puller._iterator)
+        shut_down(batches.engine.feed.reader._iterator)
 
 
 @pytest.mark.usefixtures("feeders_end")
@@ -985,7 +982,7 @@ def test_a_generator_that_was_left_goes_on(depth):
             if number == 1:
                 break
         if depth:  # until those that a new pass would lose have been read
-            pulling = batches._relay.feed._puller
+            pulling = batches.engine.feed.reader
             with pulling._changed:
                 assert pulling._changed.wait_for(lambda: pulling.ready == depth, LONG)
         assert list(batches) == [2, 3, 4]

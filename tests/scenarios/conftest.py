@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
+from support.device import pretend
 from support.runs import Loader
 
-from lit_async_data.prefetch import engine as relay
 from lit_async_data.testing import FakeStreams
 
 
@@ -32,8 +31,5 @@ def pretended_device(monkeypatch):
         made.append(FakeStreams("side"))
         return made[-1]
 
-    monkeypatch.setattr(relay, "TorchStreams", streams)
-    monkeypatch.setattr(relay.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
-    for module in "prefetch.engine", "lightning.prefetcher":
-        monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: True)
+    pretend(monkeypatch, streams)
     return made

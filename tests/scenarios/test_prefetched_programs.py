@@ -32,8 +32,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, LoaderOptions, Normalize, ToFloat, prefetched
+from lit_async_data.device import streams as device_streams
 from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, TransformError
-from lit_async_data.prefetch import engine as relay
 from lit_async_data.testing import ArraySource
 
 pytestmark = REMARKS
@@ -56,14 +56,14 @@ def transformed(request):
     """The same; but here copies are done at once, since torch's own functions do not wait for a pretended stream."""
     if ON[request.param]:
         request.getfixturevalue("pretended")
-        streams = relay.TorchStreams
+        streams_of = device_streams.streams_of
 
         def eager(device):
-            made = streams(device)
+            made = streams_of(device)
             made.side.eager = True
             return made
 
-        request.getfixturevalue("monkeypatch").setattr(relay, "TorchStreams", eager)
+        request.getfixturevalue("monkeypatch").setattr(device_streams, "streams_of", eager)
     return request.param
 
 

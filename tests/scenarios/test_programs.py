@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from support.device import pretend
 from support.programs import HOOKS, PROGRAMS, BrokenError, ByEpoch, broken_at
 from support.runs import (
     BATCH,
@@ -45,6 +46,7 @@ from support.trainer import pl
 from torch.utils.data import DataLoader, Dataset
 
 from lit_async_data import DevicePrefetcher, prefetched
+from lit_async_data.device import streams as device_streams
 
 pytestmark = REMARKS
 
@@ -105,8 +107,7 @@ def test_where_a_user_moves_batches_nothing_is_copied_before_and_that_is_said(ho
     # Host memory is "cpu", as ever; the pretended device is called "cpu:0".
     root = property(lambda strategy: torch.device("cpu:0"))
     monkeypatch.setattr(pl.strategies.SingleDeviceStrategy, "root_device", root)
-    for module in "prefetch.engine", "lightning.prefetcher":
-        monkeypatch.setattr(f"lit_async_data.{module}.has_streams", lambda device: torch.device(device).index == 0)
+    pretend(monkeypatch, device_streams.streams_of, lambda device: torch.device(device).index == 0)
     program = PROGRAMS[f"batch hooks hooks={(hook,)}"]
     with caplog.at_level(logging.INFO):
         found = outcome(program, 0, DevicePrefetcher())

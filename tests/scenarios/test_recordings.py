@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from support.device import pretend
 from support.trainer import NO_STAGES, pl, trainer
 
 from lit_async_data import (
@@ -640,17 +641,11 @@ def test_bytes_that_are_wanted_as_float32_are_float32_batches(images):
 
 @pytest.mark.parametrize("as_mapping", [True, False])
 def test_bytes_travel_to_a_device_as_bytes_and_are_float32_there(images, monkeypatch, as_mapping):
-    from lit_async_data import engine
-    from lit_async_data import loader as loader_module
-
     # The cast is torch's own and waits for no pretended copy, so copies come at once here.
     streams, copied, seen = FakeStreams("compute"), [], []
     copy = streams.copy
     monkeypatch.setattr(streams, "copy", lambda to, of: (copied.append(of.numel() * of.element_size()), copy(to, of)))
-    monkeypatch.setattr(engine, "TorchStreams", lambda device: streams)
-    monkeypatch.setattr(engine, "has_streams", lambda device: True)
-    monkeypatch.setattr(loader_module, "has_streams", lambda device: True)
-    monkeypatch.setattr(engine.memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
+    pretend(monkeypatch, lambda device: streams)
     fields = {"x": Field("data", dtype="float32"), "y": "labels"}
     source = HDF5Source(images, fields if as_mapping else [fields["x"], "labels"])
 

@@ -156,7 +156,7 @@ def test_going_back_to_an_earlier_epoch_leaves_nothing_owed(h5):
     path = h5(data={"data": numbered((200, 10)), "chunks": (10, 10), **GZIP})
     options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 4, "workers": 1}
     with contextlib.closing(HDF5Source(path, {"x": "data"})) as source, AsyncLoader(source, options) as loader:
-        preparation = DecodeAhead(source, loader._schedule, 8)
+        preparation = DecodeAhead(source, loader.schedule, 8)
         # 1. A slow worker reads the last of epoch 2; another has read (3, 0), for which nothing is decoded yet.
         preparation([BatchIndex(3, 0)], BatchIndex(3, 1), BatchIndex(2, 19))
         # 2. Epoch 0 is chosen. 3. What is owed is of an order that nobody wants any more.

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
+from lit_async_data.device import streams as device_streams
 from lit_async_data.device.copy_verifier import CopyVerifier
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.stream_queue import StreamQueue
-from lit_async_data.host.memory import allocated
+from lit_async_data.device.transform import DeviceTransform
+from lit_async_data.host import memory
 from lit_async_data.host.pipeline import Pipeline
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.testing import FakeStreams, raw
@@ -40,6 +42,13 @@ def write_numbers(epoch, samples, out):
         array[...] = samples.reshape(-1, *[1] * (array.ndim - 1)) % 251
 
 
+def pretend(monkeypatch, make, has_streams=lambda device: True):
+    """Have loaders that start copy to the streams that ``make`` returns for a device; host memory is not pinned."""
+    monkeypatch.setattr(device_streams, "has_streams", has_streams)
+    monkeypatch.setattr(device_streams, "streams_of", lambda device: make(device) if has_streams(device) else None)
+    monkeypatch.setattr(memory, "allocated", lambda nbytes, *, pinned: np.zeros(nbytes, np.uint8))
+
+
 @contextlib.contextmanager
 def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=StreamQueue, workers=1, verify_copies=0):
     schedule = Schedule(
@@ -50,15 +59,19 @@ def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=Stre
         read,
         schedule,
         layout,
-        functools.partial(allocated, layout.nbytes, pinned=False),
+        functools.partial(memory.allocated, layout.nbytes, pinned=False),
         workers=workers,
         slots=4 if workers else 2,
         most_slots=4 if workers else 2,
         timeout_s=30,
     )
-    made = queue(
-        SlotFeed(pipeline), streams, depth, transform, CopyVerifier(verify_copies, streams) if verify_copies else None
-    )
+    feed = SlotFeed(pipeline)
+    transform = transform and DeviceTransform(transform, torch.device("cpu"))
+    verifier = CopyVerifier(verify_copies, streams) if verify_copies else None
+    if verifier is None:
+        made = queue(feed, streams, depth, transform)
+    else:
+        made = verifier.queue(queue(verifier.feed(feed), streams, depth, transform and verifier.transform(transform)))
     try:
         yield made
     finally:
@@ -98,15 +111,15 @@ def trained(streams, *, epochs=3, late=False, **options):
     """
     step = Step(streams)
     with queue_on(streams, **options) as queue:
-        poll = queue._feed.poll
-        schedule = queue._feed.pipeline.schedule
+        poll = queue.feed.poll
+        schedule = queue.feed.pipeline.schedule
         for epoch in range(epochs):
             for number in range(len(schedule.plan(epoch))):
                 key = BatchIndex(epoch, number)
                 batch = queue.take(key)
-                queue._feed.poll = (lambda key: None) if late else poll
+                queue.feed.poll = (lambda key: None) if late else poll
                 queue.top_up(schedule.following(key))  # on_train_batch_start
-                queue._feed.poll = queue._feed.get if late else poll
+                queue.feed.poll = queue.feed.get if late else poll
                 step(key, batch, schedule.plan(epoch).batch(number).samples)
                 del batch  # the step's own reference is gone while its kernels may still be waiting
                 queue.top_up(schedule.following(key))  # on_train_batch_end

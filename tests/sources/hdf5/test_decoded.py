@@ -297,7 +297,7 @@ def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
     source = HDF5Source(file)
     decodings.clear()
     with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
-        plan, preparation = loader._schedule.plan(0), DecodeAhead(source, loader._schedule, 8)
+        plan, preparation = loader.schedule.plan(0), DecodeAhead(source, loader.schedule, 8)
         prepared = np.concatenate([due(preparation, BatchIndex(0, step), None) for step in range(5)])
         assert set(prepared // 10) == set(plan.samples(np.arange(80, 160)) // 10)
         assert len(prepared) == 8
@@ -307,7 +307,7 @@ def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
         assert len(due(preparation, BatchIndex(0, 0), BatchIndex(1, 0))) == 0
         last = BatchIndex(0, 37)
         assert set(due(preparation, last, BatchIndex(1, 0)) // 10) <= set(
-            loader._schedule.plan(1).samples(np.arange(80)) // 10
+            loader.schedule.plan(1).samples(np.arange(80)) // 10
         )
     source.close()
 
@@ -316,7 +316,7 @@ def test_a_slow_worker_costs_no_decoding(file, decodings):
     source = HDF5Source(file)
     give_back = source.reserve(16, 0)
     with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
-        preparation = DecodeAhead(source, loader._schedule, 8)
+        preparation = DecodeAhead(source, loader.schedule, 8)
         decodings.clear()
         # Five steps make a group. Of group 1 a batch has been read, while one of group 0 still is.
         preparation([BatchIndex(0, 5)], BatchIndex(0, 7), BatchIndex(0, 4))

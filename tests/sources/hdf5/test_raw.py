@@ -228,7 +228,7 @@ def test_batches_to_come_are_fetched_while_others_are_read(tmp_path, monkeypatch
     source = HDF5Source(path, ["data"])
     kernel = Kernel(monkeypatch)
     with AsyncLoader(source, {"batch_size": 2, "shuffle": "global", "workers": 1, "queue_depth": 1}) as loader:
-        schedule, steps = loader._schedule, 8 + loader.footprint.layout.batches
+        schedule, steps = loader.schedule, 8 + loader.footprint.layout.batches
         for _ in range(3):
             next(loader)
     samples = schedule.plan(0).batch(steps).samples
@@ -263,7 +263,7 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
 
     source = Asked({"x": np.arange(40)})
     with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
-        schedule = loader._schedule
+        schedule = loader.schedule
         preparation = DecodeAhead(source, schedule, 3)
         preparation([BatchIndex(0, 8), BatchIndex(0, 9)], None)
         preparation([BatchIndex(1, 0)], None)

@@ -1,0 +1,210 @@
+"""`BaseLoader`: what every loader of this package has: device, depth, statistics, verification, interrupts, closing."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any, Self
+
+import torch
+
+from lit_async_data.device import streams
+from lit_async_data.engine import Engine
+from lit_async_data.errors import AsyncDataError, ClosedError
+from lit_async_data.host.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
+from lit_async_data.options import non_negative_int
+from lit_async_data.unexpected import Unexpected
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Run:
+    """The running part of a loader.
+
+    A plain object: no interrupt (Ctrl-C) comes between assignments to its attributes, since CPython delivers one when a
+    call begins or ends.
+
+    Attributes:
+        engine: None before the first request, and after the loader was stopped.
+        closer: Closes the engine when the loader is dropped.
+        interrupted: Whether a request did not come to its end. The engine may be in any state, and must be replaced.
+        closed: Whether the loader is closed for good.
+        read: What earlier engines read.
+        copied: Batches that earlier engines handed out as copies.
+        waited: How long the device of the engine before waited.
+    """
+
+    engine: Engine | None = None
+    closer: weakref.finalize[Any, Any] | None = None
+    interrupted: bool = False
+    closed: bool = False
+    read: ReadStats = dataclasses.field(default_factory=ReadStats)
+    copied: int = 0
+    waited: DeviceWait | None = None
+    meter: WaitMeter = dataclasses.field(default_factory=WaitMeter)
+
+
+class BaseLoader(abc.ABC):
+    """A loader whose engine starts with the first batch, is replaced after an interrupt, and ends with the loader.
+
+    Attributes:
+        externally_driven: Whether a callback starts the next copy with `prefetch`; else the end of each ``next`` does.
+    """
+
+    externally_driven = False
+
+    def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int) -> None:
+        """Begin as new: nothing has been read."""
+        self._device = None if device is None else streams.checked_device(device)
+        self._depth = non_negative_int("device_depth", device_depth)
+        self._verify_copies = non_negative_int("verify_copies", verify_copies)
+        self._run = Run()
+        self._ahead = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
+
+    @abc.abstractmethod
+    def _new_engine(self) -> Engine: ...
+
+    @abc.abstractmethod
+    def _reconfigure(self) -> None:
+        """Called when device, depth or verification have changed."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are handed out. Setting it drops batches that were read ahead; the order goes on."""
+        assert self._device is not None
+        return self._device
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        if (checked := streams.checked_device(device)) != self._device:
+            self._device = checked
+            self._reconfigure()
+
+    @property
+    def device_depth(self) -> int:
+        """Batches copied ahead. Setting it drops batches that were read ahead; the order goes on."""
+        return self._depth
+
+    @device_depth.setter
+    def device_depth(self, depth: int) -> None:
+        if non_negative_int("device_depth", depth) != self._depth:
+            self._depth = depth
+            self._reconfigure()
+
+    @property
+    def verify_copies(self) -> int:
+        """Batches that are verified on their way. Setting it counts anew, and drops batches that were read ahead."""
+        return self._verify_copies
+
+    @verify_copies.setter
+    def verify_copies(self, batches: int) -> None:
+        if non_negative_int("verify_copies", batches) != self._verify_copies:
+            self._verify_copies = batches
+            self._reconfigure()
+
+    @property
+    def engine(self) -> Engine | None:
+        """The running part, for tests and benchmarks; None before the first batch."""
+        return self._run.engine
+
+    @property
+    def fill(self) -> QueueFill:
+        """How full the queues are at this moment."""
+        return QueueFill() if self._run.engine is None else self._run.engine.fill
+
+    def stats(self) -> LoaderStats:
+        """What the loader has handed out, waited for and read so far."""
+        run, seen = self._run, self._run.meter.stats()
+        engine = run.engine
+        if engine is None or engine.feed.forked:
+            return seen.of(run.read, copied=run.copied, device=run.waited)
+        read = engine.feed.stats().after(run.read)
+        return seen.of(read, copied=run.copied + engine.feed.copied, device=engine.queue.waited)
+
+    def close(self) -> None:
+        """End the threads and give memory back; waits a few seconds at most. Calling it twice is fine.
+
+        Batches that were handed out stay valid. The data stay open: they are yours, and others may be reading them.
+
+        Raises:
+            TransferError: A batch that was handed out is not what was read; the loader is closed all the same.
+        """
+        self._run.closed = True
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the machinery ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[None]:
+        """A request to the engine. Unless it comes to an end, the engine will be replaced."""
+        run = self._run
+        run.interrupted = True
+        try:
+            yield
+        except Exception:
+            run.interrupted = False
+            raise
+        run.interrupted = False
+
+    def _running(self) -> Engine:
+        """The engine, started if need be.
+
+        Raises:
+            ClosedError, WorkerError: The loader is closed, or belongs to another process; a worker died.
+        """
+        run = self._run
+        if run.closed:
+            raise ClosedError("the loader is closed; build a new one")
+        if run.engine is not None and run.engine.feed.forked:
+            run.engine.feed.check()
+        self._discard()
+        if run.engine is not None:
+            run.engine.feed.check()
+            return run.engine
+        engine = self._new_engine()
+        closer = weakref.finalize(self, engine.close)
+        run.engine, run.closer = engine, closer
+        return engine
+
+    def _discard(self) -> None:
+        """Stop an engine that an interrupt has left in an unknown state."""
+        if self._run.interrupted:
+            self._stop()
+            self._run.interrupted = False
+
+    def _stop(self, *, wait: bool = False) -> None:
+        run = self._run
+        engine, closer = run.engine, run.closer
+        if engine is None or closer is None:
+            return
+        seen = self.stats()
+        run.interrupted = True  # until it is closed: if that is interrupted, it is done again
+        try:
+            engine.close(wait=wait)
+        except Exception:  # it is closed all the same
+            self._forget(seen, closer)
+            raise
+        self._forget(seen, closer)
+
+    def _forget(self, seen: LoaderStats, closer: weakref.finalize[Any, Any]) -> None:
+        closer.detach()
+        run, read = self._run, dataclasses.replace(seen.read, ready=0)
+        run.read, run.copied, run.waited, run.engine, run.closer, run.interrupted = (
+            read,
+            seen.copied,
+            seen.device,
+            None,
+            None,
+            False,
+        )
