@@ -1,4 +1,4 @@
-"""`checksum`: a number that any changed, swapped or missing byte of a tensor changes, and that no device changes."""
+"""`checksum`: changes with any changed, swapped or missing byte of a tensor, and is the same on every device."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xBF58476D1CE4E5B9 - 2**64
 _WORD = 8
-# Words that are summed at a time: what lies between, a few times as much, shall not fill a device.
+# Words that are summed at a time, to bound the temporary memory on the device, which is a few times as much.
 _BLOCK = 2**20
 
 
 @torch.no_grad()
 def checksum(tensor: Tensor) -> Tensor:
-    """The sum over its words of 64 bits, each mixed with its place.
+    """The sum over the 64-bit words of a tensor, each mixed with its place.
 
     Each term is a bijection of its word, so one changed word always changes the sum; of other changes one in 2⁶⁴ does
-    not. Words are taken as they lie in memory, where the tensor is dense. Waits for nothing: the work is enqueued on
-    the current stream of the tensor's device.
+    not. The words of a dense tensor are taken in the order of memory. The function waits for nothing: it enqueues its
+    work on the current stream of the tensor's device.
 
     Args:
         tensor: Of any shape, strides and dtype.
@@ -53,12 +53,12 @@ def _mixed(words: Tensor, first: int) -> Tensor:
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """To the right, without the sign, which torch would fill in."""
+    """A logical shift to the right; torch's is arithmetic."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The content as bytes; a dense tensor's as they lie in memory, of which nothing is copied."""
+    """The bytes of a tensor; those of a dense one in the order of memory, without a copy."""
     lying = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     content = tensor.detach().permute(lying).contiguous().reshape(-1).view(torch.uint8)
     return content if content.storage_offset() % _WORD == 0 else content.clone()

@@ -1,4 +1,4 @@
-"""`DeviceClock`: how long a device has nothing to do but wait for data, measured on the device itself."""
+"""`DeviceClock`: how long a device waits for data, measured on the device."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ class _Wait(NamedTuple):
 class DeviceClock:
     """Times each hand-over by two events on the compute stream.
 
-    One is recorded when a batch is asked for. The step before has been enqueued by then, so the event happens when the
-    device is through with it. The other one is recorded after compute has been told to wait for the batch. What passes
-    between the two is time in which the device computes nothing because its data are not there: whether the host waited
-    for a reader, or the copy takes its time.
+    The first is recorded when a batch is asked for. The step before has been enqueued by then, so the event happens
+    when the device has finished it. The second is recorded after compute has been told to wait for the batch. Between
+    the two the device computes nothing, because the host waits for a reader, or because the copy takes time.
 
-    The host waits for none of them. What has happened is read when the next batch is asked for, and when somebody wants
-    to know; so figures come a step or two late.
+    The host waits for neither. Events that have happened are read when the next batch or the figures are asked for; so
+    figures come a step or two late.
 
     Args:
         streams: The device.
@@ -44,16 +43,16 @@ class DeviceClock:
         self._asked = self._streams.timed(self._streams.compute())
 
     def came(self, *, first: bool) -> None:
-        """Compute has been told to wait for it.
+        """Compute has been told to wait for the batch.
 
         Args:
-            first: Whether it is the first of an epoch.
+            first: Whether the batch is the first of an epoch.
         """
         self._open.append(_Wait(self._asked, self._streams.timed(self._streams.compute()), first))
 
     @property
     def waited(self) -> DeviceWait:
-        """What is known by now."""
+        """The sums of all hand-overs that are known by now."""
         self._read()
         return self._seen
 

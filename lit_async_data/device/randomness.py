@@ -1,4 +1,4 @@
-"""The random generators that all code of a process shares: has anybody drawn from one in between?"""
+"""The states of the global random generators of a process, and which of them have changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def states(device: torch.device | None = None) -> dict[str, object]:
     """The states of the global generators of torch, numpy and `random`, by name.
 
     Args:
-        device: One whose generator counts too; None for the CPU alone.
+        device: A device whose generator is included; None for the CPU alone.
 
     Example:
         >>> before = states()
@@ -25,8 +25,8 @@ def states(device: torch.device | None = None) -> dict[str, object]:
     """
     found: dict[str, object] = {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        # In bytes, whichever of its generators numpy has been given.
-        "numpy": pickle.dumps(np.random.get_state(legacy=False)),  # noqa: NPY002  # the global one is what is watched
+        # As bytes: numpy's state has another form for each kind of generator.
+        "numpy": pickle.dumps(np.random.get_state(legacy=False)),  # noqa: NPY002  # it is the global generator that is watched
         "random": random.getstate(),
     }
     get = getattr(getattr(torch, "cpu" if device is None else device.type, None), "get_rng_state", None)
@@ -37,5 +37,5 @@ def states(device: torch.device | None = None) -> dict[str, object]:
 
 
 def drawn(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """The generators of which the state has changed, by name."""
+    """The names of the generators whose state has changed."""
     return [name for name, state in before.items() if state != after[name]]

@@ -1,4 +1,4 @@
-"""What the device queue asks of an accelerator: the `Streams` protocol, and `TorchStreams` which keeps it."""
+"""`Streams`: the operations of an accelerator that the device queue uses; `TorchStreams` implements them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from lit_async_data.host.memory import pinned
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether copies to this device can overlap with its work. Lightning itself refuses it for CPU and MPS."""
+    """Whether copies to this device can overlap with its work."""
     return _overlaps(device)
 
 
 def checked_device(given: torch.device | str) -> torch.device:
-    """A device that is there.
+    """A device that exists on this machine.
 
     Raises:
-        ConfigError: It is not, or it is none.
+        ConfigError: It does not, or torch knows no such device.
     """
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device: {given!r} is no device of torch, such as 'cuda' or 'cpu'") from error
+        raise ConfigError(f"device: {given!r} is not a device of torch, such as 'cuda' or 'cpu'") from error
     found = torch.accelerator.current_accelerator(check_available=True)
     # An XLA device is found by its own package; batches come there in host memory.
     if device.type not in ("cpu", "mps", "xla") and (found is None or found.type != device.type):
@@ -36,7 +36,7 @@ def checked_device(given: torch.device | str) -> torch.device:
 
 
 def exact_device(device: torch.device | None) -> torch.device:
-    """The very device, so that two names for one are equal; without any, the current one of this machine's kind."""
+    """A device with its index, so that equal devices compare equal; None for this machine's current accelerator."""
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if ":" in str(device) or not _overlaps(device):
@@ -45,20 +45,20 @@ def exact_device(device: torch.device | None) -> torch.device:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """What an object's own ``to`` makes of it; without waiting for the copy, where it takes ``non_blocking``."""
+    """An object moved by its own ``to``, without waiting for the copy if that takes ``non_blocking``."""
     try:
         takes = inspect.signature(value.to).parameters
-    except ValueError:  # of torch itself, whose built-in methods show no signature
+    except ValueError:  # a built-in method of torch has no signature
         waits = False
     else:
         kinds = {parameter.kind for parameter in takes.values()}
         waits = "non_blocking" not in takes and inspect.Parameter.VAR_KEYWORD not in kinds
     there = value.to(device) if waits else value.to(device, non_blocking=True)
-    return value if there is None else there  # one that moves itself in place
+    return value if there is None else there  # it was moved in place
 
 
 class Streams(Protocol):
-    """What `StreamQueue` needs of a device; a recording fake in `testing` keeps it too."""
+    """The operations of a device that `StreamQueue` uses; `testing.FakeStreams` is a fake of it."""
 
     def compute(self) -> Any:
         """The stream that the training step runs on now."""
@@ -67,7 +67,7 @@ class Streams(Protocol):
 
     @property
     def capturing(self) -> bool:
-        """Whether what compute is given now is recorded and not done, so that others must keep away from the device."""
+        """Whether compute records its work in a CUDA graph, so that nobody else may use the device."""
         ...
 
     def on_side(self) -> contextlib.AbstractContextManager[Any]:
@@ -83,15 +83,15 @@ class Streams(Protocol):
         ...
 
     def moved(self, value: Any) -> Any:
-        """What an object that knows how to move itself becomes on the device; enqueued on the current stream."""
+        """An object moved to the device by its own ``to``, enqueued on the current stream."""
         ...
 
     def record(self, stream: Any) -> Any:
-        """An event that happens when all that was enqueued on a stream so far is done."""
+        """An event that happens when all work enqueued on a stream until now is done."""
         ...
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Work enqueued on a stream from now on begins after the event."""
+        """Have work that is enqueued on a stream from now on begin after an event."""
         ...
 
     def happened(self, event: Any, *, block: bool) -> bool:
@@ -105,7 +105,7 @@ class Streams(Protocol):
         ...
 
     def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Enqueue, on the current stream, the `checksum` of a tensor: int64, shape (), there once that is done."""
+        """Enqueue the `checksum` of a tensor on the current stream: int64, shape ()."""
         ...
 
 
@@ -114,7 +114,7 @@ class TorchStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # One for the loader's whole life: a new one each epoch would strand the allocator's memory of the old.
+        # One for the engine's whole life: a new one each epoch would strand the allocator's memory of the old one.
         self.side = torch.Stream(device=device)
 
     def compute(self) -> Any:

@@ -1,8 +1,8 @@
-"""`DecodeAhead`: what a worker makes ready after each read, so that it is there when its turn comes.
+"""`DecodeAhead`: a worker decodes and fetches data for later batches after each read.
 
-* Where the order goes by chunks, the chunks of the next group are decoded while one is dealt, evenly over its steps.
-* Where samples come as stored, the chunk that comes next is decoded while one is read.
-* In any order, what is read some steps later is fetched from the disk, if it is not in memory.
+* If the order goes by chunks, workers decode the next group of chunks while one is dealt, evenly over its steps.
+* If samples come as stored, a worker decodes the next chunk while one is read.
+* In any order, workers fetch the data of later steps from the disk if they are not in memory.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Limits, Schedule
 from lit_async_data.sources.base import CachingSource, FetchingSource, Turn
 
-# Reads after which it is looked again whether anything must be fetched, where the last time nothing was.
+# Reads after which a worker checks again whether anything must be fetched, if nothing was the last time.
 LOOKS = 8
 ALL = Limits()
-# Groups that are remembered: those of the batches that workers are at, and of the one to be read next.
+# Groups that are remembered: those that workers are reading, and the next one.
 GROUPS = 4
 
 
 class DecodeAhead:
-    """Makes ready what comes later. Called by several workers at once.
+    """Decodes and fetches for later batches. Called by several workers at once.
 
     Args:
         source: Where samples come from.
         schedule: Their order.
-        steps: Between what is read and what is fetched.
+        steps: Steps between the batch that is read and the batch that is fetched.
     """
 
     def __init__(self, source: CachingSource, schedule: Schedule, steps: int) -> None:
@@ -39,13 +39,13 @@ class DecodeAhead:
         self._schedule = schedule
         self._steps = steps
         self._rows = source.chunks.rows
-        # Whether it reads files as a whole. It knows without looking whether that helps.
+        # Whether the source reads whole files ahead.
         self._holds = isinstance(source, FetchingSource) and source.file_bytes() > 0
         self._idle = 0
         self._fetching = False
-        # Batches that have been read, and for which nothing has been decoded yet.
+        # Batches that have been read, and whose share of the next group has not been decoded.
         self._owed: collections.deque[BatchIndex] = collections.deque()
-        # Those looked up last; replaced as a whole, since other workers may be reading.
+        # The groups used last; replaced as a whole, since other workers may be reading.
         self._groups: tuple[tuple[int, Group], ...] = ()
         self._lanes: tuple[tuple[int, int], Indices] = ((-1, 0), np.empty(0, np.int64))
 
@@ -56,11 +56,11 @@ class DecodeAhead:
         oldest: BatchIndex | None = None,
         limits: Limits = ALL,
     ) -> None:
-        """Make ready what comes after these batches.
+        """Decode and fetch for the batches after these.
 
         Args:
             keys: The batches that have just been read.
-            cursor: The batch that will be read next.
+            cursor: The next batch to be read.
             oldest: The first batch that is still being read; None if none is.
             limits: Steps of epochs that will be asked for.
         """
@@ -75,16 +75,16 @@ class DecodeAhead:
 
     def _decode_due(self, cursor: BatchIndex | None, oldest: BatchIndex | None) -> None:
         # 1. A slow worker reads the last batch of group 0. 2. Others read group 1, and after each batch decode chunks
-        # of group 2: there is room for two groups, and those of group 0 go. 3. The slow worker decodes them again, and
-        # those of group 1 go, which are wanted. So nothing is decoded for group 2 before group 0 has been read; it is
-        # owed, and made up for later. See test_a_slow_worker_costs_no_decoding.
+        # of group 2. There is memory for two groups, so the chunks of group 0 are dropped. 3. The slow worker decodes
+        # them again, which drops chunks of group 1 that are still needed. So nothing is decoded for group 2 before
+        # group 0 has been read; it is owed and decoded later. See test_a_slow_worker_costs_no_decoding.
         while self._owed:
             try:
                 key = self._owed.popleft()
             except IndexError:  # another worker was faster
                 return
             if cursor is not None and key >= cursor:
-                continue  # of another order: somebody has chosen an epoch meanwhile
+                continue  # of another order: the consumer has chosen another epoch meanwhile
             if oldest is not None and self._place(oldest) < self._place(key):
                 self._owed.appendleft(key)
                 return
@@ -92,16 +92,16 @@ class DecodeAhead:
                 self._decode(samples, turn)
 
     def due(self, key: BatchIndex, cursor: BatchIndex | None) -> list[tuple[tuple[int, int], Indices]]:
-        """One sample of each chunk of the next group that is to be decoded with a batch, on this rank.
+        """The chunks of the next group that this rank decodes with a batch, one sample of each.
 
-        No chunk, where reading has come beyond that group: a slow worker would decode what nobody wants any more.
+        None of a group that reading has passed: a slow worker would decode chunks that nobody needs any more.
 
         Args:
             key: The batch.
-            cursor: The batch that will be read next; None if that is not known.
+            cursor: The next batch to be read; None if that is not known.
 
         Returns:
-            Epoch and number of that group, and the samples; more than one where the batch is of several groups.
+            Epoch and number of the group, and the samples; several pairs if the batch is of several groups.
         """
         plan = self._schedule.plan(key.epoch)
         first, end = (min(self._position(plan, local), plan.length) for local in plan.bounds(key.step))
@@ -122,13 +122,13 @@ class DecodeAhead:
         return (plan.epoch + 1, 0) if last else (plan.epoch, group.number + 1)
 
     def _share(self, group: Group, first: int, end: int, coming: tuple[int, int]) -> Indices:
-        """What is to be decoded of the coming group with these positions of a group."""
+        """The part of the coming group that is decoded with these positions of a group."""
         lanes, size = self.lanes(*coming), group.end - group.first
         begin, stop = (math.ceil((at - group.first) / size * len(lanes)) for at in (first, end))
         return lanes[begin:stop]
 
     def lanes(self, epoch: int, number: int) -> Indices:
-        """One sample of each chunk of a group: of those that this rank begins with."""
+        """One sample of each chunk of a group that this rank begins with."""
         which, known = self._lanes
         if which == (epoch, number):
             return known
@@ -168,12 +168,12 @@ class DecodeAhead:
             return
         later = range(keys[0].step + self._steps, keys[-1].step + self._steps + 1)
         if self._holds and not self._fetching:
-            # Nearest first: threads begin files in the order in which they are named.
+            # Nearest first: threads begin files in this order.
             later = range(keys[-1].step + 1, later.stop)
         found = self._source.prepare(self._of_steps(keys[0].epoch, later, limits), decode=False)
         between = range(keys[-1].step + 1, later.start)
         if found and not self._fetching and between:
-            # These were not fetched while nothing seemed to need it.
+            # These were not fetched while everything seemed to be in memory.
             self._source.prepare(self._of_steps(keys[0].epoch, between, limits), decode=False)
         self._fetching = found
         if not found:

@@ -1,4 +1,4 @@
-"""Where slots live: pageable or pinned memory; and `Budget`, how much of it there may be.
+"""Memory for slots, pageable or pinned; and `Budget`, how much of it a loader may hold.
 
 The only module that knows about pinning.
 """
@@ -19,7 +19,7 @@ from lit_async_data.errors import MemoryBudgetError
 
 log = logging.getLogger(__name__)
 
-# The part of the machine's memory that the loaders of one process may take unless told otherwise, per loader.
+# The part of the machine's memory that one loader may hold by default.
 DEFAULT_SHARE = 0.25
 
 
@@ -28,11 +28,14 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
 
     Args:
         nbytes: Its size.
-        pinned: Lock it in place, so that a GPU can copy from it on its own. Where that fails it is pageable, and a
-            warning says so.
+        pinned: Whether to lock it in place, so that a GPU can copy from it by itself. If that fails, a warning is
+            logged and the memory is pageable.
 
     Returns:
-        A uint8 array; the memory goes when the last array made from it does.
+        A uint8 array; the memory is freed with the last array made from it.
+
+    Raises:
+        MemoryBudgetError: The system has no more memory, or a limit (``ulimit -v``) refuses it.
     """
     if pinned:
         import torch
@@ -40,33 +43,39 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
         try:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
         except RuntimeError as error:
-            log.warning("%d bytes could not be pinned, copies to the device will be slower: %s", nbytes, error)
-    # An anonymous map rather than np.empty: it goes back to the system at once when it is dropped.
-    # Private, so that a child made by fork cannot write to it.
-    return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+            log.warning("pinning %d bytes failed, copies to the device will be slower: %s", nbytes, error)
+    # An anonymous map rather than np.empty: its memory returns to the system at once.
+    # Private, so that a forked child cannot write to it.
+    try:
+        return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    except OSError as error:
+        raise MemoryBudgetError(
+            f"memory_budget: the system refuses {readable(nbytes)} for a slot ({error.strerror}); set a smaller "
+            "batch_size or queue_depth, or a higher limit (ulimit -v)"
+        ) from error
 
 
 def pinned(value: Any) -> Any:
-    """What an object's own ``pin_memory`` makes of it; the object itself, where it has none or cannot be pinned."""
+    """An object pinned by its own ``pin_memory``; the object itself if it has none, or cannot be pinned."""
     try:
         there = value.pin_memory() if callable(getattr(value, "pin_memory", None)) else value
     except RuntimeError as error:
-        log.debug("a %s could not be pinned, its copy to the device will be slower: %s", type(value).__name__, error)
+        log.debug("pinning a %s failed, its copy to the device will be slower: %s", type(value).__name__, error)
         return value
-    return value if there is None else there  # one that pins itself in place
+    return value if there is None else there  # it was pinned in place
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a loader will hold, against what it may.
+    """The memory that a loader will hold, and the most that it may hold.
 
     Attributes:
         slots: Slots that are allocated before the first batch.
-        slot_bytes: Bytes of one.
+        slot_bytes: Bytes of one slot.
         decoded: Bytes of decoded chunks that are held between batches.
         cache: Bytes of decoded chunks that are kept for good.
-        fetched: Bytes of files that are read ahead where that takes time, at most.
-        limit: Bytes that the loader may hold in all.
+        fetched: The most bytes of files that are read ahead.
+        limit: The most bytes that the loader may hold.
 
     Example:
         >>> str(Budget(slots=5, slot_bytes=2**20, limit=2**30))
@@ -84,7 +93,7 @@ class Budget:
 
     @property
     def total(self) -> int:
-        """Bytes that are held from the first batch on."""
+        """Bytes that the loader holds from the first batch on."""
         return self.slots * self.slot_bytes + self._beside
 
     @property
@@ -105,10 +114,10 @@ class Budget:
         return " + ".join(parts)
 
     def check(self) -> None:
-        """Refuse what does not fit.
+        """Check that the total is within the limit.
 
         Raises:
-            MemoryBudgetError: With the bytes that it needs.
+            MemoryBudgetError: It is not; names the bytes that are needed.
         """
         if self.total > self.limit:
             smaller = ["batch_size or queue_depth"] + ["shuffle_chunks"] * (self.decoded > 0)
@@ -126,18 +135,18 @@ def default_budget(ranks: int | None = None) -> int:
     """Bytes that one loader may hold: a quarter of the memory of this machine or container, shared by its ranks.
 
     Args:
-        ranks: Processes of this job on this machine; None for what torchrun says, else 1.
+        ranks: Processes of this job on this machine; None for the number that torchrun sets, or 1.
     """
     return int(DEFAULT_SHARE * machine_memory() / max(ranks_here() if ranks is None else ranks, 1))
 
 
 def ranks_here() -> int:
-    """Processes of this job on this machine, as torchrun says; 1 if it does not."""
+    """Processes of this job on this machine, as torchrun sets it; 1 without torchrun."""
     return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1), 1)
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this process can hope for: the machine's, or its control group's limit if that is less."""
+    """Bytes of memory of this machine, or of the control group's limit if that is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -1,7 +1,6 @@
-"""`NanCheck`: whether the first batch of a loader holds NaN, which makes a loss NaN, and a model after it.
+"""`NanCheck`: warns if the first batch of a loader holds NaN, which makes the loss NaN, and then the model.
 
-The thread that reads the first batch checks it. Nothing is refused: a NaN may stand for a label that is
-missing.
+The thread that reads the first batch checks it. Nothing is refused: a NaN may stand for a missing label.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ log = logging.getLogger(__name__)
 
 
 class NanCheck:
-    """Looks at the first batch of the first pass. Safe to call from any thread.
+    """Checks the first batch of the first pass. Safe to call from any thread.
 
     Args:
         source: Where samples come from.
-        schedule: Which of them make the first batch.
+        schedule: Which samples make the first batch.
     """
 
     def __init__(self, source: Source, schedule: Schedule) -> None:
         self._source = source
         self._schedule = schedule
-        # Taken by whoever meets that batch. No lock: a loader that has not been used can be copied.
+        # The thread that reads that batch takes it. No lock: a loader that has not been used can be copied.
         self._pending = collections.deque([True])
 
     def __call__(self, epoch: int, samples: Indices, arrays: Mapping[str, Array]) -> None:
-        """Look at what has been read, if the first batch is in it, and log one line for each field with NaN.
+        """If the first batch has been read, log one line for each of its fields with NaN.
 
         Args:
             epoch: Number of the epoch.
-            samples: Those that were read.
-            arrays: What they hold, by field.
+            samples: The samples that were read.
+            arrays: Their values, by field.
         """
         if not self._pending:
             return
@@ -50,22 +49,22 @@ class NanCheck:
             return
         try:
             self._pending.pop()
-        except IndexError:  # another thread has met it, too
+        except IndexError:  # another thread has taken it
             return
         for key, array in arrays.items():
             found = np.flatnonzero(with_nan(array[: len(first)]))
             if len(found):
                 where = self._source.locate(ids_of(self._source, first[found[:1]]))[0]
                 log.warning(
-                    "%s: %d of the %d samples of the first batch hold NaN, the first of them row %d of %s, and so will "
-                    "the loss: leave such samples out, or replace the values in device_transform (torch.nan_to_num); "
+                    "%s: %d of the %d samples of the first batch hold NaN, the first in row %d of %s; the loss will be "
+                    "NaN, too. Leave such samples out, or replace the values in device_transform (torch.nan_to_num); "
                     "where NaN stands for a missing label, leave it out of the loss",
                     *(key, len(found), len(first), where.row, where.file),
                 )
 
 
 def with_nan(values: Array) -> Array:
-    """Which samples hold NaN.
+    """Tell which samples hold NaN.
 
     Args:
         values: Shape (n, ...).

@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
-from lit_async_data.errors import ClosedError, StalledError, WorkerError
+from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
 from lit_async_data.host.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.host.slots import SlotPool
 from lit_async_data.host.stats import ReadStats
@@ -220,8 +220,13 @@ class Pipeline:
     def _grow(self) -> None:
         """Add slots if the user keeps all there are: double them, within the budget."""
         if self.pool.held == len(self.pool):
-            for _ in range(min(len(self.pool), self._most_slots - len(self.pool))):
-                self.pool.add(self._allocate())
+            try:
+                for _ in range(min(len(self.pool), self._most_slots - len(self.pool))):
+                    self.pool.add(self._allocate())
+            except MemoryBudgetError:
+                if len(self.pool) == self.pool.held:
+                    raise
+                self._most_slots = len(self.pool)  # batches are handed out as copies from here on
 
     def _forget(self) -> None:
         self._generation += 1

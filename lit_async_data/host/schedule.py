@@ -1,4 +1,4 @@
-"""From a source and options to the order of batches."""
+"""`schedule_of`: the order of batches that a source and options make."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def schedule_of(
         ConfigError: Options do not fit the source.
     """
     shuffle = _shuffle(source, options)
-    # Looked for where the order goes by them only: to find them may take a look at every sample.
+    # Only where the order goes by chunks: finding the layout may read every sample.
     layout = layout_of(source) if shuffle == "chunk" else source.chunks
-    # A partial and not a method of the loader: a loader that is dropped is closed at once, since nothing refers back.
+    # A partial, not a method of the loader: nothing refers back, so a dropped loader is closed at once.
     plan = functools.partial(
         EpochPlan,
         length=options.epoch_size or len(source),
@@ -55,7 +55,7 @@ def schedule_of(
 
 
 def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> Weights | None:
-    """How likely each sample is drawn, read once, in the order given; None where each comes once."""
+    """How likely each sample is drawn, in the order given; None where each comes once."""
     if not options.drawn:
         return None
     if options.balance is not None:
@@ -63,7 +63,7 @@ def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> W
     else:
         given = _given_weights(source, options.weights)
     weights = Weights(given, len(source))
-    # Checked first in the order of the samples, so that messages name them.
+    # Checked above in the order of the samples, so that messages name them.
     return weights if order is None else Weights(np.asarray(given)[order], len(source))
 
 
@@ -72,8 +72,8 @@ def _given_weights(source: Source, given: Any) -> Any:
         return values_of(source, given, "weights")
     if isinstance(source, SubsetSource) and np.shape(given) == (len(source.source),) != (len(source),):
         raise ConfigError(
-            f"weights: there are {len(source.source)} for the whole of which this source has {len(source)} samples; "
-            "give those of the side: sides = split(source, …), then weights[sides['train'].samples]"
+            f"weights: there are {len(source.source)}, one for each sample before the split, and this side has "
+            f"{len(source)} samples; give the side's: sides = split(source, …), then weights[sides['train'].samples]"
         )
     return given
 
@@ -81,5 +81,5 @@ def _given_weights(source: Source, given: Any) -> Any:
 def _shuffle(source: Source, options: LoaderOptions) -> Order:
     if options.shuffle == "auto":
         return "chunk" if source.chunks.rows > 1 else "global"
-    assert not isinstance(options.shuffle, bool)  # `LoaderOptions` has made a name of it
+    assert not isinstance(options.shuffle, bool)  # `LoaderOptions` has replaced it by a name
     return options.shuffle

@@ -1,6 +1,6 @@
-"""Who owns which slot: `SlotPool`, the states of a slot as one table, and the leases on what was handed out.
+"""`SlotPool`: who owns which slot; the states of a slot as one table; leases on slots that were handed out.
 
-No I/O, no torch, no threads of its own. A slot belongs to one party at a time; `TRANSITIONS` says how it passes on.
+No I/O, no torch, no threads. A slot has one owner at a time; `TRANSITIONS` lists how it passes on.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class SlotState(enum.Enum):
 
     FREE = "nobody; it waits to be filled"
     FILLING = "one worker writes to it"
-    READY = "nobody; it holds a batch, or several small ones, whose turn will come"
-    LENT = "the user, for as long as any view of it lives"
+    READY = "nobody; it holds batches whose turn will come"
+    LENT = "the user, as long as any view of it lives"
     COPYING = "the device reads from it"
 
 
 FREE, FILLING, READY, LENT, COPYING = SlotState
 
-# (state, event) -> state. Every other pair is a mistake of the program: it raises and changes nothing.
+# (state, event) -> state. Every other pair is a bug: it raises and changes nothing.
 TRANSITIONS: dict[tuple[SlotState, str], SlotState] = {
     (FREE, "take"): FILLING,
     (FILLING, "filled"): READY,
@@ -43,14 +43,14 @@ TRANSITIONS: dict[tuple[SlotState, str], SlotState] = {
 
 
 class IllegalTransitionError(AsyncDataError):
-    """An event that the table does not know in this state: a bug in this package."""
+    """An event that is not in the table for this state: a bug in this package."""
 
 
 class Lease:
-    """What keeps a slot with the user: every array made from it holds it, and when it dies the slot is free.
+    """Keeps a slot with the user: every array made from it refers to it, and when it dies the slot is free.
 
-    It is an exporter of memory and not an ndarray: numpy lets views of a view refer to the memory's owner directly, so
-    an ndarray in the middle dies while its slices live.
+    It exports memory and is no ndarray: numpy lets a view of a view refer to the memory's owner directly, so an ndarray
+    in the middle dies while its slices live.
     """
 
     def __init__(self, memory: Bytes) -> None:
@@ -59,7 +59,7 @@ class Lease:
 
 
 class _Ended(weakref.ref[Lease]):
-    """A reference to a lease that knows its slot: it puts itself among the vacant slots when the lease dies."""
+    """A weak reference to a lease that knows its slot; when the lease dies, it is put among the vacant slots."""
 
     __slots__ = ("slot",)
     slot: int
@@ -78,10 +78,10 @@ class SlotPool:
         self._memories: list[Bytes] = []
         self._states: list[SlotState] = []
         self._leases: dict[int, _Ended] = {}
-        # Slots that nobody can see any more. A SimpleQueue because a lease can end inside any allocation of any
-        # thread, also of one that is in the middle of `put` or `get` here, or that holds our lock: its put is
-        # reentrant, where a queue.Queue or a lock of ours would wait for itself. It is itself the callback of a lease:
-        # it runs no Python code, in which CPython would take an interrupt (Ctrl-C), print it and drop it.
+        # Slots that nobody can see any more. A lease can end inside any allocation of any thread, also of one that is
+        # in the middle of `put` or `get` here, or that holds the lock: the put of a SimpleQueue is reentrant, where a
+        # queue.Queue or a lock would wait for itself. The put itself is the callback of a lease: it runs no Python
+        # code, in which CPython would take an interrupt (Ctrl-C), print it and drop it.
         self._vacant: queue.SimpleQueue[int | _Ended | None] = queue.SimpleQueue()
         for memory in memories:
             self.add(memory)
@@ -90,7 +90,7 @@ class SlotPool:
         return len(self._states)
 
     def add(self, memory: Bytes) -> None:
-        """One more slot, free."""
+        """Add a free slot."""
         with self._lock:
             self._memories.append(memory)
             self._states.append(FREE)
@@ -98,7 +98,7 @@ class SlotPool:
         self._vacant.put(slot)
 
     def memory(self, slot: int) -> Bytes:
-        """The bytes of a slot, for the party that owns it."""
+        """The bytes of a slot, for its owner."""
         return self._memories[slot]
 
     def state(self, slot: int) -> SlotState:
@@ -117,13 +117,13 @@ class SlotPool:
             return sum(state is LENT and self._leases[slot]() is not None for slot, state in enumerate(self._states))
 
     def take(self, timeout: float | None = None) -> int | None:
-        """A slot to fill, waiting for one to become free: that let go last, which the processor's cache may still hold.
+        """Take a slot to fill, waiting for one: the one freed last, which the processor's cache may still hold.
 
         Args:
-            timeout: Seconds to wait at most; 0 does not wait, None waits until `wake`.
+            timeout: The most seconds to wait; 0 does not wait, None waits until `wake`.
 
         Returns:
-            The slot, now FILLING, or None if there was none in time or the caller was woken.
+            The slot, now FILLING; None if there was none in time, or `wake` was called.
         """
         try:
             vacant = [self._vacant.get(timeout=timeout) if timeout != 0 else self._vacant.get_nowait()]
@@ -133,7 +133,7 @@ class SlotPool:
             while True:
                 vacant.append(self._vacant.get_nowait())
         last = vacant.pop()
-        for other in vacant:  # whoever else waits is woken by them
+        for other in vacant:  # they wake the other waiting threads
             self._vacant.put(other)
         slot = last.slot if isinstance(last, _Ended) else last
         if slot is not None:
@@ -148,25 +148,25 @@ class SlotPool:
             self._vacant.put(None)
 
     def filled(self, slot: int) -> None:
-        """The worker has written what belongs there."""
+        """The worker has written its batches."""
         self._move(slot, "filled")
 
     def abandon(self, slot: int) -> None:
-        """The worker gives up: the read failed, or nobody wants it any more."""
+        """The worker gives up: the read failed, or the pipeline has dropped the batches."""
         self._move(slot, "abandon")
         self._vacant.put(slot)
 
     def drop(self, slot: int) -> None:
-        """Nobody wants what is there any more, or it was handed out as a copy."""
+        """The pipeline drops the batches, or has handed them out as copies."""
         self._move(slot, "drop")
         self._vacant.put(slot)
 
     def copy(self, slot: int) -> None:
-        """The device begins to read."""
+        """The device begins to read the slot."""
         self._move(slot, "copy")
 
     def copied(self, slot: int) -> None:
-        """The device has read everything."""
+        """The device has read the slot."""
         self._move(slot, "copied")
         self._vacant.put(slot)
 
@@ -174,19 +174,18 @@ class SlotPool:
         """Hand a slot to the user.
 
         Returns:
-            A uint8 array over the slot. When the last array made from it is gone, whatever thread drops it, the slot
-            is vacant.
+            A uint8 array over the slot. When any thread drops the last array made from it, the slot is vacant.
         """
         self._move(slot, "lend")
         lease = Lease(self._memories[slot])
-        # The callback does one thing, because it can run inside any allocation of any thread: no lock, no log.
+        # The callback can run inside any allocation of any thread, so it takes no lock and logs nothing.
         ended = _Ended(lease, self._vacant.put)
         ended.slot = slot
         self._leases[slot] = ended
         return np.asarray(lease)
 
     def clear(self) -> None:
-        """Give the memory back, when nothing will be filled any more; what is lent lives on with its views."""
+        """Free the memory when nothing will be filled any more; lent slots live on with their views."""
         self._memories.clear()
 
     def _move(self, slot: int, event: str) -> None:
@@ -199,7 +198,7 @@ class SlotPool:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram; the package's README shows it, and a test keeps it up to date."""
+    """The table as a Mermaid state diagram, for the documents; a test keeps them equal."""
     lines = ["stateDiagram-v2", "    [*] --> FREE"]
     lines += [f"    {state.name} --> {after.name}: {event}" for (state, event), after in TRANSITIONS.items()]
     return "\n".join(lines)

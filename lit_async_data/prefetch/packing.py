@@ -1,9 +1,9 @@
 """`Packer`: makes a batch of any form ready to be copied to a device.
 
-Pageable tensors are packed into one pinned block: large ones each aligned, to be copied each by itself, small ones side
-by side, to travel together. Tensors that came pinned are copied from where they are. Whatever else knows how to move
-itself (a tensor of a class of its own, a sparse one, one that requires a gradient, any object with ``to``) does so when
-its turn comes. The rest is handed on as it is; so is an object whose ``to`` takes a unit or a time zone.
+It packs pageable tensors into one pinned block: large ones, which are copied by themselves, and small ones side by
+side, which travel together. Tensors that are pinned already are copied from where they are. Other objects that can move
+themselves (a subclass of Tensor, a sparse tensor, one that requires a gradient, any object with ``to``) do so in their
+batch's turn. Everything else is handed on unchanged, also an object whose ``to`` takes a unit or a time zone.
 
 On the device a tensor has the strides that ``tensor.to(device)`` would give it.
 """
@@ -25,19 +25,19 @@ from lit_async_data.device.feed import Arrived, Batch, Clone, HostBatch
 from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
 
 T = TypeVar("T")
-# How the first argument of a method ``to`` is called where that converts an object to something else than a device:
-# the units of pint, astropy and unyt, time zones, currencies.
+# Names of the first parameter of methods ``to`` that convert to something other than a device: units (pint, astropy,
+# unyt), time zones, currencies.
 OTHER_TARGETS = ("unit", "other", "tz", "timezone", "currency")
-# Has the consumer's thread do something, again and again until it gives anything but None, and returns that.
+# Has the consumer's thread make a call, again until it returns something other than None, and returns that.
 Ask = Callable[[Callable[[], T | None]], T]
 
 
 class Packer:
-    """Packs the batches of one loader. Makes no call to the device itself, but asks for what must be.
+    """Packs the batches of one loader. It never calls the device; it asks the consumer's thread to do so.
 
     Args:
         staging: The blocks.
-        is_pinned: Whether a tensor is; asked of those of the first batch, on the consumer's thread.
+        is_pinned: Whether a tensor is pinned; called for the tensors of the first batch, on the consumer's thread.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Packer:
     ) -> None:
         self._staging = staging
         self._is_pinned = is_pinned
-        # Places in the batch at which tensors come pinned. Should that be wrong about a tensor of a later batch, it is
-        # copied from pageable memory, which is slower, and as right.
+        # Places in the batch at which tensors come pinned. If that is wrong for a later batch, its tensor is copied
+        # from pageable memory, which is slower and as right.
         self._pinned: frozenset[str] | None = None
 
     def __call__(self, batch: Batch, ask: Ask[Any]) -> HostBatch:
@@ -54,13 +54,13 @@ class Packer:
 
         Args:
             batch: Anything.
-            ask: For what only the consumer's thread may do.
+            ask: Has the consumer's thread make a call.
 
         Returns:
-            What is to be copied; to be released when it has been.
+            The batch to be copied; to be released after that.
         """
         leaves, skeleton = flatten(batch, moves)
-        with torch.inference_mode(False):  # blocks are written to in whatever mode the next batch is read
+        with torch.inference_mode(False):  # else blocks that are written in inference mode could not be reused
             tensors = {place: dense(leaf) for place, leaf in leaves.items() if is_plain(leaf)}
             if self._pinned is None and tensors:
                 self._pinned = ask(lambda: frozenset(place for place in tensors if self._is_pinned(tensors[place])))
@@ -81,7 +81,7 @@ class Packer:
         return host
 
     def _pack(self, host: HostBatch, tensors: Mapping[str, torch.Tensor], content: _Content, ask: Ask[Bytes]) -> None:
-        """Copy what is pageable into a block."""
+        """Copy the pageable tensors into a block."""
         layout, staging = content.layout, self._staging
         block = staging.claim(layout.end)
         if block is None:
@@ -100,7 +100,7 @@ class Packer:
         host.large = dict(host.large)
         for place, offset in layout.offsets.items():
             end = offset + content.forms[place].nbytes
-            # By numpy, in this thread alone: torch would share the work among threads of its own, beside training.
+            # With numpy, in this thread alone: torch would use several threads, beside training.
             block[offset:end] = raw_bytes(tensors[place])
             if place not in layout.small:
                 host.large[place] = memory[offset:end].view(content.forms[place].dtype)
@@ -112,10 +112,10 @@ class PackedLayout(NamedTuple):
     """Where tensors lie in a block, each aligned: large ones first, then small ones.
 
     Attributes:
-        offsets: In bytes, by place in the batch.
-        small: Which are small.
-        small_start: Where those begin.
-        end: Bytes in all; 0 if there are no tensors.
+        offsets: Offsets in bytes, by place in the batch.
+        small: The places of the small tensors.
+        small_start: Offset of the first small tensor.
+        end: Bytes of the block; 0 if there are no tensors.
     """
 
     offsets: dict[str, int]
@@ -125,7 +125,7 @@ class PackedLayout(NamedTuple):
 
     @staticmethod
     def of(sizes: Mapping[str, int]) -> PackedLayout:
-        """A layout for tensors of so many bytes.
+        """The layout for tensors of these sizes in bytes.
 
         Example:
             >>> layout = PackedLayout.of({"y": 8, "x": 100_000})
@@ -141,19 +141,19 @@ class PackedLayout(NamedTuple):
 def _laid(places: Iterable[str], sizes: Mapping[str, int], offsets: dict[str, int], end: int) -> int:
     for place in places:
         offsets[place] = end
-        # At least one unit, so that a batch of empty tensors has a block to be made of.
+        # At least one unit, so that a batch of empty tensors has a block, too.
         end += max(-(-sizes[place] // ALIGNMENT), 1) * ALIGNMENT
     return end
 
 
 @dataclasses.dataclass(frozen=True)
 class _Content:
-    """How a batch is put together again; holds no tensor of it.
+    """How a batch is assembled on the device; holds no tensor of it.
 
     Attributes:
         skeleton: The batch without its leaves.
-        forms: Of its tensors, by place.
-        layout: Where those lie that were packed.
+        forms: The layouts of its tensors, by place.
+        layout: Where the packed tensors lie.
     """
 
     skeleton: Any
@@ -174,7 +174,7 @@ class _Content:
 
 
 def moves(value: Any) -> bool:
-    """Whether something in a batch goes to the device: a tensor, or an object whose method ``to`` takes a device."""
+    """Whether a value goes to the device: a tensor, or an object whose method ``to`` takes a device."""
     kind: Any = type(value)
     return isinstance(value, torch.Tensor) or _takes_device(kind)
 
@@ -186,14 +186,14 @@ def _takes_device(kind: type) -> bool:
         return False
     try:
         names = list(inspect.signature(to).parameters)
-    except (TypeError, ValueError):  # of methods that are not written in Python, not all have a signature
+    except (TypeError, ValueError):  # some methods written in C have no signature
         return True
     first = names[1] if len(names) > 1 else ""
     return "device" in names or not first.startswith(OTHER_TARGETS)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether something is a tensor that is no more than values in host memory."""
+    """Whether a value is a plain tensor in host memory: nothing but values and strides."""
     return (
         type(value) is torch.Tensor
         and value.device.type == "cpu"

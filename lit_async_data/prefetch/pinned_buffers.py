@@ -1,7 +1,7 @@
-"""`PinnedBufferPool`: pinned blocks of host memory that batches are packed into on their way to a device.
+"""`PinnedBufferPool`: pinned blocks of host memory, into which batches are packed on their way to a device.
 
-Pinning costs the host milliseconds and may make the device wait, so a block is used again and again. Any thread may
-take one; new ones are allocated by the consumer's thread alone, which is the one that talks to the device.
+Pinning takes milliseconds and may make the device wait, so blocks are used again. Any thread may take one; only the
+consumer's thread allocates new ones, since only that thread calls the device.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class PinnedBufferPool:
     """A pool of blocks. Safe to use from several threads.
 
     Args:
-        allocate: Memory of a number of bytes; called by `provide` alone.
-        most: Blocks that there may be.
+        allocate: Returns memory of a number of bytes; only `provide` calls it.
+        most: The most blocks.
 
     Attributes:
-        most: As given. It can be set at any time; what is too much goes when it is given back.
+        most: The most blocks. It can be set at any time; blocks beyond it are freed when they are given back.
 
     Example:
         >>> staging = PinnedBufferPool(bytearray, most=2)
@@ -46,21 +46,21 @@ class PinnedBufferPool:
         self._count = 0
 
     def __len__(self) -> int:
-        """Blocks that there are, free or in use."""
+        """Blocks, free or in use."""
         return self._count
 
     def claim(self, nbytes: int) -> Bytes | None:
-        """A free block in which so many bytes fit, or None. Allocates nothing."""
+        """A free block of at least this size, or None. Allocates nothing."""
         with self._lock:
             fitting = [number for number, block in enumerate(self._free) if len(block) >= nbytes]
-            # The last that was given back: the processor's cache may still hold it.
+            # The one that was given back last: the processor's cache may still hold it.
             return self._free.pop(fitting[-1]) if fitting else None
 
     def provide(self, nbytes: int) -> Bytes | None:
-        """As `claim`, allocating if need be. On the consumer's thread only.
+        """A block of at least this size, allocated if need be. On the consumer's thread only.
 
-        With the first, all that there may be are allocated, and where one is too small, all free ones are replaced: so
-        that batches that are still to come find theirs.
+        The first call allocates all blocks; if the free ones are too small, it replaces them all. So later batches find
+        theirs.
 
         Returns:
             None if all blocks are in use.
@@ -70,7 +70,7 @@ class PinnedBufferPool:
             if block is None and (self._free or self._count < self.most):
                 self._count -= len(self._free)
                 self._free.clear()
-                # torch pins powers of two, whatever is asked for.
+                # torch rounds pinned memory up to powers of two.
                 size = max(1 << (nbytes - 1).bit_length(), ALIGNMENT)
                 log.info(
                     "%d pinned blocks of %s for batches to be packed into", self.most - self._count, readable(size)
@@ -82,7 +82,7 @@ class PinnedBufferPool:
             return block
 
     def give_back(self, block: Bytes) -> None:
-        """Nobody reads or writes a block any more."""
+        """Return a block that nobody reads or writes any more."""
         with self._lock:
             if self._count > self.most:
                 self._count -= 1

@@ -2,14 +2,15 @@
 
 The contract:
 
-1. What the iterator gives comes in its order; an error at its place, once, as it was raised; then the end.
-2. After an error nothing is read before the consumer asks again: what is broken is not to be called for ever.
-3. The thread makes no call to a device. What only the consumer's thread may do, it asks of it, and the consumer does it
-   when it comes by or while it waits.
-4. `close` wakes the thread and waits for it a few seconds at most; what sits in a `next` that does not return is left
-   behind, and ends when that does.
+1. Batches come in the iterator's order; an error comes at its place, once, as it was raised; then the end.
+2. After an error the thread reads nothing before the consumer asks again, so that it does not call a broken iterator
+   for ever.
+3. The thread never calls the device. It asks the consumer's thread to do so, which answers when it comes by or while it
+   waits.
+4. `close` wakes the thread and waits for it a few seconds at most. A thread whose `next` does not return is left
+   behind, and ends when that returns.
 
-No wait is without a time-out and a look at whether the other side is alive.
+Every wait has a time-out, and then checks whether the other side is alive.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from lit_async_data.threads import Bell, ThreadWorker
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at whether the other side lives.
+# Seconds between two checks whether the other side is alive.
 POLL_S = 0.5
-# Seconds that `close` waits for a `next` that is under way.
+# Seconds that `close` waits for a `next` that has not returned.
 CLOSE_S = 5.0
-# Seconds after which waiting is worth a line.
+# Seconds of waiting after which a warning is logged.
 LONG_S = 60.0
 
 
@@ -44,12 +45,12 @@ def _no_note() -> None:
 
 
 class Pulled(NamedTuple):
-    """What one `next` gave.
+    """The result of one `next`.
 
     Attributes:
-        host: The batch, made ready, or the error that came instead; at the end a `StopIteration`.
-        note: What was to be known about the loader after it.
-        seconds: Spent in `next`.
+        host: The batch to be copied, or the error that came instead; at the end a `StopIteration`.
+        note: The result of ``note`` after it.
+        seconds: Seconds spent in `next`.
     """
 
     host: HostBatch
@@ -58,11 +59,11 @@ class Pulled(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Something that the thread wants done.
+    """A call that the thread asks the consumer to make.
 
     Attributes:
-        work: What is to be done; gives None as long as it is not possible.
-        answer: Takes what it gave, or what it raised. Not a Future: an interrupt in there leaves its lock locked.
+        work: The call; returns None while it is not possible.
+        answer: Takes its result, or the error that it raised. Not a Future: an interrupt can leave its lock locked.
     """
 
     work: Callable[[], Any]
@@ -70,13 +71,13 @@ class Asked(NamedTuple):
 
 
 class ReaderThread:
-    """Pulls from an iterator. One consumer at a time.
+    """Reads an iterator. One consumer at a time.
 
     Args:
-        iterator: What `iter` of a loader gave.
-        prepare: Makes a batch ready to be copied, in the thread that pulled it.
+        iterator: The iterator of a loader.
+        prepare: Makes a batch ready to be copied, in the thread that has read it.
         depth: Batches that are read ahead; 0 reads each in the consumer's thread when it asks.
-        note: Called after each `next`, in the thread that made it; what it returns comes with the batch.
+        note: Called after each `next`, in the same thread; its result comes with the batch.
     """
 
     def __init__(
@@ -91,20 +92,20 @@ class ReaderThread:
         self._note = note
         # Wakes the consumer; see `Pipeline`.
         self._arrived = Bell()
-        # Everything below is guarded by this lock. The consumer's thread takes it directly, and not by way of the
-        # condition: an interrupt in there leaves it locked.
+        # Guards everything below. The consumer's thread takes the lock itself, not through the condition, in which an
+        # interrupt can leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._depth = depth
         self._pulled: collections.deque[Pulled] = collections.deque()
         self._asked: Asked | None = None
         self._worker: ThreadWorker | None = None
-        self._reading = False  # whether the worker will pull more
+        self._reading = False  # whether the worker will read more
         self._closed = False
 
     @property
     def depth(self) -> int:
-        """Batches that are read ahead. It can be set at any time: what has been read is handed out all the same."""
+        """Batches that are read ahead. It can be set at any time; no batch that has been read is lost."""
         return self._depth
 
     @depth.setter
@@ -121,16 +122,16 @@ class ReaderThread:
     # -- the consumer ----------------------------------------------------------------------------------------------
 
     def poll(self) -> Pulled | None:
-        """What comes next, if it is there."""
+        """The next batch, if it has been read."""
         self.serve()
         with self._lock:
             return self._next()
 
     def get(self) -> Pulled:
-        """What comes next, waiting for it; read here, if nobody reads ahead.
+        """The next batch, waiting for it; read in this thread if nothing is read ahead.
 
         Raises:
-            WorkerError: The system gives no more threads.
+            WorkerError: The system refuses another thread.
         """
         deadline = time.monotonic() + LONG_S
         while True:
@@ -151,15 +152,15 @@ class ReaderThread:
         return self._pull(_at_once)
 
     def start(self) -> None:
-        """Begin to read ahead now, not with the next `get`, which reports what keeps a thread from being started."""
+        """Begin to read ahead now. If no thread can be started, the next `get` raises that."""
         with self._lock, contextlib.suppress(WorkerError):
             self._reader()
 
     def close(self) -> bool:
-        """Read nothing more; waits a few seconds at most. Idempotent, from any thread.
+        """End the thread; waits a few seconds at most. Idempotent, from any thread.
 
         Returns:
-            Whether nothing is under way any more; False where a `next` has not returned.
+            Whether the thread has ended; False if its `next` has not returned.
         """
         with self._lock:
             self._closed = True
@@ -175,7 +176,7 @@ class ReaderThread:
         if self._worker is not None and not self._worker.join(CLOSE_S):
             return False
         self._worker = None  # it refers to us
-        # An error that the user keeps refers to us, too; what an iterator holds, worker processes perhaps, must go now.
+        # An error that the user keeps refers to this object, too; the iterator, and its worker processes, must go now.
         self._iterator = iter(())
         return True
 
@@ -186,31 +187,31 @@ class ReaderThread:
         return self._pulled.popleft()
 
     def _reader(self) -> ThreadWorker | None:
-        """Whoever reads ahead, started if need be: after an error it is another thread."""
+        """The thread that reads ahead, started if need be; after an error it is another one."""
         if not self._reading and self._depth and not self._closed:
             if self._worker is not None:
-                self._worker.join(CLOSE_S)  # it has pulled its last, and has only to return
+                self._worker.join(CLOSE_S)  # it has read its last batch, and only has to return
             self._worker = ThreadWorker(0, self._work)
             self._worker.start()
             self._reading = True
         return self._worker if self._reading and self._worker is not None and self._worker.alive else None
 
     def serve(self) -> Asked | None:
-        """Do what the thread has asked for; returns it if that is not possible yet. Never waits for the thread."""
+        """Make the call that the thread asks for; returns it if it is not possible yet. Never waits for the thread."""
         asked = self._asked
         if asked is None:
             return None
         try:
             result = asked.work()
-        except Exception as error:  # noqa: BLE001  # it is raised in the thread, and comes back at its batch's place
+        except Exception as error:  # noqa: BLE001  # raised in the thread, which returns it in its batch's place
             asked.answer.put((None, error))
         else:
             if result is None:
                 return asked
             asked.answer.put((result, None))
         with self._lock:
-            # 1. The answer is there. 2. The thread goes on, and asks again. 3. That must not be taken for answered: see
-            # test_the_thread_may_ask_again_at_once.
+            # 1. The answer is there. 2. The thread goes on, and asks again. 3. This must not remove the new question:
+            # see test_the_thread_may_ask_again_at_once.
             if self._asked is asked:
                 self._asked = None
         return None
@@ -241,7 +242,7 @@ class ReaderThread:
         except BaseException as caught:
             if ask is _at_once and isinstance(caught, KeyboardInterrupt):
                 raise  # Ctrl-C in the consumer's own thread, which ends the pass
-            # Whatever it is, it is raised at its place.
+            # Any error is raised in its batch's place.
             return Pulled(HostBatch(error=caught), None, time.perf_counter() - began)
 
     def _deliver(self, pulled: Pulled) -> bool:
@@ -280,7 +281,7 @@ class ReaderThread:
 
 
 def _at_once(work: Callable[[], T | None]) -> T:
-    """What `Ask` is in the consumer's own thread: whatever must be free for it, is."""
+    """`Ask` in the consumer's own thread, where every call is possible."""
     result = work()
     assert result is not None
     return result

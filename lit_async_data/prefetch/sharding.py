@@ -1,4 +1,4 @@
-"""Whether each rank gets samples of its own from a DataLoader."""
+"""`check_sharded`: refuses a DataLoader that gives every rank the same samples."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from lit_async_data.errors import ConfigError
 
-# What samplers call their rank, their own or that of others.
+# Names that samplers give their rank and their world size.
 SIGNS = ("rank", "num_replicas", "world_size", "_rank", "_num_replicas", "_world_size")
 
 
 def check_sharded(loader: Any) -> None:
     """Refuse a DataLoader that would give every rank the same samples.
 
-    Judged are DataLoaders over map-style datasets, where there are several ranks. A sampler that knows its rank, under
-    whichever of the usual names, is believed.
+    It checks DataLoaders over map-style datasets if there are several ranks, and trusts a sampler that has a rank under
+    one of the usual names.
 
     Raises:
-        ConfigError: With the line to write.
+        ConfigError: Names the line to write.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
@@ -33,7 +33,7 @@ def check_sharded(loader: Any) -> None:
         raise ConfigError(
             f"prefetched(loader): {ranks} ranks would all read the same samples; build the loader with "
             "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) and call loader.sampler.set_epoch(epoch) "
-            "before each epoch. Where each rank has a dataset of its own, say so with "
+            "before each epoch. If each rank has its own dataset, write "
             "sampler=DistributedSampler(dataset, num_replicas=1, rank=0)"
         )
 

@@ -1,7 +1,7 @@
 """`Snapshot`: the state of somebody else's loader after one of its batches, or the error that came instead.
 
-A loader may have a ``state_dict`` that cannot be called: Accelerate's have, unless they are made with
-``use_stateful_dataloader``. That is an error of whoever asks for the state, and not of the batch.
+Some loaders have a ``state_dict`` that fails: Accelerate's do, unless they are made with ``use_stateful_dataloader``.
+The error is raised when somebody asks for the state; the batch is handed out all the same.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Snapshot(NamedTuple):
     """A state that does not change with the loader.
 
     Attributes:
-        state: A copy of it.
-        error: What ``state_dict`` raised instead; None if nothing.
+        state: A copy of the state.
+        error: What ``state_dict`` raised instead, or None.
 
     Example:
         >>> held = {"given": 1}
@@ -33,9 +33,9 @@ class Snapshot(NamedTuple):
     def of(state_dict: Callable[[], Any]) -> Snapshot:
         """The state now."""
         try:
-            return Snapshot(copy.deepcopy(state_dict()))  # a loader may go on to change what it gave
+            return Snapshot(copy.deepcopy(state_dict()))  # a loader may go on to change the dict that it returned
         except Exception as error:  # noqa: BLE001  # raised when the state is asked for
-            return Snapshot(None, error.with_traceback(None))  # the traceback refers to frames, and those to batches
+            return Snapshot(None, error.with_traceback(None))  # a traceback refers to frames, and those to batches
 
     def told(self) -> Any:
         """The state.

@@ -1,4 +1,4 @@
-"""`prefetched(loader)`: anybody's loader, behind the same device queue."""
+"""`prefetched(loader)`: reads any loader ahead, and copies its batches ahead."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def prefetched(
     """Read any loader ahead in a thread, and have its batches on the device when they are wanted.
 
     The loader is anything that can be iterated over: a DataLoader, sized or not, a list, a generator. A batch is
-    anything: tensors in mappings, sequences, named tuples and dataclasses, in one another; objects with a method
-    ``to`` move themselves; the rest stays as it is. Tensors are packed into pinned memory that is allocated once,
-    unless they came pinned, copied on a stream of their own while the step before is computed, and handed out on the
-    device. On CPU and MPS batches are read ahead and handed out as they came.
+    anything: nested mappings, sequences, named tuples and dataclasses of tensors. Objects with a method ``to`` move
+    themselves; everything else is handed on unchanged. Tensors are packed into pinned memory that is allocated once,
+    unless they are pinned already, copied on a side stream while the step before is computed, and handed out on the
+    device. On CPU and MPS batches are read ahead and handed out unchanged.
 
-    Iterate over the result as over the loader. ``iter(loader)`` is called when the first batch of a pass is asked for,
-    in your thread, and ``next`` in a thread of ours; an error is raised at the place of its batch, as it was raised.
-    A DataLoader with ``num_workers=0`` is read in your thread when a batch is asked for, since its Python would keep
-    the training loop from running; its copies overlap all the same. A loader that fills the same memory again for each
-    batch must hand out copies, or be read with ``device_depth=0``.
+    Iterate over the result as over the loader. ``iter(loader)`` is called in your thread, with the first batch of a
+    pass, and ``next`` in a reader thread; an error is raised unchanged in place of its batch. A DataLoader with
+    ``num_workers=0`` is read in your thread when a batch is asked for, since its Python code would keep the training
+    loop from running; its copies overlap all the same. A loader that fills the same memory again for each batch must
+    hand out copies, or be read with ``device_depth=0``.
 
     Args:
         loader: What to read.
         device_depth: Batches read ahead on the host, and as many copied ahead. 0 does neither, for comparison.
         device: Where batches are handed out; None for the accelerator of this machine, or the CPU if there is none.
-        device_transform: Called with each batch on its device, on the copying stream; returns the batch to hand out.
-            With random numbers if it takes them, as in `AsyncLoader`: by rank, pass and batch.
+        device_transform: Called with each batch on its device, on the side stream; returns the batch to hand out.
+            If it takes random numbers, as in `AsyncLoader`, they are seeded by rank, pass and batch.
 
     Returns:
-        The loader, read ahead. What is not said here it does as the loader does.
+        The loader, read ahead. All its other attributes are the loader's.
 
     Raises:
         ConfigError: The loader cannot be iterated over, or prefetches by itself; an option is wrong.
@@ -56,12 +56,12 @@ def prefetched(
     """
     if isinstance(loader, AsyncLoader | PrefetchedLoader):
         raise ConfigError(
-            f"prefetched(loader): {type(loader).__name__} prefetches by itself; set its device and device_depth instead"
+            f"prefetched(loader): {type(loader).__name__} prefetches by itself; set its device and device_depth"
         )
     if isinstance(loader, Source):
         raise ConfigError(
-            f"prefetched(loader): {loader!r} is a source, and no loader yet: AsyncLoader(source, "
-            "LoaderOptions(batch_size=64)) makes batches of its samples, and reads them ahead"
+            f"prefetched(loader): {loader!r} is a source, not a loader; write AsyncLoader(source, "
+            "LoaderOptions(batch_size=64)), which reads batches of its samples ahead"
         )
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
         raise ConfigError(f"prefetched(loader): {loader!r} cannot be iterated over; give it a DataLoader, for instance")

@@ -17,6 +17,15 @@ def test_memory_is_page_aligned_and_writable():
     assert (made == 7).all()
 
 
+def test_memory_that_the_system_refuses_is_an_error_with_its_size_and_advice(monkeypatch):
+    def refused(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refused)
+    with pytest.raises(MemoryBudgetError, match=r"^memory_budget: the system refuses 2.0 MiB for a slot .*ulimit -v"):
+        allocated(2**21, pinned=False)
+
+
 def test_memory_that_cannot_be_pinned_is_pageable_and_said(monkeypatch, caplog):
     def refused(*_, **__):
         raise RuntimeError("out of pinned memory")
@@ -25,7 +34,7 @@ def test_memory_that_cannot_be_pinned_is_pageable_and_said(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         made = allocated(1000, pinned=True)
     assert made.nbytes == 1000
-    assert "could not be pinned" in caplog.text
+    assert "pinning" in caplog.text
 
 
 def test_the_budget_is_shared_by_the_ranks_of_a_node(monkeypatch):

@@ -35,7 +35,7 @@ def test_nan_in_the_first_batch_is_counted_and_logged_once(caplog, options, dtyp
         loader.device_depth = 0  # whatever reads from here on is new
         list(loader)
     (line,) = warned(caplog)
-    assert line.startswith("x: 2 of the 4 samples of the first batch hold NaN, the first of them row 1 of memory, ")
+    assert line.startswith("x: 2 of the 4 samples of the first batch hold NaN, the first in row 1 of memory, ")
     assert "torch.nan_to_num" in line
 
 
@@ -61,7 +61,7 @@ def test_the_first_batch_is_the_first_of_the_order(caplog):
         loader.set_epoch(3)  # as after a resume
         first = next(loader)["index"][0].item()
     (line,) = warned(caplog)
-    assert line.startswith(f"x: 5 of the 5 samples of the first batch hold NaN, the first of them row {first} of ")
+    assert line.startswith(f"x: 5 of the 5 samples of the first batch hold NaN, the first in row {first} of ")
 
 
 def test_the_row_is_that_of_the_file(caplog, h5):
@@ -69,7 +69,7 @@ def test_the_row_is_that_of_the_file(caplog, h5):
     with AsyncLoader(SubsetSource(HDF5Source(path, ["data"]), [2, 0]), {"batch_size": 2, "shuffle": False}) as loader:
         next(loader)
     (line,) = warned(caplog)
-    assert f"the first of them row 2 of {path}, " in line
+    assert f"the first in row 2 of {path}, " in line
 
 
 def test_each_stage_has_a_line(caplog):
