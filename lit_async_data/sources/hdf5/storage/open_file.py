@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import mmap
 import os
 import threading
@@ -19,7 +20,7 @@ from lit_async_data.sources.hdf5.storage.failures import (
     as_source_errors,
     errno_of,
     opened,
-    opened_descriptor,
+    opened_raw,
     source_error,
 )
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity, Others
@@ -61,7 +62,8 @@ class OpenFile:
         self._pid: int | None = None  # of the process that opened the handles
         self._closer: weakref.finalize[Any, Any] | None = None
         self._leaving = False
-        self._descriptor: int | None = None
+        self._file: io.FileIO | None = None
+        self._descriptor: int | None = None  # of that file
         self._maps: dict[bool, npt.NDArray[np.uint8]] = {}
         self._h5py: h5py.File | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
@@ -81,8 +83,10 @@ class OpenFile:
         with self._lock:
             if self._descriptor is None:
                 self._pid = os.getpid()
-                self._descriptor = opened_descriptor(self.path)
-                self._closer = weakref.finalize(self, os.close, self._descriptor)
+                # Each step that an interrupt has kept from being done is done when it is asked for again.
+                self._file = self._file or opened_raw(self.path)
+                self._closer = self._closer or weakref.finalize(self, self._file.close)
+                self._descriptor = self._file.fileno()
             return self._descriptor
 
     def check(self) -> None:
@@ -261,6 +265,8 @@ class OpenFile:
                 self._h5py.close()
             if self._closer is not None:
                 self._closer()
+            if self._file is not None:
+                self._file.close()
         self._reset()
 
     @property
