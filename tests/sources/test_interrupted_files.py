@@ -18,6 +18,7 @@ from lit_async_data.sources.hdf5.storage.failures import opened
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.open_files import OpenFiles
 from lit_async_data.sources.manifest.files import stored_file
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
 
@@ -98,6 +99,22 @@ def table(folder):
         assert not list(folder.glob("*.new"))
 
 
+def read(folder):
+    path = str(folder / "old")
+    files = OpenFiles([OpenFile(path, FileIdentity.of(os.stat(path)))])
+    ended = False
+    try:
+        with files.used(0):
+            assert os.pread(files[0].descriptor(), 100, 0) == DATA
+        ended = True
+        files.close()
+    except KeyboardInterrupt:
+        pass
+    files.close()
+    if not ended:
+        raise KeyboardInterrupt
+
+
 STEPS = {
     "a file of a table": of_a_table("old"),
     "one that was just written": of_a_table("young"),
@@ -106,6 +123,7 @@ STEPS = {
     "one that is not there": missing,
     "what a file was": identity,
     "handles": handles,
+    "a reader": read,
     "no HDF5 file": no_hdf5,
     "a kept index": index,
     "a kept table": table,
