@@ -164,6 +164,36 @@ def test_every_batch_comes_once_over_hundreds_of_interrupts(loader, seed):
     used_on(loader, interrupts=100, seed=seed)
 
 
+def check_batch(loader, batch, at):
+    loader.settle()
+    wanted = loader._schedule.plan(at // STEPS).batch(at % STEPS).samples
+    assert batch["y"].tolist() == wanted.tolist()
+    assert torch.equal(batch["x"], torch.from_numpy(loader.values[wanted]))
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 13])
+@pytest.mark.parametrize("loader", KINDS, indirect=True)
+def test_a_loader_begins_again_wherever_its_beginning_was_interrupted(loader, every):
+    """What closes a loader, begins again and reads is interrupted at one place after another; then an epoch ends."""
+    whole, place, at = False, 0, 0
+    while not whole:
+        if at % STEPS == 0:
+            iter(loader)
+        with pytest.raises(KeyboardInterrupt), interrupted(10):
+            next(loader)
+        try:
+            with interrupted(place):
+                batch = next(loader)
+            whole = True
+        except KeyboardInterrupt:
+            batch = next(loader)
+        check_batch(loader, batch, at)
+        at, place = at + 1, place + every
+    assert place > 100
+    for later in range(at, -(-at // STEPS) * STEPS):
+        check_batch(loader, next(loader), later)
+
+
 class InterruptedInDel:
     def __del__(self):
         signal.raise_signal(signal.SIGINT)
