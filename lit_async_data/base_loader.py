@@ -172,10 +172,10 @@ class BaseLoader(abc.ABC):
         if run.engine is not None:
             run.engine.feed.check()
             return run.engine
-        engine = self._new_engine()
-        closer = weakref.finalize(self, engine.close)
-        run.engine, run.closer = engine, closer
-        return engine
+        with self._request():  # if this is interrupted, the next request closes what there is of the engine
+            run.engine = self._new_engine()
+            run.closer = weakref.finalize(self, run.engine.close)
+        return run.engine
 
     def _discard(self) -> None:
         """Stop an engine that an interrupt has left in an unknown state."""
@@ -185,20 +185,21 @@ class BaseLoader(abc.ABC):
 
     def _stop(self, *, wait: bool = False) -> None:
         run = self._run
-        engine, closer = run.engine, run.closer
-        if engine is None or closer is None:
+        engine = run.engine
+        if engine is None:
             return
         seen = self.stats()
         run.interrupted = True  # until it is closed: if that is interrupted, it is done again
         try:
             engine.close(wait=wait)
         except Exception:  # it is closed all the same
-            self._forget(seen, closer)
+            self._forget(seen)
             raise
-        self._forget(seen, closer)
+        self._forget(seen)
 
-    def _forget(self, seen: LoaderStats, closer: weakref.finalize[Any, Any]) -> None:
-        closer.detach()
+    def _forget(self, seen: LoaderStats) -> None:
+        if self._run.closer is not None:
+            self._run.closer.detach()
         run, read = self._run, dataclasses.replace(seen.read, ready=0)
         run.read, run.copied, run.waited, run.engine, run.closer, run.interrupted = (
             read,

@@ -78,8 +78,8 @@ class SlotFeed:
         try:
             self.pipeline.close()
         finally:
-            give_back, self._give_back = self._give_back, _nothing
-            give_back()
+            self._give_back()  # if this is interrupted, it is called again
+            self._give_back = _nothing
 
     # -- on the host -----------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterator
 
@@ -14,6 +14,7 @@ from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.order.weighted import WeightedChunkOrder
 from lit_async_data.sources.base import CachingSource, FetchingSource, Source
 from lit_async_data.sources.places import name_of
+from lit_async_data.sources.room import reserved
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds Python's lock.
 MOST_WORKERS = 4
@@ -97,12 +98,12 @@ class ResourcePlan:
 
     def reserve(self, source: Source) -> Callable[[], None]:
         """Have a source reserve room for what is read ahead; call the result to give the room back."""
-        with contextlib.ExitStack() as stack:  # gives the first back if the second fails
-            if isinstance(source, CachingSource):
-                stack.callback(source.reserve(self.chunks, self.budget.cache))
-            if self.budget.fetched and isinstance(source, FetchingSource):
-                stack.callback(source.read_ahead(self.budget.fetched))
-            return stack.pop_all().close
+        reserve: list[Callable[[], Callable[[], None]]] = []
+        if isinstance(source, CachingSource):
+            reserve.append(functools.partial(source.reserve, self.chunks, self.budget.cache))
+        if self.budget.fetched and isinstance(source, FetchingSource):
+            reserve.append(functools.partial(source.read_ahead, self.budget.fetched))
+        return reserved(reserve)
 
 
 def coalesced_batches(batch_bytes: int, most: int) -> int:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import logging
 
 import numpy as np
 import pytest
 import torch
 
+from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.host import memory
 from lit_async_data.host.memory import allocated, default_budget, machine_memory, readable
 
