@@ -10,7 +10,7 @@ from lit_async_data.sources.manifest.images.orientation import Part, stored_part
 # Images of at least this many pixels are converted and resized by strips; what lies between takes a few MiB otherwise.
 LARGE = 2**20
 # Bytes of the pixels of a strip, at four for each.
-_STRIP_BYTES = 2**22
+_STRIP_BYTES = 2**20
 
 
 class Strips:
