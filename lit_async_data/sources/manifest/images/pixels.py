@@ -9,6 +9,7 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.sources.manifest.images.cropping import Box, Crop, whole_pixels
+from lit_async_data.sources.manifest.images.fax import check_fax
 from lit_async_data.sources.manifest.images.image_bytes import JPEG, PNG, TIFF, WEBP, has_frames
 from lit_async_data.sources.manifest.images.image_shape import CHANNELS, DEEP, INDICES, ImageShape
 from lit_async_data.sources.manifest.images.jpeg import jpeg_pixels
@@ -94,6 +95,8 @@ def _decoded(picture: Picture, factor: int) -> Any:
     if factor > 1:
         image.draft(None, (image.size[0] // factor, image.size[1] // factor))
     image.load()
+    if picture.kind == TIFF:
+        check_fax(picture.data, image)
     if picture.kind == PNG and (picture.data[INTERLACED] or _last_row(image).getbbox() is None):
         check_rows(picture.data, picture.parts)
     return image

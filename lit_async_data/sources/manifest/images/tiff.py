@@ -26,7 +26,7 @@ _OFFSETS, _COUNTS = (273, 324), (279, 325)  # of strips and of tiles
 _WANTED = {_NEW_KIND, _OLD_KIND, _WIDTH, _HEIGHT, _EXIF, *_SAID}
 # Bits of NewSubfileType, and the value of the older tag, of what is no page: smaller copies and masks.
 _SMALLER, _MASK, _OLD_SMALLER = 1, 4, 2
-_JPEG, _OPTIONAL = 7, ("lzma", "zstd", "webp")
+_JPEG, _GROUP_4, _OPTIONAL = 7, 4, ("lzma", "zstd", "webp")
 _PLAIN = ("L", "LA", "RGB", "RGBA")
 _LETTERS = {3: "H", 4: "I", 13: "I", 16: "Q"}  # of types of numbers
 # The longest side of a thumbnail as Exif defines it; cameras that store one as a second image do not mark it.
@@ -123,7 +123,7 @@ def keep_as_stored(image: Any) -> None:
 
 
 def strip_bytes(image: Any) -> int:
-    """Bytes of the strip or tile that Pillow decodes at a time, besides the pixels.
+    """Bytes that Pillow's decoder holds besides the pixels: a strip or tile, and of fax data two copies to check them.
 
     Args:
         image: Pillow's.
@@ -133,7 +133,8 @@ def strip_bytes(image: Any) -> int:
     tags, (width, height) = image.tag_v2, image.size
     columns, rows = tags.get(_TILE_WIDTH, width), min(tags.get(_TILE_LENGTH, tags.get(_ROWS, height)), height)
     values = tags.get(_SAMPLES, 1) if tags.get(_PLANES, 1) == 1 else 1
-    return int(rows * -(-columns * values * max(tags.get(_BITS, (1,))) // 8))
+    strip = int(rows * -(-columns * values * max(tags.get(_BITS, (1,))) // 8))
+    return strip + (2 * rows * columns if tags.get(_COMPRESSION) == _GROUP_4 else 0)
 
 
 def is_plain(image: Any) -> bool:

@@ -280,6 +280,7 @@ COSTLY_FILES = {
     "strip.tiff": ("RGB", {"compression": "tiff_lzw", "tiffinfo": {278: SIDE}}),
     "strip of inks.tiff": ("CMYK", {"compression": "tiff_lzw", "tiffinfo": {278: SIDE}}),
     "jpeg strip.tiff": ("RGB", {"compression": "jpeg", "tiffinfo": {278: SIDE}}),
+    "fax.tiff": ("1", {"compression": "group4", "tiffinfo": {278: SIDE}}),
     "lossy.webp": ("RGB", {"quality": 50, "method": 0}),
     "lossless.webp": ("RGB", {"lossless": True, "quality": 0, "method": 0}),
     "text.png": ("RGB", {"compress_level": 0}),
