@@ -37,6 +37,7 @@ ROOMS = [
     "host",
     "device",
     "engine",
+    "base_loader",
     "loader",
     "prefetch",
     "lightning",

@@ -35,7 +35,7 @@ def test_nan_in_the_first_batch_is_counted_and_logged_once(caplog, options, dtyp
         loader.device_depth = 0  # whatever reads from here on is new
         list(loader)
     (line,) = warned(caplog)
-    assert line.startswith("x: 2 of the 4 samples of the first batch hold NaN, the first in row 1 of memory, ")
+    assert line.startswith("x: 2 of the 4 samples of the first batch hold NaN, the first in row 1 of memory; ")
     assert "torch.nan_to_num" in line
 
 
