@@ -69,7 +69,7 @@ def test_the_row_is_that_of_the_file(caplog, h5):
     with AsyncLoader(SubsetSource(HDF5Source(path, ["data"]), [2, 0]), {"batch_size": 2, "shuffle": False}) as loader:
         next(loader)
     (line,) = warned(caplog)
-    assert f"the first in row 2 of {path}, " in line
+    assert f"the first in row 2 of {path}; " in line
 
 
 def test_each_stage_has_a_line(caplog):
