@@ -24,7 +24,7 @@ from lit_async_data.host.resource_plan import ResourcePlan, slow
 from lit_async_data.host.schedule import schedule_of
 from lit_async_data.host.stats import LoaderStats, QueueFill, WaitMeter
 from lit_async_data.options import LoaderOptions, non_negative_int
-from lit_async_data.order.epoch_cursor import At, EpochCursor, StepsWanted
+from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, StepsWanted
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.base import Source
 from lit_async_data.threads import leave_at_exit
@@ -162,7 +162,7 @@ class AsyncLoader:
                     engine.queue.top_up(self._passes.following(key))
             self._meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
         except (ReadError, SourceError, TransformError):
-            self._passes.at, self._interrupted = after, False  # the batch has had its turn
+            self._passes.state, self._interrupted = after, False  # the batch has had its turn
             leave_at_exit()
             raise
         except Exception:
@@ -171,7 +171,7 @@ class AsyncLoader:
             raise
         # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so that none comes
         # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
-        self._passes.at, self._interrupted = after, False
+        self._passes.state, self._interrupted = after, False
         return batch
 
     def next(self) -> Batch:
@@ -277,7 +277,7 @@ class AsyncLoader:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        if self._engine is not None or self._passes.at != At():
+        if self._engine is not None or self._passes.state != CursorState():
             self.__reduce_ex__(4)
         made = object.__new__(type(self))
         memo[id(self)] = made

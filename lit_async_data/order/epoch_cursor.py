@@ -1,9 +1,9 @@
-"""`EpochCursor`: which epoch and step a loader is asked for, in the way that Lightning asks.
+"""`EpochCursor`: which epoch and step the consumer of a loader asks for next.
 
-``iter()`` marks a pass as wanted and does nothing else: Lightning calls it two or three times per epoch, before and
-after ``set_epoch``. The first batch binds the pass: to the epoch that ``set_epoch`` named since the last pass, else to
-the one after the last, also when that was left early. Without a shuffle epochs are alike, and ``set_epoch`` changes
-nothing: what was read ahead serves.
+``iter()`` only announces a pass: Lightning calls it two or three times per epoch, before and after ``set_epoch``. The
+first batch binds the pass to an epoch: to the one that ``set_epoch`` requested since the last pass, otherwise to the
+one after the last, even if that ended early. Without a shuffle all epochs are alike, and ``set_epoch`` changes nothing,
+so that batches already read ahead can be used.
 """
 
 from __future__ import annotations
@@ -13,93 +13,93 @@ from typing import NamedTuple
 
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
 
-# How many steps of a pass, and of those after it, will be wanted; None for all.
+# Returns how many steps of the next pass the consumer will take, and how many of each pass after it; None for all.
 StepsWanted = Callable[[], tuple[int | None, int | None]]
 
 
-class At(NamedTuple):
+class CursorState(NamedTuple):
     """Where the consumer is.
 
     Attributes:
-        epoch: Of the pass that has begun last; -1 before the first.
-        step: The next one of it.
+        epoch: Epoch of the last pass begun; -1 before the first.
+        step: Next step of that pass.
         fresh: Whether the next batch begins a pass.
-        told: The epoch that was named for the pass that begins next.
+        requested: Epoch that ``set_epoch`` requested for the next pass.
     """
 
     epoch: int = -1
     step: int = 0
     fresh: bool = True
-    told: int | None = None
+    requested: int | None = None
 
 
 class EpochCursor:
-    """Where the consumer is. Refers to no loader, so that one that is dropped is closed at once.
+    """Tracks where the consumer is. Holds no reference to the loader, so that a dropped loader closes at once.
 
-    All of its state is one value, replaced as a whole: an interrupt leaves that before or that after.
+    The whole state is one tuple that is replaced in a single assignment: an interrupt leaves the old or the new one.
 
     Args:
         schedule: The order; its ``limits`` are set when a pass begins.
 
     Attributes:
-        at: Where the consumer is. To be set to what `after` gives, once a batch has had its turn.
+        state: Where the consumer is. The loader sets it to `after` once a batch was handed out or has failed.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self.at = At()
+        self.state = CursorState()
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch of the next pass that begins."""
-        self.at = self.at._replace(told=epoch)
+        """Requests the epoch of the next pass."""
+        self.state = self.state._replace(requested=epoch)
 
     def restart(self) -> None:
-        """The next batch begins a pass."""
-        self.at = self.at._replace(fresh=True)
+        """Lets the next batch begin a pass."""
+        self.state = self.state._replace(fresh=True)
 
     @property
     def started(self) -> bool:
         """Whether the pass has had its first batch."""
-        return not self.at.fresh
+        return not self.state.fresh
 
     @property
     def over(self) -> bool:
         """Whether the pass has had its last batch."""
-        return not self.at.fresh and self.at.step >= self._schedule.steps
+        return not self.state.fresh and self.state.step >= self._schedule.steps
 
     def expect(self, steps_wanted: StepsWanted) -> None:
-        """Be told already how much of the pass that begins next will be wanted; it is to be read ahead."""
-        if self.at.fresh:
+        """Sets the limits of the next pass before it begins, so that it can be read ahead."""
+        if self.state.fresh:
             self._schedule.limits = Limits(self._next_epoch, *steps_wanted())
 
     def upcoming(self, steps_wanted: StepsWanted) -> BatchIndex | None:
-        """The key of the next batch, or None if the pass is over; the same until `at` is set.
+        """Returns the key of the next batch, or None if the pass is over. Changes only with `state`.
 
         Args:
-            steps_wanted: Asked when a pass begins.
+            steps_wanted: Called when a pass begins.
         """
-        if self.at.fresh:
+        if self.state.fresh:
             self._schedule.limits = Limits(self._next_epoch, *steps_wanted())
             return BatchIndex(self._next_epoch, 0) if self._schedule.steps else None
-        return None if self.over else BatchIndex(self.at.epoch, self.at.step)
+        return None if self.over else BatchIndex(self.state.epoch, self.state.step)
 
-    def after(self, key: BatchIndex) -> At:
-        """Where the consumer is when the batch of this key, which is the upcoming one, has had its turn."""
-        told = None if self.at.fresh else self.at.told  # what was named for this pass is used up
-        return At(key.epoch, key.step + 1, fresh=False, told=told)
+    def after(self, key: BatchIndex) -> CursorState:
+        """Returns the state after the batch of this key, which is the upcoming one."""
+        requested = None if self.state.fresh else self.state.requested  # this pass used up its request
+        return CursorState(key.epoch, key.step + 1, fresh=False, requested=requested)
 
     def following(self, key: BatchIndex) -> BatchIndex:
-        """The key that will be asked for after this one, as far as can be known."""
+        """Returns the key that the consumer will probably ask for after this one."""
         return self._schedule.following(key)
 
     @property
     def wanted(self) -> BatchIndex:
-        """The key that will be asked for next, as far as can be known."""
-        if self.at.fresh:
+        """The key that the consumer will probably ask for next."""
+        if self.state.fresh:
             return BatchIndex(self._next_epoch, 0)
-        return self._schedule.following(BatchIndex(self.at.epoch, self.at.step - 1))
+        return self._schedule.following(BatchIndex(self.state.epoch, self.state.step - 1))
 
     @property
     def _next_epoch(self) -> int:
-        told = self.at.told
-        return self.at.epoch + 1 if told is None or not self._schedule.shuffled else told
+        requested = self.state.requested
+        return self.state.epoch + 1 if requested is None or not self._schedule.shuffled else requested
