@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +13,6 @@ from lit_async_data.device.inline_queue import Transform
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.device.streams import TorchStreams, has_streams
 from lit_async_data.device.transform import DeviceTransform
-from lit_async_data.errors import WorkerError
 from lit_async_data.host import memory
 from lit_async_data.host.stats import QueueFill
 from lit_async_data.order.permutation import derived_key
@@ -24,6 +22,7 @@ from lit_async_data.prefetch.host_queue import HostQueue, as_it_came
 from lit_async_data.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.prefetch.packing import Packer
 from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
+from lit_async_data.threads import ProcessGuard
 
 
 class Relay:
@@ -55,7 +54,7 @@ class Relay:
     ) -> None:
         self.device = device
         self._threaded = threaded
-        self._pid = os.getpid()
+        self._process = ProcessGuard()
         self._staging = PinnedBufferPool(functools.partial(memory.allocated, pinned=True), most=0)
         on_device = has_streams(device)
         self.feed = IteratorFeed(loader, Packer(self._staging) if on_device else as_it_came, 0, state, watch)
@@ -95,10 +94,9 @@ class Relay:
 
     def check(self) -> None:
         """Raise `WorkerError` in a fork of the process that began to read."""
-        if self._forked:
-            raise WorkerError(
-                f"this loader reads in process {self._pid} and cannot be used in its fork {os.getpid()}, where its "
-                "thread does not exist; call prefetched() in the child"
+        if self._process.forked:
+            raise self._process.error(
+                "this loader reads", "its thread does not exist there; call prefetched() in the child"
             )
 
     def rest(self, *, wait: bool = True) -> None:
@@ -118,12 +116,8 @@ class Relay:
         Args:
             wait: As for `rest`.
         """
-        if not self._forked:  # else thread and device are another process's, and so may be whoever held a lock
+        if not self._process.forked:  # else thread and device are another process's, and so may be whoever held a lock
             self.rest(wait=wait)
-
-    @property
-    def _forked(self) -> bool:
-        return self._pid != os.getpid()
 
 
 def _drawn(rank: int, key: BatchIndex) -> int:
