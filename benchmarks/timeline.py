@@ -126,8 +126,8 @@ def main(path: str) -> None:
     for panel, (depth, title) in zip(panels, titles.items(), strict=True):
         drawn(panel, recorded(depth), title)
     panels[-1].set_xlabel(
-        f"milliseconds; reads of {1e3 * READ_S:.0f} ms, copies of {1e3 * COPY_S:.0f} ms, steps of {1e3 * STEP_S:.0f} ms "
-        "on a simulated device; the numbers are batches",
+        f"milliseconds; reads of {1e3 * READ_S:.0f} ms, copies of {1e3 * COPY_S:.0f} ms, steps of {1e3 * STEP_S:.0f} "
+        "ms on a simulated device; the numbers are batches",
         fontsize=8,
         color=QUIET,
     )

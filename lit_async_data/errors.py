@@ -2,22 +2,22 @@
 
 ::
 
-    AsyncDataError                 anything below; carries where it happened
+    AsyncDataError                 base of all; says where the error happened
     ├── ConfigError (ValueError)   an option is wrong: change the named key and start again
     │   └── MemoryBudgetError      the batches do not fit: the message says how many bytes they need
-    ├── SourceError                the data are not what the source was told they are, or the system does not read them
-    │   ├── MissingError           a file or dataset is not there
-    │   ├── FormatError            it is there, but cannot be a field of a batch
-    │   ├── ChangedError           a file is not the one that was opened
+    ├── SourceError                the data do not match the source's description, or the system cannot read them
+    │   ├── MissingError           a file or dataset does not exist
+    │   ├── FormatError            it exists, but cannot be a field of a batch
+    │   ├── ChangedError           a file changed after the source was built
     │   ├── CorruptError           stored bytes do not decode to what the file promises
     │   └── ManifestError          a row of a table is wrong
     ├── ReadError                  reading a batch failed: raised at that batch's place in the order
-    ├── TransformError             a hook of yours failed on a batch
-    ├── TransferError              what is on the device is not what was read; see ``verify_copies``
-    ├── WorkerError                a worker died, or a loader crossed a fork
+    ├── TransformError             your transform failed on a batch
+    ├── TransferError              a batch on the device differs from the one read; see ``verify_copies``
+    ├── WorkerError                a worker died, or a fork uses its parent's loader or source
     ├── StalledError (TimeoutError) no batch came within ``timeout_s``
     ├── ResumeError                a saved position does not fit these data
-    └── ClosedError                the loader was closed before it was asked
+    └── ClosedError                the loader is closed
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class AsyncDataError(Exception):
     """Base of every error of this package.
 
     Args:
-        message: Where it happened and what to do about it, in one or two sentences.
-        file: Path of the file concerned.
+        message: Where it happened, what is wrong, and what to do about it.
+        file: Path of the file.
         dataset: Name of the dataset inside ``file``.
         row: Row of that dataset, counted from 0.
         sample_id: Sample number in the source, as ``source.locate`` takes it.
-        stage: What was being done: ``"read"``, ``"transform"``, ``"copy"``, …
-        worker: Number of the worker that did it.
+        stage: What failed: ``"read"``, ``"transform"``, ``"copy"``, …
+        worker: Number of the worker in which it failed.
 
-    Each of these is also an attribute; it is None where it is unknown.
+    Each of these is also an attribute, None if unknown.
 
     Example:
         >>> error = ReadError("scan.h5:/data[7]: short read", file="scan.h5", row=7)
@@ -71,15 +71,15 @@ class ConfigError(AsyncDataError, ValueError):
 
 
 class MemoryBudgetError(ConfigError):
-    """The memory that the options ask for is more than ``memory_budget``."""
+    """The options need more memory than ``memory_budget`` allows."""
 
 
 class SourceError(AsyncDataError):
-    """The data are not what the source was told they are, or the system does not read them: the message says why.
+    """The data do not match the source's description, or the system cannot read them.
 
     Args:
         message: As for `AsyncDataError`.
-        errors: Where this one stands for several, each of them, in the order of the samples.
+        errors: If this error stands for several, each of them, in the order of the samples.
         **where: As for `AsyncDataError`.
 
     Example:
@@ -94,16 +94,16 @@ class SourceError(AsyncDataError):
 
     @property
     def errors(self) -> tuple[SourceError, ...]:
-        """The error of each sample that is wrong: this one itself, where there is one only."""
+        """The error of each bad sample; this error itself if there is only one."""
         return self._errors or (self,)
 
 
 class MissingError(SourceError):
-    """A file or dataset is not there."""
+    """A file or dataset does not exist."""
 
 
 class FormatError(SourceError):
-    """A file or dataset is there, but cannot be read as a field of a batch."""
+    """A file or dataset exists, but cannot be read as a field of a batch."""
 
 
 class ChangedError(SourceError):
@@ -115,7 +115,7 @@ class CorruptError(SourceError):
 
 
 class ManifestError(SourceError):
-    """A row of a manifest table is wrong, or several rows name files that cannot be read."""
+    """A row of a manifest table is wrong, or rows name files that cannot be read."""
 
 
 class ReadError(AsyncDataError):
@@ -125,7 +125,7 @@ class ReadError(AsyncDataError):
     def of_batch(
         cause: BaseException, epoch: int, step: int, samples: Sequence[int], worker: int | None
     ) -> AsyncDataError:
-        """The error of a batch: its cause, if that is one of ours and says where it happened, else a `ReadError`."""
+        """Returns the error to raise for a batch: the cause if it is of this package, otherwise a `ReadError`."""
         if isinstance(cause, AsyncDataError):
             cause.stage = cause.stage or "read"
             cause.worker = worker if cause.worker is None else cause.worker
@@ -145,15 +145,15 @@ class ReadError(AsyncDataError):
 
 
 class TransformError(AsyncDataError):
-    """A hook failed on a batch; the cause is chained."""
+    """A transform failed on a batch; the cause is chained."""
 
 
 class TransferError(AsyncDataError):
-    """A batch on its device is not, or is no more, what was read: copy verification found it."""
+    """Copy verification found that a batch on the device differs from the one read."""
 
 
 class WorkerError(AsyncDataError):
-    """A worker could not be started, died, or belongs to another process."""
+    """A worker could not be started, died, or belongs to another process (after a fork)."""
 
 
 class StalledError(AsyncDataError, TimeoutError):
@@ -165,10 +165,10 @@ class ResumeError(AsyncDataError):
 
 
 class ClosedError(AsyncDataError):
-    """The loader has been closed."""
+    """The loader is closed."""
 
 
 def few(numbers: Sequence[int]) -> str:
-    """The first numbers of many, for a message."""
+    """Returns the first three numbers, and their count if there are more, for a message."""
     shown = ", ".join(map(str, numbers[:3]))
     return shown if len(numbers) <= 3 else f"{shown}, … ({len(numbers)} in all)"

@@ -28,7 +28,7 @@ from lit_async_data.host.resource_plan import AHEAD, ResourcePlan, slow
 from lit_async_data.host.sample_reader import BATCH_KEYS, SampleReader, indexed_spec
 from lit_async_data.host.schedule import schedule_of
 from lit_async_data.options import LoaderOptions
-from lit_async_data.order.epoch_cursor import At, EpochCursor, StepsWanted
+from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, StepsWanted
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.base import CachingSource, Source, ids_of, is_random
@@ -140,7 +140,7 @@ class AsyncLoader(BaseLoader):
         started = time.perf_counter()
         engine, cursor, run = self._running(), self._cursor, self._run
         fill = engine.ready
-        if cursor.at.fresh:
+        if cursor.state.fresh:
             self._begin(engine)
         key = cursor.upcoming
         if key is None:
@@ -155,7 +155,7 @@ class AsyncLoader(BaseLoader):
                     engine.queue.top_up(cursor.schedule.following(key))
             run.meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
         except (ReadError, SourceError, TransformError):
-            cursor.at, run.interrupted = after, False  # the batch has had its turn
+            cursor.state, run.interrupted = after, False  # the batch has had its turn
             leave_at_exit()
             raise
         except Exception:
@@ -164,7 +164,7 @@ class AsyncLoader(BaseLoader):
             raise
         # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
         # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
-        cursor.at, run.interrupted = after, False
+        cursor.state, run.interrupted = after, False
         return batch
 
     def next(self) -> Batch:
@@ -216,7 +216,7 @@ class AsyncLoader(BaseLoader):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        if self._run.engine is not None or self._cursor.at != At():
+        if self._run.engine is not None or self._cursor.state != CursorState():
             self.__reduce_ex__(4)
         made = object.__new__(type(self))
         memo[id(self)] = made

@@ -1,15 +1,17 @@
-"""`ThreadWorker`: a thread that does one piece of work after another until there is none.
+"""Threads and waits that survive an interrupt (Ctrl-C), and a guard against use in a fork.
 
-What it knows of its thread it keeps itself, in locks made of C. An interrupt (Ctrl-C) inside `is_alive` or `join` of
-`threading.Thread` makes that class take a living thread for a dead one for ever (bpo-45274), and one inside
-`threading.Condition.__enter__` leaves its lock locked. One inside `Thread.start` becomes a RuntimeError; so that is
-called in a thread of its own, since interrupts arrive in the main thread alone.
+The module uses only ``threading.Lock``, which is implemented in C, to track its threads. Python's own classes do not
+survive an interrupt everywhere. Inside `is_alive` or `join` of `threading.Thread`, it makes that class take a living
+thread for a dead one for ever (bpo-45274). Inside ``threading.Condition.__enter__``, it leaves the lock locked. Inside
+`Thread.start`, it becomes a RuntimeError; so a helper thread makes that call, since interrupts arrive only in the main
+thread.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,17 +20,47 @@ from lit_async_data.errors import WorkerError
 
 
 def leave_at_exit() -> None:
-    """End this thread if it is a daemon thread and the interpreter is on its way out, which has closed what it uses.
+    """Ends a daemon thread at interpreter exit, when the modules and files that it uses may be closed already.
 
     Raises:
-        SystemExit: It is; a thread that ends by it prints no traceback.
+        SystemExit: The interpreter exits. It ends the thread without a traceback.
     """
     if threading.current_thread() is not threading.main_thread() and not threading.main_thread().is_alive():
         raise SystemExit
 
 
+class ProcessGuard:
+    """Detects use in a fork of the process that built it: threads, locks and HDF5 handles do not survive a fork.
+
+    Example:
+        >>> ProcessGuard().forked
+        False
+    """
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that built the guard."""
+        return self._pid != os.getpid()
+
+    def error(self, event: str, advice: str, *, file: str | None = None) -> WorkerError:
+        """Returns the error to raise in a fork.
+
+        Args:
+            event: What happened in the parent, such as ``"this loader was built"``.
+            advice: Why it cannot be used in the fork, and what to do.
+            file: Path of the file concerned.
+        """
+        pids = f"in process {self._pid} and cannot be used in its fork {os.getpid()}"
+        return WorkerError(f"{event} {pids}: {advice}", file=file)
+
+
 class Bell:
-    """Wakes one thread that waits, now or when it next does. An interrupt can come at any point of it.
+    """Wakes one waiting thread, or the next one that waits. Safe to interrupt at any point.
 
     Example:
         >>> bell = Bell()
@@ -37,21 +69,21 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._silent = threading.Lock()  # held while there is nothing to wake up for
+        self._silent = threading.Lock()  # held until a ring
         self._silent.acquire()
 
     def ring(self) -> None:
-        """Wake the thread that waits, or the next that does; several rings may count as one."""
+        """Wakes the waiting thread, or the next one that waits. Several rings may count as one."""
         with contextlib.suppress(RuntimeError):  # it has rung already
             self._silent.release()
 
     def wait(self, timeout: float) -> None:
-        """Wait for a ring, at most this many seconds."""
+        """Waits for a ring, at most ``timeout`` seconds."""
         self._silent.acquire(timeout=timeout)
 
 
 class Gate:
-    """Is opened once, for all threads that wait for it. An interrupt can come at any point of it.
+    """Opens once, for all threads that wait for it. Safe to interrupt at any point.
 
     Example:
         >>> gate = Gate()
@@ -64,72 +96,75 @@ class Gate:
 
     def __init__(self) -> None:
         self._opened = False
-        self._shut = threading.Lock()  # held until it is opened, then by each thread for a moment as it passes
-        self._shut.acquire()
+        self._closed = threading.Lock()  # held until `open`, and then briefly by each thread that passes
+        self._closed.acquire()
 
     def open(self) -> None:
-        """Let all threads pass from now on; may be called again."""
+        """Lets all threads pass from now on. Idempotent."""
         self._opened = True
         with contextlib.suppress(RuntimeError):  # it was open
-            self._shut.release()
+            self._closed.release()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is open, at most this many seconds.
+        """Waits until the gate is open, at most ``timeout`` seconds.
 
         Returns:
-            Whether it is open. An interrupt in another thread that passes can hold this one up until the time is over.
+            Whether it is open. If an interrupt hits another thread that passes, this one may wait the whole time.
         """
-        if not self._opened and self._shut.acquire(timeout=timeout):
-            with contextlib.suppress(RuntimeError):  # it was opened again meanwhile
-                self._shut.release()
+        if not self._opened and self._closed.acquire(timeout=timeout):
+            with contextlib.suppress(RuntimeError):  # `open` was called again meanwhile
+                self._closed.release()
         return self._opened
 
 
 class ThreadWorker:
-    """A daemon thread, so that one stuck in a dead disk cannot keep the interpreter from ending.
+    """Repeats a function in a daemon thread. One stuck in a dead disk cannot keep the interpreter from exiting.
 
     Args:
-        number: Which worker it is, for messages.
-        work: Does one piece and returns True, or returns False to end the thread. It gets the worker, and says in
-            `begin` and `rest` what it is doing.
-        name: What it is for, in the name of its thread.
+        number: Number of the worker, for messages.
+        work: Does one piece of work and returns True, or returns False to end the thread. It gets the worker, and
+            reports what it does with `begin` and `rest`.
+        name: Purpose of the thread, for its name.
 
     Attributes:
-        error: What has ended the thread, if ``work`` raised it.
+        error: The error of ``work`` that ended the thread; None if there was none.
     """
 
     def __init__(self, number: int, work: Callable[[ThreadWorker], bool], name: str = "reader") -> None:
         self.number = number
-        self._work: Callable[[ThreadWorker], bool] | None = work  # None when the thread has ended, or will never work
+        self._work: Callable[[ThreadWorker], bool] | None = work  # None once the thread will do no more work
         self._task: tuple[object, float] | None = None
         self.error: BaseException | None = None
         self._started = False  # whether `start` has returned
-        self._launching = False  # whether `_launch` has been begun, and has not come to its end
-        self._refused: RuntimeError | None = None  # why there is no thread
-        self._launched = threading.Lock()  # held until `_launch` has come to its end
+        self._launching = False  # whether the helper thread runs `_launch`
+        self._start_error: RuntimeError | None = None
+        self._launched = threading.Lock()  # held until `_launch` ends
         self._launched.acquire()
-        self._began = False  # whether the thread has tried to take its fate
-        self._fate = threading.Lock()  # taken by the thread that begins to work, or by whoever keeps it from that
+        self._began = False  # whether the thread has tried to take the claim
+        self._claim = threading.Lock()  # taken by the thread before it works, or by `join` to keep it from working
         self._working = threading.Lock()  # held until the thread has done its last work
         self._working.acquire()
         self._thread = threading.Thread(target=self._main, name=f"lit_async_data {name} {number}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. If that is interrupted, `join` sees to it that it does no work.
+        """Starts the thread. If an interrupt ends this call, the thread does no work once `join` was called.
 
         Raises:
-            WorkerError: The system gives no more threads.
+            WorkerError: The system refuses to start another thread.
         """
         try:
-            self._launching = True  # no interrupt comes between this and the call: nothing else is called
+            self._launching = True  # no interrupt can come before the next call: there is no call in between
             _thread.start_new_thread(self._launch, ())
         except RuntimeError as error:
-            self._launching, self._refused = False, error.with_traceback(None)
+            self._launching, self._start_error = False, error.with_traceback(None)
         if self._launching:
             self._launched.acquire()
-        if self._refused is not None:
-            message = f"worker {self.number} could not be started: {self._refused}"
-            raise WorkerError(message, worker=self.number) from self._refused
+        if self._start_error is not None:
+            raise WorkerError(
+                f"worker {self.number} could not be started: {self._start_error}; use fewer threads, or raise the "
+                "system's limit on them",
+                worker=self.number,
+            ) from self._start_error
         self._started = True
 
     @property
@@ -139,15 +174,15 @@ class ThreadWorker:
 
     @property
     def reason(self) -> str:
-        """What has ended the thread, for a message; empty if no error has."""
+        """The error that ended the thread, for a message; empty if there was none."""
         return "" if self.error is None else f" by {type(self.error).__name__}: {self.error}"
 
     def begin(self, task: object) -> None:
-        """Note what the worker is at from now on; it is made text only if somebody asks."""
+        """Records the current task. It is converted to text only for messages."""
         self._task = (task, time.monotonic())
 
     def rest(self) -> None:
-        """Note that it does nothing."""
+        """Records that the worker is idle."""
         self._task = None
 
     def __str__(self) -> str:
@@ -158,14 +193,14 @@ class ThreadWorker:
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread to end, at most this many seconds.
+        """Waits for the thread to end, at most about ``timeout`` seconds. A thread that has not begun never will.
 
         Returns:
-            Whether it has ended. One that has not begun to work never will.
+            Whether it has ended.
         """
         if threading.current_thread() is self._thread:
             return False
-        if self._fate.acquire(blocking=False) or not self._began:
+        if self._claim.acquire(blocking=False) or not self._began:
             self._work = None
         elif self._work is not None:
             if not self._working.acquire(timeout=timeout):
@@ -174,14 +209,14 @@ class ThreadWorker:
         if self._launching and not self._launched.acquire(timeout=timeout):
             return False
         if self._thread.ident is not None:
-            self._thread.join(timeout)  # it has only to leave
+            self._thread.join(timeout)  # its work is done; it is about to end
         return True
 
     def _launch(self) -> None:
         try:
             self._thread.start()
         except RuntimeError as error:
-            self._refused = error.with_traceback(None)
+            self._start_error = error.with_traceback(None)
         finally:
             self._launching = False
             self._launched.release()
@@ -189,9 +224,9 @@ class ThreadWorker:
     def _main(self) -> None:
         self._began = True
         try:
-            if self._fate.acquire(blocking=False):
+            if self._claim.acquire(blocking=False):
                 self._run()
-        except BaseException as error:  # noqa: BLE001  # whoever waits for this worker raises it
+        except BaseException as error:  # noqa: BLE001  # the consumer raises it
             self.error = error
         finally:
             self._work = None

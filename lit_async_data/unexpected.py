@@ -1,4 +1,4 @@
-"""`Unexpected`: errors that must not stop what goes on, of which those that nobody foresaw are logged."""
+"""`Unexpected`: suppresses errors of optional work, and logs the first one that indicates a bug."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from lit_async_data.errors import SourceError
 
 
 class Unexpected:
-    """Suppresses errors of the ``with`` block. The first that was not to be expected is logged, with its traceback.
+    """Suppresses errors of the ``with`` block, and logs the first unexpected one with its traceback.
+
+    For optional work, such as reading ahead: if the data are bad, the required read raises the error later.
 
     Args:
-        log: Where to.
-        what: What failed, and what follows from it, for the message.
-        expected: Errors that are raised again elsewhere, and need no line here.
+        log: The logger.
+        what: What failed and what follows from it, for the message.
+        expected: Errors that are not logged, since the required work raises them again.
 
     Example:
         >>> ahead = Unexpected(logging.getLogger("example"), "reading ahead failed")
@@ -38,13 +40,17 @@ class Unexpected:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        # At the interpreter's exit, what a daemon thread uses has been closed before the thread ends.
+        # At interpreter exit, modules and files that a daemon thread uses are closed before the thread ends.
         if not isinstance(error, self._expected) and threading.main_thread().is_alive():
             self.log("".join(traceback.format_exception(error)))
         return True
 
     def log(self, trace: str) -> None:
-        """Log an error once, given as the text of its traceback, which refers to no frame."""
+        """Logs an error, the first time only.
+
+        Args:
+            trace: Its traceback as text, which keeps no frames alive.
+        """
         if not self._logged:
             self._logged = True
             self._log.warning(

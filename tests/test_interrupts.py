@@ -239,9 +239,9 @@ def test_a_worker_whose_start_is_interrupted_never_works(monkeypatch):
 
 
 def test_a_worker_that_is_given_up_is_so_also_where_that_was_interrupted():
-    """1. `join` takes the worker's fate, and is interrupted. 2. It is called again."""
+    """1. `join` takes the worker's claim, and is interrupted. 2. It is called again."""
     worker = ThreadWorker(0, lambda worker: True)
-    assert worker._fate.acquire(blocking=False)
+    assert worker._claim.acquire(blocking=False)
     assert worker.join(30)
     worker.start()
     assert worker.join(30)

@@ -1,4 +1,4 @@
-"""What a batch looks like: `FieldSpec` and `BatchSpec`, and `BatchLayout`, its place in raw memory."""
+"""What a batch looks like: `FieldSpec` and `BatchSpec`; and `BatchLayout`, where its fields are in a slot."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# cudaMalloc and the pinned allocator of torch align to this; a field that starts here can be copied as it is.
+# cudaMalloc and torch's pinned allocator align to this. A field that starts here can be copied directly.
 ALIGNMENT = 512
-# What a tensor can hold: (kind, itemsize) of numpy.
+# Element types that a tensor can have, as (kind, itemsize) of numpy.
 TENSOR_TYPES = {("b", 1), *((k, n) for k in "iu" for n in (1, 2, 4, 8)), *(("f", n) for n in (2, 4, 8))}
 TENSOR_TYPES |= {("c", 8), ("c", 16)}
-# A field of at most this many bytes per batch is handed out as a copy: collecting labels then holds no images.
+# A field of at most this many bytes per batch is handed out as a copy, so that a list of labels keeps no slots alive.
 SMALL_BYTES = 64 * 1024
 
 Bytes = npt.NDArray[np.uint8]
@@ -29,12 +29,12 @@ class FieldSpec:
     """One field of a sample.
 
     Attributes:
-        shape: Shape of one sample as it is delivered, without N; channels first where there are any.
-        dtype: Element type as it is delivered, in native byte order.
-        channel: Which of the stored sample axes holds the channels; None where no axis moves.
-        classes: Names of the values 0, 1, 2, …, where they have any.
-        narrow: Element type as stored, where that takes fewer bytes than ``dtype``: a source can fill arrays of either,
-            and values on their way to a device are cast there.
+        shape: Shape of one delivered sample, without N; channels first if it has any.
+        dtype: Delivered element type, in native byte order.
+        channel: Axis of the stored sample that holds the channels; None if no axis moves.
+        classes: Names of the values 0, 1, 2, …; empty if they have none.
+        narrow: Stored element type, if it takes fewer bytes than ``dtype``. A source can fill arrays of either type;
+            values for a device are copied in the narrow one and cast there.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -53,7 +53,7 @@ class FieldSpec:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape of one sample as it lies in the slot: the file's order of axes, so that no byte moves."""
+        """Shape of one sample in the slot: axes in the order of the file, so that reading moves no bytes."""
         if self.channel is None:
             return self.shape
         rest = list(self.shape[1:])
@@ -66,7 +66,7 @@ class FieldSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def delivered(self, stored: Any) -> Any:
-        """The view N, C, … of an array or tensor of shape ``(n, *stored_shape)``."""
+        """Returns an array or tensor of shape ``(n, *stored_shape)`` as a view with the axes N, C, …."""
         if self.channel in (None, 0):
             return stored
         moved = self.channel + 1
@@ -75,10 +75,10 @@ class FieldSpec:
 
 
 class BatchSpec(Mapping[str, FieldSpec]):
-    """The fields of a batch in their order, and whether batches are dicts or tuples. A mapping of keys to fields.
+    """The fields of a batch in order, and whether batches are dicts or tuples. A mapping of keys to fields. Immutable.
 
     Args:
-        fields: What each batch key holds.
+        fields: The field of each batch key.
         as_mapping: Batches are dicts if True, else tuples in the order of ``fields``.
 
     Example:
@@ -124,7 +124,7 @@ class BatchSpec(Mapping[str, FieldSpec]):
         return sum(field.nbytes for field in self.fields.values())
 
     def narrowed(self) -> BatchSpec:
-        """This spec with each field in the type that takes the fewest bytes: for the way to a device."""
+        """Returns this spec with each field in its narrow type, for copies to a device."""
         fields = {
             key: field if field.narrow is None else dataclasses.replace(field, dtype=field.narrow, narrow=None)
             for key, field in self.fields.items()
@@ -132,24 +132,31 @@ class BatchSpec(Mapping[str, FieldSpec]):
         return BatchSpec(fields, as_mapping=self.as_mapping)
 
     def packed(self, values: Mapping[str, Any]) -> dict[str, Any] | tuple[Any, ...]:
-        """Values by key as the user gets them: a dict or a tuple."""
+        """Converts values by key to a batch: a dict or a tuple."""
         return dict(values) if self.as_mapping else tuple(values[key] for key in self.fields)
 
     def with_field(self, key: str, field: FieldSpec) -> BatchSpec:
-        """This spec with one more field at the end."""
+        """Returns this spec with one more field at the end."""
         return BatchSpec({**self.fields, key: field}, as_mapping=self.as_mapping)
 
 
 class BatchLayout:
-    """Where each field of a batch lies in a slot of bytes. Immutable.
+    """Where each field is in a slot's bytes. Immutable.
 
-    Large fields come first, each aligned, and each is copied to the device by itself. The small ones follow in one
-    block, which travels in one copy.
+    Large fields come first, each aligned and copied to the device by itself. Small fields follow in one block, which
+    takes a single copy.
 
     Args:
         spec: The fields.
-        capacity: Samples of one batch that must fit.
-        batches: Batches that must fit; a field's values lie together over all of them.
+        capacity: Most samples of one batch.
+        batches: Most batches of one slot. A field's values are contiguous over all of them.
+
+    Attributes:
+        small: Keys of the fields of at most `SMALL_BYTES` per batch.
+        large: Keys of the other fields.
+        offsets: First byte of each field, by key.
+        small_start: First byte of the block of small fields.
+        nbytes: Bytes of one slot.
     """
 
     def __init__(self, spec: BatchSpec, capacity: int, batches: int = 1) -> None:
@@ -162,7 +169,7 @@ class BatchLayout:
         end = self._place(self.large, sizes, 0)
         self.small_start = end
         self.nbytes = max(self._place(self.small, sizes, end), ALIGNMENT)
-        # Asked for with every batch: computed once.
+        # Every batch needs these; they are computed once.
         self._fields = [
             (key, self.offsets[key], field.nbytes, field.dtype, field.stored_shape)
             for key, field in spec.fields.items()
@@ -175,15 +182,15 @@ class BatchLayout:
         return end
 
     def views(self, memory: Bytes, count: int, first: int = 0) -> dict[str, Array]:
-        """Every field of ``count`` samples as a view of a slot, in the order of the spec.
+        """Returns views of the fields of ``count`` samples in a slot, in the order of the spec.
 
         Args:
             memory: uint8 array over the slot.
-            count: Samples wanted.
-            first: Row at which they begin.
+            count: Number of samples.
+            first: Row of the first sample.
 
         Returns:
-            Arrays of shape ``(count, *stored_shape)``.
+            Arrays of shape ``(count, *stored_shape)`` by key.
         """
         views = {}
         for key, offset, nbytes, dtype, shape in self._fields:

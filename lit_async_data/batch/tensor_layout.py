@@ -1,4 +1,4 @@
-"""`TensorLayout`: shape, strides and element type of a tensor, without its values; and tensors as rows of values."""
+"""`TensorLayout`: shape, strides and element type of a tensor without its values; and dense tensors as flat values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lit_async_data.batch.spec import Bytes
 
 
 class TensorLayout(NamedTuple):
-    """How values in a row are seen as a tensor.
+    """How a flat row of values becomes a tensor.
 
     Attributes:
         shape: In elements.
@@ -30,7 +30,7 @@ class TensorLayout(NamedTuple):
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorLayout:
-        """That of a tensor without gaps and overlaps."""
+        """Returns the layout of a tensor without gaps and overlaps."""
         return TensorLayout(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     @property
@@ -39,16 +39,16 @@ class TensorLayout(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """A view of this form.
+        """Returns flat values as a view with this layout.
 
         Args:
-            values: In a row; bytes, or elements of the dtype.
+            values: One-dimensional; bytes, or elements of the dtype.
         """
         return values.view(self.dtype).as_strided(self.shape, self.stride)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, if its values lie in memory without gaps and overlaps, as they are; else such a copy.
+    """Returns the tensor itself if its memory has no gaps and overlaps, otherwise a copy without them.
 
     A copy has the strides that ``tensor.to(device)`` would give it.
     """
@@ -59,7 +59,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a dense tensor in the order in which they lie, as a view."""
+    """Returns a one-dimensional view of a dense tensor, in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 

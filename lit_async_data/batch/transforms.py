@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,13 +17,13 @@ _TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 class ToFloat:
-    """Makes fields of a batch floats: whole numbers as shares of the largest of their type, others as they are.
+    """Converts fields of a batch to floats; integers are divided by the largest value of their type.
 
-    A ``device_transform``: images travel as bytes, and become four times as large on the device. Immutable; safe to
-    call from any thread.
+    Use it as ``device_transform``: images are copied as bytes and grow to four times the size only on the device.
+    Immutable; safe to call from any thread.
 
     Args:
-        fields: Keys of a batch that is a dict, or places in one that is a tuple. None: its first field.
+        fields: Keys of a dict batch, or indices into a tuple batch. None: its first field.
         dtype: ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"float64"``.
 
     Raises:
@@ -35,7 +35,7 @@ class ToFloat:
     """
 
     def __init__(self, fields: Fields | None = None, *, dtype: str = "float32") -> None:
-        self.fields = _fields(fields)
+        self.fields = _checked_fields(fields)
         if dtype not in _TYPES:
             raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(_TYPES)}")
         self.dtype = _TYPES[dtype]
@@ -44,30 +44,30 @@ class ToFloat:
         return f"ToFloat({None if self.fields is None else list(self.fields)}, dtype={_name(self.dtype)!r})"
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with these fields changed: a new dict or tuple; tensors keep their memory format.
+        """Returns a new dict or tuple with these fields converted. Tensors keep their memory format.
 
         Args:
             batch: A dict or a tuple of tensors of any shape.
 
         Raises:
-            ConfigError: It has no such field.
+            ConfigError: The batch lacks a field.
         """
-        return _replaced(batch, self.fields, self._changed)
+        return _with_replaced(batch, self.fields, self._convert)
 
-    def _changed(self, values: Tensor) -> Tensor:
-        return (values.to(_wide(self.dtype, values)) / largest(values)).to(self.dtype)
+    def _convert(self, values: Tensor) -> Tensor:
+        return (values.to(_compute_dtype(self.dtype, values)) / largest(values)).to(self.dtype)
 
 
 class Normalize:
-    """Makes fields of images floats, and subtracts a mean and divides by a deviation, for each channel.
+    """Converts image fields to floats, subtracts a mean and divides by a standard deviation, per channel.
 
-    Whole numbers are taken as shares of the largest of their type, so that ``mean=0.5, std=0.5`` makes −1 to 1 of
-    bytes: 2 (x / 255 − 0.5). A ``device_transform``. Safe to call from any thread.
+    Integers are first divided by the largest value of their type, so that ``mean=0.5, std=0.5`` maps bytes to the range
+    from −1 to 1: 2 (x / 255 − 0.5). Use it as ``device_transform``. Safe to call from any thread.
 
     Args:
-        mean: One number, or one for each channel, of values from 0 to 1.
-        std: Likewise; above 0.
-        fields: Keys of a batch that is a dict, or places in one that is a tuple. None: its first field.
+        mean: One number, or one per channel, for values from 0 to 1.
+        std: One number, or one per channel; above 0.
+        fields: Keys of a dict batch, or indices into a tuple batch. None: its first field.
         dtype: As in `ToFloat`.
 
     Raises:
@@ -87,13 +87,15 @@ class Normalize:
         fields: Fields | None = None,
         dtype: str = "float32",
     ) -> None:
-        self.mean, self.std = _numbers("mean", mean), _numbers("std", std)
+        self.mean, self.std = _checked_numbers("mean", mean), _checked_numbers("std", std)
         if len({len(self.mean), len(self.std)} - {1}) > 1:
-            raise ConfigError(f"std: {len(self.std)} for {len(self.mean)} channels of mean")
+            raise ConfigError(
+                f"std: {len(self.std)} for {len(self.mean)} channels of mean; give one number, or one for each channel"
+            )
         if min(self.std) <= 0:
             raise ConfigError(f"std: {std!r} is not above 0")
         self._float = ToFloat(fields, dtype=dtype)
-        self._made: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._constants_by_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __repr__(self) -> str:
         mean, std = (each[0] if len(each) == 1 else each for each in (self.mean, self.std))
@@ -102,21 +104,21 @@ class Normalize:
 
     @property
     def fields(self) -> tuple[str | int, ...] | None:
-        """Those that are normalised; None for the first."""
+        """The fields to normalise; None for the first."""
         return self._float.fields
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with these fields normalised: a new dict or tuple; tensors keep their memory format.
+        """Returns a new dict or tuple with these fields normalised. Tensors keep their memory format.
 
         Args:
-            batch: A dict or a tuple; its fields of shape (N, C, …), or of any shape where mean and std are one number.
+            batch: A dict or a tuple; its fields of shape (N, C, …), or of any shape if mean and std are one number.
 
         Raises:
-            ConfigError: It has no such field, or that has another number of channels.
+            ConfigError: The batch lacks a field, or a field has another number of channels.
         """
-        return _replaced(batch, self.fields, self._changed)
+        return _with_replaced(batch, self.fields, self._normalize)
 
-    def _changed(self, values: Tensor) -> Tensor:
+    def _normalize(self, values: Tensor) -> Tensor:
         channels = max(len(self.mean), len(self.std))
         if channels > 1 and (values.ndim < 2 or values.shape[1] != channels):
             there = f"{values.shape[1]} on axis 1" if values.ndim > 1 else "no axis 1"
@@ -129,62 +131,63 @@ class Normalize:
         scale, shift = self._constants(values.device)
         if channels > 1:
             scale, shift = (each.reshape(-1, *[1] * (values.ndim - 2)) for each in (scale, shift))
-        found: Tensor = values.to(_wide(self._float.dtype, values)) * (scale / largest(values)) - shift
-        return found.to(self._float.dtype)
+        result: Tensor = values.to(_compute_dtype(self._float.dtype, values)) * (scale / largest(values)) - shift
+        return result.to(self._float.dtype)
 
     def _constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """1 / std and mean / std of each channel, on a device."""
-        if device not in self._made:
+        if device not in self._constants_by_device:
             mean, std = torch.broadcast_tensors(  # type: ignore[no-untyped-call]  # torch has no types for it
                 *(torch.tensor(each, dtype=torch.float64) for each in (self.mean, self.std))
             )
-            made = [
+            # The copies are complete when `to` returns, so other streams may use them too.
+            scale, shift = (
                 each.to(torch.float32 if self._float.dtype != torch.float64 else torch.float64).to(device)
                 for each in (1 / std, mean / std)
-            ]
-            # Copied before this returns, so that other streams may use them too.
-            self._made[device] = made[0], made[1]
-        return self._made[device]
+            )
+            self._constants_by_device[device] = scale, shift
+        return self._constants_by_device[device]
 
 
 def _name(dtype: torch.dtype) -> str:
     return next(name for name, each in _TYPES.items() if each == dtype)
 
 
-def _wide(dtype: torch.dtype, values: Tensor) -> torch.dtype:
-    """The type to compute in: half precision holds no number above 65504, and few whole ones above 2048."""
+def _compute_dtype(dtype: torch.dtype, values: Tensor) -> torch.dtype:
+    """The type to compute in: half precision has no numbers above 65504, and only some integers above 2048."""
     return (
         dtype if dtype.itemsize > 2 else torch.promote_types(torch.float32, dtype) if largest(values) > 255 else dtype
     )
 
 
 def largest(values: Tensor) -> int:
-    """What counts as 1: the largest whole number of a type; 1 for floats and bools."""
+    """The value that becomes 1.0: the largest integer of the type; 1 for floats and bools."""
     return 1 if values.is_floating_point() or values.dtype == torch.bool else torch.iinfo(values.dtype).max
 
 
-def _replaced(batch: Any, fields: Sequence[str | int] | None, change: Any) -> Any:
-    """A batch with some fields changed."""
-    found: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
-    for field in fields if fields is not None else list(found)[:1]:
-        if field not in found:
-            raise ConfigError(f"fields: {field!r} is not in the batch; there are {', '.join(map(repr, found))}")
-        found[field] = change(found[field])
-    return found if isinstance(batch, Mapping) else tuple(found.values())
+def _with_replaced(batch: Any, fields: Sequence[str | int] | None, convert: Callable[[Tensor], Tensor]) -> Any:
+    values: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
+    for field in fields if fields is not None else list(values)[:1]:
+        if field not in values:
+            raise ConfigError(f"fields: {field!r} is not in the batch; choose from {', '.join(map(repr, values))}")
+        values[field] = convert(values[field])
+    return values if isinstance(batch, Mapping) else tuple(values.values())
 
 
-def _fields(given: Any) -> tuple[str | int, ...] | None:
-    if given is None:
+def _checked_fields(fields: Any) -> tuple[str | int, ...] | None:
+    if fields is None:
         return None
-    listed = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    listed = tuple(fields) if isinstance(fields, Sequence) and not isinstance(fields, str) else (fields,)
     if not listed or not all(isinstance(field, str | int) and not isinstance(field, bool) for field in listed):
-        raise ConfigError(f"fields: {given!r} is neither a key, nor a place, nor a list of these")
+        raise ConfigError(f"fields: {fields!r} is neither a key, nor an index, nor a list of these")
     return listed
 
 
-def _numbers(name: str, given: Any) -> tuple[float, ...]:
-    listed: tuple[Any, ...] = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+def _checked_numbers(name: str, values: Any) -> tuple[float, ...]:
+    listed: tuple[Any, ...] = (
+        tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
+    )
     real = all(isinstance(each, numbers.Real) and not isinstance(each, bool) for each in listed)
     if not listed or not real or not all(map(math.isfinite, listed)):
-        raise ConfigError(f"{name}: {given!r} is neither a number nor one for each channel")
+        raise ConfigError(f"{name}: {values!r} is neither a finite number nor a list of one for each channel")
     return tuple(map(float, listed))

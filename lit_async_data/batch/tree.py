@@ -1,11 +1,11 @@
-"""Batches of any form: `flatten` takes out the leaves that matter, `rebuilt` puts others where they stood.
+"""Batches of any form: `flatten` takes out the leaves, `rebuilt` puts other leaves in their places.
 
-Pure; what a leaf is, is the caller's to say. Containers are mappings, sequences, named tuples and dataclasses, in one
-another as deep as Python goes; one that holds no leaf is left as it is, and so are strings, numbers, arrays and
-whatever else there may be.
+Pure functions; the caller decides what a leaf is. Containers are mappings, sequences, named tuples and dataclasses,
+nested as deep as Python's recursion limit allows. Everything else, and containers without leaves, are passed on as the
+same object.
 
-A container is never changed: another of its class, with the same content but for the leaves, takes its place. A class
-that cannot be built again from its elements is an error: another value must not come out in silence.
+Containers are never changed: a new one of the same class, with other leaves and otherwise equal content, replaces them.
+A container of a class that cannot be built again from its elements raises an error, so that no batch silently changes.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from lit_async_data.errors import FormatError
 
 # Sequences that hold no objects.
 OPAQUE = (str, bytes, bytearray, memoryview, range, array.array)
-# Of these there may be many in a batch, and none holds anything: not even their places are named.
+# Skipped without a call: a batch may hold many of these, and none is a container or a leaf.
 SCALARS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 
-# Another object in place of one, or the same if it is not to be replaced; it also gets the place.
-Change = Callable[[Any, str], Any]
+# Takes an object and its path; returns its replacement, or the same object to keep it.
+Replace = Callable[[Any, str], Any]
 
 
-class Place(NamedTuple):
-    """Stands where a leaf stood.
+class Placeholder(NamedTuple):
+    """Takes the place of a leaf in a skeleton.
 
     Attributes:
-        name: Which leaf: the place at which it was met first.
+        path: Path at which the leaf was found first, such as ``batch['x'][0]``.
     """
 
-    name: str
+    path: str
 
 
 def flatten(batch: Any, is_leaf: Callable[[Any], bool]) -> tuple[dict[str, Any], Any]:
-    """Take the leaves out of a batch.
+    """Takes the leaves out of a batch.
 
     Args:
         batch: Any object.
-        is_leaf: Asked of every object on the way, containers too; not of strings, bytes, numbers and None.
+        is_leaf: Called for every object, containers too, except strings, bytes, numbers and None.
 
     Returns:
-        The leaves by place, in their order, each object once; and the batch with `Place` where they stood.
+        The leaves by path, in order, each object once; and the skeleton: the batch with a `Placeholder` for each leaf.
 
     Raises:
-        FormatError: A container of a class of its own cannot be built again.
+        FormatError: A container of some class cannot be built again; the message names class and path.
 
     Example:
         >>> leaves, skeleton = flatten({"a": [{1}, 2], "b": "text"}, is_leaf=lambda value: isinstance(value, set))
@@ -61,21 +61,21 @@ def flatten(batch: Any, is_leaf: Callable[[Any], bool]) -> tuple[dict[str, Any],
         {'a': [{3}, 2], 'b': 'text'}
     """
     leaves: dict[str, Any] = {}
-    places: dict[int, Place] = {}
+    placeholders: dict[int, Placeholder] = {}
 
-    def taken(value: Any, place: str) -> Any:
+    def take(value: Any, path: str) -> Any:
         if not is_leaf(value):
             return value
-        if id(value) not in places:
-            places[id(value)] = Place(place)
-            leaves[place] = value
-        return places[id(value)]
+        if id(value) not in placeholders:
+            placeholders[id(value)] = Placeholder(path)
+            leaves[path] = value
+        return placeholders[id(value)]
 
-    return leaves, _changed(batch, taken, "batch")
+    return leaves, _replaced(batch, take, "batch")
 
 
 def leaves_in(batch: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """The leaves of a batch in their order, each object once. Nothing is built.
+    """Returns the leaves of a batch in order, each object once. Builds no containers.
 
     Args:
         batch: Any object.
@@ -85,100 +85,99 @@ def leaves_in(batch: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
         >>> leaves_in({"a": [{1}, 2], "b": "text"}, is_leaf=lambda value: isinstance(value, set))
         [{1}]
     """
-    found: dict[int, Any] = {}
+    leaves: dict[int, Any] = {}
 
-    def noted(value: Any, place: str) -> Any:  # noqa: ARG001
+    def collect(value: Any, path: str) -> Any:  # noqa: ARG001
         if is_leaf(value):
-            found[id(value)] = value
+            leaves[id(value)] = value
         return value
 
-    _changed(batch, noted, "batch")
-    return list(found.values())
+    _replaced(batch, collect, "batch")
+    return list(leaves.values())
 
 
 def rebuilt(skeleton: Any, leaves: Mapping[str, Any]) -> Any:
-    """Put leaves where others were taken out.
+    """Puts leaves in place of the placeholders of a skeleton.
 
     Args:
-        skeleton: Of `flatten`. It is not changed, and can serve again.
-        leaves: What is to stand at each place.
+        skeleton: From `flatten`. It is not changed and can be used again.
+        leaves: The new leaves by path.
 
     Raises:
         FormatError: As `flatten`.
     """
-    return _changed(skeleton, lambda value, _: leaves[value.name] if type(value) is Place else value, "batch")
+    return _replaced(skeleton, lambda value, _: leaves[value.path] if type(value) is Placeholder else value, "batch")
 
 
-def _changed(value: Any, change: Change, place: str) -> Any:
-    new = change(value, place)
+def _replaced(value: Any, replace: Replace, path: str) -> Any:
+    new = replace(value, path)
     if new is not value:
         return new
     if isinstance(value, Mapping):
-        changes = dict(_changes(value.items(), change, place))
-        return _with_items(value, changes, place) if changes else value
+        changes = dict(_changed_children(value.items(), replace, path))
+        return _with_items(value, changes, path) if changes else value
     if isinstance(value, Sequence) and not isinstance(value, OPAQUE):
-        changes = dict(_changes(enumerate(value), change, place))
-        return _with_elements(value, changes, place) if changes else value
+        changes = dict(_changed_children(enumerate(value), replace, path))
+        return _with_elements(value, changes, path) if changes else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _with_fields(value, change, place)
+        return _with_fields(value, replace, path)
     return value
 
 
-def _changes(children: Iterable[tuple[Any, Any]], change: Change, place: str) -> Iterator[tuple[Any, Any]]:
-    """The children that become others, by their keys."""
+def _changed_children(children: Iterable[tuple[Any, Any]], replace: Replace, path: str) -> Iterator[tuple[Any, Any]]:
     for key, child in children:
         if type(child) in SCALARS:
             continue
-        new = _changed(child, change, f"{place}[{key!r}]")
+        new = _replaced(child, replace, f"{path}[{key!r}]")
         if new is not child:
             yield key, new
 
 
-def _with_items(mapping: Mapping[Any, Any], changes: dict[Any, Any], place: str) -> Any:
+def _with_items(mapping: Mapping[Any, Any], changes: dict[Any, Any], path: str) -> Any:
     if isinstance(mapping, MutableMapping):
-        return _with_others(mapping, mapping.values(), changes, place)
+        return _changed_copy(mapping, mapping.values(), changes, path)
     items = {**mapping, **changes}
-    with _rebuilding(mapping, place):
-        made = type(mapping)(items)  # type: ignore[call-arg]
-        _compare(made, list(made), list(items))
-        _compare(made, list(made.values()), list(items.values()))
-    return made
+    with _rebuilding(mapping, path):
+        new = type(mapping)(items)  # type: ignore[call-arg]
+        _check_same(new, list(new), list(items))
+        _check_same(new, list(new.values()), list(items.values()))
+    return new
 
 
-def _with_elements(sequence: Sequence[Any], changes: dict[int, Any], place: str) -> Any:
+def _with_elements(sequence: Sequence[Any], changes: dict[int, Any], path: str) -> Any:
     if isinstance(sequence, MutableSequence):
-        return _with_others(sequence, sequence, changes, place)
+        return _changed_copy(sequence, sequence, changes, path)
     elements = [changes.get(index, value) for index, value in enumerate(sequence)]
-    with _rebuilding(sequence, place):
+    with _rebuilding(sequence, path):
         if isinstance(sequence, tuple):
-            return _tuple_of(sequence, elements)
-        made = type(sequence)(elements)  # type: ignore[call-arg]
-        _compare(made, list(made), elements)
-    return made
+            return _tuple_like(sequence, elements)
+        new = type(sequence)(elements)  # type: ignore[call-arg]
+        _check_same(new, list(new), elements)
+    return new
 
 
-def _tuple_of(sequence: tuple[Any, ...], elements: list[Any]) -> Any:
-    """A tuple of the same class; its own ``__new__`` may take its elements in another way, and is not asked."""
+def _tuple_like(sequence: tuple[Any, ...], elements: list[Any]) -> Any:
+    """A tuple of the same class. Bypasses the class's own ``__new__``, whose arguments may not be the elements."""
     kind = type(sequence)
     try:
-        made = tuple.__new__(kind, elements)
-    except TypeError:  # a class written in C, such as what torch.max returns
-        made = kind(elements)
-        _compare(made, list(made), elements)
+        new = tuple.__new__(kind, elements)
+    except TypeError:  # a class written in C, such as the result of torch.max
+        new = kind(elements)
+        _check_same(new, list(new), elements)
     else:
         if kind is not tuple and hasattr(sequence, "__dict__"):
-            vars(made).update(vars(sequence))
-    return made
+            vars(new).update(vars(sequence))
+    return new
 
 
-def _with_others(container: Any, children: Iterable[Any], changes: dict[Any, Any], place: str) -> Any:
-    """A copy of a mutable container, with whatever its class holds beside (a default, an order), and with changes."""
-    with _rebuilding(container, place):
+def _changed_copy(container: Any, children: Iterable[Any], changes: dict[Any, Any], path: str) -> Any:
+    """A copy of a mutable container with changes. It keeps what else its class holds, such as a default factory."""
+    with _rebuilding(container, path):
         clone = copy.copy(container)
         for key, value in changes.items():
             before = container[key]
             clone[key] = value
-            if container[key] is value:  # the copy shares what it holds, and the loader may keep its batch
+            if container[key] is value:  # the copy shares its storage with the container, which must not change
                 container[key] = before
                 clone = copy.deepcopy(container, {id(child): child for child in children})
                 break
@@ -187,21 +186,21 @@ def _with_others(container: Any, children: Iterable[Any], changes: dict[Any, Any
     return clone
 
 
-def _with_fields(value: Any, change: Change, place: str) -> Any:
+def _with_fields(value: Any, replace: Replace, path: str) -> Any:
     changes = {}
     for field in dataclasses.fields(value):
         child = getattr(value, field.name, None)
-        new = _changed(child, change, f"{place}.{field.name}")
+        new = _replaced(child, replace, f"{path}.{field.name}")
         if new is not child:
             changes[field.name] = new
     if not changes:
         return value
-    with _rebuilding(value, place):
+    with _rebuilding(value, path):
         clone = copy.copy(value)
         for name, new in changes.items():
-            object.__setattr__(clone, name, new)  # frozen or not
+            object.__setattr__(clone, name, new)  # the dataclass may be frozen
         for name in [name for name in getattr(clone, "__dict__", ()) if _is_cached(type(value), name)]:
-            del vars(clone)[name]  # it was computed from what has been replaced
+            del vars(clone)[name]  # computed from the old fields
     return clone
 
 
@@ -210,23 +209,19 @@ def _is_cached(kind: type, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _rebuilding(container: Any, place: str) -> Iterator[None]:
-    """Report errors of the block as errors of the container.
-
-    Raises:
-        FormatError: Names class and place.
-    """
+def _rebuilding(container: Any, path: str) -> Iterator[None]:
+    """Raises errors of the block as a `FormatError` that names the container."""
     try:
         yield
     except Exception as error:
         kind = type(container).__name__
         raise FormatError(
-            f"{place} is a {kind}, which cannot be built again around its tensors once they are on the device: "
+            f"{path} is a {kind}, which cannot be built again around its tensors once they are on the device: "
             f"{type(error).__name__}: {error}. Give {kind} a method to(device) that returns it moved, or have "
             "collate_fn return a tuple or dict instead"
         ) from error
 
 
-def _compare(made: Any, found: list[Any], wanted: list[Any]) -> None:
-    if len(found) != len(wanted) or not all(map(operator.is_, found, wanted)):
-        raise ValueError(f"{type(made).__name__}(elements) holds something else")
+def _check_same(new: Any, actual: list[Any], expected: list[Any]) -> None:
+    if len(actual) != len(expected) or not all(map(operator.is_, actual, expected)):
+        raise ValueError(f"{type(new).__name__}(elements) does not hold these elements")

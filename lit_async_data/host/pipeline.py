@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +37,7 @@ from lit_async_data.host.slots import SlotPool
 from lit_async_data.host.stats import ReadStats
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
-from lit_async_data.threads import Bell, ThreadWorker, leave_at_exit
+from lit_async_data.threads import Bell, ProcessGuard, ThreadWorker, leave_at_exit
 from lit_async_data.unexpected import Unexpected
 
 log = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ class Pipeline:
         self._workers = [ThreadWorker(number, self._work) for number in range(workers)]
         self._slots, self._most_slots = slots, most_slots
         self._timeout_s = timeout_s
-        self._pid = os.getpid()
+        self._process = ProcessGuard()
         self._started = False
         self._unprepared = Unexpected(log, "preparing batches that come later failed; they are read all the same")
         self._unread = Unexpected(log, "reading several batches together failed, and each of them alone did not")
@@ -190,15 +189,12 @@ class Pipeline:
     @property
     def forked(self) -> bool:
         """Whether this is a forked child of the process that built the pipeline."""
-        return self._pid != os.getpid()
+        return self._process.forked
 
     def check(self) -> None:
         """Raise the error that prevents the next batch: `ClosedError` or `WorkerError`."""
-        if self.forked:
-            raise WorkerError(
-                f"this loader was built in process {self._pid} and cannot be used in its fork {os.getpid()}, where its "
-                "threads do not exist; build it in the child"
-            )
+        if self._process.forked:
+            raise self._process.error("this loader was built", "its threads do not exist there; build it in the child")
         if self._closed:
             leave_at_exit()
             raise ClosedError("the loader is closed; build a new one")

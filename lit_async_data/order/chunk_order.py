@@ -1,17 +1,17 @@
 """The order of ``shuffle="chunk"``: every sample once, and every chunk in one visit.
 
-A chunk is what is decoded together. Reading samples in a random order would decode each chunk once per sample, and
-reading chunk after chunk would give batches of one chunk. Between the two:
+A chunk is the unit of decoding. Reading samples in a random order would decode each chunk once per sample. Reading
+chunk after chunk would give batches of one chunk. This order lies between the two:
 
-* The chunks of all files are put in a keyed order, which is cut into **groups** of ``width`` chunks.
-* The chunks of a group are its **lanes**, and positions take samples from them in turn: position u of a group of m
-  chunks takes from lane ``u % m`` the sample of **tick** ``u // m``. Ticks go through the rows of a chunk in a keyed
-  order of its own. A lane of fewer rows than others runs out, and the others go on without it.
-* All of a group is dealt before the next begins, so that at most ``width`` chunks are open at any position.
+* A keyed permutation orders the chunks of all files. The result is cut into **groups** of ``width`` chunks.
+* The chunks of a group are its **lanes**. Positions take samples from them round-robin: position u of a group of m
+  chunks takes the sample of **tick** ``u // m`` from lane ``u % m``. Each chunk has its own keyed permutation from
+  ticks to rows. A lane with fewer rows than others runs out, and the others go on without it.
+* A group is dealt completely before the next begins, so that at most ``width`` chunks are open at any position.
 
-Where all chunks have as many rows this is arithmetic. A chunk of another number of rows (the last of a file, or one of
-a file with other chunks) makes its group **uneven** and shifts what comes behind; such groups are found with the
-inverse permutation, and kept sorted. So is the last group, if fewer than ``width`` chunks are left for it.
+Where all chunks have the same number of rows, this is arithmetic. A chunk with another number of rows (the last of a
+file, or one of a file with other chunks) makes its group **uneven** and shifts the positions behind it. The inverse
+permutation finds these groups; they are kept sorted. A last group of fewer than ``width`` chunks counts as uneven too.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices, Permutation, Permutations, derived_key, derived_keys
 
-# Up to so many chunks, their order is kept as a table: it then costs next to nothing, also where there are very few.
-_TABLE = 4096
+# Up to this many chunks, their order is kept as a table: a permutation costs 100 µs per call.
+_TABLE_CHUNKS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkRun:
-    """Samples that follow each other, cut into equal chunks; the last chunk may be short.
+    """Consecutive samples, cut into equal chunks; the last chunk may be short.
 
     Attributes:
-        samples: How many, ≥ 1.
+        samples: Number of samples, ≥ 1.
         rows: Samples in one chunk, ≥ 1.
     """
 
@@ -43,7 +43,7 @@ class ChunkRun:
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.rows < 1:
-            raise ValueError(f"a run of {self.samples} samples in chunks of {self.rows}")
+            raise ValueError(f"a run of {self.samples} samples in chunks of {self.rows}; it needs at least 1 of both")
 
 
 class Group(NamedTuple):
@@ -57,21 +57,21 @@ class Group(NamedTuple):
 class ChunkOrder:
     """A keyed order of samples in which each chunk is visited once. Immutable; safe to call from any thread.
 
-    Any block of positions takes O(block) time and memory, whatever the number of samples and of chunks. What is kept is
-    O(runs + odd chunks), odd being those that have not the number of rows that most have. An uneven group takes
-    O(width · (log width + e)) more in a block that touches it, if lanes run out at e places within the block.
+    Any block of positions takes O(block) time and memory, whatever the number of samples and chunks. The order itself
+    takes O(runs + odd chunks) of memory; a chunk is odd if it does not have the most frequent number of rows. An uneven
+    group adds O(width · (log width + e)) to a block that touches it and in which lanes run out at e positions.
 
     Args:
-        runs: The samples of each file; sample numbers and chunk numbers run through.
-        width: Chunks of a group, ≥ 1; more than there are is as many as there are.
-        key: Which order, 64 bits; for another one each epoch, derive it from seed and epoch.
+        runs: The samples of each file. Samples and chunks are numbered across files.
+        width: Chunks of a group, ≥ 1; capped at the number of chunks.
+        key: 64 bits that select the order. Derive it from seed and epoch to get another order each epoch.
 
     Attributes:
-        length: How many samples there are.
-        chunks: How many chunks there are.
+        length: Number of samples.
+        chunks: Number of chunks.
         width: Chunks of a group.
-        rows: Samples of a usual chunk.
-        groups: How many groups there are.
+        rows: Samples of a chunk that is not odd.
+        groups: Number of groups.
 
     Example:
         >>> order = ChunkOrder([ChunkRun(samples=6, rows=2)], width=2, key=0)
@@ -83,24 +83,27 @@ class ChunkOrder:
 
     def __init__(self, runs: Sequence[ChunkRun], width: int, key: int) -> None:
         if width < 1:
-            raise ValueError(f"groups of {width} chunks")
+            raise ValueError(f"width: groups of {width} chunks; a group needs at least 1")
         self._layout = ChunkExtents(runs)
         self.length, self.chunks, self.rows = self._layout.length, self._layout.chunks, self._layout.usual_rows
         self.width = min(width, self.chunks)
         self.groups = -(-self.chunks // self.width)
         self._shuffled = Permutation(self.chunks, derived_key(key, 0))
-        self._table = self._shuffled(np.arange(self.chunks)) if self.chunks <= _TABLE else None
+        self._table = self._shuffled(np.arange(self.chunks)) if self.chunks <= _TABLE_CHUNKS else None
         self._row_key = derived_key(key, 1)
         self._find_uneven_groups()
 
     def samples(self, positions: npt.ArrayLike) -> Indices:
-        """The samples at these positions.
+        """Returns the samples at these positions.
 
         Args:
             positions: Integers in ``range(length)``, shape (n,).
 
         Returns:
             int64, shape (n,): sample numbers.
+
+        Raises:
+            IndexError: A position is out of range.
         """
         places, ticks = self.dealt(positions)
         distinct, which = _window(places)
@@ -109,10 +112,10 @@ class ChunkOrder:
         return first[which] + Permutations(rows, derived_keys(self._row_key, chunks))(ticks, which)
 
     def group(self, number: int) -> Group:
-        """A group by its number.
+        """Returns the group of this number.
 
         Raises:
-            IndexError: There is no such group.
+            IndexError: The number is out of range.
         """
         if not 0 <= number < self.groups:
             raise IndexError(f"group {number} of {self.groups}")
@@ -121,54 +124,62 @@ class ChunkOrder:
         return Group(number, int(first), int(end))
 
     def group_of(self, position: int) -> Group:
-        """The group that a position belongs to."""
+        """Returns the group that a position belongs to.
+
+        Raises:
+            IndexError: The position is out of range.
+        """
         places, _ = self.dealt([position])
         return self.group(int(places[0]) // self.width)
 
     def first_samples(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """The first sample number of each chunk of a group, lane by lane: what must be decoded for it.
+        """Returns the first sample number of each chunk that a group decodes, lane by lane.
 
         Args:
-            group: Its number.
-            begin: Of the group's positions, only every ``step``-th from this one on counts: those of one rank.
-            step: 1 for all. Chunks that such positions only come to after the first round are left out.
+            group: Number of the group.
+            begin: First position in the group that counts; with ``step``, this selects the positions of one rank.
+            step: Distance of the positions that count; 1 for all. Chunks that these positions reach only after the
+                first round are left out.
 
         Raises:
-            IndexError: There is no such group.
+            IndexError: The number is out of range.
         """
         first = self.group(group).number * self.width
         places = np.arange(first, min(first + self.width, self.chunks))[begin::step]
         return self._layout.extents(self._chunks_at(places))[0]
 
     def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """Which chunk and which of its ticks these positions take.
+        """Returns the chunk and the tick of each position.
 
         Args:
             positions: Integers in ``range(length)``, shape (n,).
 
         Returns:
-            Places in the order of chunks, and ticks; int64, both of shape (n,).
+            Places of the chunks in the order of chunks, and ticks; int64, both of shape (n,).
+
+        Raises:
+            IndexError: A position is out of range.
         """
-        given = np.asarray(positions, np.int64)
-        if given.size and (given.min() < 0 or given.max() >= self.length):
+        positions = np.asarray(positions, np.int64)
+        if positions.size and (positions.min() < 0 or positions.max() >= self.length):
             raise IndexError(f"position outside an order of {self.length} samples")
-        # Uneven groups that end before each position: without them, every group in front of it has the usual size.
-        before = np.searchsorted(self._ends, given, side="right")
-        even = given - self._shifts[before]
+        # Subtracting the shift of the uneven groups in front of a position leaves only groups of the usual size there.
+        before = np.searchsorted(self._ends, positions, side="right")
+        even = positions - self._shifts[before]
         turns = even // self.width
         groups = turns // self.rows
         places, ticks = even - (turns - groups) * self.width, turns - groups * self.rows
-        inside = np.flatnonzero(given >= self._firsts[before])
+        inside = np.flatnonzero(positions >= self._firsts[before])
         if inside.size:
-            places[inside], ticks[inside] = self._dealt_unevenly(given[inside], before[inside])
+            places[inside], ticks[inside] = self._dealt_unevenly(positions[inside], before[inside])
         return places, ticks
 
-    def touched(self, batch_size: int) -> float:
-        """Distinct chunks in a batch of a true permutation, on average.
+    def chunks_per_global_batch(self, batch_size: int) -> float:
+        """Returns the mean number of distinct chunks in a batch of the global shuffle.
 
         A batch of B out of N samples, drawn without replacement, misses a chunk of R samples with the probability
-        ``C(N − R, B) / C(N, B) = ∏ (1 − R / (N − i))`` over i < B (hypergeometric); it touches ``chunks·(1 − ∏ …)`` on
-        average. R is taken to be the mean of all chunks.
+        ``C(N − R, B) / C(N, B) = ∏ (1 − R / (N − i))`` over i < B (hypergeometric). So it reads ``chunks·(1 − ∏ …)``
+        chunks on average. R is taken as the mean over chunks.
 
         Args:
             batch_size: Samples per batch, at most ``length``.
@@ -177,45 +188,45 @@ class ChunkOrder:
         return float(self.chunks * (1 - np.prod(np.maximum(1 - self.length / self.chunks / left, 0))))
 
     def _dealt_unevenly(self, positions: Indices, uneven: Indices) -> tuple[Indices, Indices]:
-        """As `dealt`, for positions in uneven groups.
+        """Does the same as `dealt` for positions in uneven groups.
 
         A lane of n rows is closed from tick n on. With the m lanes of a group sorted by their rows, i of them are
-        closed from tick n_i on, and ``n_1 + … + n_i + (m − i)·n_i`` samples come before it. The stretch from there to
-        where the next lane closes is dealt to the ``m − i`` open lanes.
+        closed from tick n_i on, and ``n_1 + … + n_i + (m − i)·n_i`` samples come before it. The stretch of positions
+        from there to the next closing lane goes to the ``m − i`` open lanes.
         """
-        touched = np.unique(uneven)
-        rows = self._lane_rows(self._uneven[touched])
-        closing = np.zeros((touched.size, self.width + 1), np.int64)
+        distinct = np.unique(uneven)
+        rows = self._lane_rows(self._uneven[distinct])
+        closing = np.zeros((distinct.size, self.width + 1), np.int64)
         closing[:, 1:] = np.sort(rows, axis=1)
         still_open = self.width - np.arange(self.width + 1)
-        begins = self._firsts[touched, None] + np.cumsum(closing, axis=1) + still_open * closing
-        # Both the groups and, in each, the beginnings are sorted, so that one search finds group and stretch.
+        begins = self._firsts[distinct, None] + np.cumsum(closing, axis=1) + still_open * closing
+        # The groups are sorted, and so are the stretches in each: one search finds group and stretch.
         stretch = np.searchsorted(begins.ravel(), positions, side="right") - 1
         stretches, which = np.unique(stretch, return_inverse=True)
         group, closed = np.divmod(stretches, self.width + 1)
         tick, count = closing.ravel()[stretches], still_open[closed]
-        # All open lanes of all stretches, one stretch after the other.
+        # The open lanes of each stretch, one stretch after the other.
         lanes = np.nonzero(rows[group] > tick[:, None])[1]
         offset = positions - begins.ravel()[stretch]
         lane = lanes[(np.cumsum(count) - count)[which] + offset % count[which]]
-        return self._uneven[touched[group[which]]] * self.width + lane, tick[which] + offset // count[which]
+        return self._uneven[distinct[group[which]]] * self.width + lane, tick[which] + offset // count[which]
 
     def _lane_rows(self, groups: Indices) -> Indices:
-        """The rows of each lane of these groups, shape (groups, width); 0 where the last group has no lane."""
+        """The rows of each lane of these groups, shape (groups, width); 0 for lanes that the last group lacks."""
         places = groups[:, None] * self.width + np.arange(self.width)
-        rows, there = np.zeros_like(places), places < self.chunks
-        rows[there] = self._layout.extents(self._chunks_at(places[there]))[1]
+        rows, exists = np.zeros_like(places), places < self.chunks
+        rows[exists] = self._layout.extents(self._chunks_at(places[exists]))[1]
         return rows
 
     def _chunks_at(self, places: Indices) -> Indices:
         return self._shuffled(places) if self._table is None else self._table[places]
 
     def _find_uneven_groups(self) -> None:
-        """Numbers of the uneven groups; where they begin and end; how far positions are shifted behind them."""
+        """Sets the numbers of the uneven groups, their first and end positions, and the shift of positions behind."""
         odd, surplus = self._layout.odd_chunks()
         groups = self._shuffled.inverse(odd) // self.width
         missing = self.groups * self.width - self.chunks
-        if missing:  # the last group lacks that many lanes
+        if missing:  # lanes that the last group lacks
             groups, surplus = np.append(groups, self.groups - 1), np.append(surplus, -missing * self.rows)
         self._uneven, which = np.unique(groups, return_inverse=True)
         surpluses = np.zeros(self._uneven.size, np.int64)
@@ -223,20 +234,22 @@ class ChunkOrder:
         self._shifts = np.append(0, np.cumsum(surpluses))
         usual = self.width * self.rows
         self._ends = (self._uneven + 1) * usual + self._shifts[1:]
-        # One more, which is never reached: behind the last of them, all groups are of the usual size.
+        # The sentinel at the end is never reached: behind the last uneven group, all groups have the usual size.
         self._firsts = np.append(self._uneven * usual + self._shifts[:-1], self.length)
 
 
 class ChunkExtents:
-    """Where chunks lie: pieces of equal chunks, two for each run whose last chunk is short. Immutable.
+    """First sample and number of samples of every chunk. Immutable; safe to use from any thread.
+
+    Stores pieces of equal chunks: one per run, and another for a short last chunk.
 
     Args:
-        runs: The samples of each file; sample numbers and chunk numbers run through.
+        runs: The samples of each file. Samples and chunks are numbered across files.
 
     Attributes:
-        length: How many samples there are.
-        chunks: How many chunks there are.
-        usual_rows: Samples of a usual chunk.
+        length: Number of samples.
+        chunks: Number of chunks.
+        usual_rows: Samples of most chunks. Chunks with another number are odd.
 
     Raises:
         ValueError: There are no runs.
@@ -250,11 +263,11 @@ class ChunkExtents:
 
     def __init__(self, runs: Sequence[ChunkRun]) -> None:
         if not runs:
-            raise ValueError("an order of no samples")
+            raise ValueError("runs: an order of no samples; it needs at least one run")
         samples, rows = np.array([(run.samples, run.rows) for run in runs], np.int64).T
         counts = np.stack([samples // rows, samples % rows > 0], axis=1).ravel()
-        there = counts > 0
-        self._rows, self._counts = np.stack([rows, samples % rows], axis=1).ravel()[there], counts[there]
+        exists = counts > 0
+        self._rows, self._counts = np.stack([rows, samples % rows], axis=1).ravel()[exists], counts[exists]
         self._chunks = np.append(0, np.cumsum(self._counts))
         self._samples = np.append(0, np.cumsum(self._counts * self._rows))
         self.chunks, self.length = int(self._chunks[-1]), int(self._samples[-1])
@@ -262,19 +275,19 @@ class ChunkExtents:
         self.usual_rows = int(sizes[np.bincount(which, self._counts).argmax()])
 
     def extents(self, chunks: Indices) -> tuple[Indices, Indices]:
-        """First sample and number of samples of each of these chunks; int64, both of the shape of ``chunks``."""
+        """Returns first sample and number of samples of each chunk; int64, both of the shape of ``chunks``."""
         piece = np.searchsorted(self._chunks, chunks, side="right") - 1
         rows = self._rows[piece]
         return self._samples[piece] + (chunks - self._chunks[piece]) * rows, rows
 
     def chunks_of(self, samples: Indices) -> Indices:
-        """The chunk that each of these samples is in; int64, of the shape of ``samples``."""
+        """Returns the chunk of each sample; int64, of the shape of ``samples``."""
         piece = np.searchsorted(self._samples, samples, side="right") - 1
-        found: Indices = self._chunks[piece] + (samples - self._samples[piece]) // self._rows[piece]
-        return found
+        chunks: Indices = self._chunks[piece] + (samples - self._samples[piece]) // self._rows[piece]
+        return chunks
 
     def odd_chunks(self) -> tuple[Indices, Indices]:
-        """The chunks that have not the usual number of samples, and how many more each has."""
+        """Returns the odd chunks, and how many samples each has above ``usual_rows`` (negative below)."""
         odd = np.flatnonzero(self._rows != self.usual_rows)
         counts = self._counts[odd]
         starts = np.repeat(self._chunks[odd] - (np.cumsum(counts) - counts), counts)
@@ -282,7 +295,7 @@ class ChunkExtents:
 
 
 def _window(places: Indices) -> tuple[Indices, Indices]:
-    """Places that hold all of these, no more than they are, and where in them each is."""
+    """At most as many places that contain all of these, and the index of each in them."""
     if not places.size:
         return places, places
     first, end = int(places.min()), int(places.max()) + 1

@@ -1,9 +1,9 @@
-"""`EpochCursor`: which epoch and step a loader is asked for, in the way that Lightning asks.
+"""`EpochCursor`: which epoch and step the consumer of a loader asks for next.
 
-``iter()`` marks a pass as wanted and does nothing else: Lightning calls it two or three times per epoch, before and
-after ``set_epoch``. The first batch binds the pass: to the epoch that ``set_epoch`` named since the last pass, else to
-the one after the last, also when that was left early. Without a shuffle epochs are alike, and ``set_epoch`` changes
-nothing: what was read ahead serves.
+``iter()`` only announces a pass: Lightning calls it two or three times per epoch, before and after ``set_epoch``. The
+first batch binds the pass to an epoch: to the one that ``set_epoch`` requested since the last pass, otherwise to the
+one after the last, even if that ended early. Without a shuffle all epochs are alike, and ``set_epoch`` changes nothing,
+so that batches already read ahead can be used.
 """
 
 from __future__ import annotations
@@ -13,86 +13,86 @@ from typing import NamedTuple
 
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
 
-# How many steps of a pass, and of those after it, will be wanted; None for all.
+# Returns how many steps of the next pass the consumer will take, and how many of each pass after it; None for all.
 StepsWanted = Callable[[], tuple[int | None, int | None]]
 
 
-class At(NamedTuple):
+class CursorState(NamedTuple):
     """Where the consumer is.
 
     Attributes:
-        epoch: Of the pass that has begun last; -1 before the first.
-        step: The next one of it.
+        epoch: Epoch of the last pass begun; -1 before the first.
+        step: Next step of that pass.
         fresh: Whether the next batch begins a pass.
-        told: The epoch that was named for the pass that begins next.
+        requested: Epoch that ``set_epoch`` requested for the next pass.
     """
 
     epoch: int = -1
     step: int = 0
     fresh: bool = True
-    told: int | None = None
+    requested: int | None = None
 
 
 class EpochCursor:
-    """The place of a loader's consumer. Refers to no loader, so that a dropped loader is closed at once.
+    """Tracks where the consumer is. Holds no reference to the loader, so that a dropped loader closes at once.
 
-    All of its state is one value, which is replaced as a whole: an interrupt comes before or after that.
+    The whole state is one tuple that is replaced in a single assignment: an interrupt leaves the old or the new one.
 
     Args:
         schedule: The order.
 
     Attributes:
-        at: The consumer's place. Set it to what `after` returns, once a batch has had its turn.
         schedule: The order, limited to the steps that the current pass will take.
+        state: Where the consumer is. The loader sets it to `after` once a batch was handed out or has failed.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.at = At()
+        self.state = CursorState()
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch of the next pass that begins."""
-        self.at = self.at._replace(told=epoch)
+        """Requests the epoch of the next pass."""
+        self.state = self.state._replace(requested=epoch)
 
     def restart(self) -> None:
-        """The next batch begins a pass."""
-        self.at = self.at._replace(fresh=True)
+        """Lets the next batch begin a pass."""
+        self.state = self.state._replace(fresh=True)
 
     @property
     def started(self) -> bool:
         """Whether the pass has had its first batch."""
-        return not self.at.fresh
+        return not self.state.fresh
 
     @property
     def over(self) -> bool:
         """Whether the pass has had its last batch."""
-        return not self.at.fresh and self.at.step >= self.schedule.steps
+        return not self.state.fresh and self.state.step >= self.schedule.steps
 
     def begin(self, steps_wanted: StepsWanted) -> None:
-        """Limit the order to the steps that the pass will take, if the next batch begins one."""
-        if self.at.fresh:
+        """Limits the order to the steps that the pass will take, if the next batch begins one."""
+        if self.state.fresh:
             self.schedule = self.schedule.limited(Limits(self._next_epoch, *steps_wanted()))
 
     @property
     def upcoming(self) -> BatchIndex | None:
-        """The index of the next batch, or None if the pass is over; the same until `at` is set."""
-        if self.at.fresh:
+        """The key of the next batch, or None if the pass is over. Changes only with `state`."""
+        if self.state.fresh:
             return BatchIndex(self._next_epoch, 0) if self.schedule.steps else None
-        return None if self.over else BatchIndex(self.at.epoch, self.at.step)
+        return None if self.over else BatchIndex(self.state.epoch, self.state.step)
 
-    def after(self, key: BatchIndex) -> At:
-        """The consumer's place after the upcoming batch has had its turn."""
-        told = None if self.at.fresh else self.at.told  # the epoch that was named for this pass is used up
-        return At(key.epoch, key.step + 1, fresh=False, told=told)
+    def after(self, key: BatchIndex) -> CursorState:
+        """Returns the state after the batch of this key, which is the upcoming one."""
+        requested = None if self.state.fresh else self.state.requested  # this pass used up its request
+        return CursorState(key.epoch, key.step + 1, fresh=False, requested=requested)
 
     @property
     def wanted(self) -> BatchIndex:
-        """The index that will be asked for next, as far as is known."""
-        if self.at.fresh:
+        """The key that the consumer will probably ask for next."""
+        if self.state.fresh:
             return BatchIndex(self._next_epoch, 0)
-        return self.schedule.following(BatchIndex(self.at.epoch, self.at.step - 1))
+        return self.schedule.following(BatchIndex(self.state.epoch, self.state.step - 1))
 
     @property
     def _next_epoch(self) -> int:
-        told = self.at.told
-        return self.at.epoch + 1 if told is None or not self.schedule.shuffled else told
+        requested = self.state.requested
+        return self.state.epoch + 1 if requested is None or not self.schedule.shuffled else requested

@@ -1,4 +1,4 @@
-"""How well a shuffle by chunks mixes, and what it costs on several ranks: figures to be said before training."""
+"""How well a shuffle by chunks mixes, and how many ranks decode each chunk: figures for the summary before training."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from lit_async_data.order.chunk_order import ChunkOrder
 from lit_async_data.order.permutation import Permutation, derived_key
 from lit_async_data.order.weighted import WeightedChunkOrder
 
-# Positions that `mixing` looks at.
-_LOOKED_AT = 2**18
+# Positions from which `mixing` estimates.
+_SAMPLED_POSITIONS = 2**18
 
 
 def mixing(order: ChunkOrder | WeightedChunkOrder, batch_size: int, world_size: int = 1) -> float:
-    """Distinct chunks in a batch, as a share of those in a batch of the global shuffle; from 1 on, as well mixed.
+    """Distinct chunks in a batch, as a share of those in a batch of the global shuffle; 1 is as well mixed.
 
-    The mean over batches of the first rank is counted: all of them, or keyed ones of 2¹⁸ positions in all. For one rank
-    and a batch that is small beside a group it is near ``min(batch_size, width)``. The global shuffle is a true
-    permutation, or independent draws by the same weights.
+    Counts distinct chunks in batches of the first rank and takes the mean: over all batches, or over a keyed choice of
+    them with 2¹⁸ positions. For one rank and a batch much smaller than a group, it is near ``min(batch_size, width)``.
+    The global shuffle is a true permutation, or independent draws by the same weights.
 
     Args:
         order: The order.
         batch_size: Samples per batch and rank.
-        world_size: Ranks, to which positions are dealt in turn.
+        world_size: Number of ranks, which share positions round-robin.
 
     Example:
         >>> from lit_async_data.order.chunk_order import ChunkRun
@@ -34,50 +34,49 @@ def mixing(order: ChunkOrder | WeightedChunkOrder, batch_size: int, world_size: 
         >>> round(mixing(order, batch_size=256), 2)
         0.07
     """
-    own = -(-order.length // world_size)
-    size = min(batch_size, own)
-    batches = own // size
-    looked_at = min(batches, max(_LOOKED_AT // size, 1))
-    chosen = Permutation(batches, derived_key(0))(np.arange(looked_at))
+    rank_positions = -(-order.length // world_size)
+    size = min(batch_size, rank_positions)
+    batches = rank_positions // size
+    count = min(batches, max(_SAMPLED_POSITIONS // size, 1))
+    chosen = Permutation(batches, derived_key(0))(np.arange(count))
     places, _ = order.dealt((chosen[:, None] * size + np.arange(size)).ravel() * world_size)
-    found = np.sort(places.reshape(looked_at, size), axis=1)
-    distinct = 1 + np.count_nonzero(np.diff(found, axis=1), axis=1).mean()
-    return float(distinct / order.touched(size))
+    ordered = np.sort(places.reshape(count, size), axis=1)
+    distinct = 1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1).mean()
+    return float(distinct / order.chunks_per_global_batch(size))
 
 
 def evenness(batches: npt.NDArray[Any], shuffled: npt.NDArray[Any]) -> float:
-    """How well the values of a field are mixed: the entropy of those in a batch, against batches of a global shuffle.
+    """How well the values of a field mix: their entropy per batch, as a share of that under a global shuffle.
 
-    Chunks may be mixed well, and what lies in them badly, since those of one patient lie together.
+    Chunks may mix well while a field does not: the chunks of one patient, say, are neighbours in the file.
 
     Args:
-        batches: Values in some batches; shape (batches, samples).
-        shuffled: Values in some batches of a global shuffle; likewise.
+        batches: Values of the field in sampled batches; shape (batches, samples).
+        shuffled: The same for batches of a global shuffle.
 
     Returns:
-        From 0, where each batch has a single value, to 1; 1 too where there is but one value at all.
+        From 0, if each batch has a single value, to 1; also 1 if the field has only one value.
 
     Example:
         >>> evenness(np.array([[0, 0, 1, 1], [0, 0, 0, 0]]), np.array([[0, 1, 0, 1], [1, 0, 1, 0]]))
         0.5
     """
-    wanted = _entropy(shuffled)
-    return min(_entropy(batches) / wanted, 1.0) if wanted else 1.0
+    reference = _mean_entropy(shuffled)
+    return min(_mean_entropy(batches) / reference, 1.0) if reference else 1.0
 
 
-def _entropy(batches: npt.NDArray[Any]) -> float:
-    """The mean entropy of the values in a batch."""
+def _mean_entropy(batches: npt.NDArray[Any]) -> float:
     shares = [np.unique(batch, return_counts=True)[1] / batch.size for batch in batches]
     return float(np.mean([-(share * np.log(share)).sum() for share in shares]))
 
 
 def ranks_per_chunk(order: ChunkOrder | WeightedChunkOrder, world_size: int) -> float:
-    """By how many ranks each chunk is decoded: the amplification over ranks.
+    """How many ranks decode each chunk: the amplification over ranks.
 
-    Position q goes to rank ``q % W``, and the samples of a chunk lie ``width`` positions apart: they go to
-    ``W / gcd(W, width)`` ranks, or to as many as there are samples. That is 1 where W divides the width. (In uneven
-    groups lanes run out, and a chunk may go to more.) Where samples are drawn by weight, a chunk goes to whichever
-    ranks draw it, often to all; the mean is given.
+    Position q goes to rank ``q % W``, and the samples of a chunk are ``width`` positions apart. So they go to
+    ``W / gcd(W, width)`` ranks, but to no more than the chunk has samples. That is 1 if W divides the width. (In uneven
+    groups lanes run out, and a chunk may go to more ranks.) Where samples are drawn by weight, a chunk goes to every
+    rank that draws it, often to all; the result is the mean.
 
     Example:
         >>> from lit_async_data.order.chunk_order import ChunkRun

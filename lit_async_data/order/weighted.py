@@ -1,13 +1,12 @@
 """Orders in which samples are drawn by weight, with replacement.
 
-What stands at a position is a pure function of (weights, key, position): two words derived from key and position are
-uniform numbers, and what they fall on is found in a cumulative sum. So any position is found at once, alone or in a
-block, and ranks need not talk to each other.
+The sample at a position is a pure function of (weights, key, position). Key and position give two uniform numbers, and
+a search in the cumulative sum of the weights maps those to a sample. So any position can be computed directly, alone or
+in a block, and ranks need not communicate.
 
 * `WeightedOrder` draws from all samples at each position.
-* `WeightedChunkOrder` draws by the same weights from groups of chunks, group after group, so that each chunk is decoded
-  in one visit. The positions of an epoch are shared out to groups in proportion to their weights: only that share is
-  not drawn at random.
+* `WeightedChunkOrder` draws by the same weights from one group of chunks after another, so that each chunk is decoded
+  in one visit. Groups get positions of the epoch in proportion to their weights; only this share is not random.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from lit_async_data.order.chunk_order import ChunkRun, Group
 from lit_async_data.order.permutation import Indices, Permutation, derived_key
 from lit_async_data.order.weights import Floats, Weights, drawn, uniform
 
-# A group of more positions is taken to need all of its chunks; drawing so many takes 0.1 s.
-_LOOKED_AT = 2**18
+# A group with more positions is assumed to need all of its chunks: drawing for 2¹⁸ positions takes 0.1 s.
+_MOST_DRAWN = 2**18
 
 
 class WeightedOrder:
-    """Samples drawn by weight, with replacement, each on its own. Immutable; safe to call from any thread.
+    """Samples drawn by weight, with replacement, independently. Immutable; safe to call from any thread.
 
     A block of 16384 positions takes 4 to 5 ms for 10⁶ samples.
 
     Args:
         weights: A weight for each sample.
-        length: Positions, ≥ 1.
-        key: Which draws, 64 bits; for others each epoch, derive it from seed and epoch.
+        length: Number of positions, ≥ 1.
+        key: 64 bits that select the draws. Derive it from seed and epoch to get other draws each epoch.
 
     Attributes:
-        length: How many positions there are.
+        length: Number of positions.
 
     Example:
         >>> order = WeightedOrder(Weights([1, 0, 3]), length=8, key=0)
@@ -51,7 +50,7 @@ class WeightedOrder:
         self._key = derived_key(key, 0)
 
     def samples(self, positions: npt.ArrayLike) -> Indices:
-        """The samples at these positions.
+        """Returns the samples at these positions.
 
         Args:
             positions: Integers in ``range(length)``, shape (n,).
@@ -60,7 +59,7 @@ class WeightedOrder:
             int64, shape (n,): sample numbers.
 
         Raises:
-            IndexError: There is no such position.
+            IndexError: A position is out of range.
         """
         return self._weights.drawn(uniform(self._key, _checked_positions(positions, self.length)))
 
@@ -68,26 +67,26 @@ class WeightedOrder:
 class WeightedChunkOrder:
     """Samples drawn by weight, with replacement, from a few chunks at a time. Immutable; safe to call from any thread.
 
-    The chunks are put in a keyed order, which is cut into groups of ``width`` chunks. Each group gets as many positions
-    as its weight is of all, rounded up or down by chance so that the mean over keys is exact; each of its positions
-    draws one of its chunks by weight, and one of that chunk's samples by weight. Chunks of no weight, and groups that
-    get no position, are not there.
+    A keyed permutation orders the chunks, and the result is cut into groups of ``width`` chunks. Each group gets
+    positions in proportion to its weight, rounded at random so that the mean over keys is exact. Each position draws a
+    chunk of its group by weight, and then a sample of that chunk by weight. Chunks without weight and groups without
+    positions are left out.
 
     Over many keys a sample is drawn ``length · weight / sum`` times on average, as in `WeightedOrder`.
 
     Args:
-        runs: How samples lie in chunks.
-        width: Chunks of a group, ≥ 1; more than there are is as many as there are.
+        runs: The samples of each file, in chunks.
+        width: Chunks of a group, ≥ 1; capped at the number of chunks.
         weights: A weight for each sample.
-        length: Positions, ≥ 1.
-        key: Which order and draws, 64 bits; for others each epoch, derive it from seed and epoch.
+        length: Number of positions, ≥ 1.
+        key: 64 bits that select order and draws. Derive it from seed and epoch to get others each epoch.
 
     Attributes:
-        length: How many positions there are.
-        chunks: How many chunks have any weight.
+        length: Number of positions.
+        chunks: Number of chunks with any weight.
         width: Chunks of a group.
-        rows: Samples of a usual chunk.
-        groups: How many groups get positions.
+        rows: Samples of most chunks.
+        groups: Number of groups with positions.
 
     Raises:
         ConfigError: There are not as many weights as samples.
@@ -104,20 +103,20 @@ class WeightedChunkOrder:
     def __init__(self, runs: Sequence[ChunkRun], width: int, weights: Weights, length: int, key: int) -> None:
         _check_length(length)
         if width < 1:
-            raise ValueError(f"groups of {width} chunks")
-        found = weights.chunks(runs)
-        self.length, self.chunks, self.rows = length, found.sums.size, found.usual_rows
+            raise ValueError(f"width: groups of {width} chunks; a group needs at least 1")
+        weighed = weights.chunks(runs)
+        self.length, self.chunks, self.rows = length, weighed.sums.size, weighed.usual_rows
         self.width = min(width, self.chunks)
         order = Permutation(self.chunks, derived_key(key, 0))(np.arange(self.chunks))
-        self._samples = weights.edges
-        self._firsts, self._rows = found.firsts[order], found.rows[order]
-        self._places = np.append(0.0, np.cumsum(found.sums[order]))
-        self._share_out(float(uniform(derived_key(key, 1), np.zeros(1, np.int64))[0]))
+        self._sample_edges = weights.edges
+        self._firsts, self._rows = weighed.firsts[order], weighed.rows[order]
+        self._chunk_edges = np.append(0.0, np.cumsum(weighed.sums[order]))
+        self._assign_positions(float(uniform(derived_key(key, 1), np.zeros(1, np.int64))[0]))
         self.groups = self._ends.size
         self._chunk_key, self._row_key = derived_key(key, 2), derived_key(key, 3)
 
     def samples(self, positions: npt.ArrayLike) -> Indices:
-        """The samples at these positions.
+        """Returns the samples at these positions.
 
         Args:
             positions: Integers in ``range(length)``, shape (n,).
@@ -126,136 +125,137 @@ class WeightedChunkOrder:
             int64, shape (n,): sample numbers.
 
         Raises:
-            IndexError: There is no such position.
+            IndexError: A position is out of range.
         """
         places, rows = self.dealt(positions)
         return self._firsts[places] + rows
 
     def group(self, number: int) -> Group:
-        """A group by its number; it has a position at least.
+        """Returns the group of this number; it has at least one position.
 
         Raises:
-            IndexError: There is no such group.
+            IndexError: The number is out of range.
         """
         if not 0 <= number < self.groups:
             raise IndexError(f"group {number} of {self.groups}")
         return Group(number, int(self._begins[number]), int(self._ends[number]))
 
     def group_of(self, position: int) -> Group:
-        """The group that a position belongs to.
+        """Returns the group that a position belongs to.
 
         Raises:
-            IndexError: There is no such position.
+            IndexError: The position is out of range.
         """
         return self.group(int(self._groups_of(_checked_positions([position], self.length))[0]))
 
     def first_samples(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """The first sample number of each chunk that a group draws from, in the order of its first draw.
+        """Returns the first sample number of each chunk that a group decodes, in the order of the first draws.
 
-        That is what must be decoded for it. (Of a group of more than 2¹⁸ positions, all chunks.)
+        For a group of more than 2¹⁸ positions these are all its chunks.
 
         Args:
-            group: Its number.
-            begin: Of the group's positions, only every ``step``-th from this one on counts: those of one rank.
-            step: 1 for all.
+            group: Number of the group.
+            begin: First position in the group that counts; with ``step``, this selects the positions of one rank.
+            step: Distance of the positions that count; 1 for all.
 
         Raises:
-            IndexError: There is no such group.
+            IndexError: The number is out of range.
         """
         _, first, end = self.group(group)
-        if -(-(end - first) // step) > _LOOKED_AT:
+        if -(-(end - first) // step) > _MOST_DRAWN:
             return self._firsts[self._lanes[group, 0] : self._lanes[group, 1]]
         places, earliest = np.unique(self.dealt(np.arange(first + begin, end, step))[0], return_index=True)
         return self._firsts[places[np.argsort(earliest)]]
 
     def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """Which chunk and which of its samples these positions take.
+        """Returns the chunk and the row in it of each position.
 
         Args:
             positions: Integers in ``range(length)``, shape (n,).
 
         Returns:
-            Places in the order of chunks, and rows in the chunk; int64, both of shape (n,).
+            Places of the chunks in the order of chunks, and rows in the chunk; int64, both of shape (n,).
 
         Raises:
-            IndexError: There is no such position.
+            IndexError: A position is out of range.
         """
-        given = _checked_positions(positions, self.length)
-        first, end = self._lanes[self._groups_of(given)].T
-        places = drawn(self._places, first, end, uniform(self._chunk_key, given))
+        checked = _checked_positions(positions, self.length)
+        first, end = self._lanes[self._groups_of(checked)].T
+        places = drawn(self._chunk_edges, first, end, uniform(self._chunk_key, checked))
         first, end = self._firsts[places], self._firsts[places] + self._rows[places]
-        return places, drawn(self._samples, first, end, uniform(self._row_key, given)) - first
+        return places, drawn(self._sample_edges, first, end, uniform(self._row_key, checked)) - first
 
-    def touched(self, batch_size: int) -> float:
-        """Distinct chunks in a batch of `WeightedOrder`, on average.
+    def chunks_per_global_batch(self, batch_size: int) -> float:
+        """Returns the mean number of distinct chunks in a batch of `WeightedOrder`.
 
         Args:
             batch_size: Samples per batch, ≥ 1.
         """
-        shares = np.diff(self._places) / self._places[-1]
+        shares = np.diff(self._chunk_edges) / self._chunk_edges[-1]
         return float(np.sum(1 - (1 - shares) ** batch_size))
 
     def ranks_per_chunk(self, world_size: int) -> float:
-        """By how many ranks a chunk is decoded that any of them needs, on average.
+        """Returns how many ranks decode a chunk on average, among the chunks that any rank decodes.
 
-        Positions go to ranks in turn, and each draws for itself: where a chunk is drawn often, every rank decodes it.
+        Ranks share positions round-robin, and each position draws by itself: every rank decodes a chunk that is drawn
+        often.
 
         Args:
-            world_size: Ranks, ≥ 1.
+            world_size: Number of ranks, ≥ 1.
         """
-        return float(self._readers(world_size)[1].sum() / self._readers(1)[1].sum())
+        return float(self._expected_ranks(world_size)[1].sum() / self._expected_ranks(1)[1].sum())
 
     def amplification(self, world_size: int = 1) -> float:
-        """Samples that are decoded for each one used, in this epoch over all ranks, on average.
+        """Returns how many samples are decoded per sample used, on average in this epoch over all ranks.
 
-        That is (chunks decoded) · (mean rows of those) / length. It is below 1 where the epoch is long enough to use
-        samples more than once, and above 1 where it is short, or goes to a few samples of each chunk.
+        That is (chunks decoded) · (their mean rows) / length. It is below 1 if a long epoch uses samples more than
+        once. It is above 1 if a short epoch uses only a few samples of each chunk.
 
         Args:
-            world_size: Ranks, ≥ 1, that each decode what they need.
+            world_size: Number of ranks, ≥ 1. Each decodes the chunks that it needs.
         """
-        places, readers = self._readers(world_size)
-        return float(np.sum(readers * self._rows[places]) / self.length)
+        places, ranks = self._expected_ranks(world_size)
+        return float(np.sum(ranks * self._rows[places]) / self.length)
 
-    def _readers(self, world_size: int) -> tuple[Indices, Floats]:
-        """The places of chunks in groups with positions, and how many ranks are expected to draw from each.
+    def _expected_ranks(self, world_size: int) -> tuple[Indices, Floats]:
+        """The places of chunks in groups with positions, and the expected number of ranks that draw from each.
 
-        A chunk with the share p of its group is missed by a rank that has n of the group's positions with the
-        probability ``(1 − p)ⁿ``; of the group's c positions, ``c % W`` ranks have one more than the others.
+        A rank with n positions in a group misses a chunk that has the share p of the group with the probability
+        ``(1 − p)ⁿ``. Of the group's c positions, ``c % W`` ranks get one more than the others.
         """
         lanes = self._lanes[:, 1] - self._lanes[:, 0]
         group = np.repeat(np.arange(self.groups), lanes)
         places = np.arange(group.size) + (self._lanes[:, 0] - (np.cumsum(lanes) - lanes))[group]
-        spans = self._places[self._lanes[:, 1]] - self._places[self._lanes[:, 0]]
-        left = 1 - np.diff(self._places)[places] / spans[group]
-        few, more = (part[group] for part in np.divmod(self._ends - self._begins, world_size))
-        return places, world_size - more * left ** (few + 1) - (world_size - more) * left**few
+        group_weights = self._chunk_edges[self._lanes[:, 1]] - self._chunk_edges[self._lanes[:, 0]]
+        missed = 1 - np.diff(self._chunk_edges)[places] / group_weights[group]
+        count, longer = (part[group] for part in np.divmod(self._ends - self._begins, world_size))
+        return places, world_size - longer * missed ** (count + 1) - (world_size - longer) * missed**count
 
     def _groups_of(self, positions: Indices) -> Indices:
         return np.searchsorted(self._ends, positions, side="right")
 
-    def _share_out(self, shift: float) -> None:
-        """The groups that get positions: where those begin and end, and their first place and last, shape (groups, 2).
+    def _assign_positions(self, shift: float) -> None:
+        """Sets first and end position of each group, and first and end place of its chunks, shape (groups, 2).
 
-        With the same uniform shift everywhere, rounding down gives each group its exact share on average.
+        All bounds share one uniform shift, so that rounding down gives each group its exact share on average.
         """
         cuts = np.minimum(np.arange(-(-self.chunks // self.width) + 1) * self.width, self.chunks)
-        shares = self._places[cuts] / self._places[-1]
+        shares = self._chunk_edges[cuts] / self._chunk_edges[-1]
         bounds = np.floor(shares * self.length + shift).astype(np.int64)
-        # A float is not the length of a very long epoch; and what adds nothing to the sum gets no positions.
+        # A float cannot hold the length of a very long epoch, and a last group may add nothing to the rounded sum.
         bounds[shares == 1] = self.length
-        there = np.flatnonzero(np.diff(bounds))
-        self._begins, self._ends = bounds[there], bounds[there + 1]
-        self._lanes = np.stack([cuts[there], cuts[there + 1]], axis=1)
+        nonempty = np.flatnonzero(np.diff(bounds))
+        self._begins, self._ends = bounds[nonempty], bounds[nonempty + 1]
+        self._lanes = np.stack([cuts[nonempty], cuts[nonempty + 1]], axis=1)
 
 
 def _check_length(length: int) -> None:
     if length < 1:
-        raise ValueError(f"an order of {length} positions")
+        raise ValueError(f"length: an order of {length} positions; it needs at least 1")
 
 
 def _checked_positions(positions: npt.ArrayLike, length: int) -> Indices:
-    given = np.asarray(positions, np.int64)
-    if given.size and (given.min() < 0 or given.max() >= length):
+    checked = np.asarray(positions, np.int64)
+    if checked.size and (checked.min() < 0 or checked.max() >= length):
         raise IndexError(f"position outside an order of {length} positions")
-    return given
+    return checked

@@ -1,4 +1,4 @@
-"""`Weights`: how likely each sample is to be drawn, checked, summed up once, and shared by all epochs."""
+"""`Weights`: how likely each sample is drawn. They are checked and summed up once, and shared by all epochs."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.permutation import Indices, derived_keys
 
-# The label that torch's losses leave out unless they are told otherwise.
+# The default ``ignore_index`` of torch's losses.
 IGNORED = -100
-# Every so many edges one is kept by itself: the processor's cache holds those.
+# Every 64th edge is copied to a table that fits into the processor's cache.
 _COARSE = 64
 
 Floats = npt.NDArray[np.float64]
 
 
 def class_weights(labels: npt.ArrayLike) -> Floats:
-    """A weight for each sample, so that each distinct label has the same total: 1.
+    """A weight for each sample, so that the weights of each distinct label add up to 1.
 
     Args:
         labels: Whole numbers, booleans or text, shape (n,).
 
     Returns:
-        float64, shape (n,): one over how many samples have the same label; 0 for −100, which losses ignore.
+        float64, shape (n,): one over the number of samples with the same label; 0 for −100, which losses ignore.
 
     Raises:
-        ConfigError: There are no labels, all are ignored, they have more than one axis, or are of a type that cannot be
+        ConfigError: There are no labels, all are ignored, they do not have exactly one axis, or their type cannot be
             counted by value.
 
     Example:
         >>> class_weights(["cat", "dog", "cat", "cat", "dog"]).round(2).tolist()
         [0.33, 0.5, 0.33, 0.33, 0.5]
     """
-    given = _as_array("balance", labels)
-    if given.dtype.kind == "f":
+    array = _as_array("balance", labels)
+    if array.dtype.kind == "f":
         raise ConfigError(
-            f"balance: the labels are {given.dtype} numbers{_first_nan(given)}, which seldom have few values; make "
-            "whole numbers or text of them, or give a weight for each sample with weights"
+            f"balance: the labels are {array.dtype} numbers{_first_nan(array)}, which seldom name classes; convert "
+            "them to whole numbers or text, or give a weight for each sample with weights"
         )
-    if given.dtype.kind not in "iubSUT" and not (_all(str, given) or _all(bytes, given)):
+    if array.dtype.kind not in "iubSUT" and not (_all(str, array) or _all(bytes, array)):
         raise ConfigError(
-            f"balance: the labels are of type {given.dtype}, and not whole numbers, booleans or text; choose another "
+            f"balance: the labels are of type {array.dtype}, not whole numbers, booleans or text; choose another "
             "field, or give a weight for each sample with weights"
         )
-    _, which, counts = np.unique(given, return_inverse=True, return_counts=True)
+    _, which, counts = np.unique(array, return_inverse=True, return_counts=True)
     weights = np.asarray((1 / counts)[which], np.float64)
-    if given.dtype.kind == "i":
-        weights[given == IGNORED] = 0
+    if array.dtype.kind == "i":
+        weights[array == IGNORED] = 0
         if not weights.any():
-            raise ConfigError(f"balance: every label is {IGNORED}, which losses ignore")
+            raise ConfigError(f"balance: every label is {IGNORED}, which losses ignore; choose another field")
     return weights
 
 
 class WeighedChunks(NamedTuple):
-    """Chunks by number: the first sample, how many there are, and the sum of their weights; all of shape (chunks,)."""
+    """The chunks with a weight: first sample, number of samples and sum of weights; each of shape (chunks,)."""
 
     firsts: Indices
     rows: Indices
@@ -67,21 +67,21 @@ class WeighedChunks(NamedTuple):
 
 
 class Weights:
-    """A weight for each sample, ready to be drawn by. Immutable; safe to use from any thread.
+    """A weight for each sample, and their cumulative sum. Immutable; safe to use from any thread.
 
-    Takes 8 bytes per sample. Probabilities are exact to about ``n · 1e-16``; a sample whose weight is less than 1e-16
-    of all before it may never be drawn.
+    Takes 8 bytes per sample. Probabilities are exact to about ``n · 1e-16``. A sample may never be drawn if its weight
+    is less than 1e-16 of the sum of those before it.
 
     Args:
         weights: Finite numbers from 0 on, shape (n,); samples of weight 0 are never drawn.
-        samples: How many there must be; None where that is not known.
+        samples: Expected number of weights; None if unknown.
 
     Attributes:
-        samples: How many there are.
-        edges: float64, shape (n + 1,): the sum of the weights before each sample, and of all.
+        samples: Number of weights.
+        edges: float64, shape (n + 1,): the sum of the weights before each sample, and the total.
 
     Raises:
-        ConfigError: The weights are not such numbers, or none is above 0.
+        ConfigError: A weight is negative or not a finite number, none is above 0, or their number is wrong.
 
     Example:
         >>> Weights([1, 0, 3]).edges.tolist()
@@ -92,22 +92,22 @@ class Weights:
     """
 
     def __init__(self, weights: npt.ArrayLike, samples: int | None = None) -> None:
-        given = _checked_weights(weights, samples)
-        self.samples = given.size
-        self.edges = np.zeros(given.size + 1)
+        checked = _checked_weights(weights, samples)
+        self.samples = checked.size
+        self.edges = np.zeros(checked.size + 1)
         with np.errstate(over="ignore"):
-            np.cumsum(given, out=self.edges[1:])
+            np.cumsum(checked, out=self.edges[1:])
         self._coarse = self.edges[::_COARSE].copy()
         self.edges.flags.writeable = self._coarse.flags.writeable = False
         if not np.isfinite(self.edges[-1]):
-            raise ConfigError("weights: their sum is more than a number holds; divide all of them by the largest")
+            raise ConfigError("weights: their sum exceeds the range of float64; divide all of them by the largest")
         if not self.edges[-1] > 0:
-            raise ConfigError("weights: all of them are 0; give those samples more that are to be drawn")
-        # The chunks asked for last; replaced as a whole, since other threads may be reading it.
+            raise ConfigError("weights: all of them are 0; give at least one sample a weight above 0")
+        # Cache of the last result of `chunks`. Replaced as a whole, since other threads may be reading it.
         self._chunks: tuple[tuple[ChunkRun, ...], WeighedChunks] | None = None
 
     def drawn(self, numbers: Floats) -> Indices:
-        """The samples that uniform numbers fall on.
+        """Maps uniform random numbers to samples, in proportion to the weights.
 
         Args:
             numbers: In [0, 1), shape (n,).
@@ -115,21 +115,21 @@ class Weights:
         Returns:
             int64, shape (n,): samples with a weight above 0.
         """
-        sought = _sought(self.edges[0], self.edges[-1], numbers)
-        low = (np.searchsorted(self._coarse, sought, side="right") - 1) * _COARSE
-        return _bisected(self.edges, low, np.minimum(low + _COARSE, self.samples), sought)
+        values = _scaled(self.edges[0], self.edges[-1], numbers)
+        low = (np.searchsorted(self._coarse, values, side="right") - 1) * _COARSE
+        return _bisected(self.edges, low, np.minimum(low + _COARSE, self.samples), values)
 
     def chunks(self, runs: Sequence[ChunkRun]) -> WeighedChunks:
-        """The chunks that have any weight.
+        """Returns the chunks whose samples have any weight.
 
         Raises:
-            ConfigError: The runs hold more or fewer samples.
+            ConfigError: The runs do not hold as many samples as there are weights.
         """
         runs = tuple(runs)
-        known = self._chunks
-        if known is None or known[0] != runs:
-            known = self._chunks = runs, self._weighed(ChunkExtents(runs))
-        return known[1]
+        cached = self._chunks
+        if cached is None or cached[0] != runs:
+            cached = self._chunks = runs, self._weighed(ChunkExtents(runs))
+        return cached[1]
 
     def _weighed(self, layout: ChunkExtents) -> WeighedChunks:
         if layout.length != self.samples:
@@ -138,76 +138,77 @@ class Weights:
             )
         firsts, rows = layout.extents(np.arange(layout.chunks))
         sums = self.edges[firsts + rows] - self.edges[firsts]
-        there = sums > 0
-        return WeighedChunks(firsts[there], rows[there], sums[there], layout.usual_rows)
+        nonzero = sums > 0
+        return WeighedChunks(firsts[nonzero], rows[nonzero], sums[nonzero], layout.usual_rows)
 
 
-def _sought(base: Floats, top: Floats, numbers: Floats) -> Floats:
-    """The numbers that stand in ``[base, top)`` where uniform ones stand in [0, 1)."""
-    # The product may round up to the top itself, which would be the next one's.
-    return np.minimum(base + numbers * (top - base), np.nextafter(top, 0))
+def _scaled(low: Floats, high: Floats, numbers: Floats) -> Floats:
+    """Maps numbers in [0, 1) to ``[low, high)``."""
+    # The product may round up to ``high``, where the next interval begins.
+    return np.minimum(low + numbers * (high - low), np.nextafter(high, 0))
 
 
 def drawn(edges: Floats, low: Indices, high: Indices, numbers: Floats) -> Indices:
-    """What uniform numbers fall on between two edges: never on what has no width.
+    """Maps uniform numbers to the intervals between two edges, in proportion to their widths; never to an empty one.
 
     Args:
         edges: Sorted.
-        low: Which edge each number begins at, shape (n,).
-        high: Which edge it does not reach; greater than that at ``low``.
+        low: Index of the edge where the range of each number begins, shape (n,).
+        high: Index of the edge where the range ends; that edge is greater.
         numbers: Numbers in [0, 1), shape (n,).
 
     Returns:
-        int64, shape (n,), from ``low`` to ``high - 1``.
+        int64, shape (n,): interval numbers from ``low`` to ``high - 1``.
     """
-    return _bisected(edges, low, high, _sought(edges[low], edges[high], numbers))
+    return _bisected(edges, low, high, _scaled(edges[low], edges[high], numbers))
 
 
-def _bisected(edges: Floats, low: Indices, high: Indices, sought: Floats) -> Indices:
-    """The last i for each number with ``edges[i]`` at most the number.
+def _bisected(edges: Floats, low: Indices, high: Indices, values: Floats) -> Indices:
+    """Finds the last i for each value with ``edges[i] <= value``.
 
-    As ``np.searchsorted`` from the right, less one, but it need not look at all edges: that takes half the time.
+    The same as ``np.searchsorted`` from the right, minus one; but it searches only between two edges, which takes half
+    the time.
 
     Args:
         edges: Sorted.
-        low: Which edge is at most the number, shape (n,).
-        high: Which edge is more than the number, shape (n,).
-        sought: The numbers, shape (n,).
+        low: Index of an edge that is at most the value, shape (n,).
+        high: Index of an edge above the value, shape (n,).
+        values: Values to find, shape (n,).
     """
     while low.size and (high - low).max() > 1:
         middle = (low + high) >> 1
-        above = edges[middle] <= sought
+        above = edges[middle] <= values
         low, high = np.where(above, middle, low), np.where(above, high, middle)
     return low
 
 
 def uniform(key: int, positions: Indices) -> Floats:
-    """A number in [0, 1) for each position, with all 53 bits that a float has."""
+    """A uniform number in [0, 1) for each position, with all 53 bits of a float64."""
     return (derived_keys(key, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _as_array(option: str, given: npt.ArrayLike) -> npt.NDArray[Any]:
+def _as_array(option: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     try:
-        found = np.asarray(given)
+        array = np.asarray(values)
     except ValueError as error:
-        raise ConfigError(f"{option}: no array can be made of what was given: {error}") from None
-    if found.ndim != 1 or not found.size:
-        raise ConfigError(f"{option}: an array of shape {found.shape} was given; give one value for each sample")
-    return found
+        raise ConfigError(f"{option}: not an array: {error}; give one value for each sample") from None
+    if array.ndim != 1 or not array.size:
+        raise ConfigError(f"{option}: the array has shape {array.shape}; give one value for each sample")
+    return array
 
 
 def _checked_weights(weights: npt.ArrayLike, samples: int | None) -> Floats:
-    given = _as_array("weights", weights)
-    if given.dtype.kind not in "iufb":
-        raise ConfigError(f"weights: they are of type {given.dtype}, and not numbers")
-    if samples is not None and given.size != samples:
-        raise ConfigError(f"weights: there are {given.size} for {samples} samples; give one for each sample")
+    array = _as_array("weights", weights)
+    if array.dtype.kind not in "iufb":
+        raise ConfigError(f"weights: they are of type {array.dtype}; give numbers")
+    if samples is not None and array.size != samples:
+        raise ConfigError(f"weights: there are {array.size} for {samples} samples; give one for each sample")
     with np.errstate(over="ignore"):  # long doubles
-        given = given.astype(np.float64)
-    wrong = np.flatnonzero(~((given >= 0) & np.isfinite(given)))
+        array = array.astype(np.float64)
+    wrong = np.flatnonzero(~((array >= 0) & np.isfinite(array)))
     if wrong.size:
-        raise ConfigError(f"weights: sample {wrong[0]} has {given[wrong[0]]}; each must be a finite number from 0 on")
-    return given
+        raise ConfigError(f"weights: sample {wrong[0]} has {array[wrong[0]]}; each must be a finite number from 0 on")
+    return array
 
 
 def _first_nan(labels: npt.NDArray[Any]) -> str:

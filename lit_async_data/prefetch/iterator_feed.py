@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ import torch
 
 from lit_async_data.batch.tree import leaves_in
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
-from lit_async_data.errors import WorkerError
 from lit_async_data.host.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.accelerate_marks import Mark, Marks
@@ -26,6 +24,7 @@ from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.prefetch.packing import Ask
 from lit_async_data.prefetch.reader_thread import Pulled, ReaderThread
 from lit_async_data.prefetch.state_snapshot import Snapshot
+from lit_async_data.threads import ProcessGuard
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class IteratorFeed:
         self._state = state
         self._watch = DrawWatch(loader) if watch is None else watch
         self._marks = Marks.of(loader)
-        self._pid = os.getpid()
+        self._process = ProcessGuard()
         #: Reads the current pass; None between passes.
         self.reader: ReaderThread | None = None
         self._expected = BatchIndex(-1, 0)  # the next batch that the reader yields
@@ -102,13 +101,12 @@ class IteratorFeed:
 
     @property
     def forked(self) -> bool:
-        return self._pid != os.getpid()
+        return self._process.forked
 
     def check(self) -> None:
-        if self.forked:
-            raise WorkerError(
-                f"this loader reads in process {self._pid} and cannot be used in its fork {os.getpid()}, where its "
-                "thread does not exist; call prefetched() in the child"
+        if self._process.forked:
+            raise self._process.error(
+                "this loader reads", "its thread does not exist there; call prefetched() in the child"
             )
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers | None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Any form of batch: what is taken out of it and put back leaves it as it was."""
+"""Batches of any form: taking the leaves out and putting them back restores the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_async_data.batch.tree import Place, flatten, leaves_in, rebuilt
+from lit_async_data.batch.tree import Placeholder, flatten, leaves_in, rebuilt
 from lit_async_data.errors import FormatError
 
 
@@ -61,7 +61,7 @@ def is_leaf(value):
 
 
 ARRAY = np.arange(3)
-THINGS = st.one_of(
+VALUES = st.one_of(
     st.builds(Leaf),
     st.none(),
     st.integers(),
@@ -73,9 +73,9 @@ THINGS = st.one_of(
 KEYS = st.one_of(st.text(max_size=2), st.integers(), st.tuples(st.integers()))
 
 
-def containers(things):
-    dicts = st.dictionaries(KEYS, things, max_size=3)
-    lists = st.lists(things, max_size=3)
+def containers(values):
+    dicts = st.dictionaries(KEYS, values, max_size=3)
+    lists = st.lists(values, max_size=3)
     return st.one_of(
         dicts,
         dicts.map(collections.OrderedDict),
@@ -86,14 +86,14 @@ def containers(things):
         lists.map(tuple),
         lists.map(collections.deque),
         lists.map(collections.UserList),
-        st.builds(Pair, things, things),
-        st.builds(Sample, things, things),
-        st.builds(Frozen, things),
-        st.builds(Slotted, things),
+        st.builds(Pair, values, values),
+        st.builds(Sample, values, values),
+        st.builds(Frozen, values),
+        st.builds(Slotted, values),
     )
 
 
-BATCHES = st.recursive(THINGS, containers, max_leaves=12)
+BATCHES = st.recursive(VALUES, containers, max_leaves=12)
 
 
 def parts(value):
@@ -128,7 +128,7 @@ def leaves_of(value):
 
 
 @given(BATCHES)
-def test_what_is_taken_out_and_put_back_is_the_same(batch):
+def test_flatten_and_rebuilt_restore_the_batch(batch):
     leaves, skeleton = flatten(batch, is_leaf)
     assert set(leaves.values()) == set(leaves_of(batch)) == set(leaves_in(batch, is_leaf))
     assert leaves_of(skeleton) == []
@@ -146,7 +146,7 @@ def test_neither_batch_nor_skeleton_is_changed(batch):
     assert_same(rebuilt(skeleton, leaves), batch)
 
 
-def test_leaves_are_named_by_their_places():
+def test_leaves_are_named_by_their_paths():
     batch = ([Leaf(), {"boxes": Leaf(), 3: "text"}], Pair(Leaf(), Sample(Leaf())))
     assert list(flatten(batch, is_leaf)[0]) == [
         "batch[0][0]",
@@ -160,7 +160,7 @@ def test_a_batch_may_be_a_leaf():
     leaf = Leaf()
     leaves, skeleton = flatten(leaf, is_leaf)
     assert leaves == {"batch": leaf}
-    assert skeleton == Place("batch")
+    assert skeleton == Placeholder("batch")
     assert rebuilt(skeleton, {"batch": 7}) == 7
 
 
@@ -173,7 +173,7 @@ def test_the_same_leaf_twice_stays_one():
 
 
 @pytest.mark.parametrize("container", [[1, "x", ARRAY], {"a": ARRAY}, Pair(1, ()), Sample(None), torch.Size([1, 2])])
-def test_a_container_without_leaves_is_the_very_same(container):
+def test_a_container_without_leaves_stays_the_same_object(container):
     leaves, skeleton = flatten({"a": container, "b": Leaf()}, is_leaf)
     assert rebuilt(skeleton, leaves)["a"] is container
 
@@ -185,7 +185,7 @@ def test_containers_are_leaves_if_the_caller_says_so():
     assert leaves["batch[0]"] is packed
 
 
-def test_what_a_class_of_its_own_holds_beside_stays():
+def test_attributes_of_a_subclass_are_kept():
     class Annotated(dict):
         note = None
 
@@ -214,11 +214,11 @@ def test_as_deep_as_python_goes():
     assert_same(rebuilt(skeleton, leaves), batch)
 
 
-# -- classes of somebody's own -----------------------------------------------------------------------------------------
+# -- containers of the user's classes ----------------------------------------------------------------------------------
 
 
 class Spread(tuple):
-    """Takes its elements one by one, as many a tuple class does."""
+    """Its ``__new__`` takes the elements one by one, as in many tuple classes."""
 
     __slots__ = ()
 
@@ -227,7 +227,7 @@ class Spread(tuple):
 
 
 class Noted(Spread):
-    """Holds something beside its elements."""
+    """Has attributes besides its elements."""
 
 
 class Named(Pair):
@@ -237,8 +237,8 @@ class Named(Pair):
         return made
 
 
-class OnItsOwn(collections.abc.MutableMapping):
-    """Has a dict and no ``__copy__``: `copy.copy` gives one with the same dict."""
+class SharesItsDict(collections.abc.MutableMapping):
+    """Has no ``__copy__``: `copy.copy` returns one with the same dict."""
 
     def __init__(self, **items):
         self.items_ = items
@@ -259,7 +259,7 @@ class OnItsOwn(collections.abc.MutableMapping):
         return len(self.items_)
 
 
-def test_a_tuple_class_with_a_new_of_its_own_keeps_its_value():
+def test_a_tuple_subclass_with_its_own_new_is_rebuilt():
     batch = Noted(Leaf(), 2)
     batch.note = "mine"
     leaves, skeleton = flatten(batch, is_leaf)
@@ -269,7 +269,7 @@ def test_a_tuple_class_with_a_new_of_its_own_keeps_its_value():
     assert made.note == "mine"
 
 
-def test_a_named_tuple_class_with_a_new_of_its_own_keeps_its_value():
+def test_a_named_tuple_subclass_with_its_own_new_is_rebuilt():
     batch = Named((Leaf(), Spread(Leaf())))
     batch.note = "mine"
     made = rebuilt(*reversed(flatten(batch, is_leaf)))
@@ -279,19 +279,19 @@ def test_a_named_tuple_class_with_a_new_of_its_own_keeps_its_value():
     assert made.note == "mine"
 
 
-def test_a_container_that_shares_its_memory_with_its_copies_is_not_changed():
+def test_a_container_that_shares_storage_with_its_copies_is_not_changed():
     inner = Leaf()
-    batch = OnItsOwn(x=inner, y="text")
+    batch = SharesItsDict(x=inner, y="text")
     leaves, skeleton = flatten(batch, is_leaf)
     assert batch["x"] is inner
     made = rebuilt(skeleton, dict.fromkeys(leaves, "moved"))
-    assert (type(made), dict(made)) == (OnItsOwn, {"x": "moved", "y": "text"})
+    assert (type(made), dict(made)) == (SharesItsDict, {"x": "moved", "y": "text"})
     assert batch["x"] is inner
-    assert isinstance(skeleton["x"], Place)
+    assert isinstance(skeleton["x"], Placeholder)
 
 
 class Odd(collections.abc.Sequence):
-    """Cannot be built from its elements."""
+    """Its constructor does not take a list of elements."""
 
     def __init__(self, *elements):
         self.elements = elements
@@ -323,7 +323,7 @@ class Refusing(Odd):
 
 
 @pytest.mark.parametrize("odd", [Odd(Leaf(), 2), OddMapping("text"), Refusing(Leaf(), 2)])
-def test_a_class_that_cannot_be_built_again_is_an_error_that_names_it_and_its_place(odd):
+def test_a_container_that_cannot_be_rebuilt_is_an_error_that_names_class_and_path(odd):
     kind = type(odd).__name__
     with pytest.raises(
         FormatError, match=rf"^batch\['here'\] is a {kind}, which cannot be built.*Give {kind} a method"
@@ -331,16 +331,16 @@ def test_a_class_that_cannot_be_built_again_is_an_error_that_names_it_and_its_pl
         flatten({"here": odd}, is_leaf)
 
 
-def test_a_class_that_cannot_be_built_again_may_hold_no_leaves_or_be_one():
+def test_a_container_that_cannot_be_rebuilt_may_be_a_leaf_or_hold_none():
     odd = Odd(1, [2])
     assert flatten([odd, Leaf()], is_leaf)[1][0] is odd
     odd = Odd(Leaf())
     assert flatten(odd, lambda value: isinstance(value, Odd))[0] == {"batch": odd}
 
 
-def test_leaves_are_found_without_anything_being_built():
+def test_leaves_in_builds_no_containers():
     leaf = Leaf()
-    assert leaves_in([Odd(leaf, 2), {"a": leaf}, OnItsOwn(x=(leaf,))], is_leaf) == [leaf]
+    assert leaves_in([Odd(leaf, 2), {"a": leaf}, SharesItsDict(x=(leaf,))], is_leaf) == [leaf]
 
 
 @dataclasses.dataclass
@@ -352,7 +352,7 @@ class Boxes:
         return [self.corners, self.corners]
 
 
-def test_what_a_dataclass_has_computed_from_its_leaves_is_computed_anew():
+def test_cached_properties_of_a_dataclass_are_computed_again():
     batch = Boxes(Leaf())
     assert batch.doubled[0] is batch.corners
     made = rebuilt(flatten(batch, is_leaf)[1], {"batch.corners": "moved"})

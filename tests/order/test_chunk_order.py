@@ -14,14 +14,14 @@ from lit_async_data.order.permutation import Permutation, derived_key
 
 keys = st.integers(0, 2**64 - 1)
 widths = st.integers(1, 40)
-some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 300), rows=st.integers(1, 80)), min_size=1, max_size=6)
-# Many files, most chunks of the usual rows: what the corrections are for.
+few_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 300), rows=st.integers(1, 80)), min_size=1, max_size=6)
+# Many files, in which most chunks have the usual number of rows: the shifts behind uneven groups matter here.
 like_files = st.builds(
     lambda samples, rows: [ChunkRun(n, rows) for n in samples],
     st.lists(st.integers(1, 60), min_size=1, max_size=30),
     st.integers(1, 20),
 )
-layouts = some_runs | like_files
+layouts = few_runs | like_files
 
 
 def chunks_of(runs):
@@ -40,8 +40,8 @@ def keyed_rows(n, key):
     return sorted(range(n), key=lambda row: (derived_key(key, row) >> 5, row))
 
 
-def dealt_by_hand(runs, width, key):
-    """The definition, in plain words: groups of chunks, and in each a round of all that have samples left."""
+def reference_order(runs, width, key):
+    """The definition: groups of chunks, dealt round-robin from all chunks of the group that have samples left."""
     chunks = chunks_of(runs)
     order = Permutation(len(chunks), derived_key(key, 0))(np.arange(len(chunks))).tolist()
     row_key = derived_key(key, 1)
@@ -66,8 +66,8 @@ def chunk_numbers(runs):
 
 
 @given(layouts, widths, keys)
-def test_samples_are_dealt_as_by_hand(runs, width, key):
-    assert all_of(ChunkOrder(runs, width, key)).tolist() == list(dealt_by_hand(runs, width, key))
+def test_samples_come_in_the_order_of_the_reference(runs, width, key):
+    assert all_of(ChunkOrder(runs, width, key)).tolist() == list(reference_order(runs, width, key))
 
 
 @given(layouts, widths, keys, st.integers(1, 8))
@@ -78,7 +78,7 @@ def test_ranks_get_every_sample_once(runs, width, key, world_size):
 
 
 @given(layouts, widths, keys, st.data())
-def test_a_position_alone_is_the_position_in_the_block(runs, width, key, data):
+def test_a_single_position_gives_the_same_sample_as_in_a_block(runs, width, key, data):
     order = ChunkOrder(runs, width, key)
     positions = data.draw(st.lists(st.integers(0, order.length - 1), min_size=1, max_size=30))
     together = order.samples(positions)
@@ -122,7 +122,7 @@ def test_lanes_are_dealt_in_their_order():
 
 
 @pytest.mark.parametrize("rows", [20, 32, 33, 100])
-def test_each_chunk_and_each_epoch_has_rows_in_an_order_of_its_own(rows):
+def test_each_chunk_and_each_epoch_shuffles_rows_differently(rows):
     seen = set()
     for epoch in range(20):
         order = ChunkOrder([ChunkRun(10 * rows, rows)], width=4, key=derived_key(0, epoch))
@@ -132,7 +132,7 @@ def test_each_chunk_and_each_epoch_has_rows_in_an_order_of_its_own(rows):
 
 
 def test_every_sample_is_equally_likely_at_every_position():
-    """Chi-squared over 2000 keys, as for a permutation. (Where chunks differ, the last positions are of long ones.)"""
+    """Chi-squared over 2000 keys, as for a permutation. (If chunks differ, the last positions belong to long ones.)"""
     keys, runs = 2000, [ChunkRun(24, 4)]
     counts = np.zeros((24, 24))
     for key in range(keys):
@@ -174,16 +174,16 @@ def test_corner_cases_hold_every_sample_once(runs, width):
     assert np.array_equal(np.sort(all_of(order)), np.arange(order.length))
     assert order.group(order.groups - 1).end == order.length
     if order.length <= 10_000:
-        assert all_of(order).tolist() == list(dealt_by_hand(runs, width, key=1))
+        assert all_of(order).tolist() == list(reference_order(runs, width, key=1))
 
 
 @pytest.mark.parametrize("rows", [1, 8, 33, 64, 10**6])
 @pytest.mark.parametrize("length", [10**12, 10**12 + 5])
 def test_a_million_million_samples_take_no_longer(length, rows):
-    """Groups at the ends, in the middle, and around the short chunk hold just their chunks; only O(1) can find them."""
+    """Groups at both ends, in the middle and around the short chunk hold exactly their chunks: O(1) must find them."""
     width = 64 if rows < 10**6 else 2
     order = ChunkOrder([ChunkRun(length, rows)], width, key=9)
-    short = int(order._shuffled.inverse([order.chunks - 1])[0]) // order.width
+    short = int(Permutation(order.chunks, derived_key(9, 0)).inverse([order.chunks - 1])[0]) // order.width
     near = [0, order.groups // 2, short - 1, short, short + 1, order.groups - 2, order.groups - 1]
     for number in {number for number in near if 0 <= number < order.groups}:
         group = order.group(number)
@@ -207,7 +207,7 @@ def test_a_world_size_that_divides_the_width_gives_each_rank_its_own_chunks(grou
 
 
 @given(st.integers(1, 5), st.integers(1, 20), widths, st.integers(1, 12), keys)
-def test_otherwise_each_chunk_goes_to_as_many_ranks_as_are_said(groups, rows, width, world_size, key):
+def test_otherwise_each_chunk_goes_to_as_many_ranks_as_predicted(groups, rows, width, world_size, key):
     order = ChunkOrder([ChunkRun(groups * width * rows, rows)], width, key)
     chunks = all_of(order) // rows
     ranks = Counter(chunk for chunk, _ in set(zip(chunks.tolist(), (np.arange(order.length) % world_size).tolist())))
@@ -215,8 +215,8 @@ def test_otherwise_each_chunk_goes_to_as_many_ranks_as_are_said(groups, rows, wi
 
 
 @given(layouts, widths, keys, st.integers(1, 50), st.integers(1, 4))
-def test_mixing_is_what_can_be_counted(runs, width, key, batch_size, world_size):
-    """The denominator is counted too, from the other form of the same formula, and for chunks of the mean size."""
+def test_mixing_equals_a_count(runs, width, key, batch_size, world_size):
+    """The denominator comes from another form of the same formula, for chunks of the mean size."""
     order = ChunkOrder(runs, width, key)
     own = chunk_numbers(runs)[all_of(order)][::world_size]
     size = min(batch_size, len(own))
@@ -236,7 +236,7 @@ def test_mixing_of_a_long_order_is_that_of_its_width(width, score):
 
 
 def test_batches_across_groups_count_the_chunks_of_both():
-    """Groups of 2 × 5 samples, batches of 4: of every five, four lie in one group and one in two."""
+    """Groups of 2 × 5 samples, batches of 4: of every five batches, four are in one group and one is in two."""
     order = ChunkOrder([ChunkRun(10**6, 5)], width=2, key=0)
     assert mixing(order, batch_size=4) == pytest.approx((4 * 2 + 4) / 5 / 4, rel=0.01)
 
@@ -246,7 +246,7 @@ def test_a_true_permutation_has_a_mixing_of_one():
     assert mixing(ChunkOrder([ChunkRun(10_000, 10_000)], width=64, key=0), batch_size=100) == pytest.approx(1)
 
 
-def test_what_is_not_there_is_refused():
+def test_positions_and_groups_out_of_range_are_refused():
     order = ChunkOrder([ChunkRun(100, 10)], width=4, key=0)
     for positions in ([100], [-1]):
         with pytest.raises(IndexError, match="100 samples"):

@@ -23,7 +23,7 @@ def test_the_inverse_finds_every_position(n, key):
 
 
 @given(st.integers(1, 10**15), keys, st.data())
-def test_a_position_alone_is_the_position_in_the_whole(n, key, data):
+def test_a_single_position_gives_the_same_element_as_in_a_block(n, key, data):
     shuffled = Permutation(n, key)
     positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=50)))
     together = shuffled(positions)
@@ -52,8 +52,8 @@ def test_every_element_is_equally_likely_at_every_position(n):
 
 @pytest.mark.parametrize("n", [100, 1797, 4096, 5000])
 def test_neighbours_end_up_apart(n):
-    """Distances between successive elements have the mean of a random order, n/3, and no sample stays in place more
-    often than by chance."""
+    """The mean distance of successive elements is n/3, as in a random order, and elements stay in place no more often
+    than by chance."""
     distances, fixed = [], []
     for key in range(50):
         order = Permutation(n, derived_key(key, 7))(np.arange(n))
@@ -73,8 +73,8 @@ def test_no_elements_are_refused():
         Permutation(0, 0)
 
 
-def test_the_order_is_the_one_that_it_has_always_been():
-    """What was trained with it can be resumed."""
+def test_the_order_never_changes_between_versions():
+    """Otherwise a training could not be resumed with a newer version."""
     assert Permutation(10, 0)(np.arange(10)).tolist() == [7, 8, 2, 4, 1, 6, 5, 9, 3, 0]
     far = Permutation(10**12, 7)([0, 1, 2, 10**12 - 1]).tolist()
     assert far == [804138359754, 228798818488, 941449478152, 988962532007]
@@ -92,15 +92,15 @@ many = st.lists(st.tuples(ranges, keys), min_size=1, max_size=10)
 
 @given(many, st.data())
 def test_many_permutations_are_each_what_they_are_alone(shuffles, data):
-    """Above 32 elements a `Permutation`, up to there in the order of their words, whatever the others are."""
+    """Above 32 elements they equal a `Permutation`; smaller ones sort their elements by hash."""
     shuffled = Permutations(*zip(*shuffles))
     which = data.draw(st.lists(st.integers(0, len(shuffles) - 1), max_size=50))
     positions = [data.draw(st.integers(0, shuffles[number][0] - 1)) for number in which]
     alone = []
     for number, position in zip(which, positions):
         n, key = shuffles[number]
-        in_order = sorted(range(n), key=lambda row: (derived_key(key, row) >> 5, row)) if n <= 32 else None
-        alone.append(in_order[position] if in_order else int(Permutation(n, key)(position)))
+        by_hash = sorted(range(n), key=lambda row: (derived_key(key, row) >> 5, row)) if n <= 32 else None
+        alone.append(by_hash[position] if by_hash else int(Permutation(n, key)(position)))
     assert shuffled(positions, which).tolist() == alone
 
 

@@ -25,8 +25,8 @@ def ranks(length, batch_size, world_size, **others):
     return [plan(length, batch_size, rank=rank, world_size=world_size, **others) for rank in range(world_size)]
 
 
-def samples(of):
-    return [of.batch(step).samples.tolist() for step in range(len(of))]
+def samples(plan):
+    return [plan.batch(step).samples.tolist() for step in range(len(plan))]
 
 
 @given(lengths, batches, worlds, shuffles, st.data())
@@ -55,7 +55,7 @@ def test_batch_counts_are_equal_on_all_ranks_and_no_batch_is_empty(length, batch
 
 @given(lengths, batches, worlds)
 def test_the_order_does_not_depend_on_ranks_and_batches(length, batch_size, world_size):
-    """What the steps up to any full one take, over all ranks, is a prefix of the order."""
+    """The samples of each full step, over all ranks, are the next ones of the order."""
     assume(length >= world_size)
     order = plan(length).samples(np.arange(length)).tolist()
     plans = ranks(length, batch_size, world_size)
@@ -78,14 +78,14 @@ def test_another_epoch_or_seed_is_another_order(length, seed, epoch):
 
 
 @given(st.integers(1, 20_000), batches, shuffles, st.data())
-def test_any_batch_alone_is_the_batch_in_the_whole(length, batch_size, shuffle, data):
-    of = plan(length, batch_size, shuffle)
-    steps = data.draw(st.lists(st.integers(0, len(of) - 1), min_size=1, max_size=8))
+def test_a_single_batch_equals_the_same_batch_of_a_whole_pass(length, batch_size, shuffle, data):
+    epoch_plan = plan(length, batch_size, shuffle)
+    steps = data.draw(st.lists(st.integers(0, len(epoch_plan) - 1), min_size=1, max_size=8))
     for step in steps:
         first = step * batch_size
         alone = plan(length, batch_size, shuffle).batch(step).samples
-        assert of.batch(step).samples.tolist() == alone.tolist()
-        assert alone.tolist() == of.samples(np.arange(first, min(first + batch_size, length))).tolist()
+        assert epoch_plan.batch(step).samples.tolist() == alone.tolist()
+        assert alone.tolist() == epoch_plan.samples(np.arange(first, min(first + batch_size, length))).tolist()
 
 
 def test_a_last_step_too_small_for_the_ranks_is_joined_to_the_one_before():
@@ -98,14 +98,14 @@ def test_joined_single_samples_stay_one_step():
 
 
 def test_seeking_costs_the_same_anywhere_in_a_huge_dataset():
-    of = plan(10**12, 256)
-    batch = of.batch(len(of) - 2).samples
+    epoch_plan = plan(10**12, 256)
+    batch = epoch_plan.batch(len(epoch_plan) - 2).samples
     assert len(batch) == 256
-    assert len(of) == -(-(10**12) // 256)
+    assert len(epoch_plan) == -(-(10**12) // 256)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"length": 3, "world_size": 4}, "3 samples cannot be shared by 4 ranks"),
         ({"length": 3, "batch_size": 4, "drop_last": True}, "4 is more than the 3 samples"),
@@ -113,8 +113,8 @@ def test_seeking_costs_the_same_anywhere_in_a_huge_dataset():
         ({"length": 10, "rank": 2, "world_size": 2}, "rank: 2 is not one of 2 ranks"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(arguments, said):
-    with pytest.raises(ConfigError, match=said):
+def test_plans_with_too_few_samples_or_ranks_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
         plan(**arguments)
 
 
@@ -143,21 +143,21 @@ def test_a_limit_ends_the_epoch_early():
     assert endless.following(BatchIndex(0, 1)) == (1, 0)
 
 
-def test_a_limit_that_proved_to_be_wrong_is_no_limit():
+def test_a_step_beyond_the_limit_ignores_the_limit():
     endless = schedule().limited(Limits(0, 1, 1))
     assert endless.following(BatchIndex(0, 1)) == (0, 2)
 
 
 def test_no_key_comes_twice_without_a_shuffle_either():
-    """Or a worker that reads ahead over a whole epoch would claim one that is claimed, and its slot would be lost."""
+    """Otherwise a worker that reads a whole epoch ahead would claim a claimed batch, and its slot would be lost."""
     endless = schedule(shuffled=False)
     assert endless.following(BatchIndex(0, 2)) == (1, 0)
 
 
-# -- the price of a shuffle --------------------------------------------------------------------------------------------
+# -- amplification -----------------------------------------------------------------------------------------------------
 
 
-def test_samples_that_lie_alone_are_decoded_once():
+def test_samples_outside_chunks_are_decoded_once():
     assert amplification(10_000, 1, 256) == pytest.approx(1, abs=0.02)
 
 
@@ -166,15 +166,15 @@ def test_a_chunk_of_64_is_decoded_for_each_sample_of_a_small_batch():
 
 
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
-def test_the_price_is_what_a_simulation_finds(length, rows, batch_size):
+def test_amplification_equals_a_simulation(length, rows, batch_size):
     assume(batch_size <= length)
     random = np.random.default_rng(0)
-    touched = [len(np.unique(random.integers(0, length, batch_size) // rows)) for _ in range(60)]
-    simulated = np.mean(touched) * min(rows, length) / batch_size
+    chunks = [len(np.unique(random.integers(0, length, batch_size) // rows)) for _ in range(60)]
+    simulated = np.mean(chunks) * min(rows, length) / batch_size
     assert amplification(length, rows, batch_size) == pytest.approx(max(simulated, 1), rel=0.35)
 
 
-def test_several_steps_at_once_are_those_one_by_one():
+def test_a_stretch_of_steps_equals_its_single_batches():
     for length, world_size in ((42, 1), (43, 3), (25, 8)):
         plan = EpochPlan(
             length=length, batch_size=4, shuffle="global", seed=1, epoch=2, rank=world_size - 1, world_size=world_size

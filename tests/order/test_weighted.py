@@ -20,16 +20,16 @@ from lit_async_data.order.weights import Weights, class_weights, drawn
 keys = st.integers(0, 2**64 - 1)
 widths = st.integers(1, 12)
 lengths = st.integers(1, 300)
-# Powers of two and halves too small to count; zeros often, and often in a row.
+# Powers of two, values too small to change a sum, and many zeros, so that runs of zeros occur.
 some_weight = st.sampled_from([0.0, 0.0, 0.0, 1.0, 2.0, 0.1, 1 / 3, 1e-9, 1e9, 1e-17, 5e-324])
 some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 15)), min_size=1, max_size=5)
-# The largest number below 1 that is ever drawn.
+# The largest number that `uniform` returns.
 ALMOST_ONE = 1 - 2.0**-53
 
 
 @st.composite
 def weighted(draw):
-    """Runs, and weights of their samples that are not all 0."""
+    """Runs, and weights for their samples that are not all 0."""
     runs = draw(some_runs)
     samples = sum(run.samples for run in runs)
     weights = draw(st.lists(some_weight, min_size=samples, max_size=samples))
@@ -57,12 +57,12 @@ def all_of(order):
     return order.samples(np.arange(order.length))
 
 
-def uniform_by_hand(key, position):
+def reference_uniform(key, position):
     return (derived_key(key, position) >> 11) / 2**53
 
 
-def drawn_by_hand(edges, first, end, number):
-    """The last edge that is not above the number, from one edge on and before another."""
+def reference_draw(edges, first, end, number):
+    """The last edge from ``first`` on and before ``end`` that is not above the scaled number."""
     sought = edges[first] + number * (edges[end] - edges[first])
     sought = min(sought, math.nextafter(edges[end], 0))
     return bisect.bisect_right(edges, sought) - 1
@@ -72,13 +72,13 @@ def sums(values):
     return [0.0, *itertools.accumulate(values)]
 
 
-def groups_by_hand(runs, width, weights, length, key):
-    """The definition, in plain words: (chunks, first position, end) of each group that gets any."""
+def reference_groups(runs, width, weights, length, key):
+    """The definition: chunks, first position, end and chunk edges of each group that gets positions."""
     edges = sums(weights)
     chunks = [c for c in chunks_of(runs) if edges[c.stop] > edges[c.start]]
     chunks = [chunks[i] for i in Permutation(len(chunks), derived_key(key, 0))(np.arange(len(chunks)))]
     places = sums(edges[c.stop] - edges[c.start] for c in chunks)
-    shift, begin, groups = uniform_by_hand(derived_key(key, 1), 0), 0, []
+    shift, begin, groups = reference_uniform(derived_key(key, 1), 0), 0, []
     for first in range(0, len(chunks), width):
         last = min(first + width, len(chunks))
         end = length if last == len(chunks) else min(math.floor(places[last] / places[-1] * length + shift), length)
@@ -88,24 +88,24 @@ def groups_by_hand(runs, width, weights, length, key):
     return groups
 
 
-def dealt_by_hand(runs, width, weights, length, key):
+def reference_order(runs, width, weights, length, key):
     edges = sums(weights)
-    for chunks, begin, end, places in groups_by_hand(runs, width, weights, length, key):
+    for chunks, begin, end, places in reference_groups(runs, width, weights, length, key):
         for position in range(begin, end):
-            number = uniform_by_hand(derived_key(key, 2), position)
-            chunk = chunks[drawn_by_hand(places, 0, len(chunks), number)]
-            number = uniform_by_hand(derived_key(key, 3), position)
-            yield drawn_by_hand(edges, chunk.start, chunk.stop, number)
+            number = reference_uniform(derived_key(key, 2), position)
+            chunk = chunks[reference_draw(places, 0, len(chunks), number)]
+            number = reference_uniform(derived_key(key, 3), position)
+            yield reference_draw(edges, chunk.start, chunk.stop, number)
 
 
 def chi2_is_likely(counts, expected):
-    """Within six standard deviations of its mean; what is not expected must not be there."""
+    """Whether χ² is within six standard deviations of its mean. Samples with expectation 0 must not occur."""
     counts, expected = np.asarray(counts, float), np.asarray(expected, float)
     assert not counts[expected == 0].any()
-    there = expected > 0
-    assert expected[there].min() > 5
-    freedom = np.count_nonzero(there) - 1
-    chi2 = ((counts - expected)[there] ** 2 / expected[there]).sum()
+    possible = expected > 0
+    assert expected[possible].min() > 5
+    freedom = np.count_nonzero(possible) - 1
+    chi2 = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
     return abs(chi2 - freedom) < 6 * np.sqrt(2 * freedom)
 
 
@@ -141,10 +141,10 @@ def test_labels_may_be_numbers_or_text(labels):
     [
         ([0.0, 1.0], "balance: the labels are float64 numbers, which seldom .* or give a weight for each sample"),
         (np.array([0, 1, np.nan, np.nan], "f4"), r"balance: .*float32 numbers \(that of sample 2 is NaN\)"),
-        (np.zeros((4, 1), int), r"balance: an array of shape \(4, 1\)"),
-        (3, r"balance: an array of shape \(\)"),
-        ([], r"balance: an array of shape \(0,\)"),
-        ([[1], [2, 3]], "balance: no array can be made"),
+        (np.zeros((4, 1), int), r"balance: the array has shape \(4, 1\)"),
+        (3, r"balance: the array has shape \(\)"),
+        ([], r"balance: the array has shape \(0,\)"),
+        ([[1], [2, 3]], "balance: not an array: .*give one value"),
         ([1j, 2j], "balance: the labels are of type complex128"),
         (["a", None], "balance: the labels are of type object"),
         (np.array(["a", b"a"], object), "balance: the labels are of type object"),
@@ -164,21 +164,21 @@ def test_labels_that_cannot_be_counted_are_refused(labels, message):
         ([-1e-300, 1], "weights: sample 0 has -1e-300"),
         ([0, -np.inf], "weights: sample 1 has -inf"),
         ([0, 0.0], "weights: all of them are 0"),
-        ([1e308, 1e308], "weights: their sum is more than"),
-        (np.ones((2, 2)), r"weights: an array of shape \(2, 2\)"),
-        ([], r"weights: an array of shape \(0,\)"),
-        ([[1], [2, 3]], "weights: no array"),
+        ([1e308, 1e308], "weights: their sum exceeds the range of float64"),
+        (np.ones((2, 2)), r"weights: the array has shape \(2, 2\)"),
+        ([], r"weights: the array has shape \(0,\)"),
+        ([[1], [2, 3]], "weights: not an array"),
         (["1", "2"], "weights: they are of type <U1"),
         ([1j], "weights: they are of type complex128"),
         ([None, 1], "weights: they are of type object"),
     ],
 )
-def test_weights_that_are_none_are_refused(weights, message):
+def test_invalid_weights_are_refused(weights, message):
     with pytest.raises(ConfigError, match=message):
         Weights(weights)
 
 
-def test_there_are_as_many_weights_as_samples():
+def test_a_wrong_number_of_weights_is_refused():
     assert Weights([1, 2], samples=2).samples == 2
     with pytest.raises(ConfigError, match="weights: there are 2 for 3 samples"):
         Weights([1, 2], samples=3)
@@ -190,7 +190,7 @@ def test_there_are_as_many_weights_as_samples():
 def test_weights_may_be_of_any_type_of_number(dtype):
     weights = np.array([1, 0, 1], dtype)
     table = Weights(weights)
-    weights[:] = 0  # they are the user's, who may do so
+    weights[:] = 0  # the user may overwrite the array
     assert table.edges.tolist() == [0, 1, 1, 2]
     with pytest.raises(ValueError, match="read-only"):
         table.edges[0] = 1
@@ -210,22 +210,22 @@ def test_chunks_are_weighed_once():
 
 
 @given(weighted(), lengths, keys)
-def test_samples_are_drawn_as_by_hand(case, length, key):
+def test_samples_are_drawn_as_by_the_reference(case, length, key):
     _, weights = case
     edges, own = sums(weights), derived_key(key, 0)
-    by_hand = [drawn_by_hand(edges, 0, len(weights), uniform_by_hand(own, q)) for q in range(length)]
-    assert all_of(WeightedOrder(Weights(weights), length, key)).tolist() == by_hand
+    reference = [reference_draw(edges, 0, len(weights), reference_uniform(own, q)) for q in range(length)]
+    assert all_of(WeightedOrder(Weights(weights), length, key)).tolist() == reference
 
 
 @given(weighted(), widths, lengths, keys)
-def test_samples_are_dealt_from_chunks_as_by_hand(case, width, length, key):
+def test_samples_from_chunks_are_drawn_as_by_the_reference(case, width, length, key):
     runs, weights = case
     order = WeightedChunkOrder(runs, width, Weights(weights), length, key)
-    assert all_of(order).tolist() == list(dealt_by_hand(runs, width, weights, length, key))
+    assert all_of(order).tolist() == list(reference_order(runs, width, weights, length, key))
 
 
 @given(weighted(), widths, lengths, keys, st.data())
-def test_a_position_alone_is_the_position_in_the_block(case, width, length, key, data):
+def test_a_single_position_gives_the_same_sample_as_in_a_block(case, width, length, key, data):
     runs, weights = case
     table = Weights(weights)
     positions = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=20))
@@ -286,7 +286,7 @@ def test_the_only_sample_with_weight_is_always_drawn():
 
 @pytest.mark.parametrize("samples", [63, 64, 65, 128, 1000])
 def test_as_many_samples_as_draws_are_found_in_tables_of_any_length(samples):
-    """A number in the middle of each sample's width finds it: the coarse edges join without a gap."""
+    """The middle of each sample's interval maps to that sample: the coarse table has no gaps."""
     table = Weights(np.ones(samples))
     assert table.drawn((np.arange(samples) + 0.5) / samples).tolist() == list(range(samples))
     assert table.drawn(np.arange(samples) / samples + 1e-9).tolist() == list(range(samples))
@@ -311,7 +311,7 @@ def test_samples_are_drawn_in_proportion_to_their_weights():
 
 @pytest.mark.parametrize("length", [100_000, 20])
 def test_by_chunks_the_proportions_are_the_same_over_epochs(length):
-    """Also where an epoch is so short that most groups get nothing."""
+    """Also if an epoch is so short that most groups get no position."""
     epochs = 200_000 // length if length > 20 else 500
     counts = sum(np.bincount(all_of(both(length, derived_key(0, e))[1]), minlength=60) for e in range(epochs))
     assert chi2_is_likely(counts, epochs * length * WEIGHTS / WEIGHTS.sum())
@@ -330,10 +330,10 @@ def test_each_group_gets_its_exact_share_rounded_up_or_down(case, width, length,
     runs, weights = case
     order = WeightedChunkOrder(runs, width, Weights(weights), length, key)
     edges, chunks = sums(weights), {chunk.start: chunk for chunk in chunks_of(runs)}
-    by_hand = groups_by_hand(runs, width, weights, length, key)
-    assert order.groups == len(by_hand)
+    reference = reference_groups(runs, width, weights, length, key)
+    assert order.groups == len(reference)
     begin = 0
-    for number, (chunks, *span, _) in enumerate(by_hand):
+    for number, (chunks, *span, _) in enumerate(reference):
         group = order.group(number)
         assert group == (number, *span)
         assert group.first == begin
@@ -353,7 +353,7 @@ def test_shares_are_exact_on_average_over_keys():
 
 
 def test_draws_at_neighbouring_positions_are_independent():
-    """Pairs at several distances, in one epoch and between epochs, as often as the product of the weights says."""
+    """Pairs at several distances, within an epoch and between epochs, are as frequent as the product of weights."""
     weights, length = np.array([1.0, 2.0, 0, 3.0, 4.0]), 40_000
     shares = np.outer(weights, weights) / weights.sum() ** 2
     table = Weights(weights)
@@ -392,7 +392,7 @@ def test_a_whole_group_is_dealt_before_the_next_and_needs_the_chunks_it_names(ca
     for number in range(order.groups):
         group, lanes = order.group(number), order.first_samples(number).tolist()
         assert group.first < group.end
-        # In the order of the first draw: what is wanted first is decoded first.
+        # In the order of the first draws: the chunk needed first is decoded first.
         assert lanes == [chunks[c].start for c in dict.fromkeys(numbers[samples[group.first : group.end]].tolist())]
         assert 1 <= len(lanes) <= order.width <= width
         assert not seen & set(lanes)
@@ -423,7 +423,7 @@ def test_a_very_long_group_needs_all_of_its_chunks():
     assert 0 <= order.samples([10**12 - 1])[0] < 40
 
 
-def test_groups_that_get_no_position_are_not_there():
+def test_groups_without_positions_are_left_out():
     order = WeightedChunkOrder([ChunkRun(1000, 10)], 2, Weights(np.ones(1000)), length=7, key=0)
     assert (order.chunks, order.width, order.rows, order.length) == (100, 2, 10, 7)
     assert order.groups == 7
@@ -441,7 +441,7 @@ def test_an_epoch_longer_than_floats_count_ends_where_it_should():
 
 @pytest.mark.parametrize("length", [2**60 - 1, 2**60 + 1])
 def test_a_last_group_too_light_to_count_gets_nothing(length):
-    """The heavy chunk alone is the sum of both, and as a float the length is one more or less than it is."""
+    """The heavy chunk alone already has the rounded sum of both, and rounding to a float changes the length by one."""
     counts = set()
     for key in range(8):
         order = WeightedChunkOrder([ChunkRun(2, 1)], 1, Weights([1e-17, 1]), length, key)
@@ -462,8 +462,7 @@ def test_usual_rows_are_those_of_most_chunks():
 
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("length", [5, 60, 400])
-def test_what_is_decoded_is_what_can_be_counted(world_size, length):
-    """The expected share of one order's chunks, against the mean over draws: only the last keys are changed."""
+def test_the_expected_cost_equals_the_mean_over_epochs(world_size, length):
     table, numbers = Weights(WEIGHTS), chunk_numbers(RUNS)
     rows = np.array([len(chunk) for chunk in chunks_of(RUNS)])
     samples, readers, chunks, expected, per_chunk = 0, 0, 0, 0.0, 0.0
@@ -472,8 +471,8 @@ def test_what_is_decoded_is_what_can_be_counted(world_size, length):
         order = WeightedChunkOrder(RUNS, 3, table, length, derived_key(1, epoch))
         drawn_chunks = numbers[all_of(order)]
         ranks = [np.unique(drawn_chunks[rank::world_size]) for rank in range(world_size)]
-        samples += sum(rows[found].sum() for found in ranks)
-        readers += sum(found.size for found in ranks)
+        samples += sum(rows[decoded].sum() for decoded in ranks)
+        readers += sum(decoded.size for decoded in ranks)
         chunks += np.unique(drawn_chunks).size
         expected += order.amplification(world_size)
         per_chunk += order.ranks_per_chunk(world_size)
@@ -511,28 +510,28 @@ def test_chunks_of_no_weight_are_not_decoded():
     assert order.amplification() == pytest.approx(100 / 10_000)
 
 
-def test_touched_is_what_the_global_order_touches():
+def test_chunks_per_global_batch_equals_a_count():
     order, by_chunks = both(1_000_000, key=8)
     batches = chunk_numbers(RUNS)[all_of(order)].reshape(-1, 8)
     distinct = np.mean([len(set(batch)) for batch in batches[:20_000].tolist()])
-    assert by_chunks.touched(8) == pytest.approx(distinct, rel=0.01)
-    assert by_chunks.touched(1) == pytest.approx(1)
+    assert by_chunks.chunks_per_global_batch(8) == pytest.approx(distinct, rel=0.01)
+    assert by_chunks.chunks_per_global_batch(1) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_mixing_is_what_can_be_counted(world_size):
+def test_mixing_equals_a_count(world_size):
     order = both(3000, key=8)[1]
     own = chunk_numbers(RUNS)[all_of(order)][::world_size]
     batches = own[: own.size // 16 * 16].reshape(-1, 16)
     distinct = np.mean([len(set(batch)) for batch in batches.tolist()])
-    assert mixing(order, 16, world_size) == pytest.approx(distinct / order.touched(16))
+    assert mixing(order, 16, world_size) == pytest.approx(distinct / order.chunks_per_global_batch(16))
 
 
 def test_one_group_of_everything_mixes_as_the_global_order():
     assert mixing(both(100_000, key=1, width=100)[1], 16) == pytest.approx(1, rel=0.01)
 
 
-def test_what_is_not_there_is_refused():
+def test_positions_and_groups_out_of_range_are_refused():
     for order in both(100, key=0):
         for positions in ([100], [-1], [0, 100]):
             with pytest.raises(IndexError, match="100 positions"):

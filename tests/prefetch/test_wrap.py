@@ -511,13 +511,13 @@ def test_a_program_ends_without_close():
 def test_a_fork_is_told():
     batches = prefetched(Loader(), device="cpu")
     next(batches)
-    running, pid = batches.engine, batches.engine.feed._pid
-    running.feed._pid = -1
+    running, pid = batches.engine, batches.engine.feed._process._pid
+    running.feed._process._pid = -1
     with pytest.raises(WorkerError, match="cannot be used in its fork"):
         next(batches)
     running.close()  # nothing of another process is touched
     assert len(reader()) == 1
-    running.feed._pid = pid
+    running.feed._process._pid = pid
     batches.close()
 
 

@@ -473,7 +473,7 @@ def test_an_option_of_torch_points_to_ours(file, name, pointer, as_mapping):
         ("batchsize", "did you mean batch_size?"),
         ("shufle", "did you mean shuffle?"),
         ("queue_dept", "did you mean queue_depth?"),
-        ("kiwi", "there are batch_size, shuffle, shuffle_chunks, seed"),
+        ("kiwi", "choose from batch_size, shuffle, shuffle_chunks, seed"),
     ],
 )
 def test_a_misspelt_option_gets_the_near_one_or_all(name, hint):

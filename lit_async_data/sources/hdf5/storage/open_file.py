@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ChangedError, CorruptError, MissingError, WorkerError
+from lit_async_data.errors import ChangedError, CorruptError, MissingError
 from lit_async_data.sources.hdf5.storage.failures import (
     as_source_errors,
     errno_of,
@@ -25,6 +25,7 @@ from lit_async_data.sources.hdf5.storage.failures import (
 )
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity, Others
 from lit_async_data.sources.hdf5.storage.residency import is_cold
+from lit_async_data.threads import ProcessGuard
 
 # Seconds that `close` waits for a thread that is opening the file.
 LOCK_S = 1.0
@@ -59,7 +60,7 @@ class OpenFile:
         self._reset()
 
     def _reset(self) -> None:
-        self._pid: int | None = None  # of the process that opened the handles
+        self._process: ProcessGuard | None = None  # of the process that opened the handles
         self._closer: weakref.finalize[Any, Any] | None = None
         self._leaving = False
         self._file: io.FileIO | None = None
@@ -82,7 +83,7 @@ class OpenFile:
             return self._descriptor
         with self._lock:
             if self._descriptor is None:
-                self._pid = os.getpid()
+                self._process = ProcessGuard()
                 # Each step that an interrupt has kept from being done is done when it is asked for again.
                 self._file = self._file or opened_raw(self.path)
                 self._closer = self._closer or weakref.finalize(self, self._file.close)
@@ -244,7 +245,7 @@ class OpenFile:
                 found = opened(self.path)
                 # By path, unlike the descriptor: it may be another file by now.
                 self._check_same(found.id.get_vfd_handle())
-                self._h5py, self._pid = found, os.getpid()
+                self._h5py, self._process = found, ProcessGuard()
             if name not in self._datasets:
                 access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
                 # Slots of the cache's table: a prime well above the chunks it can hold, as HDF5 advises.
@@ -270,7 +271,7 @@ class OpenFile:
                 self._lock.release()
 
     def _close(self) -> None:
-        if self._pid in (os.getpid(), None):
+        if not self.forked:
             if self._h5py is not None:
                 self._h5py.close()
             if self._closer is not None:
@@ -282,14 +283,14 @@ class OpenFile:
     @property
     def forked(self) -> bool:
         """Whether the file is open in the process that this one was forked from."""
-        return self._pid not in (os.getpid(), None)
+        return self._process is not None and self._process.forked
 
     def check_process(self) -> None:
         """Raise `WorkerError` if that is so."""
-        if self.forked:
-            raise WorkerError(
-                f"{self.path} was opened in process {self._pid} and cannot be read in its fork {os.getpid()}: HDF5 "
-                "handles do not survive a fork; build the source in the child, or start it by spawn",
+        if self._process is not None and self._process.forked:
+            raise self._process.error(
+                f"{self.path} was opened",
+                "HDF5 handles do not survive a fork; build the source in the child, or start it by spawn",
                 file=self.path,
             )
 

@@ -14,7 +14,7 @@ from typing import Any
 from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDirectory, fetched, filled
 from lit_async_data.sources.room import Giver, Room
-from lit_async_data.threads import Bell, Gate, ThreadWorker
+from lit_async_data.threads import Bell, Gate, ProcessGuard, ThreadWorker
 
 # Files that are waited for at a time: what a network answers in 5 ms each, comes at 3200 per second.
 THREADS = 16
@@ -70,7 +70,7 @@ class FilePrefetcher:
     def _begin(self) -> None:
         self._cold = 0.0
         self._logged = False
-        self._pid = os.getpid()
+        self._process = ProcessGuard()
         self._lock = threading.RLock()  # reentrant, since garbage collection can close a loader inside it
         # Guarded by the lock:
         self._given = Room()
@@ -170,7 +170,7 @@ class FilePrefetcher:
     @property
     def _mine(self) -> bool:
         # In a fork the threads do not exist, and nobody would release a lock that one of them holds.
-        return self._pid == os.getpid()
+        return not self._process.forked
 
     def _started(self) -> bool:
         """Whether there is a thread; one more is started, up to so many."""
