@@ -17,8 +17,8 @@ def assert_same_samples(actual, expected, *, key=None, samples=None, places=None
         close: Allow relative differences of 1e-6.
     """
     field = "" if key is None else f"field {key!r}: "
-    got, wanted = f"{actual.dtype} {actual.shape}", f"{expected.dtype} {expected.shape}"
-    assert got == wanted, f"{field}got {got}, expected {wanted}"
+    actual_type, expected_type = f"{actual.dtype} {actual.shape}", f"{expected.dtype} {expected.shape}"
+    assert actual_type == expected_type, f"{field}got {actual_type}, expected {expected_type}"
     actual, expected = np.atleast_1d(actual), np.atleast_1d(expected)
     different = ~_equal(actual, expected, close=close)
     if not different.any():
