@@ -216,9 +216,9 @@ class LoaderOptions:
         Raises:
             ConfigError: As in the constructor.
         """
-        given = {name: value for name, value in (overrides or {}).items() if value is not None}
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return LoaderOptions.of(own | given, where)
+        changes = {name: value for name, value in (overrides or {}).items() if value is not None}
+        current = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return LoaderOptions.of(current | changes, where)
 
     def as_stored(self) -> LoaderOptions:
         """Returns these options with each sample once, in storage order."""

@@ -1,6 +1,6 @@
-"""What tests, examples and benchmarks need.
+"""For tests, examples and benchmarks: sources in memory, `ArraySource` and `PartedArrays`, and a fake device.
 
-`ArraySource` and `PartedArrays`, data in memory, and `FakeStreams`, a pretended device.
+`FakeStreams` is the fake device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lit_async_data.sources.base import Location, Part, StorageLayout, shown
 
 
 class ArraySource:
-    """Samples that lie in memory. Safe to read from several threads.
+    """A source of arrays in memory. Safe to read from several threads.
 
     Args:
         arrays: One array per batch key, samples on axis 0.
@@ -58,31 +58,31 @@ class ArraySource:
 
     @property
     def chunks(self) -> StorageLayout:
-        """Each sample lies alone."""
+        """No chunks: samples can be read one by one."""
         return StorageLayout()
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Copy samples."""
+        """Copies samples; see `Source.read_into`."""
         for key, array in out.items():
             np.take(self._arrays[key], samples, axis=0, out=array, mode="clip")
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """Samples are their own rows."""
+        """Row n of ``memory`` for sample n."""
         return [Location("memory", "/", int(sample)) for sample in ids]
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing."""
 
 
 class PartedArrays(ArraySource):
-    """Samples in memory that say how they belong together, as those of files do.
+    """An `ArraySource` that reports parts and chunks, as sources of files do. Safe to read from several threads.
 
     Args:
         arrays: As for `ArraySource`.
-        parts: Names of parts and how many samples each has, in their order: ``{"a.h5:/left": 10}``.
-        overlap: Samples after it with which a sample pretends to share values.
-        columns: Values that stand in no batch, one per sample.
-        chunks: How samples pretend to lie together.
+        parts: Names of the parts in order, and the number of samples of each: ``{"a.h5:/left": 10}``.
+        overlap: Number of following samples with which a sample shares values, as reported to `split`.
+        columns: Values that are in no batch, one per sample, by name.
+        chunks: The storage layout to report.
 
     Example:
         >>> source = PartedArrays({"y": np.arange(5)}, parts={"a.h5": 2, "b.h5:/left": 3})
@@ -110,17 +110,23 @@ class PartedArrays(ArraySource):
 
     @property
     def chunks(self) -> StorageLayout:
-        """As given."""
+        """The ``chunks`` given to the constructor."""
         return self._chunks
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One of the columns or arrays."""
+        """Returns a column or an array.
+
+        Raises:
+            MissingError: There is neither.
+        """
         if name not in self._columns:
-            raise MissingError(f"there is no column {name!r}", dataset=name)
+            raise MissingError(
+                f"memory: there is no column {name!r}; choose from {', '.join(self._columns)}", dataset=name
+            )
         return self._columns[name]
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """Rows of the parts."""
+        """File, group and row in the part of each sample."""
         ends = np.cumsum([part.samples for part in self.parts])
         which = np.searchsorted(ends, np.asarray(ids, np.int64), side="right").tolist()
         parts = [self.parts[part] for part in which]
@@ -131,7 +137,7 @@ class PartedArrays(ArraySource):
 
 
 class FakeEvent:
-    """Happens when its stream comes to it."""
+    """An event of a `FakeStream`; ``done`` once the stream has reached it."""
 
     def __init__(self, stream: FakeStream) -> None:
         self.stream = stream
@@ -140,11 +146,11 @@ class FakeEvent:
 
 
 class FakeStream:
-    """A queue of work that an eager stream does at once and a lazy one only when somebody waits for it.
+    """A queue of work. An eager stream runs work when it is enqueued, a lazy one only when somebody waits for it.
 
     Args:
-        name: For `FakeStreams.calls`.
-        eager: Whether it is the fast one.
+        name: Name in `FakeStreams.calls`.
+        eager: Whether the stream is eager.
     """
 
     def __init__(self, name: str, *, eager: bool) -> None:
@@ -153,32 +159,31 @@ class FakeStream:
         self._work: collections.deque[Callable[[], None]] = collections.deque()
 
     def enqueue(self, work: Callable[[], None]) -> None:
-        """Add work to the end."""
+        """Adds work at the end of the queue."""
         self._work.append(work)
         if self.eager:
             self.run()
 
     def run(self, until: FakeEvent | None = None) -> None:
-        """Do the work in order, up to an event or to the end."""
+        """Runs the work in order, up to an event or to the end."""
         while self._work and not (until is not None and until.done):
             self._work.popleft()()
 
 
 class FakeStreams:
-    """An accelerator without an accelerator: `Streams` in which one stream is as fast as it may be, the other as slow.
+    """`Streams` without an accelerator, in which one stream is as fast and the other as slow as possible.
 
-    Its memory is taken and given back as by torch's caching allocator: what Python no longer refers to can be given
-    out again at once, while work that was enqueued before still reads it. So a missing wait always shows, as wrong
-    values, and never by chance.
+    It allocates memory like torch's caching allocator: a block that Python no longer refers to can be handed out again
+    at once, even if work enqueued earlier still reads it. So a missing wait always gives wrong values, not by chance.
 
-    Its time passes while a kernel runs, and only then.
+    Its clock advances only while a kernel runs.
 
     Args:
-        slow: ``"side"`` (copies come late) or ``"compute"`` (kernels read late).
+        slow: ``"side"`` (copies run late) or ``"compute"`` (kernels run late).
         takes_s: Seconds that kernels take, by name; 0 for all others.
 
     Attributes:
-        calls: Every record, wait, copy and launch, in the order in which the program made them.
+        calls: Name and stream of every record, wait, copy and launch, in program order.
         capturing: Whether the program records a graph.
         now_s: Seconds that kernels have taken so far.
     """
@@ -201,7 +206,7 @@ class FakeStreams:
 
     @contextlib.contextmanager
     def on_side(self) -> Iterator[None]:
-        """Work inside is enqueued on side."""
+        """Enqueues work of the ``with`` block on the side stream."""
         self._current = self.side
         try:
             yield
@@ -209,7 +214,7 @@ class FakeStreams:
             self._current = self._compute
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor from the pool of the current stream, with whatever it held before."""
+        """Returns an uninitialised tensor from the pool of the current stream."""
         nbytes = math.prod(shape) * dtype.itemsize
         pool = self._pools.setdefault((self._current.name, nbytes), [])
         block = pool.pop() if pool else np.full(nbytes, self.POISON, np.uint8)
@@ -218,17 +223,17 @@ class FakeStreams:
         return torch.from_numpy(np.asarray(lease)).view(dtype).reshape(shape)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy; it reads its source when it runs. It holds memory and not tensors, as a device does."""
-        to, of = raw(destination), raw(source)
-        self.launch("copy", lambda: np.copyto(to(), of()))
+        """Enqueues a copy. It reads its source when it runs; like a device, it knows addresses, not tensors."""
+        target, content = raw(destination), raw(source)
+        self.launch("copy", lambda: np.copyto(target(), content()))
 
     def moved(self, value: Any) -> Any:
-        """What the object's own ``to`` makes of it; it enqueues by itself, if anything."""
+        """Calls the object's own ``to``, which may enqueue work."""
         self.calls.append(("move", self._current.name))
         return moved(value, torch.device("cpu"))
 
     def launch(self, name: str, kernel: Callable[[], None]) -> None:
-        """Enqueue a kernel on the current stream."""
+        """Enqueues a kernel on the current stream."""
         self.calls.append((name, self._current.name))
 
         def run() -> None:
@@ -238,32 +243,32 @@ class FakeStreams:
         self._current.enqueue(run)
 
     def record(self, stream: FakeStream) -> FakeEvent:
-        """An event at the end of what is enqueued."""
+        """Enqueues an event and returns it."""
         self.calls.append(("record", stream.name))
         event = FakeEvent(stream)
         stream.enqueue(functools.partial(setattr, event, "done", True))
         return event
 
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
-        """Enqueue a wait: whoever comes to it lets the other stream run up to the event."""
+        """Enqueues a wait. When ``stream`` reaches it, the event's stream runs up to the event."""
         self.calls.append(("wait", stream.name))
         stream.enqueue(functools.partial(event.stream.run, event))
 
     def happened(self, event: FakeEvent, *, block: bool) -> bool:
-        """Whether the event has happened."""
+        """Whether the event's stream has reached it; with ``block``, runs the stream up to it first."""
         if block:
             event.stream.run(event)
         return event.done
 
     def timed(self, stream: FakeStream) -> FakeEvent:
-        """An event at the end of what is enqueued, which keeps the time at which it happens."""
+        """Enqueues an event that stores the time at which it happens, and returns it."""
         self.calls.append(("timed", stream.name))
         event = FakeEvent(stream)
 
-        def happen() -> None:
+        def complete() -> None:
             event.done, event.at_s = True, self.now_s
 
-        stream.enqueue(happen)
+        stream.enqueue(complete)
         return event
 
     def elapsed_s(self, begin: FakeEvent, end: FakeEvent) -> float:
@@ -271,22 +276,22 @@ class FakeStreams:
         return end.at_s - begin.at_s
 
     def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Enqueue a kernel that sums what lies in a tensor's memory when its turn comes."""
+        """Enqueues a kernel that computes the checksum of the tensor's memory at that time."""
         with torch.inference_mode(False):
             total, content = torch.zeros((), dtype=torch.int64), raw(tensor)
         self.launch("checksum", lambda: setattr(total, "data", checksum(torch.from_numpy(content()))))
         return total
 
     def synchronize(self) -> None:
-        """Let everything run to its end."""
+        """Runs both streams to the end."""
         self._compute.run()
         self.side.run()
 
 
 def raw(tensor: torch.Tensor) -> Callable[[], Bytes]:
-    """The bytes of a tensor by address, as a kernel knows them: it keeps nothing alive.
+    """Returns a function that views the bytes of a tensor by address, as a kernel would; it keeps nothing alive.
 
-    Only for tensors whose memory somebody else keeps: a slot, or a pool of `FakeStreams`.
+    Only for tensors whose memory somebody else keeps alive: a slot, or a pool of `FakeStreams`.
     """
     address, nbytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
     return lambda: np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))

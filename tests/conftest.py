@@ -1,4 +1,4 @@
-"""What every test has: no leaks afterwards, and small HDF5 files on demand."""
+"""Fixtures of all tests: a check for leaks after each test, and small HDF5 files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import pytest
 from hypothesis import settings
 from support.leaks import alive
 
-# The same examples every time: a failure in CI is one that can be had at home.
+# The same examples every time, so that a failure in CI can be reproduced.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
 
 
 def pytest_collection_finish() -> None:
-    # What the imports made is never garbage: without it, each test's collection takes 60 ms less.
+    # Objects made by imports never become garbage. Freezing them makes the collection after each test 60 ms shorter.
     gc.collect()
     gc.freeze()
 
 
-# Seconds that a collection may take before what it goes through is set aside: there are seven thousand of them.
+# After a collection that takes longer, live objects are frozen: there are seven thousand tests.
 SLOW_S = 0.01
 
 
@@ -37,20 +37,20 @@ def nothing_left_behind() -> Iterator[None]:
     started = time.perf_counter()
     gc.collect()
     if time.perf_counter() - started > SLOW_S:
-        gc.freeze()  # libraries have been imported since; what is alive now is looked at no more
-    left = {what: now - before[what] for what, now in alive().items() if now - before[what]}
-    assert not left, f"left behind: {left}"
+        gc.freeze()  # a test has imported more libraries; later collections skip their objects
+    leaks = {kind: now - before[kind] for kind, now in alive().items() if now - before[kind]}
+    assert not leaks, f"left behind: {leaks}"
 
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of the user: never that of whoever runs the tests."""
+    """The cache folder of the package, apart from the user's own."""
     folder = tmp_path_factory.getbasetemp() / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "lit_async_data"
 
 
-# Files whose tests run several threads on the same things.
+# Test modules in which several threads share objects.
 CONCURRENT = {
     "test_decoded",
     "test_hdf5_source",
@@ -67,7 +67,7 @@ CONCURRENT = {
 
 @pytest.fixture(autouse=True)
 def threads_take_turns_often(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Threads hand over the GIL every microsecond instead of every five milliseconds: races show that were too rare."""
+    """Lets threads hand over the GIL every microsecond instead of every 5 ms, so that rare races show."""
     if request.node.path.stem not in CONCURRENT:
         yield
         return
@@ -96,7 +96,7 @@ def h5(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def images(h5: Callable[..., str]) -> str:
-    """100 images of one channel, in which pixel (0, 0, 0) is the number of the image, and labels."""
+    """100 images of one channel, whose first pixel is the number of the image, and labels."""
     data = np.random.default_rng(0).integers(0, 255, (100, 1, 8, 8), dtype=np.uint8)
     data[:, 0, 0, 0] = np.arange(100)
     return h5("images.h5", data=data, labels=np.arange(100) % 10)

@@ -184,8 +184,8 @@ class ChunkOrder:
         Args:
             batch_size: Samples per batch, at most ``length``.
         """
-        left = self.length - np.arange(batch_size)
-        return float(self.chunks * (1 - np.prod(np.maximum(1 - self.length / self.chunks / left, 0))))
+        remaining = self.length - np.arange(batch_size)
+        return float(self.chunks * (1 - np.prod(np.maximum(1 - self.length / self.chunks / remaining, 0))))
 
     def _dealt_unevenly(self, positions: Indices, uneven: Indices) -> tuple[Indices, Indices]:
         """Does the same as `dealt` for positions in uneven groups.

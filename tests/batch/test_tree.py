@@ -51,9 +51,9 @@ class Text(str):
 
 
 def default_dict(items):
-    made = collections.defaultdict(list)
-    made.update(items)
-    return made
+    result = collections.defaultdict(list)
+    result.update(items)
+    return result
 
 
 def is_leaf(value):
@@ -140,8 +140,8 @@ def test_neither_batch_nor_skeleton_is_changed(batch):
     met = leaves_of(batch)
     leaves, skeleton = flatten(batch, is_leaf)
     others = {place: Leaf() for place in leaves}
-    made = rebuilt(skeleton, others)
-    assert leaves_of(made) == [others[place] for leaf in met for place in leaves if leaves[place] is leaf]
+    result = rebuilt(skeleton, others)
+    assert leaves_of(result) == [others[place] for leaf in met for place in leaves if leaves[place] is leaf]
     assert leaves_of(batch) == met
     assert_same(rebuilt(skeleton, leaves), batch)
 
@@ -168,8 +168,8 @@ def test_the_same_leaf_twice_stays_one():
     leaf = Leaf()
     leaves, skeleton = flatten({"a": leaf, "b": [leaf, Leaf()]}, is_leaf)
     assert list(leaves) == ["batch['a']", "batch['b'][1]"]
-    made = rebuilt(skeleton, {"batch['a']": "one", "batch['b'][1]": "other"})
-    assert made == {"a": "one", "b": ["one", "other"]}
+    result = rebuilt(skeleton, {"batch['a']": "one", "batch['b'][1]": "other"})
+    assert result == {"a": "one", "b": ["one", "other"]}
 
 
 @pytest.mark.parametrize("container", [[1, "x", ARRAY], {"a": ARRAY}, Pair(1, ()), Sample(None), torch.Size([1, 2])])
@@ -191,18 +191,18 @@ def test_attributes_of_a_subclass_are_kept():
 
     batch = Annotated(x=Leaf())
     batch.note = "mine"
-    made = rebuilt(*reversed(flatten(batch, is_leaf)))
-    assert type(made) is Annotated
-    assert made.note == "mine"
-    assert made is not batch
+    result = rebuilt(*reversed(flatten(batch, is_leaf)))
+    assert type(result) is Annotated
+    assert result.note == "mine"
+    assert result is not batch
 
 
 def test_results_of_torch_with_names_are_rebuilt():
     found = torch.max(torch.tensor([[1, 3], [2, 0]]), dim=1)
     leaves, skeleton = flatten(found, lambda value: isinstance(value, torch.Tensor))
-    made = rebuilt(skeleton, leaves)
-    assert type(made) is type(found)
-    assert made.indices is found.indices
+    result = rebuilt(skeleton, leaves)
+    assert type(result) is type(found)
+    assert result.indices is found.indices
 
 
 def test_as_deep_as_python_goes():
@@ -232,9 +232,9 @@ class Noted(Spread):
 
 class Named(Pair):
     def __new__(cls, both):
-        made = super().__new__(cls, *both)
-        made.note = None
-        return made
+        result = super().__new__(cls, *both)
+        result.note = None
+        return result
 
 
 class SharesItsDict(collections.abc.MutableMapping):
@@ -263,20 +263,20 @@ def test_a_tuple_subclass_with_its_own_new_is_rebuilt():
     batch = Noted(Leaf(), 2)
     batch.note = "mine"
     leaves, skeleton = flatten(batch, is_leaf)
-    made = rebuilt(skeleton, leaves)
-    assert type(made) is Noted
-    assert made == batch
-    assert made.note == "mine"
+    result = rebuilt(skeleton, leaves)
+    assert type(result) is Noted
+    assert result == batch
+    assert result.note == "mine"
 
 
 def test_a_named_tuple_subclass_with_its_own_new_is_rebuilt():
     batch = Named((Leaf(), Spread(Leaf())))
     batch.note = "mine"
-    made = rebuilt(*reversed(flatten(batch, is_leaf)))
-    assert type(made) is Named
-    assert type(made.second) is Spread
-    assert made == batch
-    assert made.note == "mine"
+    result = rebuilt(*reversed(flatten(batch, is_leaf)))
+    assert type(result) is Named
+    assert type(result.second) is Spread
+    assert result == batch
+    assert result.note == "mine"
 
 
 def test_a_container_that_shares_storage_with_its_copies_is_not_changed():
@@ -284,8 +284,8 @@ def test_a_container_that_shares_storage_with_its_copies_is_not_changed():
     batch = SharesItsDict(x=inner, y="text")
     leaves, skeleton = flatten(batch, is_leaf)
     assert batch["x"] is inner
-    made = rebuilt(skeleton, dict.fromkeys(leaves, "moved"))
-    assert (type(made), dict(made)) == (SharesItsDict, {"x": "moved", "y": "text"})
+    result = rebuilt(skeleton, dict.fromkeys(leaves, "moved"))
+    assert (type(result), dict(result)) == (SharesItsDict, {"x": "moved", "y": "text"})
     assert batch["x"] is inner
     assert isinstance(skeleton["x"], Placeholder)
 
@@ -355,6 +355,6 @@ class Boxes:
 def test_cached_properties_of_a_dataclass_are_computed_again():
     batch = Boxes(Leaf())
     assert batch.doubled[0] is batch.corners
-    made = rebuilt(flatten(batch, is_leaf)[1], {"batch.corners": "moved"})
-    assert made.doubled == ["moved", "moved"]
+    result = rebuilt(flatten(batch, is_leaf)[1], {"batch.corners": "moved"})
+    assert result.doubled == ["moved", "moved"]
     assert batch.doubled[0] is batch.corners

@@ -199,9 +199,9 @@ def test_weights_may_be_of_any_type_of_number(dtype):
 def test_chunks_are_weighed_once():
     table = Weights(np.arange(10))
     runs = [ChunkRun(10, 4)]
-    found = table.chunks(runs)
-    assert table.chunks(list(runs)) is found
-    assert (found.firsts.tolist(), found.rows.tolist(), found.sums.tolist()) == ([0, 4, 8], [4, 4, 2], [6, 22, 17])
+    chunks = table.chunks(runs)
+    assert table.chunks(list(runs)) is chunks
+    assert (chunks.firsts.tolist(), chunks.rows.tolist(), chunks.sums.tolist()) == ([0, 4, 8], [4, 4, 2], [6, 22, 17])
     assert table.chunks([ChunkRun(10, 1)]).firsts.tolist() == list(range(1, 10))  # the first has no weight
     assert table.chunks(runs).firsts.tolist() == [0, 4, 8]
 
@@ -248,13 +248,13 @@ def test_a_sample_of_no_weight_is_never_drawn(case, width, length, key):
 def test_the_ends_of_the_uniform_numbers_fall_on_samples_with_weight(weights, numbers):
     assume(any(weights))
     table = Weights(weights)
-    found = table.drawn(np.array([0.0, ALMOST_ONE, *numbers]))
-    assert all(weights[sample] > 0 for sample in found)
-    assert found[0] == next(i for i, weight in enumerate(weights) if weight)
+    samples = table.drawn(np.array([0.0, ALMOST_ONE, *numbers]))
+    assert all(weights[sample] > 0 for sample in samples)
+    assert samples[0] == next(i for i, weight in enumerate(weights) if weight)
     # The last that adds anything to the sum of those before it.
-    assert found[1] <= max(np.flatnonzero(np.diff(table.edges)))
-    low, high = np.zeros(found.size, np.int64), np.full(found.size, len(weights))
-    assert drawn(table.edges, low, high, np.array([0.0, ALMOST_ONE, *numbers])).tolist() == found.tolist()
+    assert samples[1] <= max(np.flatnonzero(np.diff(table.edges)))
+    low, high = np.zeros(samples.size, np.int64), np.full(samples.size, len(weights))
+    assert drawn(table.edges, low, high, np.array([0.0, ALMOST_ONE, *numbers])).tolist() == samples.tolist()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.oracle import Model, assert_same, check, check_loader, place, read, refused, refused_when_read, unpacked
+from support.comparison import assert_same_samples
+from support.oracle import Model, check, check_loader, place, read, refused, refused_when_read, unpacked
 
 from lit_async_data import Field, HDF5Source
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError
@@ -618,7 +619,7 @@ def test_only_the_fields_asked_for_are_filled(h5):
     model = Model(path, fields)
     with contextlib.closing(HDF5Source(path, fields)) as source:
         for key in fields:
-            assert_same(read(source, [9, 0], [key])[key], model.values[key][[9, 0]])
+            assert_same_samples(read(source, [9, 0], [key])[key], model.values[key][[9, 0]])
 
 
 def test_a_pickled_source_keeps_everything(h5):
@@ -632,7 +633,7 @@ def test_a_pickled_source_keeps_everything(h5):
             assert list(copied.parts) == list(source.parts)
             assert list(map(place, copied.locate([0, 1, 2]))) == list(map(place, model.places))
             for key, wanted in model.values.items():
-                assert_same(read(copied, [0, 1, 2])[key], wanted)
+                assert_same_samples(read(copied, [0, 1, 2])[key], wanted)
 
 
 # -- all of it through the loader --------------------------------------------------------------------------------------

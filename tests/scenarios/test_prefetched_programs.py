@@ -18,15 +18,15 @@ import pytest
 import torch
 from support.runs import (
     BATCH,
-    REMARKS,
     SAMPLES,
+    WARNINGS,
     WIDTH,
     Learner,
     Loader,
     Numbers,
     Run,
     Stream,
-    ours,
+    our_threads,
 )
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, DistributedSampler
@@ -36,7 +36,7 @@ from lit_async_data.device import streams as device_streams
 from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError, TransformError
 from lit_async_data.testing import ArraySource
 
-pytestmark = REMARKS
+pytestmark = WARNINGS
 
 TIME = 20  # seconds after which a wait in these tests is a failure
 
@@ -451,7 +451,7 @@ def test_an_error_comes_at_its_place_and_the_rest_after_it(error, at, depth, any
             next(pass_)
         assert caught.type is error
         assert rest(pass_) == list(range(at + 1, 5))
-        assert ours() == [] or depth
+        assert our_threads() == [] or depth
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -505,14 +505,14 @@ def test_an_error_in_the_loop_itself_leaves_no_thread():
 
     with pytest.raises(BrokenError):
         left()
-    assert ours() == []
+    assert our_threads() == []
 
 
 def test_without_close_threads_end_with_the_loader(anywhere):
     batches = prefetched(Logged(100), device="cpu")
     next(iter(batches))
-    assert ours()
-    threads = [thread for thread in threading.enumerate() if thread.name in ours()]
+    assert our_threads()
+    threads = [thread for thread in threading.enumerate() if thread.name in our_threads()]
     ref = weakref.ref(batches)
     del batches
     gc.collect()
@@ -529,7 +529,7 @@ def test_close_is_final(begun, anywhere):
         next(iter(batches))
     batches.close()
     batches.close()
-    assert ours() == []
+    assert our_threads() == []
     with pytest.raises(ClosedError):
         next(iter(batches))
 
@@ -603,7 +603,7 @@ def test_building_asking_and_iter_start_nothing(anywhere):
     loader = Logged()
     with prefetched(loader, device="cpu") as batches:
         len(batches), bool(batches), repr(batches), iter(batches), batches.fill, batches.stats(), batches.prefetch()
-        assert [loader.calls, ours()] == [[], []]
+        assert [loader.calls, our_threads()] == [[], []]
 
 
 def test_the_length_is_that_of_the_loader():
@@ -688,7 +688,7 @@ def test_under_several_ranks_a_loader_that_is_not_dealt_is_refused(two_ranks):
     with prefetched(DataLoader(data, BATCH), device="cpu") as batches:
         with pytest.raises(ConfigError, match=r"DistributedSampler\("):
             next(iter(batches))
-        assert ours() == []
+        assert our_threads() == []
     sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
     for options in (
         {"sampler": sampler, "batch_size": BATCH},

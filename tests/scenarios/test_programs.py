@@ -32,15 +32,15 @@ from support.device import pretend
 from support.programs import HOOKS, PROGRAMS, BrokenError, ByEpoch, broken_at
 from support.runs import (
     BATCH,
-    REMARKS,
     SAMPLES,
+    WARNINGS,
     WIDTH,
     Learner,
     Numbers,
     Run,
-    ours,
+    our_threads,
     outcome,
-    plainly,
+    without_callback,
 )
 from support.trainer import pl
 from torch.utils.data import DataLoader, Dataset
@@ -48,13 +48,18 @@ from torch.utils.data import DataLoader, Dataset
 from lit_async_data import DevicePrefetcher, prefetched
 from lit_async_data.device import streams as device_streams
 
-pytestmark = REMARKS
+pytestmark = WARNINGS
 
 # -- the matrix --------------------------------------------------------------------------------------------------------
 
 WAYS = {"read in the loop": (0, False), "read by a thread, copied": (1, True)}
-WORKERS_TELL = (  # by a message, a number, or what is drawn for them
-    *("an error in a dataset", "an error in a collate", "what a module asks", "dataloaders with options={'timeout'"),
+WORKERS_TELL = (  # programs whose facts differ with workers: in a message, a number, or random draws
+    *(
+        "an error in a dataset",
+        "an error in a collate",
+        "a module reads attributes",
+        "dataloaders with options={'timeout'",
+    ),
     *("persistent workers", "the loader of torchdata"),
 )
 
@@ -71,27 +76,28 @@ MATRIX = [
 @pytest.mark.parametrize(("name", "way"), MATRIX)
 def test_a_program_does_the_same_with_the_callback(name, way, request):
     workers, copied = WAYS[way]
-    expected = plainly(PROGRAMS[name], workers and name.startswith(WORKERS_TELL))
+    expected = without_callback(PROGRAMS[name], workers and name.startswith(WORKERS_TELL))
     if copied:
         request.getfixturevalue("pretended")
     found = outcome(PROGRAMS[name], workers, DevicePrefetcher())
     for what, value in expected.items():
         assert found[what] == value, what
-    assert ours() == []
+    assert our_threads() == []
 
 
 @pytest.mark.parametrize("depth", [0, 1, 7])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_program_does_the_same_at_every_depth(depth, workers, pretended):
     for name in "loaders of a datamodule", "a dataset without a length options={}", "early stopping":
-        assert outcome(PROGRAMS[name], workers, DevicePrefetcher(depth)) == plainly(PROGRAMS[name], workers), name
+        expected = without_callback(PROGRAMS[name], workers)
+        assert outcome(PROGRAMS[name], workers, DevicePrefetcher(depth)) == expected, name
 
 
 @pytest.mark.parametrize("depths", [(2, 2), (1, 3), (0, 2)], ids=str)
 def test_two_of_them_do_what_one_does(depths, pretended):
     for name in "loaders of a datamodule", "one loader for training and validation", "an error in a step stage=train":
         both = [DevicePrefetcher(depth) for depth in depths]
-        assert outcome(PROGRAMS[name], 1, *both) == plainly(PROGRAMS[name], 1), name
+        assert outcome(PROGRAMS[name], 1, *both) == without_callback(PROGRAMS[name], 1), name
 
 
 def test_the_program_really_copies(pretended):
@@ -111,7 +117,7 @@ def test_where_a_user_moves_batches_nothing_is_copied_before_and_that_is_said(ho
     program = PROGRAMS[f"batch hooks hooks={(hook,)}"]
     with caplog.at_level(logging.INFO):
         found = outcome(program, 0, DevicePrefetcher())
-    assert found["batches"] == plainly(program, 0)["batches"]
+    assert found["batches"] == without_callback(program, 0)["batches"]
     copies = sum(call[0] == "copy" for streams in pretended for call in streams.calls)
     said = sum(f"{hook} is yours" in record.getMessage() for record in caplog.records)
     assert (copies > 0, said) == ((True, 0) if hook == "on_after_batch_transfer" else (False, 1))
@@ -295,7 +301,7 @@ def test_a_callback_can_be_pickled_before_and_after():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_canary_of_a_clean_run_is_silent(workers, pretended):
     program = PROGRAMS["loaders of a datamodule"]
-    assert outcome(program, workers, DevicePrefetcher(verify_copies=100)) == plainly(program, workers)
+    assert outcome(program, workers, DevicePrefetcher(verify_copies=100)) == without_callback(program, workers)
     sums = [sum(call[0] == "checksum" for call in streams.calls) for streams in pretended]
     assert all(sums), "nobody looked"
 

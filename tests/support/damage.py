@@ -1,7 +1,7 @@
 """Damages small HDF5 files of every layout and reads each in a process with limits; run by `test_damaged_files`.
 
-``python damage.py FOLDER FIRST COUNT`` tries seeds FIRST to FIRST + COUNT - 1 and prints a line for each: its number
-before, and what came of it after. ``python damage.py FOLDER SEED h5py`` only reads it with h5py, which shows whether
+``python damage.py FOLDER FIRST COUNT`` tries seeds FIRST to FIRST + COUNT - 1. It prints the seed before each try, and
+seed and outcome after it. ``python damage.py FOLDER SEED h5py`` only reads the file with h5py, which shows whether
 libhdf5 itself crashes.
 """
 
@@ -18,11 +18,11 @@ import traceback
 import h5py
 import numpy as np
 
-# Seconds and bytes for one damaged file. The address space of an idle process with torch is far from small.
+# Limits for one damaged file. The address space includes that of torch, which is large even when idle.
 SECONDS = 60
 MEMORY_BYTES = 12 * 2**30
 ROWS = 23
-# What begins a block of metadata.
+# Signatures of HDF5 metadata blocks.
 SIGNATURES = [
     b"TREE",
     b"SNOD",
@@ -76,8 +76,8 @@ BOUNDARIES = [
 ]
 
 
-def written(path, name):
-    """Write the file of a layout."""
+def write_file(path, name):
+    """Writes a file of the named layout."""
     options = dict(LAYOUTS[name])
     values = np.random.default_rng(0).integers(0, 1000, (ROWS, 6))
     libver, userblock = options.pop("libver", "earliest"), options.pop("userblock", 0)
@@ -97,19 +97,19 @@ def written(path, name):
             properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             properties.set_layout(h5py.h5d.COMPACT)
             space = h5py.h5s.create_simple(values.shape)
-            made = h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_INT32, space, properties)
-            h5py.Dataset(made)[...] = values
+            dataset = h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_INT32, space, properties)
+            h5py.Dataset(dataset)[...] = values
         else:
             dtype = options.pop("dtype", "i4")
             file.create_dataset("data", values.shape, dtype, **options)[:rows] = values[:rows]
 
 
 def mutated(content, random):
-    """Some bytes of a file changed: bits, bytes, whole numbers, blocks, or its length."""
+    """Changes one to three parts of a file: a bit, a byte, an integer, a block, or the length."""
     data = bytearray(content)
-    places = [at for mark in SIGNATURES for at in _all(content, mark)]
+    offsets = [offset for signature in SIGNATURES for offset in _offsets(content, signature)]
     for _ in range(random.integers(1, 4)):
-        near = int(random.choice(places)) + int(random.integers(0, 160)) if random.random() < 0.6 else len(data)
+        near = int(random.choice(offsets)) + int(random.integers(0, 160)) if random.random() < 0.6 else len(data)
         at = near if near < len(data) else int(random.integers(len(data)))
         size = int(random.choice([1, 2, 4, 8]))
         kind = random.integers(10)
@@ -119,7 +119,7 @@ def mutated(content, random):
             data[at] = int(random.integers(256))
         elif kind < 8:
             number = BOUNDARIES[random.integers(len(BOUNDARIES))]
-            if random.random() < 0.4:  # one close to what is there, or that is right elsewhere
+            if random.random() < 0.4:  # close to the stored number
                 number = int.from_bytes(data[at : at + size], "little") + int(random.integers(-64, 65))
             data[at : at + size] = (number % 2 ** (8 * size)).to_bytes(size, "little")[: len(data) - at]
         elif kind < 9:
@@ -140,18 +140,18 @@ def mutated(content, random):
     return bytes(data)
 
 
-def _all(content, mark):
-    at = content.find(mark)
-    while at >= 0:
-        yield at
-        at = content.find(mark, at + 1)
+def _offsets(content, signature):
+    offset = content.find(signature)
+    while offset >= 0:
+        yield offset
+        offset = content.find(signature, offset + 1)
 
 
-def made(folder, seed):
-    """The damaged file of a seed, its layout, and its undamaged neighbour."""
+def write_damaged(folder, seed):
+    """Writes the files of a seed; returns the layout and the paths of the undamaged and the damaged file."""
     name = list(LAYOUTS)[seed % len(LAYOUTS)]
     pristine, path = os.path.join(folder, "pristine.h5"), os.path.join(folder, "damaged.h5")
-    written(pristine, name)
+    write_file(pristine, name)
     with open(pristine, "rb") as file:
         content = file.read()
     with open(path, "wb") as file:
@@ -159,14 +159,14 @@ def made(folder, seed):
     return name, pristine, path
 
 
-# -- reading it --------------------------------------------------------------------------------------------------------
+# -- reading a damaged file --------------------------------------------------------------------------------------------
 
 
-def rows_read(path, key, numbers, name):
-    """Rows by h5py, one by one; None where it cannot, or does not agree with itself."""
+def h5py_rows(path, key, numbers, name):
+    """Rows as h5py reads them, one by one; None if it fails, or if reading all rows at once gives another value."""
     if "group" in LAYOUTS[name] and key != "labels":
         return dict.fromkeys(numbers)
-    found = []
+    results = []
     for whole in (False, True):
         rows = {}
         try:
@@ -174,20 +174,16 @@ def rows_read(path, key, numbers, name):
                 dataset = file[key]
                 values = dataset[...] if whole and dataset.size < 10**6 else dataset
                 for number in numbers if not whole else reversed(numbers):
-                    rows[number] = _one(values, number)
-        except Exception:  # noqa: BLE001 # whatever h5py says, it has no value
+                    rows[number] = np.asarray(values[number])
+        except Exception:  # noqa: BLE001 # any error means that h5py has no value
             rows = {}
-        found.append(rows)
-    one, two = found
+        results.append(rows)
+    one, two = results
     return {n: one[n] if n in one and n in two and one[n].tobytes() == two[n].tobytes() else None for n in numbers}
 
 
-def _one(values, number):
-    return np.asarray(values[number])
-
-
-def passes(path):
-    """What is read of a file: by a plain pass and by one shuffled by chunks; numbers of samples and their values."""
+def loaded_batches(path):
+    """Yields sample numbers and values of each batch: of a pass without a shuffle, and of one shuffled by chunks."""
     from lit_async_data import AsyncLoader, HDF5Source
 
     source = HDF5Source(path, {"data": "data", "labels": "labels"}, index_cache=False)
@@ -204,31 +200,31 @@ def passes(path):
         source.close()
 
 
-def tried(folder, seed):
-    """What comes of a seed: ``"value"``, the name of an error of ours, or what is wrong."""
+def outcome(folder, seed):
+    """The outcome of a seed: ``"value"``, the name of an error of the package, or ``"WRONG …"``."""
     from lit_async_data.errors import ConfigError, SourceError
 
-    name, pristine, path = made(folder, seed)
-    right = {}
-    for ids, batch in passes(pristine):
+    name, pristine, path = write_damaged(folder, seed)
+    expected = {}
+    for ids, batch in loaded_batches(pristine):
         for key, values in batch.items():
-            right |= {(key, number): value for number, value in zip(ids, values, strict=True)}
+            expected |= {(key, number): value for number, value in zip(ids, values, strict=True)}
     try:
-        for ids, batch in passes(path):
+        for ids, batch in loaded_batches(path):
             for key, values in batch.items():
-                wrong = [n for n, value in zip(ids, values, strict=True) if not _same(right.get((key, n)), value)]
-                by_h5py = rows_read(path, key, wrong, name) if wrong else {}
-                for number in wrong:
+                changed = [n for n, value in zip(ids, values, strict=True) if not _same(expected.get((key, n)), value)]
+                by_h5py = h5py_rows(path, key, changed, name) if changed else {}
+                for number in changed:
                     value = values[ids.index(number)]
                     if "group" in LAYOUTS[name] and key != "labels":
-                        continue  # its values are those of another place in the file, and nothing could tell
+                        continue  # a damaged offset selects other values of the file; nothing can detect that
                     if by_h5py[number] is None or not _same(by_h5py[number].astype(value.dtype), value):
                         return f"WRONG {name}: {key} {number}: {value.tolist()}, h5py {by_h5py[number]}"
     except (SourceError, ConfigError) as error:
         if path not in str(error) and not isinstance(error, ConfigError):
             return f"WRONG {name}: no file in {type(error).__name__}: {error}"
         return type(error).__name__
-    except Exception:  # noqa: BLE001 # this is what is looked for
+    except Exception:  # noqa: BLE001 # any other error is a bug
         return f"WRONG {name}: {''.join(traceback.format_exc())[-1500:]}"
     return "value"
 
@@ -242,14 +238,14 @@ def main(folder, first, count):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.WARNING)
     if count == "h5py":
-        name, _, path = made(folder, int(first))
+        name, _, path = write_damaged(folder, int(first))
         for key in ("data", "labels"):
-            rows_read(path, key, list(range(ROWS)), name)
+            h5py_rows(path, key, list(range(ROWS)), name)
         return
     for seed in range(int(first), int(first) + int(count)):
         print(json.dumps([seed]), flush=True)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)  # ends the process, whatever it is waiting for
-        print(json.dumps([seed, tried(folder, seed)]), flush=True)
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)  # ends the process even if it hangs
+        print(json.dumps([seed, outcome(folder, seed)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A training loop on a simulated device, and streams that lack one of the waits."""
+"""A training loop on `FakeStreams`, and streams that lack one of the required waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lit_async_data.host.pipeline import Pipeline
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.testing import FakeStreams, raw
 
-# x is large and has a copy of its own; y and z travel in one block.
+# x is large and has its own copy to the device; y and z share one.
 SPEC = BatchSpec(
     {
         "x": FieldSpec((3, 100, 100), np.dtype(np.uint8), channel=2),
@@ -51,6 +51,7 @@ def pretend(monkeypatch, make, has_streams=lambda device: True):
 
 @contextlib.contextmanager
 def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=StreamQueue, workers=1, verify_copies=0):
+    """A device queue and its pipeline, closed at the end."""
     schedule = Schedule(
         lambda epoch: EpochPlan(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, epoch=epoch), shuffled=True
     )
@@ -69,20 +70,22 @@ def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=Stre
     transform = transform and DeviceTransform(transform, torch.device("cpu"))
     verifier = CopyVerifier(verify_copies, streams) if verify_copies else None
     if verifier is None:
-        made = queue(feed, streams, depth, transform)
+        device_queue = queue(feed, streams, depth, transform)
     else:
-        made = verifier.queue(queue(verifier.feed(feed), streams, depth, transform and verifier.transform(transform)))
+        device_queue = verifier.queue(
+            queue(verifier.feed(feed), streams, depth, transform and verifier.transform(transform))
+        )
     try:
-        yield made
+        yield device_queue
     finally:
         try:
-            made.close()
+            device_queue.close()
         finally:
             pipeline.close()
 
 
 class Step:
-    """A training step: a kernel that reads the batch when its turn comes, and says whether it saw what it should."""
+    """A training step: a kernel that reads the batch when it runs and records wrong values."""
 
     def __init__(self, streams):
         self._streams = streams
@@ -92,22 +95,22 @@ class Step:
     def __call__(self, key, batch, samples):
         for name, tensor in batch.items():
             content = raw(tensor)
-            wanted = (samples % 251).astype(str)
+            expected = (samples % 251).astype(str)
             itemtype = SPEC[name].dtype if tensor.dtype != torch.float64 else np.dtype(np.float64)
 
-            def kernel(content=content, wanted=wanted, itemtype=itemtype, where=(key, name)):
-                values = content().view(itemtype).reshape(len(wanted), -1)
+            def kernel(content=content, expected=expected, itemtype=itemtype, where=(key, name)):
+                values = content().view(itemtype).reshape(len(expected), -1)
                 self.seen += 1
-                if not all((row.astype(np.int64).astype(str) == number).all() for row, number in zip(values, wanted)):
+                if not all((row.astype(np.int64).astype(str) == number).all() for row, number in zip(values, expected)):
                     self.wrong.append(where)
 
             self._streams.launch("step", kernel)
 
 
 def trained(streams, *, epochs=3, late=False, **options):
-    """Some epochs as the Trainer would run them; the steps that saw wrong values, if any did.
+    """Runs epochs as the Trainer would; returns the (key, field) pairs of which a step saw wrong values.
 
-    With ``late``, host batches are not ready at the start of a step but at its end.
+    With ``late``, host batches become ready only at the end of a step.
     """
     step = Step(streams)
     with queue_on(streams, **options) as queue:
@@ -121,7 +124,7 @@ def trained(streams, *, epochs=3, late=False, **options):
                 queue.top_up(schedule.following(key))  # on_train_batch_start
                 queue.feed.poll = queue.feed.get if late else poll
                 step(key, batch, schedule.plan(epoch).batch(number).samples)
-                del batch  # the step's own reference is gone while its kernels may still be waiting
+                del batch  # kernels may still be waiting when the step's last reference is gone
                 queue.top_up(schedule.following(key))  # on_train_batch_end
         streams.synchronize()
     assert step.seen == epochs * STEPS * len(SPEC.fields)
@@ -129,27 +132,27 @@ def trained(streams, *, epochs=3, late=False, **options):
 
 
 def on_device(streams):
-    """A device transform as kernels would do it: everything to float64, into memory of the side stream."""
+    """A device transform that enqueues kernels: converts everything to float64, into memory of the side stream."""
 
     def transform(batch):
         out = {}
         for name, tensor in batch.items():
-            made = streams.empty(tuple(tensor.shape), torch.float64)
-            source, target, itemtype = raw(tensor), raw(made), SPEC[name].dtype
+            converted = streams.empty(tuple(tensor.shape), torch.float64)
+            source, target, itemtype = raw(tensor), raw(converted), SPEC[name].dtype
             streams.launch(
                 "transform",
                 lambda source=source, target=target, itemtype=itemtype: np.copyto(
                     target().view(np.float64), source().view(itemtype)
                 ),
             )
-            out[name] = made
+            out[name] = converted
         return out
 
     return transform
 
 
 class ComputeNeverWaits(FakeStreams):
-    """Read before write: the step's kernels begin before the copy has ended."""
+    """Read before write: kernels of the step begin before the copy ends."""
 
     def wait(self, stream, event):
         if stream is self.side:
@@ -157,7 +160,7 @@ class ComputeNeverWaits(FakeStreams):
 
 
 class SideNeverWaits(FakeStreams):
-    """Write after read: the copy goes into memory that kernels of an earlier step still read."""
+    """Write before read: the copy overwrites memory that kernels of an earlier step still read."""
 
     def wait(self, stream, event):
         if stream is not self.side:
@@ -165,15 +168,15 @@ class SideNeverWaits(FakeStreams):
 
 
 class CopiesCountAsDoneAtOnce(FakeStreams):
-    """The slot is filled again while the device still reads from it."""
+    """Write before read: the slot is filled again while the device still copies from it."""
 
     def happened(self, event, *, block):
         return True
 
 
 class TransformWaitsForAnOlderEvent(FakeStreams):
-    """The transform writes into side's memory after a wait for ``allocated`` alone, which was recorded earlier than
-    the kernels that read what lay there before."""
+    """The transform waits only for the event ``allocated``, which was recorded before the kernels that still read the
+    memory into which it writes."""
 
     waits = 0
 

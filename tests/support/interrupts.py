@@ -1,9 +1,9 @@
-"""Ctrl-C at any point: an interrupt at the n-th place of the package at which CPython can deliver one.
+"""Ctrl-C at any point: raises an interrupt at the n-th place at which CPython can deliver one.
 
-Also inside `threading`, where the package calls that.
+Counts places in the package, and in `threading` where the package calls it.
 
-CPython looks for signals when a Python function begins, when a call has returned, and when a loop goes round; nowhere
-else. So nothing comes between two statements that call nothing, which the end of `AsyncLoader.__next__` relies on.
+CPython checks for signals only when a Python function begins, when a call has returned, and when a loop jumps back. So
+no interrupt can come between two statements without calls; the end of `AsyncLoader.__next__` relies on that.
 """
 
 from __future__ import annotations
@@ -17,40 +17,45 @@ from pathlib import Path
 
 import lit_async_data
 
-# Of the standard library what holds locks while Python code runs.
+# `threading` holds locks while Python code runs.
 WATCHED = (str(Path(lit_async_data.__file__).parent), threading.__file__)
-# A pretended device is one call to a real one.
+# Code of the fake device, which on a real one is a single C call.
 ATOMIC = ("testing.py", "checksum.py")
 
 
 @functools.cache
 def places(code):
-    """The offsets of a function's instructions before which an interrupt can arrive; none in what is not watched."""
+    """Offsets of a function's instructions before which an interrupt can arrive; none if it is not watched."""
     if not code.co_filename.startswith(WATCHED) or code.co_filename.endswith(ATOMIC):
         return frozenset()
     bytecode = dis.Bytecode(code)
 
-    def handler(offset):
-        """Of an exception there. CPython asks by the call that has returned, a trace function by what comes next."""
-        return [each.target for each in bytecode.exception_entries if each.start <= offset < each.end]
+    def handlers(offset):
+        """Exception handlers of an instruction.
 
-    found, before = set(), None
-    for each in bytecode:
-        if before is not None and handler(before.offset) == handler(each.offset):
-            found.add(each.offset)
-        before = each if each.opname.startswith(("CALL", "RESUME")) else None
-        if each.opname.startswith("JUMP_BACKWARD") and handler(each.offset) == handler(each.argval):
-            found.add(each.argval)
-    return frozenset(found)
+        CPython uses those of the call that has returned; a trace function raises in the next instruction. A place
+        counts only if both are the same.
+        """
+        return [entry.target for entry in bytecode.exception_entries if entry.start <= offset < entry.end]
+
+    offsets, call = set(), None
+    for instruction in bytecode:
+        if call is not None and handlers(call.offset) == handlers(instruction.offset):
+            offsets.add(instruction.offset)
+        call = instruction if instruction.opname.startswith(("CALL", "RESUME")) else None
+        jumps_back = instruction.opname.startswith("JUMP_BACKWARD")
+        if jumps_back and handlers(instruction.offset) == handlers(instruction.argval):
+            offsets.add(instruction.argval)
+    return frozenset(offsets)
 
 
 @contextlib.contextmanager
 def interrupted(after, act=None):
-    """Raise `KeyboardInterrupt` at the place of this number in the block, counted from 0; with None, count only.
+    """Raises `KeyboardInterrupt` in the block, at the place of this number, counted from 0; with None, only counts.
 
-    With ``act``, that is called there instead, as garbage collection would call it.
+    With ``act``, calls that instead, as garbage collection would call a finaliser.
 
-    Yields a list of the places that were passed: file and line.
+    Yields the list of places passed so far: file and line.
     """
     passed = []
 

@@ -8,26 +8,26 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# What libraries open once and keep; none of it is ours.
+# Files that libraries open once and keep open.
 KEPT = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/", "anon_inode:")
 
 
 def open_files() -> set[str]:
-    found = set()
+    files = set()
     for number in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue
         if not target.startswith(KEPT):
-            found.add(f"{number} -> {target}")
-    return found
+            files.add(f"{number} -> {target}")
+    return files
 
 
 def shared_memory() -> set[str]:
-    """What this process has mapped of it; the folder itself shows that of others too.
+    """Shared memory that this process has mapped; the folder /dev/shm also shows that of other processes.
 
-    But for semaphores: tqdm makes one for its lock, and keeps it.
+    Semaphores do not count: tqdm keeps one for its lock.
     """
     maps = Path("/proc/self/maps").read_text().split()
     return {part for part in maps if part.startswith(("/dev/shm/", "/memfd:")) and "/sem." not in part}

@@ -1,4 +1,4 @@
-"""Batches of every form, and a step that checks them."""
+"""Batches of many forms, and a training step that checks them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def numbers(shape, seed=0, dtype=torch.int16):
 
 
 def detection(step):
-    """As ``tuple(zip(*batch))`` of images of different sizes and what is to be found in them."""
+    """A batch of object detection, as ``tuple(zip(*batch))`` collates it: images of different sizes, and targets."""
     images = [numbers((3, 100 + 40 * step, 90 + number), seed=step + number) for number in range(2)]
     targets = [
         {"boxes": numbers((step % 3, 4), seed=step), "labels": numbers((step % 3,), seed=step), "name": f"{step}.jpg"}
@@ -25,40 +25,40 @@ def detection(step):
 
 
 class Shipped:
-    """An object that moves itself, as kernels would do it: into memory of the stream it is moved on."""
+    """An object whose ``to`` enqueues a copy into memory of the current stream."""
 
     def __init__(self, streams, tensor):
         self.streams, self.tensor = streams, tensor
 
     def to(self, device, non_blocking=False):
         assert non_blocking
-        there = self.streams.empty(tuple(self.tensor.shape), self.tensor.dtype)
-        self.streams.copy(there, self.tensor)
-        return Shipped(self.streams, there)
+        copy = self.streams.empty(tuple(self.tensor.shape), self.tensor.dtype)
+        self.streams.copy(copy, self.tensor)
+        return Shipped(self.streams, copy)
 
 
 class Step:
-    """A training step: kernels that read the batch when their turn comes, and say whether they saw what they should."""
+    """A training step: kernels that read the batch when they run and record the paths of wrong tensors."""
 
     def __init__(self, streams):
         self._streams = streams
         self.wrong = []
         self.seen = 0
 
-    def __call__(self, batch, wanted):
-        tensors, expected = tensors_of(batch), tensors_of(wanted)
+    def __call__(self, batch, expected_batch):
+        tensors, expected = tensors_of(batch), tensors_of(expected_batch)
         assert list(tensors) == list(expected)
-        for place, tensor in tensors.items():
-            there, host = unshipped(tensor), dense(unshipped(expected[place]))
-            assert (there.shape, there.dtype, there.stride()) == (host.shape, host.dtype, host.stride()), place
-            if not there.numel():
+        for path, tensor in tensors.items():
+            copy, host = unshipped(tensor), dense(unshipped(expected[path]))
+            assert (copy.shape, copy.dtype, copy.stride()) == (host.shape, host.dtype, host.stride()), path
+            if not copy.numel():
                 continue
-            content, values = raw(there), raw_bytes(host).copy()
+            content, values = raw(copy), raw_bytes(host).copy()
 
-            def kernel(content=content, values=values, place=place):
+            def kernel(content=content, values=values, path=path):
                 self.seen += 1
                 if not np.array_equal(content(), values):
-                    self.wrong.append(place)
+                    self.wrong.append(path)
 
             self._streams.launch("step", kernel)
 

@@ -1,4 +1,4 @@
-"""Programs as people write them for Lightning, by the sentence that says what they do."""
+"""Programs as users write them for Lightning. ``PROGRAMS`` maps a sentence that describes each to its function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from support.runs import BATCH, VAL, WIDTH, Learner, Numbers, Run, Stream, ours
+from support.runs import BATCH, VAL, WIDTH, Learner, Numbers, Run, Stream, our_threads
 from support.trainer import pl
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
@@ -26,7 +26,7 @@ PROGRAMS = {}
 
 
 def program(function=None, /, **variants):
-    """Enters a program into the matrix; with variants, once for each value of its argument."""
+    """Registers a program; with variants, once for each value of its argument."""
 
     def enter(function):
         sentence = function.__name__.replace("_", " ")
@@ -64,7 +64,7 @@ def loaders_of_the_module(run):
 
 
 class Theirs(pl.LightningDataModule):
-    """A DataModule as people have them."""
+    """A typical DataModule of a user."""
 
     def __init__(self, run, batch_size=BATCH, *, shuffle=True):
         super().__init__()
@@ -107,16 +107,16 @@ def loaders_of_a_datamodule(run):
 
 
 class Several(Learner):
-    """Takes what several loaders give at a time."""
+    """Trains on a dict or list of batches from several loaders."""
 
     def training_step(self, batch, number):
         parts = batch.items() if isinstance(batch, dict) else enumerate(batch)
-        found = []
+        losses = []
         for name, part in parts:
             if part is not None:
                 self.see("train", part, number, name)
-                found.append(self.loss(part))
-        return sum(found)
+                losses.append(self.loss(part))
+        return sum(losses)
 
 
 @program(of=["a dict", "a list", "nested"])
@@ -164,7 +164,7 @@ def one_loader_for_training_and_validation(run):
 
 
 @program
-def what_is_no_dataloader_beside_one_that_is(run):
+def another_iterable_beside_a_dataloader(run):
     class Batches:
         def __iter__(self):
             return ({"x": torch.full((2, WIDTH), float(n)), "index": torch.tensor([n, n])} for n in range(len(self)))
@@ -173,7 +173,7 @@ def what_is_no_dataloader_beside_one_that_is(run):
             return 3
 
     run.fit(run.load(), [run.val(), Batches()], max_epochs=2)
-    if not run.callbacks:  # else a warning: see below
+    if not run.callbacks:  # only the callback warns
         return
     with pytest.warns(UserWarning, match=r"prefetched\(loader\)"):
         run.trainer().fit(Learner(), Batches())
@@ -188,12 +188,12 @@ def ours_beside_theirs(run):
 
 
 @program
-def a_loader_that_is_wrapped_by_hand(run):
+def a_loader_wrapped_by_the_user(run):
     with prefetched(run.load(), device="cpu") as batches, prefetched(run.val(), device="cpu") as val:
         run.fit(batches, [val, run.val()], max_epochs=2)
 
 
-# -- which batches are wanted ------------------------------------------------------------------------------------------
+# -- which batches the Trainer takes -----------------------------------------------------------------------------------
 
 
 @program(
@@ -246,8 +246,8 @@ def limits_of_evaluation(run, limit):
     loaders = [run.val(), run.load(9)]
     fit.validate(run.model, loaders, verbose=False)
     fit.test(run.model, loaders, verbose=False)
-    found = fit.predict(run.model, loaders)
-    run.note([[part.tolist() for part in loader] for loader in found or []])
+    predictions = fit.predict(run.model, loaders)
+    run.note([[part.tolist() for part in loader] for loader in predictions or []])
 
 
 @program
@@ -276,7 +276,7 @@ def the_rest_of_an_epoch_is_skipped(run):
 
 
 @program
-def the_number_of_steps_is_known_beforehand(run):
+def the_number_of_steps_is_known_before_training(run):
     def optimizers():
         run.note(steps=run.model.trainer.estimated_stepping_batches)
         optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1)
@@ -300,7 +300,7 @@ def checkpoints_and_the_best_of_them(run):
 
 
 class ByEpoch(SequentialSampler):
-    """Another order in each epoch, which somebody has to name."""
+    """Another order in each epoch, set by ``set_epoch``."""
 
     def __init__(self, source):
         super().__init__(source)
@@ -324,7 +324,7 @@ def a_sampler_that_is_told_the_epoch(run):
 
 
 @program
-def a_batch_sampler_of_their_own(run):
+def a_batch_sampler_of_the_user(run):
     data = Numbers()
     run.fit(run.load(dataset=data, batch_sampler=BatchSampler(ByEpoch(data), 3, drop_last=True)), max_epochs=3)
     run.note(
@@ -344,11 +344,11 @@ def persistent_workers(run):
     options = {"persistent_workers": bool(run.workers)}
     fit = run.fit(run.load(shuffle=True, **options), run.val(**options), max_epochs=3, val_check_interval=2)
     del fit
-    gc.collect()  # Lightning's own references to the loaders, whose workers end with them
+    gc.collect()  # drops Lightning's references to the loaders, whose workers end with them
 
 
 @program
-def a_generator_of_their_own(run):
+def a_generator_of_the_user(run):
     run.fit(run.load(shuffle=True, generator=torch.Generator().manual_seed(3)), run.val(), max_epochs=3)
 
 
@@ -380,11 +380,11 @@ def tensors_without_names(run):
     run.fit(run.load(dataset=data, shuffle=True), max_epochs=2)
 
 
-# -- errors, and what comes after them ---------------------------------------------------------------------------------
+# -- errors, and the next run after them -------------------------------------------------------------------------------
 
 
 class BrokenError(Exception):
-    """Of a user's code."""
+    """Raised by user code."""
 
 
 def broken_at(run, where, at):
@@ -404,7 +404,7 @@ def an_error_in_a_step(run, stage):
             fit.fit(model, run.load(), run.val())
         else:
             getattr(fit, stage)(model, run.load())
-    assert ours() == []
+    assert our_threads() == []
     run.model.on_step = lambda *_: None
     run.fit(run.load(), run.val())
 
@@ -414,7 +414,7 @@ def an_error_in_a_dataset(run, kind):
     broken = run.load(dataset=Numbers(fails_at=9))
     with run.fails(KeyError):
         run.trainer().fit(run.model, *((broken, run.val()) if kind == "train" else (run.load(), broken)))
-    assert ours() == []
+    assert our_threads() == []
     run.fit(run.load(), run.val())
 
 
@@ -437,7 +437,7 @@ def an_error_in_iter(run):
 
         def __iter__(self):
             self.asked += 1
-            if self.asked == 2:  # at the first, Lightning itself fails, at what it then misses
+            if self.asked == 2:  # after an error at the first call, Lightning itself fails
                 raise BrokenError("iter")
             return super().__iter__()
 
@@ -459,8 +459,8 @@ def ctrl_c(run, stage):
             else:
                 run.trainer(val_check_interval=2).fit(run.model, run.load(), run.val())
     finally:
-        signal.signal(signal.SIGINT, handler)  # Lightning leaves it ignored
-    assert ours() == []
+        signal.signal(signal.SIGINT, handler)  # Lightning leaves SIGINT ignored
+    assert our_threads() == []
     run.model.on_step = lambda *_: None
     run.fit(run.load(), run.val())
 
@@ -473,8 +473,8 @@ def sigterm(run):
         with run.fails(SystemExit):
             run.trainer().fit(run.model, run.load())
     finally:
-        signal.signal(signal.SIGTERM, handler)  # Lightning leaves its own
-    assert ours() == []
+        signal.signal(signal.SIGTERM, handler)  # Lightning leaves its own handler
+    assert our_threads() == []
 
 
 @program
@@ -486,10 +486,10 @@ def other_callbacks_that_fail(run):
 
     with run.fails(BrokenError):
         run.trainer(Failing()).fit(run.model, run.load())
-    assert ours() == []
+    assert our_threads() == []
 
 
-# -- again, and on -----------------------------------------------------------------------------------------------------
+# -- repeated and resumed runs -----------------------------------------------------------------------------------------
 
 
 @program
@@ -514,7 +514,7 @@ def loaders_and_callbacks_of_one_trainer_in_another(run):
 
 
 @program
-def validation_in_training_by_hand(run):
+def validation_inside_a_training_callback(run):
     class Other(pl.Callback):
         def on_train_epoch_end(self, trainer, module):
             inner, state = (
@@ -529,7 +529,7 @@ def validation_in_training_by_hand(run):
 
 
 class Saver(pl.Callback):
-    """Saves when so many steps are done, in one hook or another."""
+    """Saves a checkpoint in a hook, after this many steps."""
 
     def __init__(self, folder, step, hook="on_train_batch_end"):
         self.path = f"{folder}/at.ckpt"
@@ -541,7 +541,7 @@ class Saver(pl.Callback):
 
 
 class Stateful(DataLoader):
-    """Goes on where it was."""
+    """Resumes from its state."""
 
     start = done = 0
 
@@ -559,14 +559,14 @@ class Stateful(DataLoader):
                 yield batch
 
 
-def resumed(run, made, step, **options):
+def resumed(run, new_loader, step, **options):
     saver = Saver(run.folder, step)
-    run.fit(made(), run.val(), more=[saver], **options)
+    run.fit(new_loader(), run.val(), more=[saver], **options)
     run.note(torch.load(saver.path)["loops"]["fit_loop"]["state_dict"])
     run.model = Learner()
     run.model.drops = step % 4 > 0
     fit = run.trainer(**options)
-    fit.fit(run.model, made(), run.val(), ckpt_path=saver.path)
+    fit.fit(run.model, new_loader(), run.val(), ckpt_path=saver.path)
     run.note(step=fit.global_step)
 
 
@@ -586,7 +586,7 @@ def a_loader_with_a_state_goes_on_from_a_checkpoint(run, step):
 def the_loader_of_torchdata_goes_on_from_a_checkpoint(run, step):
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     resumed(run, lambda: stateful(Numbers(), BATCH, shuffle=True, num_workers=run.workers), step, max_epochs=3)
-    run.notes.pop(1)  # its state names times and seeds
+    run.notes.pop(1)  # its state holds times and seeds
 
 
 # -- predictions, hooks, steps -----------------------------------------------------------------------------------------
@@ -608,7 +608,7 @@ class Writer(pl.callbacks.BasePredictionWriter):
 def predictions_are_written_with_their_indices(run, interval):
     run.trainer(Writer(interval, run.note)).predict(run.model, [run.load(shuffle=True), run.load(3)])
     indices = [note[3] for note in run.notes if note[0] == "batch"]
-    assert all(indices), "a batch whose indices are not known"
+    assert all(indices), "a batch without indices"
 
 
 HOOKS = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
@@ -676,32 +676,32 @@ def manual_optimization(run):
 
 
 @program
-def what_a_module_asks_its_loaders(run):
-    def begun():
+def a_module_reads_attributes_of_its_loaders(run):
+    def note_attributes():
         loader = run.model.trainer.train_dataloader
         run.note(len(loader), len(loader.dataset), loader.batch_size, loader.num_workers, type(loader.sampler).__name__)
         run.note([len(part) for part in torch.utils._pytree.tree_leaves(run.model.trainer.val_dataloaders)])
         run.note(run.model.trainer.num_val_batches, run.model.trainer.num_training_batches)
 
-    run.model.on_train_start = begun
+    run.model.on_train_start = note_attributes
     run.fit(run.load(shuffle=True), [run.val(), run.val(3)], max_epochs=2)
 
 
 @program
-def the_learning_rate_is_looked_for(run):
+def the_learning_rate_finder(run):
     run.model.learning_rate = 0.1
     tuner = sys.modules[pl.__name__ + ".tuner"].Tuner
     cwd = os.getcwd()
-    os.chdir(run.folder)  # where Lightning keeps a checkpoint meanwhile
+    os.chdir(run.folder)  # Lightning saves a checkpoint in the working directory
     try:
-        found = tuner(run.trainer()).lr_find(run.model, run.load(), run.val(), num_training=5, update_attr=False)
-        run.note(found.results["loss"])
+        finder = tuner(run.trainer()).lr_find(run.model, run.load(), run.val(), num_training=5, update_attr=False)
+        run.note(finder.results["loss"])
     finally:
         os.chdir(cwd)
 
 
 @program
-def the_batch_size_is_looked_for(run):
+def the_batch_size_finder(run):
     tuner, cwd = sys.modules[pl.__name__ + ".tuner"].Tuner, os.getcwd()
     os.chdir(run.folder)
     try:

@@ -1,4 +1,4 @@
-"""What programs that people write are made of: data, a model, a Trainer, and facts to compare."""
+"""The pieces of the programs in `programs.py`: data, a model, a Trainer, and facts to compare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from support.trainer import pl
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-REMARKS = [  # what Lightning and torch remark on plain DataLoaders, with the callback or without
+WARNINGS = [  # of Lightning and torch about plain DataLoaders, with the callback or without
     pytest.mark.filterwarnings(f"ignore:{text}")
     for text in (
         "The '.*dataloader' does not have many workers",
@@ -36,16 +36,16 @@ REMARKS = [  # what Lightning and torch remark on plain DataLoaders, with the ca
         "Checkpoint directory .* exists and is not empty",
         "You are using the `dataloader_iter` step flavor",
         "Found `dataloader_iter` argument",
-        "'set_vital' is deprecated",  # torchdata looks at all that torch has
+        "'set_vital' is deprecated",  # torchdata reads every attribute of torch
     )
 ]
 
 SAMPLES, BATCH, WIDTH = 14, 4, 5  # four batches, the last of two samples
-VAL = 100  # the number of the first sample of validation
+VAL = 100  # value of the first validation sample
 
 
 class Numbers(Dataset):
-    """Sample n is a row of n, and n."""
+    """Sample n is a row of n, and n itself."""
 
     def __init__(self, samples=SAMPLES, first=0, fails_at=None):
         self.samples, self.first, self.fails_at = samples, first, fails_at
@@ -60,7 +60,7 @@ class Numbers(Dataset):
 
 
 class Stream(IterableDataset):
-    """The same without a length."""
+    """The samples of `Numbers` without a length."""
 
     def __init__(self, samples=SAMPLES):
         self.samples = samples
@@ -70,7 +70,7 @@ class Stream(IterableDataset):
 
 
 class Learner(pl.LightningModule):
-    """Draws random numbers in each step, and writes down each batch."""
+    """Draws random numbers in each step, and records each batch in ``journal``."""
 
     def __init__(self):
         super().__init__()
@@ -113,7 +113,7 @@ class Learner(pl.LightningModule):
 
 
 class Loader(DataLoader):
-    """Whose workers can be ended: left to the collector of garbage, torch waits five seconds for each."""
+    """A DataLoader whose workers can be ended at once. During garbage collection torch waits five seconds for each."""
 
     iterators: ClassVar[weakref.WeakSet] = weakref.WeakSet()
 
@@ -130,7 +130,7 @@ class Loader(DataLoader):
 
 
 class Run:
-    """What a program gets: a model, Trainers with the callbacks that are tried, and DataLoaders."""
+    """The argument of a program: builds a model, DataLoaders, and Trainers with the tested callbacks."""
 
     def __init__(self, workers, folder, callbacks=()):
         random.seed(7)
@@ -164,7 +164,7 @@ class Run:
 
     @contextlib.contextmanager
     def fails(self, kind):
-        """What a program must end with; the first line of the message is a fact, too."""
+        """Asserts that the block raises, and notes class and first line of the message."""
         with pytest.raises(kind) as caught:
             yield
         Loader.end()
@@ -194,10 +194,10 @@ def outcome(program, workers, *callbacks):
 
 
 @functools.cache
-def plainly(program, workers):
-    """What the program does without the callback."""
+def without_callback(program, workers):
+    """The facts of the program without the callback."""
     return outcome(program, workers)
 
 
-def ours():
+def our_threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("lit_async_data")]

@@ -1,4 +1,4 @@
-"""A model that records its batches, a quiet Trainer, and the batches that an epoch must have."""
+"""A model that records its batches, a quiet Trainer, and the expected batches of an epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import lit_async_data as lad  # loads no Lightning by itself: that is for the next line to choose
+import lit_async_data as lad  # does not import Lightning: NAME chooses which of the two packages
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.testing import ArraySource
 
@@ -19,9 +19,9 @@ NAME = os.environ.get("LIT_ASYNC_DATA_LIGHTNING", "pytorch_lightning")
 
 pl = importlib.import_module(NAME)
 
-SAMPLES, BATCH, QUEUE = 22, 4, 3  # six batches, the last of two samples: more than the slots
+SAMPLES, BATCH, QUEUE = 22, 4, 3  # six batches, the last of two samples: more batches than slots
 
-WIDTH = 4200  # so that a batch takes more than 64 KiB, and is handed out on a lease
+WIDTH = 4200  # a batch takes more than 64 KiB, so the loader hands it out on a lease
 
 
 def rows(samples=SAMPLES, width=WIDTH):
@@ -29,14 +29,14 @@ def rows(samples=SAMPLES, width=WIDTH):
     return np.repeat(np.arange(samples, dtype=np.float32)[:, None], width, axis=1)
 
 
-# A DataModule has all four hooks, so Lightning asks for the stages without a source too, and remarks on getting [].
+# A DataModule has all four hooks, so Lightning also asks for stages without a source, and warns about the empty list.
 NO_STAGES = pytest.mark.filterwarnings(
     "ignore:Total length of `(list|CombinedLoader)` across ranks is zero:UserWarning"
 )
 
 
 class CountingSource(ArraySource):
-    """Writes down what was read, batch by batch."""
+    """Records the samples of each read."""
 
     def __init__(self, samples=SAMPLES, width=WIDTH):
         super().__init__({"x": rows(samples, width)})
@@ -48,7 +48,7 @@ class CountingSource(ArraySource):
 
 
 class Recorder(pl.LightningModule):
-    """Writes down the samples it sees, as ``seen[stage][pass][batch]``, and that each batch holds what it says."""
+    """Records samples as ``seen[stage][pass][batch]``, and asserts that the values of each batch match its indices."""
 
     def __init__(self, on_step=lambda stage, batch: None):
         super().__init__()
@@ -95,7 +95,7 @@ def datamodule(loader=None, **options):
 
 
 def plan(epoch, **options):
-    """What the batches of an epoch must be."""
+    """The expected batches of an epoch."""
     basic = {"length": SAMPLES, "batch_size": BATCH, "shuffle": "global", "seed": 0}
     order = EpochPlan(**basic | options, epoch=epoch)
     return [order.batch(step).samples.tolist() for step in range(len(order))]

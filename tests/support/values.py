@@ -1,4 +1,4 @@
-"""Values in which every bit counts."""
+"""Random values of any type, with every bit pattern."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def some(shape, dtype="u1", seed=0):
-    """Values in which every bit counts: NaNs with payloads, infinities, the ends of the integers."""
+    """Random bit patterns: floats include NaNs with payloads and infinities, integers their extremes."""
     dtype = np.dtype(dtype)
     random = np.random.default_rng(seed)
     if dtype.kind == "b":

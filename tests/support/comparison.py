@@ -1,0 +1,44 @@
+"""`assert_same_samples`: a failure names the first sample that differs, its file and its row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def assert_same_samples(actual, expected, *, key=None, samples=None, places=None, close=False):
+    """Asserts that arrays have the same shape, dtype and values; NaN equals NaN.
+
+    Args:
+        actual: Samples on axis 0.
+        expected: Samples on axis 0.
+        key: Key of the field, for the message.
+        samples: Sample number of each element on axis 0; None for 0, 1, 2, ….
+        places: File, group and row of every sample, by sample number.
+        close: Allow relative differences of 1e-6.
+    """
+    field = "" if key is None else f"field {key!r}: "
+    actual_type, expected_type = f"{actual.dtype} {actual.shape}", f"{expected.dtype} {expected.shape}"
+    assert actual_type == expected_type, f"{field}got {actual_type}, expected {expected_type}"
+    actual, expected = np.atleast_1d(actual), np.atleast_1d(expected)
+    different = ~_equal(actual, expected, close=close)
+    if not different.any():
+        return
+    count = np.count_nonzero(different.any(axis=tuple(range(1, different.ndim))))
+    index = tuple(np.argwhere(different)[0].tolist())
+    sample = index[0] if samples is None else int(samples[index[0]])
+    place = ""
+    if places is not None:
+        file, group, row = places[sample]
+        place = f", row {row} of {file}:{group}"
+    raise AssertionError(
+        f"{field}{count} of {len(different)} samples differ; the first is sample {sample}{place}: "
+        f"got {actual[index]}, expected {expected[index]} at {list(index)}"
+    )
+
+
+def _equal(actual, expected, *, close):
+    if close:
+        tolerance = 1e-6 * np.nanmax(np.abs(expected), initial=0)
+        return np.isclose(actual, expected, rtol=1e-6, atol=tolerance, equal_nan=True)
+    same = np.asarray(actual == expected)
+    return same | (np.isnan(actual) & np.isnan(expected)) if actual.dtype.kind in "fcmM" else same
