@@ -174,6 +174,7 @@ def transformed(transform: Transform, batch: Batch, key: BatchIndex) -> Batch:
         TransformError: It failed, or returned something that is no batch; an error of this package is passed on as it
             is.
     """
+    where = transform.where if isinstance(transform, DeviceTransform) else "device_transform"
     try:
         with torch.inference_mode(False), torch.no_grad():
             made = transform(batch, key) if isinstance(transform, DeviceTransform) else transform(batch)
@@ -181,15 +182,14 @@ def transformed(transform: Transform, batch: Batch, key: BatchIndex) -> Batch:
         raise
     except Exception as error:
         raise TransformError(
-            f"device_transform failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
+            f"{where}: failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
             stage="transform",
         ) from error
     if (made is None and batch is not None) or inspect.iscoroutine(made) or inspect.isgenerator(made):
         # Lightning skips a batch that is None without a word, and nothing would be trained.
         what = "None" if made is None else f"a {type(made).__name__}"
         raise TransformError(
-            f"device_transform returned {what} for batch {key.step} of epoch {key.epoch}; it must return the batch to "
-            "hand out",
+            f"{where}: returned {what} for batch {key.step} of epoch {key.epoch}; return the batch to hand out",
             stage="transform",
         )
     return made

@@ -45,6 +45,23 @@ class EvaluatedAlike:
         return self.function(*given, **named)
 
 
+class StageTransform:
+    """The transform of one stage, whose errors name the option and the stage.
+
+    Args:
+        function: The transform, or an `EvaluatedAlike` of it.
+        where: What errors name, such as ``"device_transform.eval, stage val"``.
+    """
+
+    def __init__(self, function: Callable[..., Any], where: str) -> None:
+        self.function = function
+        self.where = where
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the transform returns."""
+        return self.function(*args, **kwargs)
+
+
 class DeviceTransform:
     """Calls a function of the user's with each batch, and with a generator of random numbers if it takes one.
 
@@ -76,6 +93,11 @@ class DeviceTransform:
         number: Callable[[BatchIndex], int] | None = None,
         cast: Callable[[Any], Any] | None = None,
     ) -> None:
+        #: What errors name.
+        self.where = "device_transform"
+        if isinstance(function, StageTransform):
+            self.where = function.where
+            function = function.function
         alike = function if isinstance(function, EvaluatedAlike) else None
         function = _itself(function)
         if isinstance(function, torch.nn.Module):
@@ -136,7 +158,9 @@ def takes_rng(function: Callable[..., Any] | None) -> bool:
 
 
 def _itself(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    return function.function if isinstance(function, EvaluatedAlike) else function
+    while isinstance(function, StageTransform | EvaluatedAlike):
+        function = function.function
+    return function
 
 
 def _passed(function: Callable[..., Any]) -> str | None:

@@ -11,7 +11,7 @@ from support.trainer import CountingSource, Recorder, datamodule, pl, plan, trai
 
 import lit_async_data as lad
 from lit_async_data.errors import ResumeError
-from lit_async_data.lightning.resume import newest_of_an_epochs_end
+from lit_async_data.lightning.resume import newest_resumable
 
 # Lightning remarks on callbacks that a resumed run lacks, on loaders without a state, on stages without data.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -171,7 +171,7 @@ def test_signals_of_a_cluster_leave_checkpoints_that_are_refused(tmp_path, monke
 
     def signalled(stage, batch):
         if (stage, fit.current_epoch, fit.fit_loop.epoch_loop.batch_idx) == ("train", 1, 3):
-            fit.save_checkpoint(fit._checkpoint_connector.hpc_save_path(str(tmp_path)))
+            fit.save_checkpoint(tmp_path / "hpc_ckpt_1.ckpt")
 
     fit.fit(Recorder(signalled), datamodule=dm)
     for name, value in {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "job"}.items():
@@ -180,7 +180,7 @@ def test_signals_of_a_cluster_leave_checkpoints_that_are_refused(tmp_path, monke
     again, dm = fitted(kept(folder), enable_checkpointing=True, default_root_dir=tmp_path)
     with pytest.raises(
         ResumeError,
-        match=r"hpc_ckpt_1.ckpt was written after 3 .* resume from .*kept/epoch=2.* of the same training",
+        match=r"hpc_ckpt_1.ckpt was written after 3 .* resume from .*kept/epoch=2.* belongs to the same training",
     ):
         again.fit(Recorder(), datamodule=dm)
 
@@ -272,7 +272,7 @@ def test_the_newest_checkpoint_of_an_epochs_end_is_named(tmp_path):
         ResumeError, match=r"resume from .*/newest.ckpt, the newest checkpoint from the end of an epoch$"
     ):
         resumed(middle)
-    assert newest_of_an_epochs_end([tmp_path / "nowhere", end.parent]) == end
+    assert newest_resumable([tmp_path / "nowhere", end.parent]) == end
 
 
 class Harmful:
@@ -286,5 +286,5 @@ def test_a_file_that_nobody_asked_for_runs_no_code(tmp_path, monkeypatch):
     loops = {"fit_loop": {"epoch_loop.batch_progress": counters}}
     harmful = {"hyper_parameters": [Harmful(), {Harmful()}], "loops": loops, "weights": torch.nn.Linear(1, 1)}
     torch.save(harmful, tmp_path / "x.ckpt")
-    assert newest_of_an_epochs_end([tmp_path]) == tmp_path / "x.ckpt"
+    assert newest_resumable([tmp_path]) == tmp_path / "x.ckpt"
     assert not (tmp_path / "harm").exists()

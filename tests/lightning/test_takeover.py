@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lit_async_data as lad
 from lit_async_data.errors import TransferError
+from lit_async_data.host.stats import QueueFill
 from lit_async_data.lightning.takeover import Takeover
 from lit_async_data.prefetch import loader as prefetched_loader
 from lit_async_data.prefetch.loader import PrefetchedLoader
@@ -131,16 +132,16 @@ def test_what_one_canary_finds_leaves_no_other_loader_open(monkeypatch):
     loaders = [strategy.process_dataloader(numbers()) for _ in range(3)]
     for loader in loaders:
         next(loader)
-    stop = PrefetchedLoader._stop
+    stop = PrefetchedLoader.stop
 
     def failing(loader):
         stop(loader)
         raise TransferError("found", stage="copy")
 
-    monkeypatch.setattr(PrefetchedLoader, "_stop", failing)
+    monkeypatch.setattr(PrefetchedLoader, "stop", failing)
     with pytest.raises(TransferError):
         takeover.detach()
-    assert [loader._relay for loader in loaders] == [None] * 3
+    assert [loader.fill for loader in loaders] == [QueueFill()] * 3
 
 
 # -- what copy verification finds when something else has gone wrong ---------------------------------------------------
@@ -174,7 +175,7 @@ def test_the_callback_says_what_it_finds_after_an_error(monkeypatch, caplog):
         raise TransferError("found", stage="copy")
 
     callback = lad.DevicePrefetcher()
-    monkeypatch.setattr(callback._takeover, "detach", detach)
+    monkeypatch.setattr(Takeover, "detach", detach)
     callback.on_exception(None, None, KeyError())
     assert "found" in caplog.text
     with pytest.raises(TransferError):
@@ -225,14 +226,14 @@ def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch
         if asked:
             asked[-1].append(names[id(loader)])
 
-    names, build = {}, Takeover._taken
+    names, build = {}, Takeover.wrap
 
     def named(takeover, loader, *given):
         made = build(takeover, loader, *given)
         names[id(made)] = len(names)
         return made
 
-    monkeypatch.setattr(Takeover, "_taken", named)
+    monkeypatch.setattr(Takeover, "wrap", named)
     monkeypatch.setattr(PrefetchedLoader, "prefetch", prefetch)
     trainer(lad.DevicePrefetcher()).validate(
         Evaluated(), pl.utilities.CombinedLoader([numbers(), numbers()], mode), verbose=False

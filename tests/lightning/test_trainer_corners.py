@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import types
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_a_callback_that_finds_nothing_to_do_says_so():
             return iter([{"x": torch.zeros(1, 1), "index": torch.tensor([0])}])
 
     callback = lad.DevicePrefetcher()
-    with pytest.warns(UserWarning, match="and training uses neither"):
+    with pytest.warns(UserWarning, match="training uses neither an AsyncLoader"):
         trainer(callback, limit_val_batches=0, log_every_n_steps=1).fit(Recorder(), Theirs())
     assert str(callback.waited).startswith("for an unknown time")
 
@@ -95,7 +96,8 @@ def test_datamodule_and_callback_can_be_pickled(fitted):
     dm, callback = datamodule(train=ArraySource({"y": torch.arange(10).numpy()})), lad.DevicePrefetcher()
     loader = dm.train_dataloader()
     if fitted:
-        callback._adopt(trainer(), loader)
+        run = types.SimpleNamespace(test_dataloaders=loader, strategy=trainer().strategy)
+        callback.on_test_start(run, Recorder())
     again = pickle.loads(pickle.dumps(dm))
     assert len(again.train_dataloader()) == len(loader)
     assert pickle.loads(pickle.dumps(callback)).device_depth == 2

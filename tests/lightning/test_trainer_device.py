@@ -139,10 +139,10 @@ def test_where_a_user_overrides_the_transfer_batches_stay_in_host_memory_and_it_
         trainer(lad.DevicePrefetcher(), max_epochs=2).fit(model, loader)
         assert loader.device.type == device
     assert model.seen["train"] == [plan(0), plan(1)]
-    assert caplog.text.count("is yours: batches are prefetched into host memory only") == (device == "cpu")
+    assert caplog.text.count("is your own hook: DevicePrefetcher prefetches into host memory only") == (device == "cpu")
     assert [call for call in streams.calls if call[0] == "copy"] == [] or device == "cuda"
     if device == "cpu":
-        assert f"Own.{hooks[0]} is yours" in caplog.text
+        assert f"Own.{hooks[0]} is your own hook" in caplog.text
         assert len(model.hooked) == len(hooks) * 2 * len(STORED)
 
 
@@ -159,7 +159,7 @@ def test_a_datamodule_that_overrides_the_transfer_is_found_too(streams, caplog):
         dm = Own(train=CountingSource(), loader={"batch_size": BATCH})
         trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=dm)
         assert loader.device.type == "cpu"
-    assert "Own.transfer_batch_to_device is yours" in caplog.text
+    assert "Own.transfer_batch_to_device is your own hook" in caplog.text
 
 
 def test_the_device_of_a_loader_can_be_set_and_the_order_goes_on(streams):
@@ -284,7 +284,7 @@ def test_a_bar_is_as_it_was_after_an_error_too():
 
 @pytest.mark.usefixtures("no_monitor")
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-@pytest.mark.filterwarnings("ignore:DevicePrefetcher prefetches and measures AsyncLoaders and:UserWarning")
+@pytest.mark.filterwarnings("ignore:DevicePrefetcher. training uses neither:UserWarning")
 def test_nothing_is_shown_where_no_loader_of_ours_trains():
     shown = Watching()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import subprocess
@@ -305,6 +306,16 @@ def test_channels_that_are_not_on_axis_1_are_pointed_to_the_layout(h5):
     said = ["3 channels", "(1, 512, 3)", "axis 1", '"NC" for windows of rows']
     refused(ConfigError, said, lambda: normalize(batches[0]))
     assert normalize(batches[1])["x"].shape == (1, 3, 512)
+
+
+@pytest.mark.parametrize(("shape", "layout"), [((5, 8, 3), "NWC"), ((5, 8, 8, 3), "NHWC"), ((5, 4, 8, 8, 3), "NDHWC")])
+def test_the_layout_that_normalize_names_fits_the_dataset(h5, shape, layout):
+    path, normalize = h5(data=np.zeros(shape, "f4")), Normalize(mean=[0, 0, 0], std=[1, 1, 1])
+    with contextlib.closing(HDF5Source(path, ["data"])) as wrong, AsyncLoader(wrong, {"batch_size": 5}) as loader:
+        refused(ConfigError, [f'layout={{"x": "{layout}"'], lambda: normalize(next(loader)))
+    source = HDF5Source(path, ["data"], layout=layout)
+    with contextlib.closing(source), AsyncLoader(source, {"batch_size": 5}) as loader:
+        assert normalize(next(loader))[0].shape[:2] == (5, 3)
 
 
 @pytest.mark.parametrize(("group", "hint"), [("run_*/camera", True), ("run_*/camera_*", False)])

@@ -112,7 +112,7 @@ def test_where_a_user_moves_batches_nothing_is_copied_before_and_that_is_said(ho
         found = outcome(program, 0, DevicePrefetcher())
     assert found["batches"] == plainly(program, 0)["batches"]
     copies = sum(call[0] == "copy" for streams in pretended for call in streams.calls)
-    said = sum(f"{hook} is yours" in record.getMessage() for record in caplog.records)
+    said = sum(f"{hook} is your own hook" in record.getMessage() for record in caplog.records)
     assert (copies > 0, said) == ((True, 0) if hook == "on_after_batch_transfer" else (False, 1))
 
 

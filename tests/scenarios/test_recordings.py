@@ -63,7 +63,7 @@ class Learner(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-9)
 
-    def all(self, stage, key="ids"):
+    def all(self, stage, key="index"):
         return torch.cat([batch[key] for batch in self.seen[stage]]).numpy()
 
 
@@ -377,7 +377,7 @@ def test_balance_by_chunks_of_gzip_says_so_and_decodes_each_chunk_once(tmp_path)
         assert "batch 50, 40 steps, 2,000 samples drawn by balance of y, shuffle chunk: 25 of 125 chunks at a" in train
         assert re.search(
             r"of the mixing of a global shuffle \(y \d\.\d\d\); every chunk is decoded once per epoch, 1\.\d samples "
-            r"for each one used, and takes ",
+            r"for each one used; decoded chunks take ",
             train,
         )
         assert "drawn" not in str(dm).splitlines()[4]
@@ -709,12 +709,12 @@ BAD = {
     "too much": ({"split": {"train": 0.7, "val": 0.7}}, "split: the fractions add up to 1.4"),
     "no share": ({"split": {"train": 0.7, "val": 0}}, "split: val = 0 is not a fraction"),
     "text": ({"split": {"train": "0.7"}}, "split: train = '0.7' is not a fraction"),
-    "source and train": ({"train": bad_source()}, "train: not together with source, split or groups"),
-    "source and val": ({"val": bad_source(), "split": {"train": 1}}, "val: not together with source"),
+    "source and train": ({"train": bad_source()}, "train: cannot be combined with source, split or groups"),
+    "source and val": ({"val": bad_source(), "split": {"train": 1}}, "val: cannot be combined with source"),
     "groups without split": ({"groups": "file"}, "groups: only with split"),
     "groups alone": ({"source": None, "groups": "file"}, "source: missing"),
     "split alone": ({"source": None, "split": {"train": 1}}, "source: missing"),
-    "split with train": ({"source": None, "split": {"train": 1}, "train": bad_source()}, "train: not together"),
+    "split with train": ({"source": None, "split": {"train": 1}, "train": bad_source()}, "train: cannot be combined"),
     "a path": ({"source": "scans/*.h5"}, "source: 'scans/\\*.h5' is not a source; build one, as in HDF5Source"),
     "a path to split": ({"source": "x.h5", "split": {"train": 1}}, "source: 'x.h5' is not a source"),
     "no such groups": ({"split": THREE, "groups": "patient"}, "groups: 'patient' is neither file, file:REGEX"),
@@ -750,7 +750,7 @@ BAD = {
     "even shuffled": ({"test_loader": {"balance": "y", "shuffle": True}}, "test_loader.balance: in training only"),
     "weighed test": ({"test_loader": {"weights": [1] * 100}}, "test_loader.weights: in training only"),
     "a short test": ({"predict_loader": {"epoch_size": 3}}, "predict_loader.epoch_size: in training only"),
-    "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of what"),
+    "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of options"),
     "no function": ({"device_transform": {"train": "augment"}}, "device_transform.train: 'augment' cannot be called"),
     "one for all": ({"device_transform": 3}, "device_transform: 3 cannot be called with a batch"),
     "an empty side": (
