@@ -40,7 +40,7 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/first.py $(ARGS)
 
 # Against h5py and other loaders, at most 15 minutes; ARGS="--quick" in one. Others take part if they are installed:
-# .venv/bin/pip install --constraint constraints.txt --requirement benchmarks/requirements-peers.txt
+# .venv/bin/pip install --constraint constraints.txt --requirement benchmarks/readers/requirements.txt
 bench-hdf5: $(VENV)/installed
 	$(BIN)/python benchmarks/hdf5.py $(ARGS)
 

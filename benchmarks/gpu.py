@@ -29,8 +29,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from goals import Goal
-from gpu_measures import (
+from measuring.program import Goal, arguments, ran
+from on_device.contenders import MIB, SAMPLE, in_memory, source, ways
+from on_device.measures import (
     QUIET,
     SETTLE,
     Kernels,
@@ -45,12 +46,10 @@ from gpu_measures import (
     stepped,
     submit_seconds,
 )
-from gpu_measures import (
+from on_device.measures import (
     copies as copies_of,
 )
-from gpu_ways import MIB, SAMPLE, in_memory, source, ways
-from hazards import verdicts
-from program import arguments, ran
+from on_device.rig import verdicts
 
 from lit_async_data import DevicePrefetcher
 

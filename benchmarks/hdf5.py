@@ -4,7 +4,7 @@
 
 In each turn one way is started, what it has ready is thrown away, its batches are counted for a while, and it is ended:
 nothing else runs meanwhile. Turns alternate, and figures are medians over the rounds. Other libraries take part if they
-are installed (benchmarks/requirements-peers.txt). Goals are for two cores; on a larger machine run it by
+are installed (benchmarks/readers/requirements.txt). Goals are for two cores; on a larger machine run it by
 `taskset --cpu-list 0,1`. The part `larger` bounds the page cache by itself, unless a control group does, as in
 `systemd-run --scope -p MemoryMax=512M python benchmarks/hdf5.py larger`.
 """
@@ -20,16 +20,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import h5py
-import held
-import layouts
-import pagecache
-import peers
 import torch
-from chart import plotted
-from goals import goals
-from layouts import Layout
-from peers import Way
-from program import arguments, ran
+from files import layouts
+from files.layouts import Layout
+from measuring import memory as processes
+from measuring import page_cache
+from measuring.chart import plotted
+from measuring.hdf5_goals import goals
+from measuring.program import arguments, ran
+from measuring.training import Training, in_memory
+from readers import hdf5 as readers
+from readers.hdf5 import Way
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.sources.hdf5.storage.index_cache import YOUNG_NS
@@ -95,7 +96,7 @@ def turn(way: Way, run: Run) -> float:
 
 
 def count(
-    batches: Iterator[peers.Batch], least: int, seconds: float, period: int, patience: float
+    batches: Iterator[readers.Batch], least: int, seconds: float, period: int, patience: float
 ) -> tuple[int, float]:
     """Take batches: some at least, for some seconds at least, and a multiple of the period."""
     samples = taken = 0
@@ -115,15 +116,15 @@ def count(
 
 def ways_of(run: Run, layout: Layout, source: HDF5Source) -> list[Way]:
     path = run.path(layout)
-    found = [peers.ours(layout, source, workers) for workers in run.workers]
-    hand = [way for workers in run.workers for way in peers.by_hand(layout, path, workers)]
+    found = [readers.ours(layout, source, workers) for workers in run.workers]
+    hand = [way for workers in run.workers for way in readers.by_hand(layout, path, workers)]
     if layout.name == "C":
         for wide in (16, 64):
-            found += [peers.ours(layout, source, w, "chunk", shuffle_chunks=wide) for w in run.workers]
-            hand += [peers.chunk_mixed(layout, path, workers, wide) for workers in run.workers]
+            found += [readers.ours(layout, source, w, "chunk", shuffle_chunks=wide) for w in run.workers]
+            hand += [readers.chunk_mixed(layout, path, workers, wide) for workers in run.workers]
         whole = 2 * layout.rows * layout.sample_bytes
-        found.append(peers.ours(layout, source, 1, "global", cache_bytes=whole))
-    return [way for way in found if way is not None] + hand + peers.libraries(layout, path)
+        found.append(readers.ours(layout, source, 1, "global", cache_bytes=whole))
+    return [way for way in found if way is not None] + hand + readers.libraries(layout, path)
 
 
 def warm(run: Run) -> Figures:
@@ -151,7 +152,7 @@ def warm(run: Run) -> Figures:
 
 def compared(layout: Layout, ways: list[Way], rates: dict[str, list[float]], limit: float) -> Figures:
     found = {way.name: statistics.median(rates[way.name]) for way in ways}
-    dataloader = max(found[way.name] for way in ways if way.family in (peers.ROWS, peers.GETITEMS))
+    dataloader = max(found[way.name] for way in ways if way.family in (readers.ROWS, readers.GETITEMS))
     other = max(found[way.name] for way in ways if not way.ours)
     common = {"layout": layout.name, "stored": str(layout), "limit": limit}
     return [
@@ -186,23 +187,23 @@ def cold(run: Run) -> Figures:
     ways: dict[str, Callable[[], Way]] = {}
     for workers in run.workers:
         ways[f"AsyncLoader, {workers} workers"] = functools.partial(fresh, layout, path, workers)
-        for number, family in ((0, peers.ROWS), (2, "DataLoader, memory map")):
+        for number, family in ((0, readers.ROWS), (2, "DataLoader, memory map")):
             ways[f"{family}, {workers} workers"] = functools.partial(nth_by_hand, layout, path, workers, number)
     rates: dict[str, list[float]] = {name: [] for name in ways}
     read: dict[str, list[float]] = {name: [] for name in ways}
     disk, dropped = [], True
     for _ in range(run.rounds):
-        disk.append(pagecache.sequential(path))
+        disk.append(page_cache.sequential(path))
         for name, way in ways.items():
             gc.collect()  # a map that is left over would keep its pages
-            dropped &= pagecache.dropped(path)
+            dropped &= page_cache.dropped(path)
             rates[name].append(from_cold(way(), samples))
-            read[name].append(pagecache.cached(path) / (samples * layout.sample_bytes))
+            read[name].append(page_cache.cached(path) / (samples * layout.sample_bytes))
     bytes_per_s = statistics.median(disk)
     print(
         f"\n{layout}, {samples} samples of {layout.rows}, cold page cache; disk in order {bytes_per_s / 1e6:,.0f} MB/s,"
     )
-    print(f"which reads {pagecache.read_ahead(path)} around a page that is missing")
+    print(f"which reads {page_cache.read_ahead(path)} around a page that is missing")
     if not dropped:
         print("the page cache could not be dropped here: these are not the figures of a cold one")
     rows = []
@@ -219,13 +220,13 @@ def cold(run: Run) -> Figures:
 
 def fresh(layout: Layout, path: str, workers: int) -> Way:
     """Our way with a source of its own: a map that outlives its turn would keep pages in memory."""
-    way = peers.ours(layout, HDF5Source(path), workers)
+    way = readers.ours(layout, HDF5Source(path), workers)
     assert way is not None
     return way
 
 
 def nth_by_hand(layout: Layout, path: str, workers: int, number: int) -> Way:
-    return peers.by_hand(layout, path, workers)[number]
+    return readers.by_hand(layout, path, workers)[number]
 
 
 def from_cold(way: Way, samples: int) -> float:
@@ -241,41 +242,6 @@ def from_cold(way: Way, samples: int) -> float:
 # -- coupled -----------------------------------------------------------------------------------------------------------
 
 
-class Training:
-    """A three-layer perceptron, one batch per step."""
-
-    def __init__(self, layout: Layout) -> None:
-        inputs = layout.sample_bytes // (1 if layout.dtype == "u1" else 4)
-        linear, relu = torch.nn.Linear, torch.nn.ReLU
-        self.model = torch.nn.Sequential(linear(inputs, 256), relu(), linear(256, 256), relu(), linear(256, 10))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3)
-
-    def step(self, batch: peers.Batch) -> None:
-        data, labels = batch
-        loss = torch.nn.functional.cross_entropy(self.model(data.flatten(1).float()), labels)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-
-    def rate(self, batches: Iterator[peers.Batch], warm_up: int, seconds: float) -> float:
-        """Steps per second, after some steps that are not counted."""
-        self.steps(batches, warm_up, seconds / 5)
-        return self.steps(batches, 1, seconds)
-
-    def steps(self, batches: Iterator[peers.Batch], least: int, seconds: float) -> float:
-        """Take some steps at least, for some seconds at least; how many there were per second."""
-        steps, started = 0, time.perf_counter()
-        while steps < least or time.perf_counter() - started < seconds:
-            self.step(next(batches))
-            steps += 1
-        return steps / (time.perf_counter() - started)
-
-
-def in_memory(batches: list[peers.Batch]) -> Iterator[peers.Batch]:
-    while True:
-        yield from batches
-
-
 def coupled(run: Run) -> Figures:
     rounds, seconds = (2, 0.3) if run.quick else (7, 1.5)
     rows = []
@@ -283,7 +249,7 @@ def coupled(run: Run) -> Figures:
     for layout in (run.layouts["A"], run.layouts["D"]):
         training = Training(layout)
         source = HDF5Source(run.path(layout))
-        ours = peers.ours(layout, source, 1)
+        ours = readers.ours(layout, source, 1)
         assert ours is not None
         ways = {"ours": ours, "dataloader": nth_by_hand(layout, run.path(layout), 2, 0)}
         with ours.opened() as batches:
@@ -344,7 +310,7 @@ def memory(run: Run) -> Figures:
     for name, shuffle in (("A", "global"), ("B", "global"), ("C", "auto"), ("D", "global")):
         layout = run.layouts[name]
         options = {"batch_size": layout.batch, "shuffle": shuffle, "workers": 2}
-        found = held.apart(held.grown, run.path(layout), options, *((40, 1.0) if run.quick else (400, 10.0)))
+        found = processes.apart(processes.grown, run.path(layout), options, *((40, 1.0) if run.quick else (400, 10.0)))
         row = {"layout": layout.name, **found}
         rows.append(row)
         print(f"{layout.name}, {shuffle}: grew by {row['grown_mib']:.1f}, budget {row['budget_mib']:.1f}")
@@ -353,17 +319,17 @@ def memory(run: Run) -> Figures:
 
 def larger(run: Run) -> Figures:
     """A file several times larger than the memory that there is for it."""
-    limit = pagecache.memory_limit()
+    limit = page_cache.memory_limit()
     grouped = limit is not None and limit <= MOST_GROUP
     size = 4 * limit if grouped and limit else (160 if run.quick else 1600) * MIB
     layout = run.layouts["A"]
     layout = dataclasses.replace(layout, rows=size // layout.sample_bytes)
     path = run.path(layout, "larger")
     most = None if grouped else size // 8
-    disk = [pagecache.sequential(path)]
-    dropped = pagecache.dropped(path)
-    found = held.apart(held.larger, path, most, 3.0 if run.quick else 20.0)
-    disk.append(pagecache.sequential(path))
+    disk = [page_cache.sequential(path)]
+    dropped = page_cache.dropped(path)
+    found = processes.apart(processes.larger, path, most, 3.0 if run.quick else 20.0)
+    disk.append(page_cache.sequential(path))
     rate, bytes_per_s = found["samples_per_s"], statistics.mean(disk)
     anonymous = [point["RssAnon"] for point in found["over_time"]]
     quarter = max(len(anonymous) // 4, 1)

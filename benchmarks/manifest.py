@@ -30,17 +30,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import held
-import manifest_files
-import manifest_peers as ways
-import pagecache
 import PIL
 import torch
-from goals import Goal
+from files import tables
+from files.tables import BATCH, Reading
 from hdf5 import Run, count, from_cold
-from manifest_files import BATCH, Reading
-from peers import OURS, Way
-from program import arguments, ran
+from measuring import memory, page_cache
+from measuring.program import Goal, arguments, ran
+from readers import tables as ways
+from readers.hdf5 import OURS, Way
 
 from lit_async_data import AsyncLoader
 from lit_async_data.sources.manifest.files import prefetcher as fetching
@@ -145,7 +143,7 @@ def compared(run: Run, reading: Reading) -> Figures:
 def photographs(run: Run) -> Figures:
     run = Long(run.quick, run.folder)
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-        files = manifest_files.photographs(folder, 256 if run.quick else 3_000)
+        files = tables.photographs(folder, 256 if run.quick else 3_000)
         readings = [
             Reading(STRETCHED, files, ImageShape(SIDE)),
             Reading(CROPPED, files, ImageShape(SIDE, resize="random_crop")),
@@ -158,10 +156,10 @@ def small(run: Run) -> Figures:
     rows: Figures = []
     for side in (64, 256):
         with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-            files = manifest_files.pngs(folder, number * 64 // side, side)
+            files = tables.pngs(folder, number * 64 // side, side)
             rows += compared(run, Reading(f"PNG {side}×{side}", files, ImageShape()))
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-        return rows + compared(run, Reading(".npy float32 3×64×64", manifest_files.arrays(folder, number), None))
+        return rows + compared(run, Reading(".npy float32 3×64×64", tables.arrays(folder, number), None))
 
 
 # -- the first batch ---------------------------------------------------------------------------------------------------
@@ -169,8 +167,8 @@ def small(run: Run) -> Figures:
 
 def first(run: Run) -> Figures:
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-        files = manifest_files.photographs(folder, 256 if run.quick else 1_000)
-        turns = [held.apart(ways.first_batches, files, SIDE) for _ in range(run.rounds)]
+        files = tables.photographs(folder, 256 if run.quick else 1_000)
+        turns = [memory.apart(ways.first_batches, files, SIDE) for _ in range(run.rounds)]
     rows = [{"way": name, "ms": statistics.median(turn[name] for turn in turns)} for name in turns[0]]
     print(f"\nThe first batch of {BATCH} photographs, randomly cropped, milliseconds")
     for row in rows:
@@ -188,14 +186,14 @@ def rows(run: Run) -> Figures:
     print(f"{'':<26} seconds  order ms  bytes/row  of its own  at most")
     for kind in ("parquet", "csv"):
         with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-            path = manifest_files.large_table(folder, kind, number)
+            path = tables.large_table(folder, kind, number)
             openings: list[tuple[str, bool, str | None]] = [("no ids", False, None), ("ids", True, None)]
             if kind == "csv":
                 # The first keeps its columns in the folder, the second finds them there.
                 openings += [("ids, to be kept", True, folder), ("ids, kept", True, folder)]
             for name, with_id, cache in openings:
                 row = {"table": kind, "way": name, "rows": number}
-                row |= held.apart(manifest_files.usable, path, number, with_id, cache)
+                row |= memory.apart(tables.usable, path, number, with_id, cache)
                 found.append(row)
                 print(
                     f"{kind + ', ' + name:<26} {row['seconds']:>7.2f} {row['order_ms']:>9.1f} "
@@ -212,7 +210,7 @@ def ahead(run: Run) -> Figures:
     rates: dict[tuple[str, str], list[float]] = {}
     dropped = True
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-        files = manifest_files.photographs(folder, 256 if run.quick else 1_000)
+        files = tables.photographs(folder, 256 if run.quick else 1_000)
         reading = Reading(CROPPED, files, ImageShape(SIDE, resize="random_crop"))
         source = reading.source()
         for _ in range(run.rounds):
@@ -220,11 +218,9 @@ def ahead(run: Run) -> Figures:
                 for how in ("read ahead", "not ahead"):
                     if place == "disk":
                         gc.collect()
-                        dropped &= all(list(map(pagecache.dropped, files.paths)))  # each of them
-                    far = mock.patch.object(
-                        fetching, "fetched", manifest_files.delayed if place == "network" else fetched
-                    )
-                    keep = fetching.FilePrefetcher.reserve if how == "read ahead" else manifest_files.nothing_kept
+                        dropped &= all(list(map(page_cache.dropped, files.paths)))  # each of them
+                    far = mock.patch.object(fetching, "fetched", tables.delayed if place == "network" else fetched)
+                    keep = fetching.FilePrefetcher.reserve if how == "read ahead" else tables.nothing_kept
                     with far, mock.patch.object(fetching.FilePrefetcher, "reserve", keep):
                         rate = from_cold(ways.ours(source, 2), len(files.paths))
                     rates.setdefault((place, how), []).append(rate)
@@ -246,10 +242,10 @@ def in_time(run: Run) -> Figures:
     print("     bytes   files/s   read ahead")
     for nbytes in (100_000, 500_000, 2_000_000):
         with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-            source = manifest_files.linked(folder, nbytes, number)
+            source = tables.linked(folder, nbytes, number)
             rates, shares = [], []
             for _ in range(turns):
-                ahead_of = manifest_files.Counted()
+                ahead_of = tables.Counted()
                 options = {"batch_size": 16, "workers": 1, "shuffle": "global"}
                 with mock.patch.object(fetching, "fetched", ahead_of), AsyncLoader(source, options) as loader:
                     started = time.perf_counter()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import statistics
 import time
 import zlib
@@ -26,32 +25,20 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from first import TABLE, InMemory, SlowSource, Work, medians, timed, together
-from goals import Goal
-from pretended import Clocked, streams_of
-from program import arguments, ran
+from measuring.program import Goal, arguments, ran
+from measuring.trainer_steps import Steps, Way, fitted
+from on_device.simulated_overlap import BEFORE, DEVICE, DEVICE_STEP_S, device_ways, on_device
 from torch.utils.data import DataLoader, Dataset
 
 import lit_async_data as lad
-from lit_async_data import AsyncLoader, DatasetSource, DevicePrefetcher
-from lit_async_data.testing import ArraySource, raw
+from lit_async_data import AsyncLoader, DatasetSource
 
 SCALE = 1 / 30
 # Of max(T1, T2), or of what two unrelated threads reach of it.
 WANTED = 0.98
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "max_epochs": 1,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 Figures = list[dict[str, Any]]
-# Batches of a loader for as long as it is used.
-Opened = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,24 +59,6 @@ class Run:
 
     def steps(self, batch: int) -> int:
         return max((12 if self.quick else 18) // batch, 6)
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """One way to get batches into the Trainer.
-
-    Attributes:
-        name: In words.
-        opened: Starts it.
-        depth: Of the callback; None where there is none.
-    """
-
-    name: str
-    opened: Opened
-    depth: int | None = None
-
-    def callbacks(self) -> list[Any]:
-        return [] if self.depth is None else [DevicePrefetcher(device_depth=self.depth)]
 
 
 # -- what takes time ---------------------------------------------------------------------------------------------------
@@ -135,60 +104,6 @@ class Loading(Dataset[Any]):
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
         self._work(self._seconds)
         return {"x": torch.zeros(1)}
-
-
-@dataclasses.dataclass
-class Marks:
-    """When steps began and ended."""
-
-    begins: list[float] = dataclasses.field(default_factory=list)
-    ends: list[float] = dataclasses.field(default_factory=list)
-
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        self.begins.append(time.perf_counter())
-        yield
-        self.ends.append(time.perf_counter())
-
-    @property
-    def per_step(self) -> float:
-        """Seconds from the end of one step to the end of the next."""
-        return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
-
-    @property
-    def alone(self) -> float:
-        """Seconds that a step takes."""
-        return statistics.fmean(end - begin for begin, end in zip(self.begins, self.ends, strict=True))
-
-    @property
-    def between(self) -> float:
-        """Seconds of that in which no step ran."""
-        return statistics.fmean(begin - end for begin, end in zip(self.begins[1:], self.ends[:-1], strict=True))
-
-
-class Steps(pl.LightningModule):
-    """A step that takes a given time per sample."""
-
-    def __init__(self, seconds: float, work: Work) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.marks = Marks()
-        self._seconds, self._work = seconds, work
-
-    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        with self.marks.step():
-            self._work(self._seconds * len(batch["x"]))
-
-    def configure_optimizers(self) -> None:
-        return None
-
-
-def fitted(model: Any, way: Way) -> tuple[Marks, Mapping[str, torch.Tensor]]:
-    """The steps of an epoch in which batches came in some way, and the means that were logged."""
-    trainer = pl.Trainer(callbacks=way.callbacks(), **QUIET)
-    with way.opened() as batches:
-        trainer.fit(model, batches)
-    return model.marks, trainer.callback_metrics
 
 
 # -- waits, work: loading beside steps ---------------------------------------------------------------------------------
@@ -286,109 +201,6 @@ def work(run: Run) -> Figures:
 
 
 # -- device: copies beside steps ---------------------------------------------------------------------------------------
-
-DEVICE_STEP_S = 0.050
-# Seconds of loading and of copying a batch.
-DEVICE = {"copies of 30 ms": (0.0, 0.030), "loading of 40 ms, copies of 30 ms": (0.040, 0.030)}
-DEVICE_BATCH, WIDTH = 4, 20_000
-# A batch is read and copied when it is asked for; by then the program has enqueued the step before, and goes on.
-BEFORE = "AsyncLoader, depth 0"
-
-
-class Numbered(ArraySource):
-    """Samples that say which they are, of which a batch takes a given time to load."""
-
-    def __init__(self, length: int, seconds: float) -> None:
-        numbers = np.arange(length, dtype=np.float32)
-        super().__init__({"x": np.repeat(numbers[:, None], WIDTH, axis=1), "y": numbers})
-        self._seconds = seconds
-
-    def read_into(self, samples: Any, out: Any) -> None:
-        time.sleep(self._seconds)
-        super().read_into(samples, out)
-
-
-class DeviceSteps(pl.LightningModule):
-    """Enqueues steps on a pretended device and does not wait for them, as one does with a GPU.
-
-    Attributes:
-        wrong: Steps that saw something else than what was loaded for them.
-    """
-
-    def __init__(self, device: Clocked) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.marks = Marks()
-        self.wrong = 0
-        self._clocked = device
-
-    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        content = raw(batch["x"])
-        wanted = np.arange(DEVICE_BATCH) + batch_idx * DEVICE_BATCH
-
-        def kernel() -> None:
-            with self.marks.step():
-                time.sleep(DEVICE_STEP_S)
-                rows = content().view(np.float32).reshape(DEVICE_BATCH, -1)
-                self.wrong += int((rows != wanted[:, None]).any())
-
-        self._clocked.launch("step", kernel)
-
-    def on_train_end(self) -> None:
-        self._clocked.synchronize()
-
-    def configure_optimizers(self) -> None:
-        return None
-
-
-class NumberedBatches(Dataset[Any]):
-    """The same for a DataLoader, batch by batch."""
-
-    def __init__(self, steps: int, seconds: float) -> None:
-        self._steps, self._seconds = steps, seconds
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
-        time.sleep(self._seconds)
-        numbers = torch.arange(DEVICE_BATCH, dtype=torch.float32) + step * DEVICE_BATCH
-        return {"x": numbers[:, None].repeat(1, WIDTH)}
-
-
-def device_ways(steps: int, seconds: float) -> list[Way]:
-    """The loaders and callbacks that are compared on a device."""
-    options = {"batch_size": DEVICE_BATCH, "workers": 1, "shuffle": False}
-
-    def ours() -> AsyncLoader:
-        return AsyncLoader(Numbered(DEVICE_BATCH * steps, seconds), options)
-
-    def wrapped() -> Any:
-        own = DataLoader(NumberedBatches(steps, seconds), batch_size=None, num_workers=1)
-        return lad.prefetched(own, device="cpu:0")  # numbered, or the machine would be asked which one is current
-
-    return [
-        Way("AsyncLoader, callback", ours, 2),
-        Way("AsyncLoader", ours),
-        Way("DataLoader, prefetched", wrapped),
-        Way(BEFORE, ours, 0),
-    ]
-
-
-def on_device(way: Way, load_s: float, copy_s: float, steps: int) -> dict[str, float]:
-    """One turn on a pretended device; seconds per step."""
-    clocked = Clocked(copy_s)
-    model = DeviceSteps(clocked)
-    with contextlib.closing(clocked), streams_of(lambda device: clocked, pretended=True):
-        marks, means = fitted(model, way)
-    assert not model.wrong, f"{model.wrong} of {steps} steps saw another batch"
-    return {
-        "training": marks.alone,
-        "asynchronous": marks.per_step,
-        "idle": marks.between,
-        "told": float(means.get("data/device_wait_ms", math.nan)) / 1000,  # by the callback
-        "ratio": max(load_s, copy_s, marks.alone) / marks.per_step,
-    }
 
 
 def device(run: Run) -> Figures:

@@ -23,15 +23,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import h5py
-import people_files
-import people_peers as ways
 import torch
-from goals import Goal
+from files import recordings as files_of
+from files.recordings import CONTIGUOUS, GZIP, RECORDING
 from hdf5 import MIB, Run, turn
-from peers import OURS, Way
-from people_files import CONTIGUOUS, GZIP, RECORDING
-from people_peers import BY_HAND, Reading
-from program import arguments, ran
+from measuring.program import Goal, arguments, ran
+from readers import recordings as ways
+from readers.hdf5 import OURS, Way
+from readers.recordings import BY_HAND, Reading
 
 from lit_async_data import HDF5Source
 
@@ -104,7 +103,7 @@ def windows(run: Run) -> Figures:
     rows = []
     for stored in RECORDING:
         with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-            path = people_files.recording(folder, stored, 40_000 if run.quick else 400_000)
+            path = files_of.recording(folder, stored, 40_000 if run.quick else 400_000)
             for stride in (1, WINDOW):
                 reading = ways.windows(f"windows, stride {stride}, {stored}", path, WINDOW, stride)
                 chosen = both(run, reading)
@@ -134,7 +133,7 @@ def files(run: Run) -> Figures:
     rows = []
     for stored in (CONTIGUOUS, GZIP):
         with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-            pattern = people_files.images(folder, stored, *size)
+            pattern = files_of.images(folder, stored, *size)
             reading = ways.rows(f"{size[0]} files, {stored}", pattern)
             with at_most(HANDLES):
                 limited = dataclasses.replace(reading, source=HDF5Source(pattern))
@@ -162,7 +161,7 @@ def cells(run: Run) -> Figures:
     rows = []
     for stored in (CONTIGUOUS, GZIP):
         with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-            path = people_files.cells(folder, stored, 2_000 if run.quick else 20_000)
+            path = files_of.cells(folder, stored, 2_000 if run.quick else 20_000)
             reading = ways.cells(f"sparse rows, {stored}", path)
             rows += compared(run, reading, both(run, reading))
             reading.close()
@@ -174,7 +173,7 @@ def balance(run: Run) -> Figures:
     rows = []
     for stored in (CONTIGUOUS, GZIP):
         with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-            reading = ways.rows(f"balance, {stored}", people_files.images(folder, stored, *size))
+            reading = ways.rows(f"balance, {stored}", files_of.images(folder, stored, *size))
             ways.check(reading, 1, balance="labels")
             chosen = [ways.ours(reading, workers, "balance", balance="labels") for workers in run.workers]
             chosen += [ways.weighted(reading, workers) for workers in run.workers]

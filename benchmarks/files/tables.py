@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pagecache import memory
+from measuring.page_cache import memory
 from PIL import Image
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv

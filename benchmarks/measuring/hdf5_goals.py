@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from measuring.program import Goal
 
 Rows = list[dict[str, Any]]
 
@@ -29,39 +30,6 @@ WARM: dict[tuple[str, str], tuple[tuple[float, float], tuple[float, float], tupl
     ("F", GLOBAL): ((0.9, 0.9), (2, 2), (1.3, 1.3)),
     ("G", GLOBAL): ((1.2, 1.2), (3, 3), (3, 3)),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Goal:
-    """A figure and what it should be.
-
-    Attributes:
-        found: None where it was not measured.
-        least: What it must be.
-        goal: What it should be.
-        at_most: Less is better.
-    """
-
-    said: str
-    found: float | None
-    least: float
-    goal: float
-    at_most: bool = False
-
-    @property
-    def verdict(self) -> str:
-        if self.found is None:
-            return "not measured"
-        sign = -1 if self.at_most else 1
-        if sign * self.found >= sign * self.goal:
-            return "met"
-        return "least met" if sign * self.found >= sign * self.least else "not met"
-
-    def __str__(self) -> str:
-        found = "–" if self.found is None else f"{self.found:.3g}"
-        sign = "≤" if self.at_most else "≥"
-        aim = f" ({self.goal:g})" if self.goal != self.least else ""
-        return f"{self.verdict:<12}  {self.said}: {found}, wanted {sign} {self.least:g}{aim}"
 
 
 def goals(figures: Mapping[str, Rows]) -> list[Goal]:

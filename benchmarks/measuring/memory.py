@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pagecache import Bounded, Pages, memory
 
 from lit_async_data import AsyncLoader, HDF5Source
+from measuring.page_cache import Bounded, Pages, memory
+from measuring.training import SmallModel
 
 MIB = 2**20
 
@@ -48,18 +49,6 @@ def grown(path: str, options: dict[str, Any], batches: int, seconds: float) -> d
             if number % 8 == 0:
                 most = max(most, memory()["RssAnon"])
     return {"grown_mib": most - before, "budget_mib": budget}
-
-
-class SmallModel(torch.nn.Module):
-    """A step of well under a millisecond: a linear layer over every 16th pixel each way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(3 * 4 * 4, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        seen: torch.Tensor = self.linear(images[:, :, ::16, ::16].flatten(1).float() / 255)
-        return seen
 
 
 def larger(path: str, most: int | None, seconds: float) -> dict[str, Any]:

@@ -15,11 +15,42 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from goals import Goal
-
 Figures = list[dict[str, Any]]
 # Measures; gets what the benchmark makes of the folder.
 Part = Callable[[Any], Figures]
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """A figure and what it should be.
+
+    Attributes:
+        found: None where it was not measured.
+        least: What it must be.
+        goal: What it should be.
+        at_most: Less is better.
+    """
+
+    said: str
+    found: float | None
+    least: float
+    goal: float
+    at_most: bool = False
+
+    @property
+    def verdict(self) -> str:
+        if self.found is None:
+            return "not measured"
+        sign = -1 if self.at_most else 1
+        if sign * self.found >= sign * self.goal:
+            return "met"
+        return "least met" if sign * self.found >= sign * self.least else "not met"
+
+    def __str__(self) -> str:
+        found = "–" if self.found is None else f"{self.found:.3g}"
+        sign = "≤" if self.at_most else "≥"
+        aim = f" ({self.goal:g})" if self.goal != self.least else ""
+        return f"{self.verdict:<12}  {self.said}: {found}, wanted {sign} {self.least:g}{aim}"
 
 
 def arguments(doc: str | None, parts: Mapping[str, Part]) -> argparse.ArgumentParser:

@@ -13,20 +13,20 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pretended import streams_of
 
 from lit_async_data import AsyncLoader, LoaderOptions, engine
 from lit_async_data.device.stream_queue import StreamQueue
-from lit_async_data.device.streams import Streams, TorchStreams
+from lit_async_data.device.streams import Streams
 from lit_async_data.host.slots import COPYING
 from lit_async_data.testing import ArraySource
+from on_device.simulated import streams_of
 
 BATCH = 4
 STEPS = 8
@@ -270,6 +270,14 @@ class DropsRawTensorsEarly(StreamQueue):
         ticket.block = None
 
 
+Made = TypeVar("Made", bound=type)
+
+
+def mixed(lacking: type | None, made: Made) -> Made:
+    """A class that lacks something, or the class itself."""
+    return made if lacking is None else type(lacking.__name__, (lacking, made), {})  # type: ignore[return-value]
+
+
 # -- the hazards -------------------------------------------------------------------------------------------------------
 
 
@@ -390,105 +398,3 @@ HAZARDS = (
     ),
     Hazard("dropped batch still being copied", "side", dropped, (STREAMS, ComputeNeverWaits), workers=1),
 )
-
-
-# -- on a GPU ----------------------------------------------------------------------------------------------------------
-
-Made = TypeVar("Made", bound=type)
-
-
-def mixed(lacking: type | None, made: Made) -> Made:
-    """A class that lacks something, or the class itself."""
-    return made if lacking is None else type(lacking.__name__, (lacking, made), {})  # type: ignore[return-value]
-
-
-class Gpu:
-    """A CUDA device, of which a stream is held back by a kernel that only sleeps.
-
-    Args:
-        slow: The stream.
-        hold_s: Seconds that it is held back for: much longer than it takes to read a few batches.
-    """
-
-    #: 16 MiB a batch: above 10 MiB torch's allocator gives each tensor a block of its own.
-    width = 2**20
-    pretended = False
-
-    def __init__(self, slow: Which, hold_s: float = 0.3) -> None:
-        self.lacking: type | None = None
-        self._slow = slow
-        self._cycles = round(hold_s * cycles_per_second())
-        self._streams: TorchStreams | None = None
-        # What other runs left in the allocator would be taken before what this one gives back.
-        torch.cuda.empty_cache()
-        self._warm_up()
-
-    def streams(self, device: torch.device) -> TorchStreams:
-        self._streams = mixed(self.lacking, TorchStreams)(device)
-        return self._streams
-
-    def hold(self) -> None:
-        assert self._streams is not None
-        self._streams.held = True  # type: ignore[attr-defined]
-        with contextlib.ExitStack() as stack:
-            if self._slow == "side":
-                stack.enter_context(self._streams.on_side())
-            sleep(self._cycles)
-
-    def read(self, tensor: torch.Tensor) -> Extremes:
-        # Small results, of the allocator's other pool: they take no memory that a batch could have.
-        rows = tensor.flatten(1)
-        least, most = rows.amin(1), rows.amax(1)
-        return lambda: torch.stack([least, most]).cpu().numpy()
-
-    def overwritten(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.empty(like.shape, dtype=torch.int32, device="cuda").fill_(OTHER)
-
-    def transform(self, batch: Batch) -> Batch:
-        return {name: tensor.to(torch.float32) for name, tensor in batch.items()}
-
-    def finish(self) -> None:
-        torch.cuda.synchronize()
-
-    def _warm_up(self) -> None:
-        """Load the kernels: the driver may wait for the device when one is used for the first time."""
-        small = torch.zeros((BATCH, self.width), dtype=torch.int32, device="cuda")
-        for tensor in (small.fill_(OTHER), small.to(torch.float32)):
-            self.read(tensor)()
-        del small, tensor
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
-
-def sleep(cycles: int) -> None:
-    """Keep the current stream busy for so many ticks of the device's clock."""
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch has no types for it
-
-
-def timed_event() -> torch.Event:
-    """An event that the current stream comes to, and that knows when."""
-    event = torch.Event(device="cuda", enable_timing=True)
-    event.record()
-    return event
-
-
-def cycles_per_second() -> float:
-    """Ticks of the device's clock in a second."""
-    ticks = 5 * 10**7
-    sleep(ticks // 50)
-    begin = timed_event()
-    sleep(ticks)
-    end = timed_event()
-    end.synchronize()
-    return 1000 * ticks / begin.elapsed_time(end)
-
-
-def verdicts(quick: bool) -> Iterator[dict[str, Any]]:
-    """Whether values were wrong, with each guard and without it, over some turns."""
-    for hazard in HAZARDS:
-        turns = 1 if quick else 3
-        shown = {
-            guarded: sum(hazard.shows(Gpu(hazard.slow), guarded=guarded) for _ in range(turns))
-            for guarded in (True, False)
-        }
-        yield {"hazard": hazard.name, "turns": turns, "wrong": shown[True], "mutant_wrong": shown[False]}

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from gpu_ways import MIB, Batch, Way, source
-from hazards import cycles_per_second, sleep, timed_event
-from pretended import streams_of
 
 from lit_async_data import AsyncLoader, ToFloat
 from lit_async_data.device.streams import TorchStreams
+from on_device.contenders import MIB, Batch, Way, source
+from on_device.rig import cycles_per_second, sleep, timed_event
+from on_device.simulated import streams_of
 
 QUIET: dict[str, Any] = {
     "accelerator": "gpu",

@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import torch
-from layouts import Layout
+from files.layouts import Layout
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, default_collate
 
 from lit_async_data import AsyncLoader, HDF5Source

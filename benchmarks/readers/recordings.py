@@ -17,11 +17,11 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import torch
-from peers import OURS, Batch, Way, forever, loading
-from people_files import GENES
+from files.recordings import GENES
 from torch.utils.data import Dataset, RandomSampler, Sampler, WeightedRandomSampler
 
 from lit_async_data import AsyncLoader, Field, HDF5Source
+from readers.hdf5 import OURS, Batch, Way, forever, loading
 
 Array = npt.NDArray[Any]
 Sample = tuple[torch.Tensor, int]

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from manifest_files import BATCH, Files, Reading
-from peers import ENDLESS, OURS, Batch, Batches, Way, forever, installed, loading
+from files.tables import BATCH, Files, Reading
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
 
@@ -30,6 +29,7 @@ from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.order.permutation import derived_keys
 from lit_async_data.sources.manifest.files.stored_file import read_file
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from readers.hdf5 import ENDLESS, OURS, Batch, Batches, Way, forever, installed, loading
 
 Array = npt.NDArray[Any]
 Sample = tuple[Any, int]

@@ -1,7 +1,7 @@
 """The way to a device, on one that is there: ``pytest -m gpu`` on a machine with a CUDA device.
 
-What is forced and measured here is built in `benchmarks/hazards.py` and `benchmarks/gpu_measures.py`, which
-`benchmarks/gpu.py` turns into figures.
+What is forced and measured here is built in `benchmarks/on_device/`, which `benchmarks/gpu.py`
+turns into figures.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gpu_measures as measures
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from gpu_ways import MIB, Still, Way, source, ways
-from hazards import HAZARDS, Gpu, cycles_per_second, sleep
+from on_device import measures
+from on_device.contenders import MIB, Still, Way, source, ways
+from on_device.hazards import HAZARDS
+from on_device.rig import Gpu, cycles_per_second, sleep
 
 import lit_async_data as lad
 from lit_async_data.testing import ArraySource
@@ -102,8 +103,8 @@ def test_slots_are_pinned():
 SANITIZED = """
 import sys, numpy as np, torch
 sys.path.insert(0, "benchmarks")
-from hazards import ComputeNeverWaits, mixed
-from pretended import streams_of
+from on_device.hazards import ComputeNeverWaits, mixed
+from on_device.simulated import streams_of
 from lit_async_data import AsyncLoader
 from lit_async_data.device.streams import TorchStreams
 from lit_async_data.testing import ArraySource

@@ -1,11 +1,11 @@
-"""The hazards that `benchmarks/hazards.py` forces on a GPU, on a pretended one: each shows only without its guard."""
+"""The hazards of `benchmarks/on_device/hazards.py` on a simulated device: each shows only without its guard."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from hazards import HAZARDS, OTHER, mixed
+from on_device.hazards import HAZARDS, OTHER, mixed
 
 from lit_async_data.testing import FakeStreams, raw
 

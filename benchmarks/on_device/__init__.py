@@ -1,0 +1,1 @@
+"""Benchmarks of the way to a device, real or simulated."""
