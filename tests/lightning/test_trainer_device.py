@@ -197,7 +197,7 @@ def test_what_a_transform_draws_is_the_same_with_and_without_the_callback(callba
 def test_the_callback_gives_every_loader_a_canary():
     dm = datamodule(train=CountingSource(), val=CountingSource())
     loaders = []
-    model = Recorder(lambda stage, batch: loaders.extend(dm._loaders))
+    model = Recorder(lambda stage, batch: loaders.extend([dm.trainer.train_dataloader, *dm.trainer.val_dataloaders]))
     trainer(lad.DevicePrefetcher(verify_copies=3), max_epochs=2).fit(model, datamodule=dm)
     assert {loader.verify_copies for loader in loaders} == {3}
     with pytest.raises(ConfigError, match="verify_copies"):

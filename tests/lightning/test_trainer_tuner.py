@@ -42,12 +42,17 @@ pytestmark = NO_STAGES
 METRICS = {"data/wait_ms", "data/device_wait_ms", "data/queue_fill", "data/epoch_gap_ms", "data/read_mb_s"}
 
 
+def loaders_of(dm):
+    """The loaders that the Trainer holds now."""
+    return [each for each in (dm.trainer.train_dataloader, *(dm.trainer.val_dataloaders or ())) if each is not None]
+
+
 def failing(dm, loaders, wanted, error):
     """A hook for `Recorder` that keeps the loaders alive, and raises in the second batch of a stage."""
     second = (plan(0) if wanted == "train" else STORED)[1]
 
     def on_step(stage, batch):
-        loaders.extend(dm._loaders)
+        loaders.extend(loaders_of(dm))
         if stage == wanted and batch["index"].tolist() == second:
             raise error("stop")
 
