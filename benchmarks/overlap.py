@@ -1,15 +1,15 @@
-"""Does T1 + T2 become max(T1, T2)? Loading, copying and training through the whole Trainer, each beside the other.
+"""Does T1 + T2 become max(T1, T2)? Loading, copying and training at the same time, through the Trainer.
 
     python benchmarks/overlap.py [--quick] [--json FILE] [waits | work | device ...]
 
 * waits: loading and steps that sleep, in the proportions of the 2020 loader's table, at a thirtieth of its seconds.
-* work: loading that inflates and steps that multiply, neither of which holds Python's lock; as much work each time as
-  takes those seconds on an idle core. The limit is what two threads reach that have nothing to do with each other.
-* device: copies to a device and steps on it. The device is a pretended one: two streams that are threads, of which
-  copies and steps take a given time, and whose steps check that they see their own batch.
+* work: loading that inflates and steps that multiply, neither of which holds the GIL, for the same seconds on an idle
+  core. The limit is the overlap of two unrelated threads.
+* device: copies to a simulated device and steps on it. Its two streams are threads; copies and steps take a given time,
+  and each step checks that it sees its own batch.
 
-T1: loading (or copying) alone. T2: the same Trainer with data in memory. In sequence: read when asked for. All of these
-in turns, in one run; medians. The first batch of each run is not counted.
+T1: loading (or copying) alone. T2: the same Trainer with data in memory. In sequence: each batch is read when the loop
+asks for it. All are interleaved in one run; figures are medians, without the first batch of each run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 from first import TABLE, InMemory, SlowSource, Work, medians, timed, together
-from measuring.program import Goal, arguments, ran
-from measuring.trainer_steps import Steps, Way, fitted
+from measuring.program import Goal, argument_parser, run_parts
+from measuring.trainer_steps import Contender, Steps, fitted
 from on_device.simulated_overlap import BEFORE, DEVICE, DEVICE_STEP_S, device_ways, on_device
 from torch.utils.data import DataLoader, Dataset
 
@@ -36,7 +36,7 @@ import lit_async_data as lad
 from lit_async_data import AsyncLoader, DatasetSource
 
 SCALE = 1 / 30
-# Of max(T1, T2), or of what two unrelated threads reach of it.
+# The goal: max(T1, T2) / asynchronous, for `work` relative to two unrelated threads.
 WANTED = 0.98
 Figures = list[dict[str, Any]]
 
@@ -61,11 +61,11 @@ class Run:
         return max((12 if self.quick else 18) // batch, 6)
 
 
-# -- what takes time ---------------------------------------------------------------------------------------------------
+# -- work ---------------------------------------------------------------------------------------------------
 
 
 def steadily(piece: Callable[[], Any]) -> Work:
-    """As many pieces of work as take a given time on an idle core."""
+    """Work that repeats a piece for a given time, as measured on an idle core."""
     pieces = 50
 
     def rate() -> float:
@@ -81,19 +81,19 @@ def steadily(piece: Callable[[], Any]) -> Work:
 
 
 def inflating() -> Work:
-    """What loading does: a fifth of a millisecond at a time, without Python's lock."""
+    """Loading: inflates for a fifth of a millisecond at a time, without the GIL."""
     packed = zlib.compress(np.random.default_rng(0).integers(0, 16, 2**16, dtype=np.uint8).tobytes())
     return steadily(functools.partial(zlib.decompress, packed))
 
 
 def multiplying() -> Work:
-    """What a step does, on one thread."""
+    """A step: multiplies matrices on one thread."""
     values, out = torch.ones(192, 192), torch.empty(192, 192)
     return steadily(functools.partial(torch.mm, values, values, out=out))
 
 
 class Loading(Dataset[Any]):
-    """What people have: a dataset of which each sample takes a given time."""
+    """A map-style dataset whose samples take a given time each."""
 
     def __init__(self, length: int, seconds: float, work: Work) -> None:
         self._length, self._seconds, self._work = length, seconds, work
@@ -109,8 +109,8 @@ class Loading(Dataset[Any]):
 # -- waits, work: loading beside steps ---------------------------------------------------------------------------------
 
 
-def ways(batch: int, steps: int, seconds: float, load: Work) -> list[Way]:
-    """The loaders and callbacks that are compared."""
+def contenders(batch: int, steps: int, seconds: float, load: Work) -> list[Contender]:
+    """The loaders and callbacks to compare."""
     options = {"batch_size": batch, "workers": 1, "shuffle": False}
     own = functools.partial(DataLoader, Loading(batch * steps, seconds, load), batch, num_workers=1)
 
@@ -124,22 +124,22 @@ def ways(batch: int, steps: int, seconds: float, load: Work) -> list[Way]:
         return lad.prefetched(own(), device="cpu")
 
     return [
-        Way("AsyncLoader, callback", ours, 2),
-        Way("AsyncLoader", ours),
-        Way("DatasetSource, callback", dataset, 2),
-        Way("DataLoader, callback", lambda: contextlib.nullcontext(own()), 2),
-        Way("DataLoader, prefetched", wrapped),
-        Way("in sequence", ours, 0),
+        Contender("AsyncLoader, callback", ours, 2),
+        Contender("AsyncLoader", ours),
+        Contender("DatasetSource, callback", dataset, 2),
+        Contender("DataLoader, callback", lambda: contextlib.nullcontext(own()), 2),
+        Contender("DataLoader, prefetched", wrapped),
+        Contender("in sequence", ours, 0),
     ]
 
 
-def in_memory(batch: int, steps: int) -> Way:
+def in_memory(batch: int, steps: int) -> Contender:
     batches = [{"x": torch.zeros(batch, 1)} for _ in range(steps)]
-    return Way("in memory", lambda: contextlib.nullcontext(DataLoader(InMemory(batches), batch_size=None)))
+    return Contender("in memory", lambda: contextlib.nullcontext(DataLoader(InMemory(batches), batch_size=None)))
 
 
 def beside(batch: int, steps: int, load: Work, step: Work) -> dict[str, dict[str, float]]:
-    """One turn of each way, by its name; seconds per step."""
+    """The figures of one run of each contender, by its name, in seconds per sample."""
     t1, t2 = (seconds * SCALE for seconds in TABLE[batch])
 
     def loads() -> None:
@@ -154,10 +154,10 @@ def beside(batch: int, steps: int, load: Work, step: Work) -> dict[str, dict[str
     threads = max(loading, computing) / (together(loads, trains) / steps)
     plain, _ = fitted(Steps(t2, step), in_memory(batch, steps))
     found = {}
-    for way in ways(batch, steps, t1, load):
-        marks, _ = fitted(Steps(t2, step), way)
+    for contender in contenders(batch, steps, t1, load):
+        marks, _ = fitted(Steps(t2, step), contender)
         ratio = max(loading, plain.per_step) / marks.per_step
-        found[way.name] = {
+        found[contender.name] = {
             "loading": loading / batch,
             "training": plain.per_step / batch,
             "asynchronous": marks.per_step / batch,
@@ -170,22 +170,22 @@ def beside(batch: int, steps: int, load: Work, step: Work) -> dict[str, dict[str
 
 
 def table(run: Run, kind: str, load: Work, step: Work) -> Figures:
-    """Measure all batch sizes in turns, and show them."""
+    """Measure all batch sizes, and print the table."""
     turns: dict[tuple[int, str], list[dict[str, float]]] = {}
     for _ in range(run.rounds):
         for batch in run.batches:
             for name, figures in beside(batch, run.steps(batch), load, step).items():
                 turns.setdefault((batch, name), []).append(figures)
-    rows: Figures = [{"batch": batch, "way": name} | medians(found) for (batch, name), found in turns.items()]
+    rows: Figures = [{"batch": batch, "contender": name} | medians(found) for (batch, name), found in turns.items()]
     for row in rows:
-        (sequence,) = (other for other in rows if (other["batch"], other["way"]) == (row["batch"], "in sequence"))
+        (sequence,) = (other for other in rows if (other["batch"], other["contender"]) == (row["batch"], "in sequence"))
         row["sequential"] = sequence["asynchronous"]
-    rows = [row for row in rows if row["way"] != "in sequence"]
+    rows = [row for row in rows if row["contender"] != "in sequence"]
     print(f"\n{kind}: seconds per sample; ratio = max(T1, T2) / asynchronous")
-    print("batch  way                        T1+T2 seq.  T1 loading  T2 training  asynchr.  left      ratio  threads")
+    print("batch  contender                  T1+T2 seq.  T1 loading  T2 training  asynchr.  left      ratio  threads")
     for row in rows:
         print(
-            f"{row['batch']:>5}  {row['way']:<25} {row['sequential']:>11.4f} {row['loading']:>11.4f} "
+            f"{row['batch']:>5}  {row['contender']:<25} {row['sequential']:>11.4f} {row['loading']:>11.4f} "
             f"{row['training']:>12.4f} {row['asynchronous']:>9.4f} {row['left']:>9.4f} {row['ratio']:>6.3f} "
             f"{row['threads']:>8.3f}"
         )
@@ -208,15 +208,17 @@ def device(run: Run) -> Figures:
     turns: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(run.rounds):
         for name, (load_s, copy_s) in DEVICE.items():
-            for way in device_ways(steps, load_s):
-                turns.setdefault((name, way.name), []).append(on_device(way, load_s, copy_s, steps))
-    rows: Figures = [{"what": name, "way": way} | medians(found) for (name, way), found in turns.items()]
-    print(f"\na pretended device, steps of {1000 * DEVICE_STEP_S:.0f} ms: milliseconds per step")
-    print(f"{'':<34} way                     T2 alone  asynchr.  device idle    told   ratio")
+            for contender in device_ways(steps, load_s):
+                turns.setdefault((name, contender.name), []).append(on_device(contender, load_s, copy_s, steps))
+    rows: Figures = [
+        {"what": name, "contender": contender} | medians(found) for (name, contender), found in turns.items()
+    ]
+    print(f"\na simulated device, steps of {1000 * DEVICE_STEP_S:.0f} ms: milliseconds per step")
+    print(f"{'':<34} contender               T2 alone  asynchr.  device idle  logged   ratio")
     for row in rows:
         alone, asynchronous, idle, told = (1000 * row[key] for key in ("training", "asynchronous", "idle", "told"))
         print(
-            f"{row['what']:<34} {row['way']:<23} {alone:>8.2f} {asynchronous:>9.2f} {idle:>12.2f} {told:>7.2f} "
+            f"{row['what']:<34} {row['contender']:<23} {alone:>8.2f} {asynchronous:>9.2f} {idle:>12.2f} {told:>7.2f} "
             f"{row['ratio']:>7.3f}"
         )
     return rows
@@ -226,7 +228,7 @@ def device(run: Run) -> Figures:
 
 
 def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
-    """Of each way the batch size at which it is worst."""
+    """For each contender, the goal at its worst batch size."""
     measures = {
         "waits": ("ratio", "max(T1, T2) / asynchronous"),
         "work": ("of_threads", "of what two unrelated threads reach"),
@@ -234,9 +236,9 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
     }
     for part, rows in figures.items():
         measure, said = measures[part]
-        for way in dict.fromkeys(row["way"] for row in rows if row["way"] != BEFORE):
-            least = min(row[measure] for row in rows if row["way"] == way)
-            yield Goal(f"{part}, {way}, {said}", least, WANTED, WANTED)
+        for contender in dict.fromkeys(row["contender"] for row in rows if row["contender"] != BEFORE):
+            least = min(row[measure] for row in rows if row["contender"] == contender)
+            yield Goal(f"{part}, {contender}, {said}", least, WANTED, WANTED)
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
@@ -245,9 +247,9 @@ PARTS: dict[str, Callable[[Run], Figures]] = {"waits": waits, "work": work, "dev
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # a step's work is one thread's: loading has the other core
-    ran(
-        arguments(__doc__, PARTS),
+    torch.set_num_threads(1)  # a step uses one core, loading the other
+    run_parts(
+        argument_parser(__doc__, PARTS),
         PARTS,
         goals,
         Run,

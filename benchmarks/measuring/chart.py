@@ -1,4 +1,4 @@
-"""The warm figures as bars."""
+"""A bar chart of the warm figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INK, QUIET, OURS, OTHERS = "#1f2328", "#8b949e", "#1f6feb", "#c9d1d9"
 
 
 def plotted(rows: list[dict[str, Any]], machine: str, file: str) -> None:
-    """One panel per layout, one bar per way with the best number of workers, the limit as a line.
+    """One panel per layout, one bar per contender with the best number of workers, the limit as a line.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -41,7 +41,7 @@ def plotted(rows: list[dict[str, Any]], machine: str, file: str) -> None:
 
 
 def fastest(rows: list[dict[str, Any]], layout: str) -> list[dict[str, Any]]:
-    """Of each way the row with the best number of workers, fastest first."""
+    """For each contender the row with the best number of workers, fastest first."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row["layout"] == layout:

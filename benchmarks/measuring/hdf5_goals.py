@@ -1,4 +1,4 @@
-"""What is aimed at on two cores, and whether a run reached it."""
+"""The goals of the HDF5 benchmark, for two cores."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ GLOBAL, SIXTEEN, SIXTY_FOUR = (
 MEASURES = {
     "of_limit": "of the limit on one thread",
     "times_dataloader": "times the best DataLoader over h5py",
-    "times_other": "times the best other way",
+    "times_other": "times the best other loader",
 }
-# By layout and shuffle, for each measure: the least, and the goal.
+# By layout and shuffle, for each of MEASURES: the least value, and the goal.
 WARM: dict[tuple[str, str], tuple[tuple[float, float], tuple[float, float], tuple[float, float]]] = {
     ("A", GLOBAL): ((0.5, 0.6), (10, 14), (1.7, 2)),
     ("B", GLOBAL): ((1.5, 1.5), (3.5, 4), (3.5, 3.5)),
@@ -33,14 +33,14 @@ WARM: dict[tuple[str, str], tuple[tuple[float, float], tuple[float, float], tupl
 
 
 def goals(figures: Mapping[str, Rows]) -> list[Goal]:
-    """The goals of the parts that were run."""
+    """The goals of the parts that have figures."""
     parts = {"warm": warm, "cold": cold, "coupled": coupled, "opening": opening, "memory": memory, "larger": larger}
     return [goal for name, part in parts.items() if name in figures for goal in part(figures[name])]
 
 
-def best(rows: Rows, measure: str, name: str, begins: str) -> float | None:
-    """The highest figure among rows of which something begins in some way."""
-    return max((row[measure] for row in rows if row[name].startswith(begins)), default=None)
+def best(rows: Rows, measure: str, name: str, prefix: str) -> float | None:
+    """The highest figure of the rows whose column ``name`` begins with a prefix."""
+    return max((row[measure] for row in rows if row[name].startswith(prefix)), default=None)
 
 
 def warm(rows: Rows) -> Iterator[Goal]:
@@ -52,13 +52,13 @@ def warm(rows: Rows) -> Iterator[Goal]:
 
 
 def cold(rows: Rows) -> Iterator[Goal]:
-    ours, rate = best(rows, "of_disk", "way", "AsyncLoader"), "samples_per_s"
-    fastest, h5py = best(rows, rate, "way", "AsyncLoader"), best(rows, rate, "way", "DataLoader, h5py rows")
+    ours, rate = best(rows, "of_disk", "contender", "AsyncLoader"), "samples_per_s"
+    fastest, h5py = best(rows, rate, "contender", "AsyncLoader"), best(rows, rate, "contender", "DataLoader, h5py rows")
     assert fastest is not None
     assert h5py is not None
-    note = "" if rows[0]["dropped"] else " (the page cache could not be dropped)"
+    note = "" if rows[0]["dropped"] else " (the page cache was not dropped)"
     yield Goal(f"A, cold{note}, times the best DataLoader over h5py rows", fastest / h5py, 4, 4)
-    yield Goal(f"A, cold{note}, of the disk's rate in order", ours, 0.9, 0.9)
+    yield Goal(f"A, cold{note}, of the disk's sequential rate", ours, 0.9, 0.9)
 
 
 def coupled(rows: Rows) -> Iterator[Goal]:
@@ -69,7 +69,7 @@ def coupled(rows: Rows) -> Iterator[Goal]:
 def opening(rows: Rows) -> Iterator[Goal]:
     said = f"B, milliseconds to open {rows[0]['chunks']} chunks and have the first batch"
     yield Goal(said, 1000 * rows[0]["seconds"], 50, 50, at_most=True)
-    yield Goal(f"{said}, where the index is kept", 1000 * rows[0]["kept_seconds"], 50, 50, at_most=True)
+    yield Goal(f"{said}, with a saved index", 1000 * rows[0]["kept_seconds"], 50, 50, at_most=True)
 
 
 def memory(rows: Rows) -> Iterator[Goal]:
@@ -81,6 +81,11 @@ def memory(rows: Rows) -> Iterator[Goal]:
 def larger(rows: Rows) -> Iterator[Goal]:
     for row in rows:
         times = row["file_mib"] / row["bound_mib"]
-        yield Goal(f"A file {times:.0f} times the memory for it, of the disk's rate in order", row["of_disk"], 0.9, 0.9)
-        said = "The same, memory in the last quarter of the time over that in the first"
+        yield Goal(
+            f"File {times:.0f} times as large as its page cache, of the disk's rate",
+            row["of_disk"],
+            0.9,
+            0.9,
+        )
+        said = "The same, memory in the last quarter of the time over the first"
         yield Goal(said, row["last_mib"] / row["first_mib"], 1.05, 1.05, at_most=True)

@@ -1,4 +1,4 @@
-"""A benchmark of several parts as a program: its arguments, and what it prints and writes."""
+"""The program around the parts of a benchmark: arguments, goals, printed table, JSON."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from pathlib import Path
 from typing import Any
 
 Figures = list[dict[str, Any]]
-# Measures; gets what the benchmark makes of the folder.
+# Measures one thing; its argument is the benchmark's `Run`.
 Part = Callable[[Any], Figures]
 
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A figure and what it should be.
+    """A figure and its goal.
 
     Attributes:
-        found: None where it was not measured.
-        least: What it must be.
+        label: What was measured.
+        found: None if it was not measured.
+        least: What it must reach.
         goal: What it should be.
         at_most: Less is better.
     """
 
-    said: str
+    label: str
     found: float | None
     least: float
     goal: float
@@ -50,47 +51,47 @@ class Goal:
         found = "–" if self.found is None else f"{self.found:.3g}"
         sign = "≤" if self.at_most else "≥"
         aim = f" ({self.goal:g})" if self.goal != self.least else ""
-        return f"{self.verdict:<12}  {self.said}: {found}, wanted {sign} {self.least:g}{aim}"
+        return f"{self.verdict:<12}  {self.label}: {found}, goal {sign} {self.least:g}{aim}"
 
 
-def arguments(doc: str | None, parts: Mapping[str, Part]) -> argparse.ArgumentParser:
-    """The arguments that all of them have.
+def argument_parser(doc: str | None, parts: Mapping[str, Part]) -> argparse.ArgumentParser:
+    """The arguments of every benchmark.
 
     Args:
-        doc: What the program says of itself.
+        doc: The module's docstring.
         parts: By name.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ", ".join(parts)
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"{names}; all of them unless named")
-    parser.add_argument("--quick", action="store_true", help="under a minute, to see that it runs")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
-    parser.add_argument("--folder", metavar="DIR", help="where the files are made: on the disk that is to be measured")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"{names}; default: all")
+    parser.add_argument("--quick", action="store_true", help="run briefly, to see that it works")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--folder", metavar="DIR", help="where to write the data: on the disk to measure")
     return parser
 
 
-def ran(
+def run_parts(
     parser: argparse.ArgumentParser,
     parts: Mapping[str, Part],
     goals: Callable[[Mapping[str, Figures]], Iterable[Goal]],
-    made: Callable[[bool, str], Any],
+    make_run: Callable[[bool, str], Any],
     libraries: Mapping[str, str],
 ) -> tuple[argparse.Namespace, str, Mapping[str, Figures]]:
-    """Run the parts that are wanted, print the goals, and write all of it.
+    """Run the chosen parts, print the goals, and write the figures.
 
     Args:
-        parser: As from `arguments`.
+        parser: From `argument_parser`.
         parts: By name.
-        goals: What is to be reached, of the parts that were run.
-        made: What parts get: from whether it shall be quick, and a folder for files.
-        libraries: Versions to name.
+        goals: Makes the goals from the figures by part.
+        make_run: Makes the argument of each part, from ``--quick`` and a folder for data.
+        libraries: Versions to print.
 
     Returns:
-        The arguments, the machine in words, and the figures by part.
+        The arguments, a description of the machine, and the figures by part.
     """
-    given = parser.parse_args()
-    if unknown := [part for part in given.parts if part not in parts]:
-        parser.error(f"{unknown[0]!r} is none of {', '.join(parts)}")
+    args = parser.parse_args()
+    if unknown := [part for part in args.parts if part not in parts]:
+        parser.error(f"{unknown[0]!r} is not one of {', '.join(parts)}")
     warnings.filterwarnings("ignore")
     logging.disable(logging.ERROR)
     versions = ", ".join(
@@ -99,16 +100,16 @@ def ran(
     machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {versions}"
     print(f"{machine}; load average before {os.getloadavg()[0]:.1f}")
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        run = made(given.quick, folder)
-        figures = {name: part(run) for name, part in parts.items() if name in (given.parts or parts)}
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        run = make_run(args.quick, folder)
+        figures = {name: part(run) for name, part in parts.items() if name in (args.parts or parts)}
     reached = list(goals(figures))
-    print(f"\nGoals{', of which --quick says nothing' if given.quick else ''}")
+    print(f"\nGoals{' (meaningless with --quick)' if args.quick else ''}")
     for goal in reached:
         print(goal)
     print(f"\n{time.perf_counter() - started:.0f} s in all")
-    if given.json:
+    if args.json:
         verdicts = [dataclasses.asdict(goal) | {"verdict": goal.verdict} for goal in reached]
-        said = {"machine": machine, "quick": given.quick, **figures, "goals": verdicts}
-        Path(given.json).write_text(json.dumps(said, indent=1))
-    return given, machine, figures
+        report = {"machine": machine, "quick": args.quick, **figures, "goals": verdicts}
+        Path(args.json).write_text(json.dumps(report, indent=1))
+    return args, machine, figures

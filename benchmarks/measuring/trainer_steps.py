@@ -23,18 +23,18 @@ QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
-# Batches of a loader for as long as it is used.
+# A context that gives the batches of a loader.
 Opened = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """One way to get batches into the Trainer.
+class Contender:
+    """A loader, with or without the callback, that gives batches to the Trainer.
 
     Attributes:
         name: In words.
-        opened: Starts it.
-        depth: Of the callback; None where there is none.
+        opened: Starts the loader.
+        depth: The callback's ``device_depth``; None without a callback.
     """
 
     name: str
@@ -65,12 +65,12 @@ class Marks:
 
     @property
     def alone(self) -> float:
-        """Seconds that a step takes."""
+        """Seconds inside a step."""
         return statistics.fmean(end - begin for begin, end in zip(self.begins, self.ends, strict=True))
 
     @property
     def between(self) -> float:
-        """Seconds of that in which no step ran."""
+        """Seconds between two steps."""
         return statistics.fmean(begin - end for begin, end in zip(self.begins[1:], self.ends[:-1], strict=True))
 
 
@@ -91,9 +91,9 @@ class Steps(pl.LightningModule):
         return None
 
 
-def fitted(model: Any, way: Way) -> tuple[Marks, Mapping[str, torch.Tensor]]:
-    """The steps of an epoch in which batches came in some way, and the means that were logged."""
-    trainer = pl.Trainer(callbacks=way.callbacks(), **QUIET)
-    with way.opened() as batches:
+def fitted(model: Any, contender: Contender) -> tuple[Marks, Mapping[str, torch.Tensor]]:
+    """Train an epoch with a contender; returns the marks of its steps, and the logged means."""
+    trainer = pl.Trainer(callbacks=contender.callbacks(), **QUIET)
+    with contender.opened() as batches:
         trainer.fit(model, batches)
     return model.marks, trainer.callback_metrics

@@ -11,7 +11,7 @@ from readers.hdf5 import Batch
 
 
 class SmallModel(torch.nn.Module):
-    """A step of well under a millisecond: a linear layer over every 16th pixel each way."""
+    """A step of well under a millisecond: a linear layer over every 16th pixel each contender."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Benchmarks of the way to a device, real or simulated."""
+"""Parts of the benchmarks of copies to a device, real or simulated."""

@@ -13,23 +13,23 @@ from on_device.hazards import BATCH, HAZARDS, OTHER, Batch, Extremes, Which, mix
 
 
 class Gpu:
-    """A CUDA device, of which a stream is held back by a kernel that only sleeps.
+    """A CUDA device that holds a stream back with a kernel that only sleeps.
 
     Args:
         slow: The stream.
-        hold_s: Seconds that it is held back for: much longer than it takes to read a few batches.
+        hold_s: Seconds to hold it back: much longer than reading a few batches takes.
     """
 
     #: 16 MiB a batch: above 10 MiB torch's allocator gives each tensor a block of its own.
     width = 2**20
-    pretended = False
+    simulated = False
 
     def __init__(self, slow: Which, hold_s: float = 0.3) -> None:
         self.lacking: type | None = None
         self._slow = slow
         self._cycles = round(hold_s * cycles_per_second())
         self._streams: TorchStreams | None = None
-        # What other runs left in the allocator would be taken before what this one gives back.
+        # Otherwise the allocator would reuse blocks of other runs before those that this run frees.
         torch.cuda.empty_cache()
         self._warm_up()
 
@@ -46,7 +46,7 @@ class Gpu:
             sleep(self._cycles)
 
     def read(self, tensor: torch.Tensor) -> Extremes:
-        # Small results, of the allocator's other pool: they take no memory that a batch could have.
+        # Small results come from the allocator's other pool, so they take no memory of a batch.
         rows = tensor.flatten(1)
         least, most = rows.amin(1), rows.amax(1)
         return lambda: torch.stack([least, most]).cpu().numpy()
@@ -61,7 +61,7 @@ class Gpu:
         torch.cuda.synchronize()
 
     def _warm_up(self) -> None:
-        """Load the kernels: the driver may wait for the device when one is used for the first time."""
+        """Load the kernels: the first use of a kernel may wait for the device."""
         small = torch.zeros((BATCH, self.width), dtype=torch.int32, device="cuda")
         for tensor in (small.fill_(OTHER), small.to(torch.float32)):
             self.read(tensor)()
@@ -71,12 +71,12 @@ class Gpu:
 
 
 def sleep(cycles: int) -> None:
-    """Keep the current stream busy for so many ticks of the device's clock."""
+    """Keep the current stream busy for a number of ticks of the device's clock."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
 def timed_event() -> torch.Event:
-    """An event that the current stream comes to, and that knows when."""
+    """A timed event recorded on the current stream."""
     event = torch.Event(device="cuda", enable_timing=True)
     event.record()
     return event
@@ -94,7 +94,7 @@ def cycles_per_second() -> float:
 
 
 def verdicts(quick: bool) -> Iterator[dict[str, Any]]:
-    """Whether values were wrong, with each guard and without it, over some turns."""
+    """For each hazard, the runs with wrong values, with its guard and without it."""
     for hazard in HAZARDS:
         turns = 1 if quick else 3
         shown = {

@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from measuring.trainer_steps import Marks, Way, fitted
+from measuring.trainer_steps import Contender, Marks, fitted
 from torch.utils.data import DataLoader, Dataset
 
 import lit_async_data as lad
 from lit_async_data import AsyncLoader
 from lit_async_data.testing import ArraySource, raw
-from on_device.simulated import Clocked, streams_of
+from on_device.simulated import SimulatedDevice, replaced_streams
 
 DEVICE_STEP_S = 0.050
 # Seconds of loading and of copying a batch.
 DEVICE = {"copies of 30 ms": (0.0, 0.030), "loading of 40 ms, copies of 30 ms": (0.040, 0.030)}
 DEVICE_BATCH, WIDTH = 4, 20_000
-# A batch is read and copied when it is asked for; by then the program has enqueued the step before, and goes on.
+# Reads and copies each batch when the loop asks for it; the previous step is enqueued by then.
 BEFORE = "AsyncLoader, depth 0"
 
 
 class Numbered(ArraySource):
-    """Samples that say which they are, of which a batch takes a given time to load."""
+    """Samples that hold their own number; each batch takes a given time to load."""
 
     def __init__(self, length: int, seconds: float) -> None:
         numbers = np.arange(length, dtype=np.float32)
@@ -40,13 +40,13 @@ class Numbered(ArraySource):
 
 
 class DeviceSteps(pl.LightningModule):
-    """Enqueues steps on a pretended device and does not wait for them, as one does with a GPU.
+    """Enqueues steps on a simulated device without waiting for them, as on a GPU.
 
     Attributes:
-        wrong: Steps that saw something else than what was loaded for them.
+        wrong: Steps that saw another batch than their own.
     """
 
-    def __init__(self, device: Clocked) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.marks = Marks()
@@ -73,7 +73,7 @@ class DeviceSteps(pl.LightningModule):
 
 
 class NumberedBatches(Dataset[Any]):
-    """The same for a DataLoader, batch by batch."""
+    """`Numbered` for a DataLoader: whole batches."""
 
     def __init__(self, steps: int, seconds: float) -> None:
         self._steps, self._seconds = steps, seconds
@@ -87,8 +87,8 @@ class NumberedBatches(Dataset[Any]):
         return {"x": numbers[:, None].repeat(1, WIDTH)}
 
 
-def device_ways(steps: int, seconds: float) -> list[Way]:
-    """The loaders and callbacks that are compared on a device."""
+def device_ways(steps: int, seconds: float) -> list[Contender]:
+    """The loaders and callbacks to compare on a device."""
     options = {"batch_size": DEVICE_BATCH, "workers": 1, "shuffle": False}
 
     def ours() -> AsyncLoader:
@@ -96,27 +96,27 @@ def device_ways(steps: int, seconds: float) -> list[Way]:
 
     def wrapped() -> Any:
         own = DataLoader(NumberedBatches(steps, seconds), batch_size=None, num_workers=1)
-        return lad.prefetched(own, device="cpu:0")  # numbered, or the machine would be asked which one is current
+        return lad.prefetched(own, device="cpu:0")  # with a number, or torch would look up the current device
 
     return [
-        Way("AsyncLoader, callback", ours, 2),
-        Way("AsyncLoader", ours),
-        Way("DataLoader, prefetched", wrapped),
-        Way(BEFORE, ours, 0),
+        Contender("AsyncLoader, callback", ours, 2),
+        Contender("AsyncLoader", ours),
+        Contender("DataLoader, prefetched", wrapped),
+        Contender(BEFORE, ours, 0),
     ]
 
 
-def on_device(way: Way, load_s: float, copy_s: float, steps: int) -> dict[str, float]:
-    """One turn on a pretended device; seconds per step."""
-    clocked = Clocked(copy_s)
+def on_device(contender: Contender, load_s: float, copy_s: float, steps: int) -> dict[str, float]:
+    """One run on a simulated device; seconds per step."""
+    clocked = SimulatedDevice(copy_s)
     model = DeviceSteps(clocked)
-    with contextlib.closing(clocked), streams_of(lambda device: clocked, pretended=True):
-        marks, means = fitted(model, way)
+    with contextlib.closing(clocked), replaced_streams(lambda device: clocked, simulated=True):
+        marks, means = fitted(model, contender)
     assert not model.wrong, f"{model.wrong} of {steps} steps saw another batch"
     return {
         "training": marks.alone,
         "asynchronous": marks.per_step,
         "idle": marks.between,
-        "told": float(means.get("data/device_wait_ms", math.nan)) / 1000,  # by the callback
+        "told": float(means.get("data/device_wait_ms", math.nan)) / 1000,  # as the callback logged it
         "ratio": max(load_s, copy_s, marks.alone) / marks.per_step,
     }

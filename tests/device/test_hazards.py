@@ -16,7 +16,7 @@ class Pretended:
     """A rig of `FakeStreams`, whose slow stream is held back from the beginning."""
 
     width = 20_000
-    pretended = True
+    simulated = True
 
     def __init__(self, slow):
         self.slow = slow
