@@ -1,4 +1,4 @@
-"""`AsyncDataModule` without a Trainer: options of stages, classes, and what it says it will do."""
+"""`AsyncDataModule` without a Trainer: options of stages, classes, and the description of loaders."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_close_closes_loaders_and_files(h5):
 
 
 class Counting(ArraySource):
-    """Counts how often all values of a field are read."""
+    """Counts the reads of all values of a field."""
 
     whole = 0
 

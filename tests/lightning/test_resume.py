@@ -1,4 +1,4 @@
-"""Training that goes on from a checkpoint: with the batches of an uninterrupted run, or refused."""
+"""Resumed training: sees the batches of an uninterrupted run, or is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHOLE = [plan(epoch) for epoch in range(EPOCHS)]
 
 
 class Saver(pl.Callback):
-    """Saves in a hook, when so many batches of the second epoch have come."""
+    """Saves a checkpoint in a hook, at a given batch of the second epoch."""
 
     def __init__(self, path, hook, batches=None):
         self.path, self.batches = str(path), batches
@@ -33,7 +33,7 @@ class Saver(pl.Callback):
 
 
 def fitted(*callbacks, loader=None, **options):
-    """A run of three epochs, of validation too."""
+    """A run of three epochs with validation."""
     fit = trainer(*callbacks, max_epochs=EPOCHS, **{"limit_val_batches": 2} | options)
     dm = datamodule(loader, train=CountingSource(), val=CountingSource(width=1))
     return fit, dm
@@ -47,7 +47,7 @@ def saved(tmp_path, hook, batches=None, **options):
 
 
 def resumed(path, callbacks=list, **options):
-    """The batches of each epoch that a run sees which goes on from a checkpoint."""
+    """The batches of each epoch that a resumed run sees."""
     model = Recorder()
     fit, dm = fitted(*callbacks(), **options)
     fit.fit(model, datamodule=dm, ckpt_path=str(path))
@@ -97,7 +97,7 @@ class StopError(Exception):
 
 
 class Stopping(Recorder):
-    """Fails in the second epoch, at this batch."""
+    """Fails at a batch of the second epoch."""
 
     def __init__(self, batch):
         super().__init__()
@@ -144,7 +144,7 @@ def test_what_an_exception_leaves_is_refused_in_mid_epoch(tmp_path, callbacks, b
     ids=str,
 )
 def test_what_a_model_checkpoint_has_kept_is_right_or_refused(tmp_path, callbacks, options):
-    """Each of its files: the batches of an uninterrupted run, or an error where batches would come twice."""
+    """Each of its files gives the batches of an uninterrupted run, or an error if batches would come twice."""
     its = {name: value for name, value in options.items() if name.endswith("steps") or name.startswith("save")}
     of_fit = {name: value for name, value in options.items() if name not in its}
     folder, steps = tmp_path / "kept", options.get("limit_train_batches", STEPS)
@@ -165,7 +165,7 @@ def test_what_a_model_checkpoint_has_kept_is_right_or_refused(tmp_path, callback
 
 
 def test_signals_of_a_cluster_leave_checkpoints_that_are_refused(tmp_path, monkeypatch):
-    """As on SLURM: a signal has Lightning save in mid-epoch, and the next job finds that file by itself."""
+    """As on SLURM: on a signal Lightning saves in mid-epoch, and the next job finds that file."""
     folder = tmp_path / "kept"
     fit, dm = fitted(kept(folder), enable_checkpointing=True, default_root_dir=tmp_path)
 

@@ -1,4 +1,4 @@
-"""Other people's DataLoaders, which the callback wraps: what a run leaves of them, and where their batches go."""
+"""Users' DataLoaders, wrapped by the callback: their state after a run, and the device of their batches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def numbers(**options):
 
 @pytest.fixture
 def feeders_end():
-    """Threads that multiprocessing leaves to themselves when workers have ended."""
+    """Threads that multiprocessing leaves behind when workers have ended."""
     yield
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
@@ -59,7 +59,7 @@ def feeders_end():
 
 
 def test_the_loaders_of_somebodys_combined_loader_serve_after_the_run_too():
-    """Lightning puts what it has processed into the user's own object."""
+    """Lightning puts the processed loader into the user's own object."""
     combined = pl.utilities.CombinedLoader(numbers(), "max_size_cycle")
     first, second = Model(), Model()
     trainer(lad.DevicePrefetcher()).fit(first, combined)
@@ -103,7 +103,7 @@ def test_the_strategy_is_as_it_was_also_after_several_callbacks():
 
 
 class Keeping:
-    """A strategy whose method somebody composes, and keeps what was there."""
+    """A strategy whose method other code wraps, keeping the original."""
 
     root_device = torch.device("cpu")
 
@@ -126,7 +126,7 @@ def test_a_method_that_others_keep_wraps_nothing_once_the_run_is_over():
     assert isinstance(strategy.process_dataloader(numbers()), DataLoader)
 
 
-def test_what_one_canary_finds_leaves_no_other_loader_open(monkeypatch):
+def test_an_error_of_copy_verification_leaves_no_other_loader_open(monkeypatch):
     strategy, takeover = Keeping(), Takeover()
     takeover.attach(run_of(strategy), 2)
     loaders = [strategy.process_dataloader(numbers()) for _ in range(3)]
@@ -148,7 +148,7 @@ def test_what_one_canary_finds_leaves_no_other_loader_open(monkeypatch):
 
 
 def test_what_is_found_after_an_error_does_not_take_its_place(caplog):
-    """It would keep checkpoints, which are written by callbacks after ours, from being written."""
+    """Raising would keep later callbacks from writing checkpoints."""
 
     def spoil_and_fail(stage, batch):
         batch["x"].numpy()[...] = 7

@@ -1,4 +1,4 @@
-"""Corners of the Trainer in which something once went wrong."""
+"""Bugs of the past in corners of the Trainer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = NO_STAGES
 @pytest.mark.parametrize("samples", [4, 8, 12, 22])
 @pytest.mark.parametrize("sanity", [1, 2])
 def test_no_slot_is_lost_in_validation_that_keeps_its_batches(samples, sanity):
-    """Unshuffled epochs that are shorter than the queue once claimed the same batch twice, and training stalled."""
+    """Unshuffled epochs shorter than the queue once claimed the same batch twice, and training stalled."""
     kept = []
     model = Recorder(lambda stage, batch: kept.append(batch) if stage != "train" else None)
     dm = datamodule(train=CountingSource(), val=CountingSource(samples))
@@ -29,7 +29,7 @@ def test_no_slot_is_lost_in_validation_that_keeps_its_batches(samples, sanity):
 
 
 class Rows(pl.loggers.logger.DummyLogger):
-    """Keeps what is logged."""
+    """Keeps the logged metrics."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The rest of what `test_trainer` begins: failures, tuners, transforms, metrics, and loaders without the DataModule."""
+"""More of `test_trainer`: failures, tuners, transforms, metrics, and loaders without the DataModule."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def failing(dm, loaders, wanted, error):
 
 @pytest.fixture
 def sigint():
-    """Lightning leaves SIGINT ignored after a Ctrl-C; pytest wants it back."""
+    """Restores SIGINT, which Lightning leaves ignored after a Ctrl-C."""
     handler = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, handler)
@@ -222,7 +222,7 @@ def test_the_learning_rate_finder_leaves_the_order_to_the_fit(callbacks, tmp_pat
 
 
 class Recording(pl.loggers.Logger):
-    """Keeps what is logged."""
+    """Keeps the logged metrics."""
 
     name = version = "recording"
 
@@ -239,7 +239,7 @@ class Recording(pl.loggers.Logger):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time that the package sees: it passes only where a test says so."""
+    """A fake clock that advances only when a test says so."""
     now = types.SimpleNamespace(s=0.0)
     stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s)
     for module in "loader", "lightning.prefetcher", "host.pipeline":

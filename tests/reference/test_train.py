@@ -1,4 +1,4 @@
-"""`train.py` and its configurations, as people type them."""
+"""`train.py` and its configurations, from the command line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LIGHTNING_SAYS = [
     "ignore:.*does not have many workers:UserWarning",
     # After fit, its own checkpoint callback finds the folder that it wrote to.
     "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
-    # A resumed run has a folder of its own.
+    # A resumed run has a new folder.
     "ignore:The dirpath has changed from:UserWarning",
     "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning",
 ]
@@ -78,7 +78,7 @@ def composed(monkeypatch, tmp_path):
 
 @pytest.fixture
 def logging_as_before():
-    """Hydra configures logging, and with it switched off it disables the loggers that there are."""
+    """Restores the loggers, which Hydra disables if its logging is switched off."""
     loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
     before = [(logger, logger.disabled, logger.level, logger.handlers[:]) for logger in loggers]
     yield
@@ -89,7 +89,7 @@ def logging_as_before():
 
 @pytest.fixture
 def typed(monkeypatch, tmp_path, capfd, logging_as_before):
-    """Runs ``python train.py ARGUMENTS`` in this process; returns what it printed and how it ended."""
+    """Runs ``python train.py ARGUMENTS`` in this process; returns its output and its exit message."""
     monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
 
     def run(*arguments):
@@ -349,7 +349,7 @@ def test_weights_of_no_step_are_not_tested(composed, monkeypatch):
 
 
 class Small(pl.LightningModule):
-    """A network of a user's own, which takes none of what the demo's takes but one."""
+    """A user's own network, which accepts only one setting of the demo's."""
 
     def __init__(self, lr=0.5, depth=1):
         super().__init__()
@@ -388,7 +388,7 @@ def test_what_is_typed_for_a_network_of_ones_own_is_never_left_out(typed):
 
 @pytest.fixture
 def birds(tmp_path):
-    """A table for each stage, of PNG files of two sizes."""
+    """A table of PNG files of two sizes for each stage."""
     image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
     random = np.random.default_rng(0)
     lines = {"train": ["path,species,site"], "val": ["path,species,site"]}
@@ -475,7 +475,7 @@ def test_overrides_reach_what_they_name(composed):
 
 
 def test_the_digits_are_learned(tmp_path):
-    """The whole job as a newcomer runs it, in a process of its own, with progress bar and test."""
+    """The whole demo in a new process, with progress bar and test."""
     environment = {**os.environ, "PROJECT_ROOT": str(tmp_path), "COLUMNS": "120"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), "optimized_metric=test/acc", "trainer.accelerator=cpu"],

@@ -1,4 +1,4 @@
-"""Bad input: each kind is refused at once, by the right exception, with a message that says where and what to do."""
+"""Bad input: each kind raises the right exception at once, with a message that says where and what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 def refused(kind, said, build):
-    """The error that building something raises: exactly of this kind, with these words in its message."""
+    """Checks that building something raises exactly this exception, with these words in its message."""
     with pytest.raises(AsyncDataError) as caught:
         build()
     message = str(caught.value)
@@ -40,7 +40,7 @@ def refused(kind, said, build):
 
 @pytest.fixture
 def file(h5):
-    """10 images NHWC with labels, 9 of something else, and a group."""
+    """10 images NHWC with labels, 9 other rows, and a group."""
     return h5(
         "scan.h5",
         data=np.zeros((10, 8, 8, 3), "u1"),
