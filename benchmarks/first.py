@@ -189,11 +189,11 @@ def overlap(quick: bool) -> list[dict[str, Any]]:
     rounds, samples = (1, 24) if quick else (3, 36)
     rows: list[dict[str, Any]] = []
     for kind, work in (("waits", time.sleep), ("work", hashing())):
-        found: dict[int, list[dict[str, float]]] = {batch: [] for batch in TABLE}
+        by_batch: dict[int, list[dict[str, float]]] = {batch: [] for batch in TABLE}
         for _ in range(rounds):
             for batch in TABLE:
-                found[batch].append(overlap_round(batch, samples // batch, work))
-        for batch, results in found.items():
+                by_batch[batch].append(overlap_round(batch, samples // batch, work))
+        for batch, results in by_batch.items():
             rows.append({"kind": kind, "batch": batch} | medians(results))
     print("\n(a) seconds per sample, first batch excluded; ratio = max(T1, T2) / asynchronous")
     print("kind   batch  T1+T2 seq.  T1 loading  T2 training  asynchr.  loading left   ratio  two threads  of them")
@@ -312,7 +312,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", help="overlap, throughput, memory; all of them unless named")
     parser.add_argument("--quick", action="store_true", help="under a minute, to see that it runs")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
-    given = parser.parse_args()
+    args = parser.parse_args()
     warnings.filterwarnings("ignore")
     for name in ("pytorch_lightning", "lightning.pytorch"):
         logging.getLogger(name).setLevel("ERROR")
@@ -320,9 +320,9 @@ def main() -> None:
     machine = f"{os.cpu_count()} cores, {platform.machine()}, {versions}"
     print(machine)
     parts = {"overlap": overlap, "throughput": throughput, "memory": memory}
-    figures = {name: part(given.quick) for name, part in parts.items() if name in (given.parts or parts)}
-    if given.json:
-        Path(given.json).write_text(json.dumps({"machine": machine, **figures}, indent=1))
+    figures = {name: part(args.quick) for name, part in parts.items() if name in (args.parts or parts)}
+    if args.json:
+        Path(args.json).write_text(json.dumps({"machine": machine, **figures}, indent=1))
 
 
 if __name__ == "__main__":

@@ -98,18 +98,18 @@ def copies(run: Run) -> Figures:
     # A step longer than a copy, so that each copy runs beside one.
     step = kernels(2 * COPIED * SAMPLE / 1e9 / pinned_rate(COPIED * SAMPLE))
     limits: list[float] = []
-    found: dict[str, list[tuple[float | None, float]]] = {}
+    results: dict[str, list[tuple[float | None, float]]] = {}
     for _ in range(run.rounds):
         limits.append(pinned_rate(COPIED * SAMPLE))
         for contender in chosen:
             if contender.depth is None:
                 rate = copy_rate(contender, step) if contender.ours else None
-                found.setdefault(contender.name, []).append((rate, delivered_rate(contender)))
+                results.setdefault(contender.name, []).append((rate, delivered_rate(contender)))
     limit = statistics.median(limits)
     print(f"\nbatches of {COPIED} MiB; plain copies from pinned memory {limit:.1f} GB/s")
     print(f"{'':<34} copies, GB/s  of the limit  delivered, GB/s  of the limit")
     rows = []
-    for name, turns in found.items():
+    for name, turns in results.items():
         rates = [rate for rate, _ in turns if rate is not None]
         copied, delivered = statistics.median(rates) if rates else None, statistics.median(rate for _, rate in turns)
         row = {"contender": name, "limit_gb_s": limit, "copies_gb_s": copied, "delivered_gb_s": delivered}
@@ -122,16 +122,18 @@ def copies(run: Run) -> Figures:
 def waiting(run: Run) -> Figures:
     still, step = in_memory(BATCH, run.steps), kernels(STEP_S)
     chosen = [still, *contenders(BATCH, run.steps, LOAD_S)]
-    found: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in chosen}
+    results: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in chosen}
     for _ in range(run.rounds):
         for contender in chosen:
-            found[contender.name].append(stepped(contender, step))
+            results[contender.name].append(stepped(contender, step))
     print(f"\nbatches of {BATCH} MiB, loading {1000 * LOAD_S:.0f} ms; milliseconds per step, by the GPU's clock")
     print(f"{'':<34}    step  no step ran  waiting for data")
     rows = []
     for contender in chosen:
-        row = {key: statistics.median(turn[key] for turn in found[contender.name]) for key in found[contender.name][0]}
-        unavoidable = statistics.median(turn["idle_s"] for turn in found[still.name])
+        row = {
+            key: statistics.median(turn[key] for turn in results[contender.name]) for key in results[contender.name][0]
+        }
+        unavoidable = statistics.median(turn["idle_s"] for turn in results[still.name])
         share = max(row["idle_s"] - unavoidable, 0) / row["step_s"]
         rows.append({"contender": contender.name, "ours": contender.ours, **row, "waiting": share})
         print(f"{contender.name:<34} {1000 * row['step_s']:>7.2f} {1000 * row['idle_s']:>12.3f} {share:>17.2%}")
@@ -168,15 +170,15 @@ def beside_them(run: Run) -> Figures:
 
 
 def program(run: Run) -> Figures:
-    said = ""
+    message = ""
     with source(BATCH, run.steps, 0.0) as loader:
         trainer = pl.Trainer(callbacks=[NoSynchronising(), DevicePrefetcher()], **QUIET)
         try:
             trainer.fit(TimedSteps(kernels(STEP_S)), loader)
         except RuntimeError as error:
-            said = str(error)
-    print(f"\nan epoch in which waiting for the GPU is an error: {said or 'no error'}")
-    return [{"synchronised": int(bool(said)), "error": said}]
+            message = str(error)
+    print(f"\nan epoch in which waiting for the GPU is an error: {message or 'no error'}")
+    return [{"synchronised": int(bool(message)), "error": message}]
 
 
 # -- goals -------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Run:
 
     quick: bool
     folder: str
-    made: dict[str, str] = dataclasses.field(default_factory=dict)
+    paths: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -82,9 +82,9 @@ class Run:
     def path(self, layout: Layout, name: str = "") -> str:
         """The path of a file of this layout; a name makes a second one."""
         name = name or layout.name
-        if name not in self.made:
-            self.made[name] = layouts.write_layout(layout, self.folder, name)
-        return self.made[name]
+        if name not in self.paths:
+            self.paths[name] = layouts.write_layout(layout, self.folder, name)
+        return self.paths[name]
 
 
 def samples_per_second(contender: Contender, run: Run) -> float:
@@ -120,15 +120,15 @@ def count(
 
 def contenders_of(run: Run, layout: Layout, source: HDF5Source) -> list[Contender]:
     path = run.path(layout)
-    found = [readers.ours(layout, source, workers) for workers in run.workers]
+    ours = [readers.ours(layout, source, workers) for workers in run.workers]
     hand = [contender for workers in run.workers for contender in readers.dataloaders(layout, path, workers)]
     if layout.name == "C":
         for wide in (16, 64):
-            found += [readers.ours(layout, source, w, "chunk", shuffle_chunks=wide) for w in run.workers]
+            ours += [readers.ours(layout, source, w, "chunk", shuffle_chunks=wide) for w in run.workers]
             hand += [readers.chunk_mixed(layout, path, workers, wide) for workers in run.workers]
         whole = 2 * layout.rows * layout.sample_bytes
-        found.append(readers.ours(layout, source, 1, "global", cache_bytes=whole))
-    return [contender for contender in found if contender is not None] + hand + readers.other_libraries(layout, path)
+        ours.append(readers.ours(layout, source, 1, "global", cache_bytes=whole))
+    return [contender for contender in ours if contender is not None] + hand + readers.other_libraries(layout, path)
 
 
 def warm(run: Run) -> Figures:
@@ -148,18 +148,18 @@ def warm(run: Run) -> Figures:
             for contender in contenders:
                 rates[contender.name].append(samples_per_second(contender, run))
         source.close()
-        found = compare(layout, contenders, rates, statistics.median(limits))
-        show(layout, found, layouts.compression(run.path(layout)))
-        rows += found
+        results = compare(layout, contenders, rates, statistics.median(limits))
+        show(layout, results, layouts.compression(run.path(layout)))
+        rows += results
     return rows
 
 
 def compare(layout: Layout, contenders: list[Contender], rates: dict[str, list[float]], limit: float) -> Figures:
-    found = {contender.name: statistics.median(rates[contender.name]) for contender in contenders}
+    medians = {contender.name: statistics.median(rates[contender.name]) for contender in contenders}
     dataloader = max(
-        found[contender.name] for contender in contenders if contender.family in (readers.ROWS, readers.SORTED)
+        medians[contender.name] for contender in contenders if contender.family in (readers.ROWS, readers.SORTED)
     )
-    other = max(found[contender.name] for contender in contenders if not contender.ours)
+    other = max(medians[contender.name] for contender in contenders if not contender.ours)
     common = {"layout": layout.name, "stored": str(layout), "limit": limit}
     return [
         common
@@ -171,7 +171,7 @@ def compare(layout: Layout, contenders: list[Contender], rates: dict[str, list[f
             "samples_per_s": rate,
         }
         | {"of_limit": rate / limit, "times_dataloader": rate / dataloader, "times_other": rate / other}
-        for contender, rate in ((contender, found[contender.name]) for contender in contenders)
+        for contender, rate in ((contender, medians[contender.name]) for contender in contenders)
     ]
 
 
@@ -324,10 +324,10 @@ def memory(run: Run) -> Figures:
     for name, shuffle in (("A", "global"), ("B", "global"), ("C", "auto"), ("D", "global")):
         layout = run.layouts[name]
         options = {"batch_size": layout.batch, "shuffle": shuffle, "workers": 2}
-        found = processes.in_fresh_process(
+        growth = processes.in_fresh_process(
             processes.memory_growth, run.path(layout), options, *((40, 1.0) if run.quick else (400, 10.0))
         )
-        row = {"layout": layout.name, **found}
+        row = {"layout": layout.name, **growth}
         rows.append(row)
         print(f"{layout.name}, {shuffle}: grew by {row['grown_mib']:.1f}, budget {row['budget_mib']:.1f}")
     return rows
@@ -344,27 +344,27 @@ def larger(run: Run) -> Figures:
     most = None if grouped else size // 8
     disk = [page_cache.sequential_rate(path)]
     dropped = page_cache.drop_file(path)
-    found = processes.in_fresh_process(processes.train_on_large_file, path, most, 3.0 if run.quick else 20.0)
+    result = processes.in_fresh_process(processes.train_on_large_file, path, most, 3.0 if run.quick else 20.0)
     disk.append(page_cache.sequential_rate(path))
-    rate, bytes_per_s = found["samples_per_s"], statistics.mean(disk)
-    anonymous = [point["RssAnon"] for point in found["over_time"]]
+    rate, bytes_per_s = result["samples_per_s"], statistics.mean(disk)
+    anonymous = [point["RssAnon"] for point in result["over_time"]]
     quarter = max(len(anonymous) // 4, 1)
-    said = "a control group" if grouped else "a thread that drops its pages while it is read"
+    bounded_by = "a control group" if grouped else "a thread that drops its pages while it is read"
     if not dropped:
-        said += ", which did not work here"
-    row = found | {
-        "contender": said,
+        bounded_by += ", which did not work here"
+    row = result | {
+        "contender": bounded_by,
         "file_mib": size / MIB,
         "bound_mib": (limit or 0) / MIB if most is None else most / MIB,
         "of_disk": rate * layout.sample_bytes / bytes_per_s,
         "first_mib": statistics.median(anonymous[:quarter]),
         "last_mib": statistics.median(anonymous[-quarter:]),
-        "cached_mib": statistics.median(point["cached_mib"] for point in found["over_time"]),
+        "cached_mib": statistics.median(point["cached_mib"] for point in result["over_time"]),
     }
     print(
-        f"\nA file of {row['file_mib']:,.0f} MiB in {row['bound_mib']:,.0f} MiB, bounded by {said}, while a small "
-        f"model trains\n{rate:,.0f} samples/s, {row['of_disk']:.2f} of the disk's sequential rate "
-        f"({bytes_per_s / 1e6:,.0f} MB/s); {found['samples'] / layout.rows:.1f} epochs\n"
+        f"\nA file of {row['file_mib']:,.0f} MiB in {row['bound_mib']:,.0f} MiB, bounded by {bounded_by}, while a "
+        f"small model trains\n{rate:,.0f} samples/s, {row['of_disk']:.2f} of the disk's sequential rate "
+        f"({bytes_per_s / 1e6:,.0f} MB/s); {result['samples'] / layout.rows:.1f} epochs\n"
         f"private memory: {row['first_mib']:.1f} MiB in the first quarter, {row['last_mib']:.1f} in the "
         f"last; {row['cached_mib']:,.0f} MiB of the file in memory (median)"
     )
@@ -387,10 +387,10 @@ def main() -> None:
     parser = argument_parser(__doc__, PARTS)
     parser.add_argument("--plot", metavar="FILE", help="draw the warm figures as bars (needs matplotlib)")
     libraries = {"torch": torch.__version__, "h5py": h5py.__version__}
-    given, machine, figures = run_parts(parser, PARTS, goals, Run, libraries)
-    if given.plot and "warm" in figures:
+    args, machine, figures = run_parts(parser, PARTS, goals, Run, libraries)
+    if args.plot and "warm" in figures:
         try:
-            plotted(figures["warm"], machine, given.plot)
+            plotted(figures["warm"], machine, args.plot)
         except ImportError as error:
             print(f"no plot: {error}")
 

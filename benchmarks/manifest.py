@@ -108,16 +108,16 @@ def compare(run: Run, reading: Reading) -> Figures:
     """Check the values of a data set, measure its contenders, and print the table."""
     source = reading.source()
     readers.check(reading, source, 1 if run.quick else 3)
-    found, left_out = readers.others(reading, run.workers)
-    found = [readers.ours(source, workers) for workers in (1, 2, "auto")] + found
+    contenders, left_out = readers.others(reading, run.workers)
+    contenders = [readers.ours(source, workers) for workers in (1, 2, "auto")] + contenders
     in_memory = [read_file(path, readers.MOST_BYTES) for path in reading.files.paths]
     limits: list[tuple[float, float]] = []
-    turns: dict[str, list[tuple[float, float]]] = {contender.name: [] for contender in found}
+    turns: dict[str, list[tuple[float, float]]] = {contender.name: [] for contender in contenders}
     for _ in range(run.rounds):
         limits.append(
             (decode_limit(reading, in_memory, run.seconds), decode_limit(reading, in_memory, run.seconds, cores()))
         )
-        for contender in found:
+        for contender in contenders:
             turns[contender.name].append(measure_cost(contender, run))
     source.close()
     (most, all_cores), size = map(statistics.median, zip(*limits)), sum(map(len, in_memory)) / len(in_memory)
@@ -125,7 +125,7 @@ def compare(run: Run, reading: Reading) -> Figures:
     print(f"decode limit on one thread {most:,.0f} images/s, on {cores()} {all_cores:,.0f}")
     print(f"{'':<40}  images/s  × limit  CPU ms/image  images/CPU s")
     rows = []
-    for contender in found:
+    for contender in contenders:
         rate, per_cpu = (statistics.median(figure) for figure in zip(*turns[contender.name], strict=True))
         row = {
             "reading": reading.name,
@@ -188,7 +188,7 @@ def first(run: Run) -> Figures:
 
 
 def rows(run: Run) -> Figures:
-    number, found = 1_000_000 if run.quick else 50_000_000, []
+    number, results = 1_000_000 if run.quick else 50_000_000, []
     print(f"\nTables of {number:,} rows, columns id, path and label")
     print(f"{'':<26} seconds  order ms  bytes/row     private  at most")
     for kind in ("parquet", "csv"):
@@ -201,12 +201,12 @@ def rows(run: Run) -> Figures:
             for name, with_id, cache in openings:
                 row = {"table": kind, "contender": name, "rows": number}
                 row |= memory.in_fresh_process(tables.open_table, path, number, with_id, cache)
-                found.append(row)
+                results.append(row)
                 print(
                     f"{kind + ', ' + name:<26} {row['seconds']:>7.2f} {row['order_ms']:>9.1f} "
                     f"{row['bytes_per_row']:>10.1f} {row['own_bytes_per_row']:>11.1f} {row['peak_bytes_per_row']:>8.1f}"
                 )
-    return found
+    return results
 
 
 # -- reading ahead -----------------------------------------------------------------------------------------------------
@@ -235,16 +235,16 @@ def ahead(run: Run) -> Figures:
     print(f"\n{CROPPED}, {len(files.paths):,} files, AsyncLoader with 2 workers, from the first batch on, images/s")
     if not dropped:
         print("the page cache could not be dropped here: these figures are not of a cold cache")
-    found = []
+    results = []
     for (place, how), measured in rates.items():
-        found.append({"place": place, "how": how, "images_per_s": statistics.median(measured), "dropped": dropped})
-        print(f"{place + ', ' + how:<30} {found[-1]['images_per_s']:>8,.0f}")
-    return found
+        results.append({"place": place, "how": how, "images_per_s": statistics.median(measured), "dropped": dropped})
+        print(f"{place + ', ' + how:<30} {results[-1]['images_per_s']:>8,.0f}")
+    return results
 
 
 def in_time(run: Run) -> Figures:
     """Files of several sizes on a slow file system: the share read ahead."""
-    number, found, turns = 320 if run.quick else 960, [], 3 if run.quick else run.rounds
+    number, results, turns = 320 if run.quick else 960, [], 3 if run.quick else run.rounds
     print("\n.npy files that take 5 ms each, batch 16, one worker, from the first batch on")
     print("     bytes   files/s   read ahead")
     for nbytes in (100_000, 500_000, 2_000_000):
@@ -261,9 +261,9 @@ def in_time(run: Run) -> Figures:
                 shares.append(ahead_of.share)
             source.close()
         row = {"bytes": nbytes, "files_per_s": statistics.median(rates), "ahead": statistics.median(shares)}
-        found.append(row)
+        results.append(row)
         print(f"{nbytes:>10,} {row['files_per_s']:>9,.0f} {row['ahead']:>12.0%}")
-    return found
+    return results
 
 
 # -- goals -------------------------------------------------------------------------------------------------------------

@@ -153,11 +153,11 @@ def beside(batch: int, steps: int, load: Work, step: Work) -> dict[str, dict[str
     loading, computing = timed(loads) / steps, timed(trains) / steps
     threads = max(loading, computing) / (together(loads, trains) / steps)
     plain, _ = fitted(Steps(t2, step), in_memory(batch, steps))
-    found = {}
+    results = {}
     for contender in contenders(batch, steps, t1, load):
         marks, _ = fitted(Steps(t2, step), contender)
         ratio = max(loading, plain.per_step) / marks.per_step
-        found[contender.name] = {
+        results[contender.name] = {
             "loading": loading / batch,
             "training": plain.per_step / batch,
             "asynchronous": marks.per_step / batch,
@@ -166,7 +166,7 @@ def beside(batch: int, steps: int, load: Work, step: Work) -> dict[str, dict[str
             "threads": threads,
             "of_threads": ratio / threads,
         }
-    return found
+    return results
 
 
 def table(run: Run, kind: str, load: Work, step: Work) -> Figures:
@@ -176,7 +176,7 @@ def table(run: Run, kind: str, load: Work, step: Work) -> Figures:
         for batch in run.batches:
             for name, figures in beside(batch, run.steps(batch), load, step).items():
                 turns.setdefault((batch, name), []).append(figures)
-    rows: Figures = [{"batch": batch, "contender": name} | medians(found) for (batch, name), found in turns.items()]
+    rows: Figures = [{"batch": batch, "contender": name} | medians(runs) for (batch, name), runs in turns.items()]
     for row in rows:
         (sequence,) = (other for other in rows if (other["batch"], other["contender"]) == (row["batch"], "in sequence"))
         row["sequential"] = sequence["asynchronous"]
@@ -211,14 +211,14 @@ def device(run: Run) -> Figures:
             for contender in device_ways(steps, load_s):
                 turns.setdefault((name, contender.name), []).append(on_device(contender, load_s, copy_s, steps))
     rows: Figures = [
-        {"what": name, "contender": contender} | medians(found) for (name, contender), found in turns.items()
+        {"what": name, "contender": contender} | medians(runs) for (name, contender), runs in turns.items()
     ]
     print(f"\na simulated device, steps of {1000 * DEVICE_STEP_S:.0f} ms: milliseconds per step")
     print(f"{'':<34} contender               T2 alone  asynchr.  device idle  logged   ratio")
     for row in rows:
-        alone, asynchronous, idle, told = (1000 * row[key] for key in ("training", "asynchronous", "idle", "told"))
+        alone, asynchronous, idle, logged = (1000 * row[key] for key in ("training", "asynchronous", "idle", "logged"))
         print(
-            f"{row['what']:<34} {row['contender']:<23} {alone:>8.2f} {asynchronous:>9.2f} {idle:>12.2f} {told:>7.2f} "
+            f"{row['what']:<34} {row['contender']:<23} {alone:>8.2f} {asynchronous:>9.2f} {idle:>12.2f} {logged:>7.2f} "
             f"{row['ratio']:>7.3f}"
         )
     return rows
@@ -235,10 +235,10 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
         "device": ("ratio", "max(T1, T2) / asynchronous"),
     }
     for part, rows in figures.items():
-        measure, said = measures[part]
+        measure, label = measures[part]
         for contender in dict.fromkeys(row["contender"] for row in rows if row["contender"] != BEFORE):
             least = min(row[measure] for row in rows if row["contender"] == contender)
-            yield Goal(f"{part}, {contender}, {said}", least, WANTED, WANTED)
+            yield Goal(f"{part}, {contender}, {label}", least, WANTED, WANTED)
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------

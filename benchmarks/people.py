@@ -66,15 +66,15 @@ def compare(run: Run, reading: Reading, chosen: Sequence[Contender], *, touched:
     for _ in range(run.rounds):
         for contender in chosen:
             rates[contender.name].append(samples_per_second(contender, run))
-    found = {name: statistics.median(rate) for name, rate in rates.items()}
+    medians = {name: statistics.median(rate) for name, rate in rates.items()}
     plain, best = (
-        max(found[contender.name] for contender in chosen if hand(contender)) for hand in (is_plain, is_by_hand)
+        max(medians[contender.name] for contender in chosen if hand(contender)) for hand in (is_plain, is_by_hand)
     )
     print(f"\n{reading.name}, {len(reading.source):,} samples, batch {reading.batch}")
     print(f"{'':<50}  samples/s   MiB/s  × best DataLoader")
     rows = []
     for contender in chosen:
-        rate = found[contender.name]
+        rate = medians[contender.name]
         mib = rate * reading.sample_bytes / MIB
         row = {
             "reading": reading.name,
@@ -99,8 +99,8 @@ def is_plain(contender: Contender) -> bool:
 
 def both(run: Run, reading: Reading, warm_up: int = 0) -> list[Contender]:
     """AsyncLoader and a DataLoader, with the batches that each process of the latter needs to fill its caches."""
-    found = [readers.ours(reading, workers) for workers in run.workers]
-    return found + [readers.by_hand(reading, workers, warm_up=warm_up) for workers in run.workers]
+    ours = [readers.ours(reading, workers) for workers in run.workers]
+    return ours + [readers.by_hand(reading, workers, warm_up=warm_up) for workers in run.workers]
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -128,11 +128,11 @@ def repeated_decoding(run: Run, reading: Reading, path: str, stride: int) -> lis
     """For compressed chunks: a global shuffle, which decodes chunks repeatedly, with and without a cache."""
     kept = {"shuffle": "global", "cache_bytes": KEPT}
     cached = functools.partial(readers.Windows, path, WINDOW, stride, rdcc_nbytes=KEPT)
-    found = [readers.ours(reading, run.workers[-1], "global", shuffle="global")]
-    found += [readers.ours(reading, workers, f"global, {KEEPS}", WARM_UP, **kept) for workers in run.workers]
-    said = "64 MiB chunk cache"
-    found += [readers.by_hand(reading, workers, said, WARM_UP, dataset=cached()) for workers in run.workers]
-    return found
+    contenders = [readers.ours(reading, run.workers[-1], "global", shuffle="global")]
+    contenders += [readers.ours(reading, workers, f"global, {KEEPS}", WARM_UP, **kept) for workers in run.workers]
+    label = "64 MiB chunk cache"
+    contenders += [readers.by_hand(reading, workers, label, WARM_UP, dataset=cached()) for workers in run.workers]
+    return contenders
 
 
 def files(run: Run) -> Figures:
@@ -144,9 +144,9 @@ def files(run: Run) -> Figures:
             reading = readers.rows(f"{size[0]} files, {stored}", pattern)
             with open_file_limit(HANDLES):
                 limited = dataclasses.replace(reading, source=HDF5Source(pattern))
-            said = f"auto, {HANDLES} handles"
+            label = f"auto, {HANDLES} handles"
             chosen = both(run, reading, CACHES if stored == GZIP else 0)
-            chosen += [readers.ours(limited, workers, said) for workers in run.workers]
+            chosen += [readers.ours(limited, workers, label) for workers in run.workers]
             rows += compare(run, reading, chosen)
             reading.close()
             limited.close()
@@ -205,16 +205,16 @@ def with_cost(rows: Figures) -> Figures:
 
 def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
     """AsyncLoader with default options against a default DataLoader, and the best of either."""
-    said = f"times the best {BY_HAND}"
+    label = f"times the best {BY_HAND}"
     for row_of in ("windows", "files"):
         rows = figures.get(row_of, [])
         for name in dict.fromkeys(row["reading"] for row in rows):
             mine = [row for row in rows if row["reading"] == name and row["ours"]]
             auto = max(row["times_plain"] for row in mine if row["family"] == AUTO)
-            yield Goal(f"{name}, {said}", auto, TIMES, TIMES)
+            yield Goal(f"{name}, {label}", auto, TIMES, TIMES)
             if any(KEEPS in row["family"] for row in mine):
                 best = max(row["times_dataloader"] for row in mine)
-                yield Goal(f"{name}, {said}, 64 MiB of decoded chunks kept by either", best, TIMES, TIMES)
+                yield Goal(f"{name}, {label}, 64 MiB of decoded chunks kept by either", best, TIMES, TIMES)
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------

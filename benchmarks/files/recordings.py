@@ -87,7 +87,7 @@ def cells(folder: str, stored: str, rows: int) -> str:
     path = os.path.join(folder, "cells.h5ad")
     rng = np.random.default_rng(0)
     columns = [np.flatnonzero(rng.random(GENES, np.float32) < 0.05) for _ in range(rows)]
-    indptr = np.concatenate([[0], np.cumsum([len(found) for found in columns])])
+    indptr = np.concatenate([[0], np.cumsum([len(each) for each in columns])])
     counts = 1 + rng.poisson(1, indptr[-1])
     options = {"compression": "gzip"} if stored == GZIP else {}
     with h5py.File(path, "w") as file:

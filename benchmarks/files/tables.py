@@ -99,8 +99,8 @@ class Reading:
     def empty(self) -> Array:
         """Memory for a decoded sample; images have their channels last."""
         if self.shape is None:
-            found: Array = np.load(self.files.paths[0])
-            return found
+            sample: Array = np.load(self.files.paths[0])
+            return sample
         side: Any = self.size or Image.open(self.files.paths[0]).size[::-1]
         return np.empty((*side, self.shape.channels), np.uint8)
 
@@ -228,9 +228,9 @@ def open_table(path: str, rows: int, with_id: bool, cache: str | None = None) ->
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     peak = int(status["VmHWM"].split()[0]) / 1024 - sum(before.values())
     grown = sum(after.values()) - sum(before.values())
-    found = {"seconds": built - started, "order_ms": 1000 * (ordered - built)}
+    result = {"seconds": built - started, "order_ms": 1000 * (ordered - built)}
     own = (after["RssAnon"] - before["RssAnon"]) * MIB / rows
-    return found | {
+    return result | {
         "bytes_per_row": grown * MIB / rows,
         "own_bytes_per_row": own,
         "peak_bytes_per_row": peak * MIB / rows,

@@ -42,13 +42,13 @@ def plotted(rows: list[dict[str, Any]], machine: str, file: str) -> None:
 
 def fastest(rows: list[dict[str, Any]], layout: str) -> list[dict[str, Any]]:
     """For each contender the row with the best number of workers, fastest first."""
-    found: dict[str, dict[str, Any]] = {}
+    best: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row["layout"] == layout:
-            known = found.setdefault(row["family"], row)
+            known = best.setdefault(row["family"], row)
             if row["samples_per_s"] > known["samples_per_s"]:
-                found[row["family"]] = row
-    return sorted(found.values(), key=lambda row: -row["samples_per_s"])
+                best[row["family"]] = row
+    return sorted(best.values(), key=lambda row: -row["samples_per_s"])
 
 
 def drawn(panel: Any, bars: list[dict[str, Any]]) -> None:

@@ -46,9 +46,9 @@ def best(rows: Rows, measure: str, name: str, prefix: str) -> float | None:
 def warm(rows: Rows) -> Iterator[Goal]:
     for (layout, family), wanted in WARM.items():
         mine = [row for row in rows if row["layout"] == layout and row["family"] == family]
-        for (measure, said), (least, goal) in zip(MEASURES.items(), wanted, strict=True):
-            found = max((row[measure] for row in mine), default=None)
-            yield Goal(f"{layout}, {family}, {said}", found, least, goal)
+        for (measure, label), (least, goal) in zip(MEASURES.items(), wanted, strict=True):
+            value = max((row[measure] for row in mine), default=None)
+            yield Goal(f"{layout}, {family}, {label}", value, least, goal)
 
 
 def cold(rows: Rows) -> Iterator[Goal]:
@@ -67,15 +67,15 @@ def coupled(rows: Rows) -> Iterator[Goal]:
 
 
 def opening(rows: Rows) -> Iterator[Goal]:
-    said = f"B, milliseconds to open {rows[0]['chunks']} chunks and have the first batch"
-    yield Goal(said, 1000 * rows[0]["seconds"], 50, 50, at_most=True)
-    yield Goal(f"{said}, with a saved index", 1000 * rows[0]["kept_seconds"], 50, 50, at_most=True)
+    label = f"B, milliseconds to open {rows[0]['chunks']} chunks and have the first batch"
+    yield Goal(label, 1000 * rows[0]["seconds"], 50, 50, at_most=True)
+    yield Goal(f"{label}, with a saved index", 1000 * rows[0]["kept_seconds"], 50, 50, at_most=True)
 
 
 def memory(rows: Rows) -> Iterator[Goal]:
     for row in rows:
-        said = f"{row['layout']}, MiB of resident memory beyond the budget of {row['budget_mib']:.1f}"
-        yield Goal(said, row["grown_mib"] - row["budget_mib"], 8, 8, at_most=True)
+        label = f"{row['layout']}, MiB of resident memory beyond the budget of {row['budget_mib']:.1f}"
+        yield Goal(label, row["grown_mib"] - row["budget_mib"], 8, 8, at_most=True)
 
 
 def larger(rows: Rows) -> Iterator[Goal]:
@@ -87,5 +87,5 @@ def larger(rows: Rows) -> Iterator[Goal]:
             0.9,
             0.9,
         )
-        said = "The same, memory in the last quarter of the time over the first"
-        yield Goal(said, row["last_mib"] / row["first_mib"], 1.05, 1.05, at_most=True)
+        label = "The same, memory in the last quarter of the time over the first"
+        yield Goal(label, row["last_mib"] / row["first_mib"], 1.05, 1.05, at_most=True)

@@ -18,11 +18,11 @@ from measuring.training import SmallModel
 MIB = 2**20
 
 
-def in_fresh_process(work: Callable[..., Any], *given: Any) -> Any:
+def in_fresh_process(work: Callable[..., Any], *args: Any) -> Any:
     """The result of a function in a fresh process, whose memory nothing else has grown."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(work, *given).result()
+        return pool.submit(work, *args).result()
 
 
 def memory_growth(path: str, options: dict[str, Any], batches: int, seconds: float) -> dict[str, float]:

@@ -46,8 +46,8 @@ class Pages:
         """An estimate of `resident` from one stretch in ``every``: the query takes 70 ns per page."""
         places = range(0, self.size, every * STRETCH)
         seen = sum(min(STRETCH, self.size - begin) for begin in places)
-        found = sum(self._resident(begin, min(STRETCH, self.size - begin)) for begin in places)
-        return min(found * self.size // seen, self.size)
+        resident = sum(self._resident(begin, min(STRETCH, self.size - begin)) for begin in places)
+        return min(resident * self.size // seen, self.size)
 
     def _resident(self, begin: int, length: int) -> int:
         address = ctypes.c_void_p(self._map.ctypes.data + begin)
@@ -73,13 +73,13 @@ class Pages:
 
 def mappings(path: str) -> list[tuple[int, int, int]]:
     """The maps of a file in this process: address, offset in the file, bytes."""
-    found = []
+    maps = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
         if len(words) == 6 and words[5] == path:
             low, high = (int(word, 16) for word in words[0].split("-"))
-            found.append((low, int(words[2], 16), high - low))
-    return found
+            maps.append((low, int(words[2], 16), high - low))
+    return maps
 
 
 def drop_file(path: str) -> bool:

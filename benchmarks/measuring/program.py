@@ -26,32 +26,32 @@ class Goal:
 
     Attributes:
         label: What was measured.
-        found: None if it was not measured.
+        value: None if it was not measured.
         least: What it must reach.
         goal: What it should be.
         at_most: Less is better.
     """
 
     label: str
-    found: float | None
+    value: float | None
     least: float
     goal: float
     at_most: bool = False
 
     @property
     def verdict(self) -> str:
-        if self.found is None:
+        if self.value is None:
             return "not measured"
         sign = -1 if self.at_most else 1
-        if sign * self.found >= sign * self.goal:
+        if sign * self.value >= sign * self.goal:
             return "met"
-        return "least met" if sign * self.found >= sign * self.least else "not met"
+        return "least met" if sign * self.value >= sign * self.least else "not met"
 
     def __str__(self) -> str:
-        found = "–" if self.found is None else f"{self.found:.3g}"
+        value = "–" if self.value is None else f"{self.value:.3g}"
         sign = "≤" if self.at_most else "≥"
         aim = f" ({self.goal:g})" if self.goal != self.least else ""
-        return f"{self.verdict:<12}  {self.label}: {found}, goal {sign} {self.least:g}{aim}"
+        return f"{self.verdict:<12}  {self.label}: {value}, goal {sign} {self.least:g}{aim}"
 
 
 def argument_parser(doc: str | None, parts: Mapping[str, Part]) -> argparse.ArgumentParser:

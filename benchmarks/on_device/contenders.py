@@ -145,7 +145,7 @@ def contenders(batch: int, steps: int, seconds: float) -> list[Contender]:
 
 def in_memory(batch: int, steps: int) -> Contender:
     """A batch that stays on the GPU."""
-    made = {"x": torch.zeros(batch, SAMPLE, dtype=torch.uint8, device="cuda")}
+    resident = {"x": torch.zeros(batch, SAMPLE, dtype=torch.uint8, device="cuda")}
     # A DataLoader, since the Trainer would take a list as several loaders.
-    loader = DataLoader(Resident([made] * steps), batch_size=None)
+    loader = DataLoader(Resident([resident] * steps), batch_size=None)
     return Contender("in the GPU's memory", lambda: contextlib.nullcontext(loader))

@@ -263,18 +263,18 @@ class CopiesCountAsDoneAtOnce:
 class DropsRawTensorsEarly(StreamQueue):
     """Frees the copied tensors when the transform is enqueued."""
 
-    def _submit(self, ticket: Any, *given: Any) -> None:
-        super()._submit(ticket, *given)
+    def _submit(self, ticket: Any, *args: Any) -> None:
+        super()._submit(ticket, *args)
         ticket.raw.clear()
         ticket.block = None
 
 
-Made = TypeVar("Made", bound=type)
+Class = TypeVar("Class", bound=type)
 
 
-def mixed(lacking: type | None, made: Made) -> Made:
+def mixed(lacking: type | None, cls: Class) -> Class:
     """The class with a mutation mixed in, or the class itself."""
-    return made if lacking is None else type(lacking.__name__, (lacking, made), {})  # type: ignore[return-value]
+    return cls if lacking is None else type(lacking.__name__, (lacking, cls), {})  # type: ignore[return-value]
 
 
 # -- the hazards -------------------------------------------------------------------------------------------------------

@@ -106,16 +106,16 @@ class TimedCopies(TorchStreams):
 
 def copy_rate(contender: Contender, step: Callable[[Batch], None]) -> float:
     """GB/s of the copies of one of our loaders while steps run."""
-    made: list[TimedCopies] = []
+    created: list[TimedCopies] = []
 
     def streams(device: torch.device) -> TimedCopies:
-        made.append(TimedCopies(device))
-        return made[-1]
+        created.append(TimedCopies(device))
+        return created[-1]
 
     with replaced_streams(streams, simulated=False), contender.opened() as batches:
         for batch in batches:
             step(batch)
-        return made[-1].rate
+        return created[-1].rate
 
 
 def delivered_rate(contender: Contender) -> float:
@@ -190,7 +190,7 @@ class NoSynchronising(pl.Callback):
 
 def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
     """Seconds that ``prefetch`` takes to start the copy of a batch while both streams are busy."""
-    found, cycles = [], round(hold_s * cycles_per_second())
+    durations, cycles = [], round(hold_s * cycles_per_second())
     with source(16, SETTLE + turns + 1, 0.0, device_depth=1) as loader:
         loader.externally_driven = True
         for number in range(SETTLE + turns):
@@ -205,10 +205,10 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
             seconds = time.perf_counter() - started
             assert engine_of(loader).queue.ready == 1, "nothing was submitted"
             if number >= SETTLE:
-                found.append(seconds)
+                durations.append(seconds)
             del batch
             torch.cuda.synchronize()
-    return found
+    return durations
 
 
 def engine_of(loader: AsyncLoader) -> Any:
@@ -234,16 +234,16 @@ def reserved(epochs: int, *, new_streams: bool = False) -> list[int]:
     """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    found = []
+    sizes = []
     with source(16, 12, 0.0, device_transform=ToFloat("x")) as loader:
         for _ in range(epochs):
             for batch in loader:
                 batch["x"].amax()
             torch.cuda.synchronize()
-            found.append(torch.cuda.memory_reserved())
+            sizes.append(torch.cuda.memory_reserved())
             if new_streams:
                 engine_of(loader).queue._streams.side = torch.Stream(device="cuda")
-    return found
+    return sizes
 
 
 # -- copies beside kernels ---------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ Interval = tuple[float, float]
 
 
 @contextlib.contextmanager
-def traced(found: list[dict[str, Any]]) -> Iterator[None]:
+def traced(collected: list[dict[str, Any]]) -> Iterator[None]:
     """Profile the GPU inside the context, and append the events of its kernels and copies."""
     cuda = torch.profiler.ProfilerActivity.CUDA
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, cuda]) as profile:
@@ -262,7 +262,7 @@ def traced(found: list[dict[str, Any]]) -> Iterator[None]:
         path = str(Path(folder, "trace.json"))
         profile.export_chrome_trace(path)
         events = json.loads(Path(path).read_text())["traceEvents"]
-    found += [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy") and "dur" in event]
+    collected += [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy") and "dur" in event]
 
 
 def copies(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -284,28 +284,28 @@ def interval(event: dict[str, Any]) -> Interval:
 
 def merged(intervals: list[Interval]) -> list[Interval]:
     """The same time as intervals that do not overlap."""
-    found: list[Interval] = []
+    union: list[Interval] = []
     for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if union and begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end)
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
 
 
 def beside_kernels(contender: Contender, kernels: Kernels) -> list[dict[str, Any]]:
     """The events of the GPU in the middle of an epoch in the Trainer."""
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     watching = contextlib.ExitStack()
 
     class Watch(pl.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx == SETTLE:
-                watching.enter_context(traced(found))
+                watching.enter_context(traced(events))
 
         def on_train_end(self, *_: Any) -> None:
             watching.close()
 
     with contender.opened() as batches, watching:
         pl.Trainer(callbacks=[*contender.callbacks(), Watch()], **QUIET).fit(TimedSteps(kernels), batches)
-    return found
+    return events

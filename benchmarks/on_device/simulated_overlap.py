@@ -117,6 +117,6 @@ def on_device(contender: Contender, load_s: float, copy_s: float, steps: int) ->
         "training": marks.alone,
         "asynchronous": marks.per_step,
         "idle": marks.between,
-        "told": float(means.get("data/device_wait_ms", math.nan)) / 1000,  # as the callback logged it
+        "logged": float(means.get("data/device_wait_ms", math.nan)) / 1000,  # as the callback logged it
         "ratio": max(load_s, copy_s, marks.alone) / marks.per_step,
     }

@@ -81,9 +81,9 @@ def ours(layout: Layout, source: HDF5Source, workers: int, shuffle: str = "globa
         with AsyncLoader(source, options) as loader:
             yield endless_epochs(loader)
 
-    said = f"chunks, {wide} at a time" if wide else shuffle
+    label = f"chunks, {wide} at a time" if wide else shuffle
     cached = ", decoded chunks kept" if more.get("cache_bytes") else ""
-    return Contender(f"{OURS}, {said}{cached}", workers, opened, ready, together)
+    return Contender(f"{OURS}, {label}{cached}", workers, opened, ready, together)
 
 
 def endless_epochs(loader: Any) -> Iterator[Batch]:
@@ -223,14 +223,14 @@ def identity(batch: Any) -> Any:
 def dataloaders(layout: Layout, path: str, workers: int) -> list[Contender]:
     """DataLoaders over h5py, and over a memory map if the data is stored raw."""
     more: dict[str, Any] = {"num_workers": workers}
-    found = []
+    contenders = []
     for family, dataset in ((ROWS, Rows), (SORTED, SortedRows)):
         read = dataset(path)
         sampler = RandomSampler(read, num_samples=MANY_SAMPLES)
         options = {"batch_size": layout.batch, "sampler": sampler} | more
         if dataset is SortedRows:
             options["collate_fn"] = identity
-        found.append(
+        contenders.append(
             Contender(
                 family, workers, functools.partial(open_dataloader, read, **options), 2 * workers, max(workers, 1)
             )
@@ -239,8 +239,8 @@ def dataloaders(layout: Layout, path: str, workers: int) -> list[Contender]:
         mapped = MemoryMapped(path)
         options = {"batch_size": None, "sampler": EndlessBatches(len(mapped.labels), layout.batch)} | more
         opened = functools.partial(open_dataloader, mapped, **options)
-        found.append(Contender("DataLoader, memory map", workers, opened, 2 * workers, max(workers, 1)))
-    return found
+        contenders.append(Contender("DataLoader, memory map", workers, opened, 2 * workers, max(workers, 1)))
+    return contenders
 
 
 def chunk_mixed(layout: Layout, path: str, workers: int, wide: int) -> Contender:
@@ -291,8 +291,8 @@ def torchdata_nodes(layout: Layout, path: str, method: str) -> Contender:
             # Otherwise a fork of this process would collect it, and report an error.
             mapper._it._it._workers.clear()
 
-    said = {"thread": "threads", "process": "processes"}[method]
-    return Contender(f"torchdata.nodes ({said}), h5py rows", 2, opened, 4, 2)
+    kind = {"thread": "threads", "process": "processes"}[method]
+    return Contender(f"torchdata.nodes ({kind}), h5py rows", 2, opened, 4, 2)
 
 
 class Records:
@@ -363,8 +363,8 @@ def scdataset(layout: Layout, path: str, workers: int, wide: int = 0) -> Contend
         # As its documentation advises.
         return repeated_dataloader(dataset, workers, **({"prefetch_factor": factor + 1} if workers else {}))
 
-    said = f"chunks, {wide} at a time" if wide else "global"
-    return Contender(f"scDataset, {said}", workers, opened, (factor + 1) * workers, factor * max(workers, 1))
+    label = f"chunks, {wide} at a time" if wide else "global"
+    return Contender(f"scDataset, {label}", workers, opened, (factor + 1) * workers, factor * max(workers, 1))
 
 
 def h5torch(layout: Layout, path: str) -> Contender:
@@ -388,16 +388,16 @@ def is_installed(*modules: str) -> bool:
 
 def other_libraries(layout: Layout, path: str) -> list[Contender]:
     """The contenders of the other libraries that are installed."""
-    found = []
+    contenders = []
     if is_installed("spdl", "spdl.pipeline"):
-        found.append(spdl(layout, path))
+        contenders.append(spdl(layout, path))
     if is_installed("torchdata"):
-        found += [torchdata_nodes(layout, path, method) for method in ("thread", "process")]
+        contenders += [torchdata_nodes(layout, path, method) for method in ("thread", "process")]
     if is_installed("grain"):
-        found.append(grain(layout, path))
+        contenders.append(grain(layout, path))
     if is_installed("scdataset"):
         widths = (0, 16, 64) if layout.packed and (layout.chunk or 1) > 1 else (0,)
-        found += [scdataset(layout, path, workers, wide) for wide in widths for workers in (0, 2)]
+        contenders += [scdataset(layout, path, workers, wide) for wide in widths for workers in (0, 2)]
     if is_installed("h5torch"):
-        found.append(h5torch(layout, path))
-    return found
+        contenders.append(h5torch(layout, path))
+    return contenders

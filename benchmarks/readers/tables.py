@@ -119,9 +119,9 @@ def ours(source: ManifestSource, workers: int | str) -> Contender:
         with AsyncLoader(source, options) as loader:
             yield endless_epochs(loader)
 
-    said = f"{OURS}, auto" if workers == "auto" else OURS
+    family = f"{OURS}, auto" if workers == "auto" else OURS
     return Contender(
-        said, footprint.workers, opened, footprint.budget.slots * together, together * max(footprint.workers, 1)
+        family, footprint.workers, opened, footprint.budget.slots * together, together * max(footprint.workers, 1)
     )
 
 
@@ -169,16 +169,16 @@ def folders(reading: Reading) -> Any:
 def others(reading: Reading, workers: tuple[int, ...]) -> tuple[list[Contender], list[str]]:
     """The other contenders, and those left out, with the reason."""
     same, plain, left_out = SameDecoder(reading), Plain(reading), []
-    found = [by_dataloader(SAME, same, each, channels_first) for each in workers]
-    found += [by_dataloader(PLAIN, plain, each) for each in workers]
+    contenders = [by_dataloader(SAME, same, each, channels_first) for each in workers]
+    contenders += [by_dataloader(PLAIN, plain, each) for each in workers]
     if not is_installed("torchvision"):
         left_out.append(f"{FOLDERS}: not installed")
     elif reading.shape is not None:
-        found += [by_dataloader(FOLDERS, folders(reading), each) for each in workers]
+        contenders += [by_dataloader(FOLDERS, folders(reading), each) for each in workers]
     if not is_installed("spdl", "spdl.pipeline", "spdl.io"):
         left_out.append("SPDL: not installed")
-        return found, left_out
-    found.append(by_spdl(SHARED, len(same), same.batch))
+        return contenders, left_out
+    contenders.append(by_spdl(SHARED, len(same), same.batch))
     if reading.shape is not None and not reading.random:
         batch = functools.partial(spdl_batch, reading)
         try:
@@ -188,8 +188,8 @@ def others(reading: Reading, workers: tuple[int, ...]) -> tuple[list[Contender],
         except Exception as error:  # any error of a library without FFmpeg  # noqa: BLE001
             left_out.append(f"{NATIVE}: does not work here ({str(error).split('. ')[0]})")
         else:
-            found.append(by_spdl(NATIVE, len(same), batch))
-    return found, left_out
+            contenders.append(by_spdl(NATIVE, len(same), batch))
+    return contenders, left_out
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -206,9 +206,9 @@ def check(reading: Reading, source: ManifestSource, count: int) -> None:
     options = {"batch_size": BATCH, "workers": 2, "augment": False, "return_indices": True}
     with AsyncLoader(source, options) as loader:
         for _ in range(count):
-            images, found, ids = loader.next()
+            images, batch_labels, ids = loader.next()
             by_same = same.batch(ids.numpy())
-            if not (torch.equal(found, labels[ids]) and torch.equal(found, by_same[1])):
+            if not (torch.equal(batch_labels, labels[ids]) and torch.equal(batch_labels, by_same[1])):
                 raise ValueError(f"{reading.name}: labels of {ids.tolist()} are not those of the table")
             if images.dtype != by_same[0].dtype or not torch.equal(images, by_same[0]):
                 raise ValueError(f"{reading.name}: images of {ids.tolist()} are not what the decoder makes")
@@ -229,8 +229,8 @@ def check(reading: Reading, source: ManifestSource, count: int) -> None:
 
 def cropped(shape: Any) -> ImageShape:
     """The shape of random crops in evaluation."""
-    found: ImageShape = dataclasses.replace(shape, resize="crop")
-    return found
+    evaluated: ImageShape = dataclasses.replace(shape, resize="crop")
+    return evaluated
 
 
 def check_drawn(reading: Reading, source: ManifestSource) -> None:
@@ -297,10 +297,10 @@ def first_batches(files: Files, side: int) -> dict[str, float]:
             pass
 
     command = [sys.executable, "-c", FROM_SCRATCH, files.table, str(side)]
-    found = {f"{OURS}, from scratch": float(subprocess.run(command, capture_output=True, check=True).stdout)}
-    found[f"{OURS}, from the table"] = until(from_table)
+    milliseconds = {f"{OURS}, from scratch": float(subprocess.run(command, capture_output=True, check=True).stdout)}
+    milliseconds[f"{OURS}, from the table"] = until(from_table)
     for workers in ("auto", 1):
-        found[f"{OURS}, from the loader, workers={workers}"] = until(functools.partial(ours, workers))
+        milliseconds[f"{OURS}, from the loader, workers={workers}"] = until(functools.partial(ours, workers))
     for start in ("fork", "spawn"):
-        found[f"DataLoader, same decoder, 2 workers by {start}"] = until(functools.partial(theirs, start))
-    return found
+        milliseconds[f"DataLoader, same decoder, 2 workers by {start}"] = until(functools.partial(theirs, start))
+    return milliseconds
