@@ -11,7 +11,7 @@ train: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
-# What needs no Trainer and no large files, in a minute.
+# The tests without a Trainer and without large files, in a minute.
 test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal tests/order tests/batch tests/host tests/device tests/prefetch tests/test_loader.py tests/test_house.py $(ARGS)
 
@@ -22,7 +22,7 @@ test-long: $(VENV)/installed
 test-gpu: $(VENV)/installed
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
-# Lightning has two names; the tests that use it run under either.
+# The tests with a Trainer, under the other name of Lightning.
 test-lightning: $(VENV)/installed
 	LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch $(BIN)/python -m pytest tests/lightning/test_trainer*.py $(ARGS)
 
@@ -39,24 +39,24 @@ format: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/first.py $(ARGS)
 
-# Against h5py and other loaders, at most 15 minutes; ARGS="--quick" in one. Others take part if they are installed:
-# .venv/bin/pip install --constraint constraints.txt --requirement benchmarks/requirements-peers.txt
+# Against h5py and other loaders, at most 15 minutes; ARGS="--quick" in one. Other loaders take part if installed:
+# .venv/bin/pip install --constraint constraints.txt --requirement benchmarks/readers/requirements.txt
 bench-hdf5: $(VENV)/installed
 	$(BIN)/python benchmarks/hdf5.py $(ARGS)
 
-# Windows of a recording, many files, sparse rows and drawing by class, at most 8 minutes and 3.1 GB.
+# Windows of a recording, many files, sparse rows, drawing by class: at most 8 minutes and 3.1 GB.
 bench-people: $(VENV)/installed
 	$(BIN)/python benchmarks/people.py $(ARGS)
 
-# Tables of images, arrays and 50 million rows, against other loaders, at most 10 minutes and 6 GB.
+# Tables of images, arrays and 50 million rows, against other loaders: at most 10 minutes and 6 GB.
 bench-manifest: $(VENV)/installed
 	$(BIN)/python benchmarks/manifest.py $(ARGS)
 
-# Loading, copying and training beside each other, through the Trainer, about 3 minutes.
+# Loading, copying and training at the same time, through the Trainer: about 3 minutes.
 bench-overlap: $(VENV)/installed
 	$(BIN)/python benchmarks/overlap.py $(ARGS)
 
-# Every hazard and every figure of the way to a device, on a machine with a CUDA device; made for 5 minutes.
+# Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 

@@ -1,6 +1,6 @@
 """The reference script: ``python train.py data=hdf5 data.train.path=x.h5 loader.workers=2``.
 
-Every value of ``configs/train.yaml`` can be set on the command line; ``-m loader.queue_depth=1,2,4`` sweeps.
+The command line can set every value of ``configs/train.yaml``; ``-m loader.queue_depth=1,2,4`` sweeps.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lit_async_data.reference.commandline import (
     check_choices,
     check_run,
     check_types,
+    drop_demo_settings,
     explained,
-    keep_wait,
-    leave_out_unknown,
+    write_wait,
 )
 
 ROOT = Path(__file__).resolve().parent
@@ -32,13 +32,13 @@ os.environ.setdefault("PROJECT_ROOT", str(ROOT))
 
 
 def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train, and test, as a configuration says.
+    """Train and test.
 
     Args:
-        cfg: `configs/train.yaml`, composed.
+        cfg: The composed `configs/train.yaml`.
 
     Returns:
-        The metrics that were logged, and the objects that were built, by name.
+        The logged metrics, and the objects built from the configuration, by name.
     """
     import pytorch_lightning as pl
     from pytorch_lightning.utilities import rank_zero_info
@@ -48,7 +48,7 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
             cfg.data[stage] = None
     datamodule = hydra.utils.instantiate(cfg.data)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    model = built_model(cfg)
+    model = build_model(cfg)
     callbacks = [hydra.utils.instantiate(callback) for callback in usable_callbacks(cfg, datamodule)]
     loggers = [hydra.utils.instantiate(logger) for logger in cfg.logger.values()]
     trainer = hydra.utils.instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
@@ -58,7 +58,7 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     if cfg.test and not datamodule.sources["test"]:
         rank_zero_info("no test set (data.test): testing is skipped")
     elif cfg.test and cfg.train and cfg.ckpt_path is None and not trainer.global_step:
-        rank_zero_info("no step was trained, so that the weights are random: testing is skipped")
+        rank_zero_info("no step was trained and the weights are random: testing is skipped")
     elif cfg.test:
         best = getattr(trainer.checkpoint_callback, "best_model_path", "") if cfg.train else cfg.ckpt_path
         trainer.test(model, datamodule=datamodule, ckpt_path=best or None, weights_only=False)
@@ -69,14 +69,14 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     return metrics, {"cfg": cfg, "datamodule": datamodule, "model": model, "callbacks": callbacks, "trainer": trainer}
 
 
-def built_model(cfg: DictConfig) -> Any:
-    """The configured model; one of the user's own gets those of the demo's settings that its class takes."""
+def build_model(cfg: DictConfig) -> Any:
+    """The configured model. A user's own class gets only the settings of the demo that it accepts."""
     import pytorch_lightning as pl
 
     from lit_async_data.reference.demo import ImageClassifier
 
     typed = [override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task]
-    leave_out_unknown(cfg.model, typed, ImageClassifier)
+    drop_demo_settings(cfg.model, typed, ImageClassifier)
     model = hydra.utils.instantiate(cfg.model)
     if not isinstance(model, pl.LightningModule):
         raise ConfigError(
@@ -86,23 +86,23 @@ def built_model(cfg: DictConfig) -> Any:
 
 
 def usable_callbacks(cfg: DictConfig, datamodule: Any) -> list[DictConfig]:
-    """The configured callbacks, without those that watch a validation that does not take place."""
+    """The configured callbacks, without those that monitor validation if there is no validation set."""
     from pytorch_lightning.utilities import rank_zero_info
 
     usable = []
     for name, callback in cfg.callbacks.items():
         if callback is None or ("ProgressBar" in callback["_target_"] and not cfg.trainer.enable_progress_bar):
             continue
-        watched = callback.get("monitor") or ""
-        if watched.startswith("val/") and not datamodule.sources["val"]:
-            rank_zero_info(f"no validation set (data.val): callback {name} is left out, since it watches {watched}")
+        metric = callback.get("monitor") or ""
+        if metric.startswith("val/") and not datamodule.sources["val"]:
+            rank_zero_info(f"no validation set (data.val): callback {name} is left out, as it monitors {metric}")
         else:
             usable.append(callback)
     return usable
 
 
 def show(cfg: DictConfig) -> None:
-    """Print the configuration, resolved, and save it beside what the run writes."""
+    """Print the resolved configuration, and save it in the folder of the run."""
     text = OmegaConf.to_yaml(cfg, resolve=True)
     print(text)
     Path(cfg.paths.output_dir).mkdir(parents=True, exist_ok=True)
@@ -111,20 +111,20 @@ def show(cfg: DictConfig) -> None:
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    """One run: show the configuration, train, and return the metric to optimise."""
+    """Run once, and return the metric to optimise."""
     from pytorch_lightning.utilities import rank_zero_only
 
     several = cfg.trainer.devices not in (1, "1") or cfg.trainer.num_nodes > 1
     if HydraConfig.get().mode == RunMode.MULTIRUN and several and "spawn" not in str(cfg.trainer.strategy):
         raise ConfigError(
-            f"trainer.devices: {cfg.trainer.devices} with --multirun: each process would run the whole sweep again; "
+            f"trainer.devices: {cfg.trainer.devices} with --multirun: each process would repeat the whole sweep; "
             "use trainer.devices=1, trainer.strategy=ddp_spawn, or one call per setting"
         )
     check_types(cfg)
     check_run(cfg)
     rank_zero_only(show)(cfg)
     metrics, objects = train(cfg)
-    rank_zero_only(keep_wait)(cfg.paths.output_dir, objects["callbacks"])
+    rank_zero_only(write_wait)(cfg.paths.output_dir, objects["callbacks"])
     if cfg.optimized_metric is None:
         return None
     if cfg.optimized_metric not in metrics:
@@ -133,14 +133,14 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    # Hydra would say what is wrong over several lines; with its own variable set, it still does.
-    asked = os.environ.get("HYDRA_FULL_ERROR")
+    # Hydra's own message has several lines; HYDRA_FULL_ERROR=1 still shows it.
+    full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     configs = str(ROOT / "configs")
     try:
         check_choices(sys.argv[1:], configs)
         main()
     except (HydraException, OmegaConfBaseException, ConfigError, ResumeError, SourceError) as error:
-        if asked:
+        if full_error:
             raise
         sys.exit(f"error: {explained(error, sys.argv[1:], configs)}")

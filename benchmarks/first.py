@@ -1,8 +1,8 @@
-"""The first three promises, measured: nothing is waited for, files are read fast, memory stays flat.
+"""The three basic claims: the loop does not wait, files are read fast, memory does not grow.
 
     python benchmarks/first.py [--quick] [--json FILE] [overlap | throughput | memory ...]
 
-Every figure is a ratio of things measured in this run, one after the other in turns, and the median over the rounds.
+Figures are ratios of measurements of one run, interleaved, and medians over the rounds.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader, Dataset
 from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, HDF5Source
 from lit_async_data.testing import ArraySource
 
-# Seconds per sample of loading (T1) and of training (T2) by batch size, as measured in 2020 on Mask R-CNN with a loader
-# that copies on a side stream (its table, "T1+T2 sequential" less "T1 loading"); run here at a tenth of that.
+# Seconds per sample of loading (T1) and training (T2) by batch size, measured in 2020 on Mask R-CNN with a loader that
+# copies on a side stream (from its table: "T1+T2 sequential" less "T1 loading"). This benchmark runs a tenth of that.
 TABLE = {1: (0.6390, 0.7473), 2: (0.4363, 0.6710), 3: (0.4501, 0.6725), 4: (0.5326, 0.6792)}
 SCALE = 0.1
 
@@ -45,7 +45,7 @@ Work = Callable[[float], None]
 
 
 def hashing() -> Work:
-    """Work that holds no lock, as much as takes a given time on an idle core."""
+    """Work without the GIL that takes a given time on an idle core."""
     data = np.random.default_rng(0).bytes(2**20)
     pieces = 16
 
@@ -65,7 +65,7 @@ def hashing() -> Work:
 
 
 class SlowSource(ArraySource):
-    """Samples that take a given time each to load."""
+    """Each sample takes a given time to load."""
 
     def __init__(self, length: int, seconds: float, work: Work) -> None:
         super().__init__({"x": np.zeros((length, 1), np.float32)})
@@ -77,7 +77,7 @@ class SlowSource(ArraySource):
 
 
 class InMemory(Dataset[Any]):
-    """Batches that are there already."""
+    """Batches in memory."""
 
     def __init__(self, batches: list[Any]) -> None:
         self.batches = batches
@@ -189,11 +189,11 @@ def overlap(quick: bool) -> list[dict[str, Any]]:
     rounds, samples = (1, 24) if quick else (3, 36)
     rows: list[dict[str, Any]] = []
     for kind, work in (("waits", time.sleep), ("work", hashing())):
-        found: dict[int, list[dict[str, float]]] = {batch: [] for batch in TABLE}
+        by_batch: dict[int, list[dict[str, float]]] = {batch: [] for batch in TABLE}
         for _ in range(rounds):
             for batch in TABLE:
-                found[batch].append(overlap_round(batch, samples // batch, work))
-        for batch, results in found.items():
+                by_batch[batch].append(overlap_round(batch, samples // batch, work))
+        for batch, results in by_batch.items():
             rows.append({"kind": kind, "batch": batch} | medians(results))
     print("\n(a) seconds per sample, first batch excluded; ratio = max(T1, T2) / asynchronous")
     print("kind   batch  T1+T2 seq.  T1 loading  T2 training  asynchr.  loading left   ratio  two threads  of them")
@@ -210,8 +210,7 @@ def overlap(quick: bool) -> list[dict[str, Any]]:
 
 
 class Rows(Dataset[Any]):
-    """What people write today, with care: one h5py row per sample, the file opened once in each worker, labels in
-    memory."""
+    """A careful handwritten Dataset: one h5py row per sample, the file opened once per worker, labels in memory."""
 
     def __init__(self, path: str, length: int) -> None:
         self.path, self.length = path, length
@@ -228,8 +227,7 @@ class Rows(Dataset[Any]):
         return torch.from_numpy(self.data[row]), int(self.labels[row])
 
 
-# Epochs that a loader runs through when it is its turn. Ours is fast, and has a few batches ready when the turn begins:
-# over ten epochs they are one in a hundred.
+# Epochs per measurement. AsyncLoader has a few batches ready at the start: over ten epochs, one in a hundred.
 EPOCHS = {"AsyncLoader": 10, "DataLoader": 1}
 
 
@@ -259,7 +257,7 @@ def throughput(quick: bool) -> list[dict[str, Any]]:
             for name, loader in loaders.items():
                 epochs = EPOCHS[type(loader).__name__]
                 seconds = timed(functools.partial(counted, loader, epochs))
-                if number:  # the first warms caches and workers
+                if number:  # the first round warms caches and workers
                     rates[name].append(epochs * length / seconds)
         for loader in loaders.values():
             if isinstance(loader, AsyncLoader):
@@ -280,7 +278,7 @@ def throughput(quick: bool) -> list[dict[str, Any]]:
 
 
 def resident() -> dict[str, float]:
-    """MiB of this process: memory of its own, and pages of mapped files, which the system takes back as it needs."""
+    """MiB of this process: private memory, and pages of mapped files, which the system can reclaim."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {key: int(status[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile")}
 
@@ -314,7 +312,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", help="overlap, throughput, memory; all of them unless named")
     parser.add_argument("--quick", action="store_true", help="under a minute, to see that it runs")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
-    given = parser.parse_args()
+    args = parser.parse_args()
     warnings.filterwarnings("ignore")
     for name in ("pytorch_lightning", "lightning.pytorch"):
         logging.getLogger(name).setLevel("ERROR")
@@ -322,9 +320,9 @@ def main() -> None:
     machine = f"{os.cpu_count()} cores, {platform.machine()}, {versions}"
     print(machine)
     parts = {"overlap": overlap, "throughput": throughput, "memory": memory}
-    figures = {name: part(given.quick) for name, part in parts.items() if name in (given.parts or parts)}
-    if given.json:
-        Path(given.json).write_text(json.dumps({"machine": machine, **figures}, indent=1))
+    figures = {name: part(args.quick) for name, part in parts.items() if name in (args.parts or parts)}
+    if args.json:
+        Path(args.json).write_text(json.dumps({"machine": machine, **figures}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""Device prefetch on a GPU: is it right, and does the GPU wait? All hazards and all figures of it, in one call.
+"""Device prefetch on a GPU: are the values right, and does the GPU wait? All hazards and all figures.
 
     python benchmarks/gpu.py [--quick] [--json FILE] [part ...]
 
-* hazards: each forced, with its guard and without: the first must show no wrong value, the second must.
-* copies: GB/s of the copies from pinned memory while steps run, and of whole batches to a loop that only takes them;
-  the limit is plain copies of the same size.
-* waiting: of the GPU's time in the Trainer, the share in which no step ran, by the GPU's own clock, less that of the
-  same steps on a batch that never moves. Loading takes 8 ms, a step 20.
-* submit: how long it takes the program to start the next copy while both streams are busy.
-* memory: what torch's allocator holds after each of five epochs.
-* beside: of the time of copies, the share in which kernels ran, as the profiler saw it, and what they copied from.
-* program: an epoch in which whatever makes the program wait for the GPU is an error.
+* hazards: forces each hazard with its guard and without. Values must be right with it and wrong without it.
+* copies: GB/s of copies from pinned memory while steps run, and of batches delivered to a loop that does nothing else.
+  The limit is plain copies of the same size.
+* waiting: the share of the GPU's time in the Trainer in which no step ran, by the GPU's clock, less that of the same
+  steps on a batch that never moves. Loading takes 8 ms, a step 20.
+* submit: how long the program takes to start the next copy while both streams are busy.
+* memory: bytes that torch's allocator holds after each of five epochs.
+* beside: the share of the copies' time in which kernels ran, by the profiler, and the memory that they copied from.
+* program: an epoch in which any wait of the program for the GPU is an error.
 
-In turns, medians. Made for five minutes on one GPU, with nothing but torch, Lightning, h5py and numpy. A part
-that fails says why and leaves the others to run.
+Rounds are interleaved; figures are medians. It takes about five minutes on one GPU, and needs only torch, Lightning,
+h5py and numpy. If a part fails, the program prints why and runs the others.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from goals import Goal
-from gpu_measures import (
+from measuring.program import Goal, argument_parser, run_parts
+from on_device.contenders import MIB, SAMPLE, contenders, in_memory, source
+from on_device.measures import (
     QUIET,
     SETTLE,
     Kernels,
@@ -45,18 +46,16 @@ from gpu_measures import (
     stepped,
     submit_seconds,
 )
-from gpu_measures import (
+from on_device.measures import (
     copies as copies_of,
 )
-from gpu_ways import MIB, SAMPLE, in_memory, source, ways
-from hazards import verdicts
-from program import arguments, ran
+from on_device.rig import verdicts
 
 from lit_async_data import DevicePrefetcher
 
 Figures = list[dict[str, Any]]
 LOAD_S, STEP_S = 0.008, 0.020
-# MiB of a batch, where copies are measured and where waiting is.
+# MiB of a batch: in `copies`, and in the other parts.
 COPIED, BATCH = 64, 32
 EPOCHS = 5
 
@@ -86,7 +85,7 @@ def kernels(seconds: float) -> Kernels:
 
 
 def hazards(run: Run) -> Figures:
-    print(f"\n{'hazard':<42} wrong, as it is  wrong, without its guard")
+    print(f"\n{'hazard':<42} wrong, with its guard  without it")
     rows = []
     for row in verdicts(run.quick):
         rows.append(row)
@@ -95,25 +94,25 @@ def hazards(run: Run) -> Figures:
 
 
 def copies(run: Run) -> Figures:
-    chosen = ways(COPIED, run.steps, 0.0)
-    # A kernel that takes longer than a copy, so that each copy runs beside one.
+    chosen = contenders(COPIED, run.steps, 0.0)
+    # A step longer than a copy, so that each copy runs beside one.
     step = kernels(2 * COPIED * SAMPLE / 1e9 / pinned_rate(COPIED * SAMPLE))
     limits: list[float] = []
-    found: dict[str, list[tuple[float | None, float]]] = {}
+    results: dict[str, list[tuple[float | None, float]]] = {}
     for _ in range(run.rounds):
         limits.append(pinned_rate(COPIED * SAMPLE))
-        for way in chosen:
-            if way.depth is None:
-                rate = copy_rate(way, step) if way.ours else None
-                found.setdefault(way.name, []).append((rate, delivered_rate(way)))
+        for contender in chosen:
+            if contender.depth is None:
+                rate = copy_rate(contender, step) if contender.ours else None
+                results.setdefault(contender.name, []).append((rate, delivered_rate(contender)))
     limit = statistics.median(limits)
     print(f"\nbatches of {COPIED} MiB; plain copies from pinned memory {limit:.1f} GB/s")
     print(f"{'':<34} copies, GB/s  of the limit  delivered, GB/s  of the limit")
     rows = []
-    for name, turns in found.items():
+    for name, turns in results.items():
         rates = [rate for rate, _ in turns if rate is not None]
         copied, delivered = statistics.median(rates) if rates else None, statistics.median(rate for _, rate in turns)
-        row = {"way": name, "limit_gb_s": limit, "copies_gb_s": copied, "delivered_gb_s": delivered}
+        row = {"contender": name, "limit_gb_s": limit, "copies_gb_s": copied, "delivered_gb_s": delivered}
         rows.append(row | {"copies_of_limit": copied and copied / limit, "delivered_of_limit": delivered / limit})
         mine = f"{copied:>12.1f}  {copied / limit:>12.2f}" if copied else f"{'–':>12}  {'–':>12}"
         print(f"{name:<34} {mine}  {delivered:>15.1f}  {delivered / limit:>12.2f}")
@@ -122,20 +121,22 @@ def copies(run: Run) -> Figures:
 
 def waiting(run: Run) -> Figures:
     still, step = in_memory(BATCH, run.steps), kernels(STEP_S)
-    chosen = [still, *ways(BATCH, run.steps, LOAD_S)]
-    found: dict[str, list[dict[str, float]]] = {way.name: [] for way in chosen}
+    chosen = [still, *contenders(BATCH, run.steps, LOAD_S)]
+    results: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in chosen}
     for _ in range(run.rounds):
-        for way in chosen:
-            found[way.name].append(stepped(way, step))
+        for contender in chosen:
+            results[contender.name].append(stepped(contender, step))
     print(f"\nbatches of {BATCH} MiB, loading {1000 * LOAD_S:.0f} ms; milliseconds per step, by the GPU's clock")
     print(f"{'':<34}    step  no step ran  waiting for data")
     rows = []
-    for way in chosen:
-        row = {key: statistics.median(turn[key] for turn in found[way.name]) for key in found[way.name][0]}
-        unavoidable = statistics.median(turn["idle_s"] for turn in found[still.name])
+    for contender in chosen:
+        row = {
+            key: statistics.median(turn[key] for turn in results[contender.name]) for key in results[contender.name][0]
+        }
+        unavoidable = statistics.median(turn["idle_s"] for turn in results[still.name])
         share = max(row["idle_s"] - unavoidable, 0) / row["step_s"]
-        rows.append({"way": way.name, "ours": way.ours, **row, "waiting": share})
-        print(f"{way.name:<34} {1000 * row['step_s']:>7.2f} {1000 * row['idle_s']:>12.3f} {share:>17.2%}")
+        rows.append({"contender": contender.name, "ours": contender.ours, **row, "waiting": share})
+        print(f"{contender.name:<34} {1000 * row['step_s']:>7.2f} {1000 * row['idle_s']:>12.3f} {share:>17.2%}")
     return rows
 
 
@@ -159,25 +160,25 @@ def memory(run: Run) -> Figures:
 
 def beside_them(run: Run) -> Figures:
     rows = []
-    print(f"\n{'':<34} of the copies' time, beside kernels")
-    for way in ways(BATCH, SETTLE + 15, 0.0):
-        events = beside_kernels(way, kernels(STEP_S))
+    print(f"\n{'':<34} copies beside kernels")
+    for contender in contenders(BATCH, SETTLE + 15, 0.0):
+        events = beside_kernels(contender, kernels(STEP_S))
         share, kinds = beside(events), sorted({event["name"] for event in copies_of(events)})
-        rows.append({"way": way.name, "ours": way.ours, "beside": share, "kinds": kinds})
-        print(f"{way.name:<34} {share:>7.1%}  {', '.join(kinds)}")
+        rows.append({"contender": contender.name, "ours": contender.ours, "beside": share, "kinds": kinds})
+        print(f"{contender.name:<34} {share:>7.1%}  {', '.join(kinds)}")
     return rows
 
 
 def program(run: Run) -> Figures:
-    said = ""
+    message = ""
     with source(BATCH, run.steps, 0.0) as loader:
         trainer = pl.Trainer(callbacks=[NoSynchronising(), DevicePrefetcher()], **QUIET)
         try:
             trainer.fit(TimedSteps(kernels(STEP_S)), loader)
         except RuntimeError as error:
-            said = str(error)
-    print(f"\nan epoch in which waiting for the GPU is an error: {said or 'there was none'}")
-    return [{"synchronised": int(bool(said)), "error": said}]
+            message = str(error)
+    print(f"\nan epoch in which waiting for the GPU is an error: {message or 'no error'}")
+    return [{"synchronised": int(bool(message)), "error": message}]
 
 
 # -- goals -------------------------------------------------------------------------------------------------------------
@@ -192,17 +193,17 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
         yield Goal(f"{row['hazard']}, the same without its guard, of {turns}", row["mutant_wrong"], turns, turns)
     for row in figures.get("copies", []):
         if row["copies_of_limit"] is not None:
-            yield Goal(f"{row['way']}, copies, of the pinned bandwidth", row["copies_of_limit"], 0.9, 0.9)
+            yield Goal(f"{row['contender']}, copies, of the pinned bandwidth", row["copies_of_limit"], 0.9, 0.9)
     for row in figures.get("waiting", []):
         if row["ours"]:
-            yield Goal(f"{row['way']}, share of time the GPU waited", row["waiting"], 0.01, 0.01, at_most=True)
+            yield Goal(f"{row['contender']}, share of time the GPU waited", row["waiting"], 0.01, 0.01, at_most=True)
     for row in figures.get("submit", []):
         yield Goal("milliseconds to start a copy", row["median_ms"], 1, 1, at_most=True)
     for row in figures.get("memory", [])[:1]:
         yield Goal("MiB that the allocator has grown by", row["grown_mib"], 0, 0, at_most=True)
     for row in figures.get("beside", []):
         if row["ours"]:
-            yield Goal(f"{row['way']}, copies beside kernels", row["beside"], 0.9, 0.9)
+            yield Goal(f"{row['contender']}, copies beside kernels", row["beside"], 0.9, 0.9)
     for row in figures.get("program", []):
         yield Goal("the program waited for the GPU", row["synchronised"], 0, 0, at_most=True)
 
@@ -211,10 +212,10 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
 
 
 def unless_it_fails(part: Callable[[Run], Figures], run: Run) -> Figures:
-    """A part's figures, or none: GPUs are rare, and what the other parts find is worth having."""
+    """The figures of a part, or none if it fails: the other parts still run."""
     try:
         return part(run)
-    except Exception:  # noqa: BLE001  # whatever it is
+    except Exception:  # noqa: BLE001  # any failure of a part
         traceback.print_exc(file=sys.stdout)
         return []
     finally:
@@ -236,9 +237,9 @@ PARTS: dict[str, Callable[[Run], Figures]] = {
 
 
 def main() -> None:
-    parser = arguments(__doc__, PARTS)
+    parser = argument_parser(__doc__, PARTS)
     if not torch.cuda.is_available():
-        parser.parse_args()  # --help is for everybody
+        parser.parse_args()  # --help works without a GPU
         raise SystemExit("benchmarks/gpu.py: torch sees no CUDA device here; run it on a machine with one")
     properties = torch.cuda.get_device_properties(0)
     gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
@@ -247,7 +248,7 @@ def main() -> None:
         "CUDA": torch.version.cuda or "–",
         "Lightning": version("pytorch-lightning"),
     }
-    ran(parser, PARTS, goals, Run, {**versions, "GPU": gpu})
+    run_parts(parser, PARTS, goals, Run, {**versions, "GPU": gpu})
 
 
 if __name__ == "__main__":

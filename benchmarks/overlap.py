@@ -1,15 +1,15 @@
-"""Does T1 + T2 become max(T1, T2)? Loading, copying and training through the whole Trainer, each beside the other.
+"""Does T1 + T2 become max(T1, T2)? Loading, copying and training at the same time, through the Trainer.
 
     python benchmarks/overlap.py [--quick] [--json FILE] [waits | work | device ...]
 
 * waits: loading and steps that sleep, in the proportions of the 2020 loader's table, at a thirtieth of its seconds.
-* work: loading that inflates and steps that multiply, neither of which holds Python's lock; as much work each time as
-  takes those seconds on an idle core. The limit is what two threads reach that have nothing to do with each other.
-* device: copies to a device and steps on it. The device is a pretended one: two streams that are threads, of which
-  copies and steps take a given time, and whose steps check that they see their own batch.
+* work: loading that inflates and steps that multiply, neither of which holds the GIL, for the same seconds on an idle
+  core. The limit is the overlap of two unrelated threads.
+* device: copies to a simulated device and steps on it. Its two streams are threads; copies and steps take a given time,
+  and each step checks that it sees its own batch.
 
-T1: loading (or copying) alone. T2: the same Trainer with data in memory. In sequence: read when asked for. All of these
-in turns, in one run; medians. The first batch of each run is not counted.
+T1: loading (or copying) alone. T2: the same Trainer with data in memory. In sequence: each batch is read when the loop
+asks for it. All are interleaved in one run; figures are medians, without the first batch of each run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import statistics
 import time
 import zlib
@@ -26,32 +25,20 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from first import TABLE, InMemory, SlowSource, Work, medians, timed, together
-from goals import Goal
-from pretended import Clocked, streams_of
-from program import arguments, ran
+from measuring.program import Goal, argument_parser, run_parts
+from measuring.trainer_steps import Contender, Steps, fitted
+from on_device.simulated_overlap import BEFORE, DEVICE, DEVICE_STEP_S, device_ways, on_device
 from torch.utils.data import DataLoader, Dataset
 
 import lit_async_data as lad
-from lit_async_data import AsyncLoader, DatasetSource, DevicePrefetcher
-from lit_async_data.testing import ArraySource, raw
+from lit_async_data import AsyncLoader, DatasetSource
 
 SCALE = 1 / 30
-# Of max(T1, T2), or of what two unrelated threads reach of it.
+# The goal: max(T1, T2) / asynchronous, for `work` relative to two unrelated threads.
 WANTED = 0.98
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "max_epochs": 1,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 Figures = list[dict[str, Any]]
-# Batches of a loader for as long as it is used.
-Opened = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,29 +61,11 @@ class Run:
         return max((12 if self.quick else 18) // batch, 6)
 
 
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """One way to get batches into the Trainer.
-
-    Attributes:
-        name: In words.
-        opened: Starts it.
-        depth: Of the callback; None where there is none.
-    """
-
-    name: str
-    opened: Opened
-    depth: int | None = None
-
-    def callbacks(self) -> list[Any]:
-        return [] if self.depth is None else [DevicePrefetcher(device_depth=self.depth)]
-
-
-# -- what takes time ---------------------------------------------------------------------------------------------------
+# -- work ---------------------------------------------------------------------------------------------------
 
 
 def steadily(piece: Callable[[], Any]) -> Work:
-    """As many pieces of work as take a given time on an idle core."""
+    """Work that repeats a piece for a given time, as measured on an idle core."""
     pieces = 50
 
     def rate() -> float:
@@ -112,19 +81,19 @@ def steadily(piece: Callable[[], Any]) -> Work:
 
 
 def inflating() -> Work:
-    """What loading does: a fifth of a millisecond at a time, without Python's lock."""
+    """Loading: inflates for a fifth of a millisecond at a time, without the GIL."""
     packed = zlib.compress(np.random.default_rng(0).integers(0, 16, 2**16, dtype=np.uint8).tobytes())
     return steadily(functools.partial(zlib.decompress, packed))
 
 
 def multiplying() -> Work:
-    """What a step does, on one thread."""
+    """A step: multiplies matrices on one thread."""
     values, out = torch.ones(192, 192), torch.empty(192, 192)
     return steadily(functools.partial(torch.mm, values, values, out=out))
 
 
 class Loading(Dataset[Any]):
-    """What people have: a dataset of which each sample takes a given time."""
+    """A map-style dataset whose samples take a given time each."""
 
     def __init__(self, length: int, seconds: float, work: Work) -> None:
         self._length, self._seconds, self._work = length, seconds, work
@@ -137,65 +106,11 @@ class Loading(Dataset[Any]):
         return {"x": torch.zeros(1)}
 
 
-@dataclasses.dataclass
-class Marks:
-    """When steps began and ended."""
-
-    begins: list[float] = dataclasses.field(default_factory=list)
-    ends: list[float] = dataclasses.field(default_factory=list)
-
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        self.begins.append(time.perf_counter())
-        yield
-        self.ends.append(time.perf_counter())
-
-    @property
-    def per_step(self) -> float:
-        """Seconds from the end of one step to the end of the next."""
-        return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
-
-    @property
-    def alone(self) -> float:
-        """Seconds that a step takes."""
-        return statistics.fmean(end - begin for begin, end in zip(self.begins, self.ends, strict=True))
-
-    @property
-    def between(self) -> float:
-        """Seconds of that in which no step ran."""
-        return statistics.fmean(begin - end for begin, end in zip(self.begins[1:], self.ends[:-1], strict=True))
-
-
-class Steps(pl.LightningModule):
-    """A step that takes a given time per sample."""
-
-    def __init__(self, seconds: float, work: Work) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.marks = Marks()
-        self._seconds, self._work = seconds, work
-
-    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        with self.marks.step():
-            self._work(self._seconds * len(batch["x"]))
-
-    def configure_optimizers(self) -> None:
-        return None
-
-
-def fitted(model: Any, way: Way) -> tuple[Marks, Mapping[str, torch.Tensor]]:
-    """The steps of an epoch in which batches came in some way, and the means that were logged."""
-    trainer = pl.Trainer(callbacks=way.callbacks(), **QUIET)
-    with way.opened() as batches:
-        trainer.fit(model, batches)
-    return model.marks, trainer.callback_metrics
-
-
 # -- waits, work: loading beside steps ---------------------------------------------------------------------------------
 
 
-def ways(batch: int, steps: int, seconds: float, load: Work) -> list[Way]:
-    """The loaders and callbacks that are compared."""
+def contenders(batch: int, steps: int, seconds: float, load: Work) -> list[Contender]:
+    """The loaders and callbacks to compare."""
     options = {"batch_size": batch, "workers": 1, "shuffle": False}
     own = functools.partial(DataLoader, Loading(batch * steps, seconds, load), batch, num_workers=1)
 
@@ -209,22 +124,22 @@ def ways(batch: int, steps: int, seconds: float, load: Work) -> list[Way]:
         return lad.prefetched(own(), device="cpu")
 
     return [
-        Way("AsyncLoader, callback", ours, 2),
-        Way("AsyncLoader", ours),
-        Way("DatasetSource, callback", dataset, 2),
-        Way("DataLoader, callback", lambda: contextlib.nullcontext(own()), 2),
-        Way("DataLoader, prefetched", wrapped),
-        Way("in sequence", ours, 0),
+        Contender("AsyncLoader, callback", ours, 2),
+        Contender("AsyncLoader", ours),
+        Contender("DatasetSource, callback", dataset, 2),
+        Contender("DataLoader, callback", lambda: contextlib.nullcontext(own()), 2),
+        Contender("DataLoader, prefetched", wrapped),
+        Contender("in sequence", ours, 0),
     ]
 
 
-def in_memory(batch: int, steps: int) -> Way:
+def in_memory(batch: int, steps: int) -> Contender:
     batches = [{"x": torch.zeros(batch, 1)} for _ in range(steps)]
-    return Way("in memory", lambda: contextlib.nullcontext(DataLoader(InMemory(batches), batch_size=None)))
+    return Contender("in memory", lambda: contextlib.nullcontext(DataLoader(InMemory(batches), batch_size=None)))
 
 
 def beside(batch: int, steps: int, load: Work, step: Work) -> dict[str, dict[str, float]]:
-    """One turn of each way, by its name; seconds per step."""
+    """The figures of one run of each contender, by its name, in seconds per sample."""
     t1, t2 = (seconds * SCALE for seconds in TABLE[batch])
 
     def loads() -> None:
@@ -238,11 +153,11 @@ def beside(batch: int, steps: int, load: Work, step: Work) -> dict[str, dict[str
     loading, computing = timed(loads) / steps, timed(trains) / steps
     threads = max(loading, computing) / (together(loads, trains) / steps)
     plain, _ = fitted(Steps(t2, step), in_memory(batch, steps))
-    found = {}
-    for way in ways(batch, steps, t1, load):
-        marks, _ = fitted(Steps(t2, step), way)
+    results = {}
+    for contender in contenders(batch, steps, t1, load):
+        marks, _ = fitted(Steps(t2, step), contender)
         ratio = max(loading, plain.per_step) / marks.per_step
-        found[way.name] = {
+        results[contender.name] = {
             "loading": loading / batch,
             "training": plain.per_step / batch,
             "asynchronous": marks.per_step / batch,
@@ -251,26 +166,26 @@ def beside(batch: int, steps: int, load: Work, step: Work) -> dict[str, dict[str
             "threads": threads,
             "of_threads": ratio / threads,
         }
-    return found
+    return results
 
 
 def table(run: Run, kind: str, load: Work, step: Work) -> Figures:
-    """Measure all batch sizes in turns, and show them."""
+    """Measure all batch sizes, and print the table."""
     turns: dict[tuple[int, str], list[dict[str, float]]] = {}
     for _ in range(run.rounds):
         for batch in run.batches:
             for name, figures in beside(batch, run.steps(batch), load, step).items():
                 turns.setdefault((batch, name), []).append(figures)
-    rows: Figures = [{"batch": batch, "way": name} | medians(found) for (batch, name), found in turns.items()]
+    rows: Figures = [{"batch": batch, "contender": name} | medians(runs) for (batch, name), runs in turns.items()]
     for row in rows:
-        (sequence,) = (other for other in rows if (other["batch"], other["way"]) == (row["batch"], "in sequence"))
+        (sequence,) = (other for other in rows if (other["batch"], other["contender"]) == (row["batch"], "in sequence"))
         row["sequential"] = sequence["asynchronous"]
-    rows = [row for row in rows if row["way"] != "in sequence"]
+    rows = [row for row in rows if row["contender"] != "in sequence"]
     print(f"\n{kind}: seconds per sample; ratio = max(T1, T2) / asynchronous")
-    print("batch  way                        T1+T2 seq.  T1 loading  T2 training  asynchr.  left      ratio  threads")
+    print("batch  contender                  T1+T2 seq.  T1 loading  T2 training  asynchr.  left      ratio  threads")
     for row in rows:
         print(
-            f"{row['batch']:>5}  {row['way']:<25} {row['sequential']:>11.4f} {row['loading']:>11.4f} "
+            f"{row['batch']:>5}  {row['contender']:<25} {row['sequential']:>11.4f} {row['loading']:>11.4f} "
             f"{row['training']:>12.4f} {row['asynchronous']:>9.4f} {row['left']:>9.4f} {row['ratio']:>6.3f} "
             f"{row['threads']:>8.3f}"
         )
@@ -287,124 +202,23 @@ def work(run: Run) -> Figures:
 
 # -- device: copies beside steps ---------------------------------------------------------------------------------------
 
-DEVICE_STEP_S = 0.050
-# Seconds of loading and of copying a batch.
-DEVICE = {"copies of 30 ms": (0.0, 0.030), "loading of 40 ms, copies of 30 ms": (0.040, 0.030)}
-DEVICE_BATCH, WIDTH = 4, 20_000
-# A batch is read and copied when it is asked for; by then the program has enqueued the step before, and goes on.
-BEFORE = "AsyncLoader, depth 0"
-
-
-class Numbered(ArraySource):
-    """Samples that say which they are, of which a batch takes a given time to load."""
-
-    def __init__(self, length: int, seconds: float) -> None:
-        numbers = np.arange(length, dtype=np.float32)
-        super().__init__({"x": np.repeat(numbers[:, None], WIDTH, axis=1), "y": numbers})
-        self._seconds = seconds
-
-    def read_into(self, samples: Any, out: Any) -> None:
-        time.sleep(self._seconds)
-        super().read_into(samples, out)
-
-
-class DeviceSteps(pl.LightningModule):
-    """Enqueues steps on a pretended device and does not wait for them, as one does with a GPU.
-
-    Attributes:
-        wrong: Steps that saw something else than what was loaded for them.
-    """
-
-    def __init__(self, device: Clocked) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.marks = Marks()
-        self.wrong = 0
-        self._clocked = device
-
-    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        content = raw(batch["x"])
-        wanted = np.arange(DEVICE_BATCH) + batch_idx * DEVICE_BATCH
-
-        def kernel() -> None:
-            with self.marks.step():
-                time.sleep(DEVICE_STEP_S)
-                rows = content().view(np.float32).reshape(DEVICE_BATCH, -1)
-                self.wrong += int((rows != wanted[:, None]).any())
-
-        self._clocked.launch("step", kernel)
-
-    def on_train_end(self) -> None:
-        self._clocked.synchronize()
-
-    def configure_optimizers(self) -> None:
-        return None
-
-
-class NumberedBatches(Dataset[Any]):
-    """The same for a DataLoader, batch by batch."""
-
-    def __init__(self, steps: int, seconds: float) -> None:
-        self._steps, self._seconds = steps, seconds
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
-        time.sleep(self._seconds)
-        numbers = torch.arange(DEVICE_BATCH, dtype=torch.float32) + step * DEVICE_BATCH
-        return {"x": numbers[:, None].repeat(1, WIDTH)}
-
-
-def device_ways(steps: int, seconds: float) -> list[Way]:
-    """The loaders and callbacks that are compared on a device."""
-    options = {"batch_size": DEVICE_BATCH, "workers": 1, "shuffle": False}
-
-    def ours() -> AsyncLoader:
-        return AsyncLoader(Numbered(DEVICE_BATCH * steps, seconds), options)
-
-    def wrapped() -> Any:
-        own = DataLoader(NumberedBatches(steps, seconds), batch_size=None, num_workers=1)
-        return lad.prefetched(own, device="cpu:0")  # numbered, or the machine would be asked which one is current
-
-    return [
-        Way("AsyncLoader, callback", ours, 2),
-        Way("AsyncLoader", ours),
-        Way("DataLoader, prefetched", wrapped),
-        Way(BEFORE, ours, 0),
-    ]
-
-
-def on_device(way: Way, load_s: float, copy_s: float, steps: int) -> dict[str, float]:
-    """One turn on a pretended device; seconds per step."""
-    clocked = Clocked(copy_s)
-    model = DeviceSteps(clocked)
-    with contextlib.closing(clocked), streams_of(lambda device: clocked, pretended=True):
-        marks, means = fitted(model, way)
-    assert not model.wrong, f"{model.wrong} of {steps} steps saw another batch"
-    return {
-        "training": marks.alone,
-        "asynchronous": marks.per_step,
-        "idle": marks.between,
-        "told": float(means.get("data/device_wait_ms", math.nan)) / 1000,  # by the callback
-        "ratio": max(load_s, copy_s, marks.alone) / marks.per_step,
-    }
-
 
 def device(run: Run) -> Figures:
     steps = 12 if run.quick else 24
     turns: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(run.rounds):
         for name, (load_s, copy_s) in DEVICE.items():
-            for way in device_ways(steps, load_s):
-                turns.setdefault((name, way.name), []).append(on_device(way, load_s, copy_s, steps))
-    rows: Figures = [{"what": name, "way": way} | medians(found) for (name, way), found in turns.items()]
-    print(f"\na pretended device, steps of {1000 * DEVICE_STEP_S:.0f} ms: milliseconds per step")
-    print(f"{'':<34} way                     T2 alone  asynchr.  device idle    told   ratio")
+            for contender in device_ways(steps, load_s):
+                turns.setdefault((name, contender.name), []).append(on_device(contender, load_s, copy_s, steps))
+    rows: Figures = [
+        {"what": name, "contender": contender} | medians(runs) for (name, contender), runs in turns.items()
+    ]
+    print(f"\na simulated device, steps of {1000 * DEVICE_STEP_S:.0f} ms: milliseconds per step")
+    print(f"{'':<34} contender               T2 alone  asynchr.  device idle  logged   ratio")
     for row in rows:
-        alone, asynchronous, idle, told = (1000 * row[key] for key in ("training", "asynchronous", "idle", "told"))
+        alone, asynchronous, idle, logged = (1000 * row[key] for key in ("training", "asynchronous", "idle", "logged"))
         print(
-            f"{row['what']:<34} {row['way']:<23} {alone:>8.2f} {asynchronous:>9.2f} {idle:>12.2f} {told:>7.2f} "
+            f"{row['what']:<34} {row['contender']:<23} {alone:>8.2f} {asynchronous:>9.2f} {idle:>12.2f} {logged:>7.2f} "
             f"{row['ratio']:>7.3f}"
         )
     return rows
@@ -414,17 +228,17 @@ def device(run: Run) -> Figures:
 
 
 def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
-    """Of each way the batch size at which it is worst."""
+    """For each contender, the goal at its worst batch size."""
     measures = {
         "waits": ("ratio", "max(T1, T2) / asynchronous"),
         "work": ("of_threads", "of what two unrelated threads reach"),
         "device": ("ratio", "max(T1, T2) / asynchronous"),
     }
     for part, rows in figures.items():
-        measure, said = measures[part]
-        for way in dict.fromkeys(row["way"] for row in rows if row["way"] != BEFORE):
-            least = min(row[measure] for row in rows if row["way"] == way)
-            yield Goal(f"{part}, {way}, {said}", least, WANTED, WANTED)
+        measure, label = measures[part]
+        for contender in dict.fromkeys(row["contender"] for row in rows if row["contender"] != BEFORE):
+            least = min(row[measure] for row in rows if row["contender"] == contender)
+            yield Goal(f"{part}, {contender}, {label}", least, WANTED, WANTED)
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
@@ -433,9 +247,9 @@ PARTS: dict[str, Callable[[Run], Figures]] = {"waits": waits, "work": work, "dev
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # a step's work is one thread's: loading has the other core
-    ran(
-        arguments(__doc__, PARTS),
+    torch.set_num_threads(1)  # a step uses one core, loading the other
+    run_parts(
+        argument_parser(__doc__, PARTS),
         PARTS,
         goals,
         Run,

@@ -122,10 +122,12 @@ class Normalize:
         channels = max(len(self.mean), len(self.std))
         if channels > 1 and (values.ndim < 2 or values.shape[1] != channels):
             there = f"{values.shape[1]} on axis 1" if values.ndim > 1 else "no axis 1"
+            letters = {3: '"NWC", or "NC" for windows of rows', 4: '"NHWC"', 5: '"NDHWC"'}
+            layout = f'layout={{"x": {letters[values.ndim]}}}' if values.ndim in letters else "layout"
             raise ConfigError(
                 f"mean, std: {channels} channels, but a batch of the field has {there}: its shape is "
-                f"{tuple(values.shape)}; give one number, or one for each channel. If its channels are on another "
-                'axis, say which with the source\'s layout: layout={"x": "NHWC"}, or "NC" for windows of rows'
+                f"{tuple(values.shape)}; give one number, or one for each channel. If another axis holds the "
+                f"channels, name the axes with the source's {layout}"
             )
         # x · (1 / (largest · std)) − mean / std: two passes over the pixels.
         scale, shift = self._constants(values.device)

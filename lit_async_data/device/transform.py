@@ -50,6 +50,23 @@ class EvaluatedAlike:
         return self.function(*given, **named)
 
 
+class StageTransform:
+    """The transform of one stage; its errors name the option and the stage.
+
+    Args:
+        function: The transform, or an `EvaluatedAlike` of it.
+        where: What errors name, such as ``"device_transform.eval, stage val"``.
+    """
+
+    def __init__(self, function: Callable[..., Any], where: str) -> None:
+        self.function = function
+        self.where = where
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the transform returns."""
+        return self.function(*args, **kwargs)
+
+
 class DeviceTransform:
     """Calls the user's function with each batch, without gradients, and with a random generator if it takes one.
 
@@ -80,6 +97,11 @@ class DeviceTransform:
         number: Callable[[BatchIndex], int] | None = None,
         cast: Callable[[Any], Any] | None = None,
     ) -> None:
+        #: What errors name.
+        self.where = "device_transform"
+        if isinstance(function, StageTransform):
+            self.where = function.where
+            function = function.function
         alike = function if isinstance(function, EvaluatedAlike) else None
         function = _itself(function)
         if isinstance(function, torch.nn.Module):
@@ -105,14 +127,14 @@ class DeviceTransform:
             raise
         except Exception as error:
             raise TransformError(
-                f"device_transform failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
+                f"{self.where}: failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
                 stage="transform",
             ) from error
         if (made is None and batch is not None) or inspect.iscoroutine(made) or inspect.isgenerator(made):
             # Lightning skips a batch that is None without a word: nothing would be trained.
             what = "None" if made is None else f"a {type(made).__name__}"
             raise TransformError(
-                f"device_transform returned {what} for batch {key.step} of epoch {key.epoch}; it must return the batch "
+                f"{self.where}: returned {what} for batch {key.step} of epoch {key.epoch}; return the batch "
                 "to hand out",
                 stage="transform",
             )
@@ -165,7 +187,9 @@ def takes_rng(function: BatchFunction | None) -> bool:
 
 
 def _itself(function: BatchFunction | None) -> Callable[..., Any] | None:
-    return function.function if isinstance(function, EvaluatedAlike) else function
+    while isinstance(function, StageTransform | EvaluatedAlike):
+        function = function.function
+    return function
 
 
 def _rng_parameter(function: BatchFunction) -> str | None:

@@ -1,1 +1,1 @@
-"""The room `lightning`; its README says what belongs here."""
+"""The room `lightning`; its README lists the modules."""

@@ -11,110 +11,108 @@ import numpy as np
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.base import Source
 
-# Labels looked at in one go while counting classes.
-LABELS_AT_ONCE = 2**20
+# Labels per read while `count_classes` looks for the largest one.
+LABELS_PER_READ = 2**20
 
 
-def named(source: Source) -> dict[str, tuple[str, ...]]:
-    """The names of the values 0, 1, 2, … of each field that has any."""
+def class_names(source: Source) -> dict[str, tuple[str, ...]]:
+    """The names of the values 0, 1, 2, … of each field that has class names."""
     return {key: field.classes for key, field in source.spec.fields.items() if field.classes}
 
 
-def adopted(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
-    """A source with the numbers of other classes, where it found its own in a table.
+def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
+    """A copy of a source whose class numbers follow other names, if the source found its own classes in a table.
 
     Args:
-        source: Any; one that can do so has a method ``with_classes``.
+        source: Any source; one that can be renumbered has a method ``with_classes``.
         classes: Names by batch key.
 
     Raises:
-        ManifestError: A row has a class that is none of them; names it.
+        ManifestError: A row has a class that is not among the names; the message names the row.
     """
-    own = named(source)
-    others = {
+    own = class_names(source)
+    changed = {
         key: names for key, names in classes.items() if key in source.spec.fields and own.get(key) != tuple(names)
     }
-    change = getattr(source, "with_classes", None)
-    return source if change is None or not others else cast(Source, change(others))
+    renumbered = getattr(source, "with_classes", None)
+    return source if renumbered is None or not changed else cast(Source, renumbered(changed))
 
 
-def of_training(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, list[Source]]:
-    """The sources of each stage, with the classes of the first: training, where there is any."""
+def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, list[Source]]:
+    """The sources of each stage, with the class numbers of the first source: that of training, if there is one."""
     first = next((source for sources in stages.values() for source in sources), None)
     if first is None:
         return {stage: list(sources) for stage, sources in stages.items()}
-    found = {stage: [adopted(source, named(first)) for source in sources] for stage, sources in stages.items()}
-    for stage, sources in found.items():
+    names = class_names(first)
+    renumbered = {stage: [with_classes(source, names) for source in sources] for stage, sources in stages.items()}
+    for stage, sources in renumbered.items():
         for source in sources:
             _check_kinds(source, first, stage)
-    return found
+    return renumbered
 
 
 def _check_kinds(source: Source, first: Source, stage: Any) -> None:
-    """Make sure that what are classes in a table are not numbers in another one.
-
-    Raises:
-        ConfigError: They are.
-    """
+    """Refuse a table whose column holds classes where the first table's holds numbers, or the reverse."""
     if not hasattr(source, "with_classes"):
         return
-    own, others = named(source), named(first)
+    own, others = class_names(source), class_names(first)
     for key in source.spec.fields.keys() & first.spec.fields.keys():
         if (key in own) != (key in others):
             here, there = ("classes", "numbers") if key in own else ("numbers", "classes")
             raise ConfigError(
-                f"{stage}: {key} holds {here}, but {there} in the first stage; say kind: class or kind: number of both"
+                f"{stage}: {key} holds {here}, but {there} in the first stage; set kind: class or kind: number in both"
             )
 
 
-def check_alike(stages: Mapping[Any, Sequence[Source]]) -> None:
-    """Make sure that a number means the same class in every stage.
+def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
+    """Make sure that a class number means the same class in every stage.
 
-    Of two lists of names one may go on where the other ends.
+    One list of names may be longer than another, if it begins with the same names.
 
     Args:
         stages: The sources of each stage.
 
     Raises:
-        ConfigError: It does not; names both lists.
+        ConfigError: Two stages name a class number differently; the message has both lists.
     """
     known: dict[str, tuple[str, tuple[str, ...]]] = {}
     for stage, sources in stages.items():
         for source in sources:
-            for key, names in named(source).items():
+            for key, names in class_names(source).items():
                 first, others = known.setdefault(key, (stage, names))
                 if any(name != other for name, other in zip(names, others, strict=False)):
                     raise ConfigError(
                         f"{stage}: the classes of {key} are {', '.join(names)}, but those of {first} are "
-                        f"{', '.join(others)}: the same numbers would mean other things; store them in one order"
+                        f"{', '.join(others)}: the same number would mean different classes; store the names in the "
+                        "same order"
                     )
                 known[key] = max((first, others), (stage, names), key=lambda each: len(each[1]))
 
 
 def count_classes(source: Source) -> dict[str, int]:
-    """How many classes each field of one whole number per sample has.
+    """The number of classes of each field with one whole number per sample.
 
     Args:
-        source: Whose fields they are. Where classes have no names, all labels are read.
+        source: If a field has no class names, all its labels are read.
 
     Returns:
-        As many as have names; else one more than the largest value. Not of fields with negative values.
+        By batch key: the number of class names, or one more than the largest label. Fields with negative values are
+        left out.
     """
-    found = {key: len(names) for key, names in named(source).items()}
+    counts = {key: len(names) for key, names in class_names(source).items()}
     for key, field in source.spec.fields.items():
-        if key not in found and field.dtype.kind in "iu" and math.prod(field.shape) == 1:
-            least, largest = _span(source, key)
+        if key not in counts and field.dtype.kind in "iu" and math.prod(field.shape) == 1:
+            least, largest = _value_range(source, key)
             if least >= 0:
-                found[key] = largest + 1
-    return found
+                counts[key] = largest + 1
+    return counts
 
 
-def _span(source: Source, key: str) -> tuple[int, int]:
-    """The least and the largest value of a field."""
-    field, spans = source.spec[key], []
-    for first in range(0, len(source), LABELS_AT_ONCE):
-        samples = np.arange(first, min(first + LABELS_AT_ONCE, len(source)))
+def _value_range(source: Source, key: str) -> tuple[int, int]:
+    field, ranges = source.spec[key], []
+    for first in range(0, len(source), LABELS_PER_READ):
+        samples = np.arange(first, min(first + LABELS_PER_READ, len(source)))
         labels = np.empty((len(samples), *field.stored_shape), field.dtype)
         source.read_into(samples, {key: labels})
-        spans.append((int(labels.min()), int(labels.max())))
-    return min(least for least, _ in spans), max(largest for _, largest in spans)
+        ranges.append((int(labels.min()), int(labels.max())))
+    return min(least for least, _ in ranges), max(largest for _, largest in ranges)

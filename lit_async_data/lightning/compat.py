@@ -1,7 +1,8 @@
-"""Whichever of the two names of Lightning this program uses.
+"""The Lightning package that this program uses.
 
-``pytorch_lightning`` and ``lightning.pytorch`` are the same code under two names, and each one's Trainer refuses the
-other's DataModules and callbacks. The one that is imported already is taken; ``pytorch_lightning`` if neither or both.
+``pytorch_lightning`` and ``lightning.pytorch`` are the same code under two names, and the Trainer of one refuses the
+DataModules and callbacks of the other. This module takes the package that is already imported, and
+``pytorch_lightning`` if neither or both are.
 """
 
 from __future__ import annotations

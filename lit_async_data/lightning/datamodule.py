@@ -18,10 +18,24 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.device.transform import BatchFunction
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError
 from lit_async_data.host.memory import default_budget, readable
-from lit_async_data.lightning.classes import adopted, check_alike, count_classes, named, of_training
+from lit_async_data.lightning.classes import (
+    check_same_classes,
+    class_names,
+    count_classes,
+    with_classes,
+    with_training_classes,
+)
 from lit_async_data.lightning.compat import pl, rank_zero_info
-from lit_async_data.lightning.stages import STAGES, Stage, options_of, sides_of, sources_of, steps_wanted, transforms_of
-from lit_async_data.lightning.summary import lines
+from lit_async_data.lightning.stages import (
+    STAGES,
+    Stage,
+    checked_sources,
+    evaluation_options,
+    split_sources,
+    stage_transforms,
+    steps_wanted,
+)
+from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.base import Source
@@ -30,8 +44,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
-    """What a loader is built from: the same arguments give the same loader."""
+class LoaderArguments:
+    """What a loader is built from. Equal arguments give equal loaders."""
 
     trainer: weakref.ref[pl.Trainer] | None
     source: Source
@@ -44,32 +58,33 @@ class Arguments:
 class AsyncDataModule(pl.LightningDataModule):
     """Sources for training, validation, test and prediction, each read ahead by an `AsyncLoader`.
 
-    Under several ranks each loader reads its own share; the Trainer's device decides where batches go. Loaders are
-    closed when the Trainer is done, also after an error. A stage without a source has no loader.
+    With several ranks, each loader reads the share of its rank. Batches go to the Trainer's device. Loaders are closed
+    when the Trainer is done, also after an error. A stage without a source has no loader. Not thread-safe: Lightning
+    calls it from one thread.
 
     Args:
-        source: One source for several stages, which ``split`` cuts; without it, for training. Not together with
-            ``train``, ``val``, ``test`` and ``predict``.
+        source: One source, which ``split`` cuts into stages; without ``split``, the source for training. Cannot be
+            combined with ``train``, ``val``, ``test`` and ``predict``.
         split: The share of each stage, as in ``{"train": 0.7, "val": 0.15, "test": 0.15}``; see `split`.
         groups: What a split keeps together: ``"file"``, ``"group"``, a dataset of subjects, …; see `split`.
         train: Source for training.
         val: Source for validation, or a list of several.
-        test: The same for test.
-        predict: The same for prediction.
-        loader: `LoaderOptions`, or a mapping of their names. Evaluation uses them without shuffle, and drops nothing.
+        test: Source for test, or a list of several.
+        predict: Source for prediction, or a list of several.
+        loader: `LoaderOptions`, or a mapping of their names. Evaluation uses them without shuffle and drops no batch.
         val_loader: Options that differ in validation; a value of None inherits.
-        test_loader: The same for test.
-        predict_loader: The same for prediction.
-        device_transform: Called with each batch on its device, on the copying stream; with random numbers if it takes
-            them, as in `AsyncLoader`, but with None in evaluation. One callable for all stages, or a mapping over
-            ``train``, ``val``, ``test``, ``predict`` and ``eval`` (the last three).
+        test_loader: Options that differ in test.
+        predict_loader: Options that differ in prediction.
+        device_transform: Called with each batch on its device, on the stream that copies. If it takes random numbers,
+            it gets them as in `AsyncLoader` in training, and None in evaluation. One callable for all stages, or a
+            mapping over ``train``, ``val``, ``test``, ``predict`` and ``eval`` (the last three).
 
     Attributes:
-        sources: The sources of each stage, by its name: ``dm.sources["val"][0].locate(ids)``.
+        sources: The sources of each stage, by the stage's name: ``dm.sources["val"][0].locate(ids)``.
 
     Raises:
-        ConfigError: An option is wrong; the message names it, with the argument it came in. Or the classes of a field
-            are not the same in every stage.
+        ConfigError: An option is wrong; the message names it, with its argument. Or the classes of a field differ
+            between stages.
 
     Example:
         >>> import numpy as np
@@ -97,69 +112,68 @@ class AsyncDataModule(pl.LightningDataModule):
         device_transform: BatchFunction | Mapping[str, BatchFunction | None] | None = None,
     ) -> None:
         super().__init__()
-        #: What each side of a split holds, in one line; empty where there is none.
-        self._split = ""
-        given: dict[str, Any] = {"train": train, "val": val, "test": test, "predict": predict}
+        self._split_line = ""
+        by_stage: dict[str, Any] = {"train": train, "val": val, "test": test, "predict": predict}
         if source is not None or split is not None or groups is not None:
-            given, self._split = sides_of(source, split, groups, given)
-        self.sources = of_training({stage: sources_of(stage, given[stage]) for stage in STAGES})
+            by_stage, self._split_line = split_sources(source, split, groups, by_stage)
+        self.sources = with_training_classes({stage: checked_sources(stage, by_stage[stage]) for stage in STAGES})
         if not any(self.sources.values()):
-            raise ConfigError("train: no source was given for any of train, val, test, predict; or source, and a split")
-        check_alike(self.sources)
+            raise ConfigError("train: there is no source; give one of train, val, test, predict, or source with split")
+        check_same_classes(self.sources)
         if not self.sources["val"]:
-            # A DataModule has all four hooks, and Lightning takes this one for a loader that somebody gave.
+            # A DataModule has all four hooks, so Lightning believes that there is a validation loader.
             warnings.filterwarnings("ignore", "You passed in a `val_dataloader` but have no `validation_step`")
         self._options = LoaderOptions.of(loader, "loader.")
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:
-            self._options_of(stage)  # wrong ones are an error now, not at the first validation
-        self._transforms = transforms_of(device_transform)
+            self._options_of(stage)  # raises now, not at the first validation
+        self._transforms = stage_transforms(device_transform)
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
-        # Those that were described and not handed out yet, with what they were built of.
-        self._described: dict[Stage, list[tuple[Arguments, AsyncLoader]]] = {}
+        # Loaders that `describe` built and that no stage has taken yet.
+        self._described: dict[Stage, list[tuple[LoaderArguments, AsyncLoader]]] = {}
 
-    # -- what Lightning asks ---------------------------------------------------------------------------------------
+    # -- called by Lightning ---------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Say what will happen, on rank 0."""
-        # Lightning warns of every stage without data, which is no mistake here.
+        """Log what `describe` says about the stages of this run, on rank 0."""
+        # Lightning warns about every stage without data, which is no mistake here.
         warnings.filterwarnings("ignore", "Total length of `(list|CombinedLoader)` across ranks is zero")
         stages = {"fit": STAGES[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
         rank_zero_info(self.describe(stages))
 
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
-        """The loader of the training source; ``[]`` without one. The same for the other stages."""
-        loaders = self._handed_out("train")
+        """The loader of the training source; ``[]`` if there is none."""
+        loaders = self._take_loaders("train")
         return loaders[0] if loaders else []
 
     def val_dataloader(self) -> list[AsyncLoader]:
         """One loader for each source."""
-        return self._handed_out("val")
+        return self._take_loaders("val")
 
     def test_dataloader(self) -> list[AsyncLoader]:
         """One loader for each source."""
-        return self._handed_out("test")
+        return self._take_loaders("test")
 
     def predict_dataloader(self) -> list[AsyncLoader]:
         """One loader for each source."""
-        return self._handed_out("predict")
+        return self._take_loaders("predict")
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it by name
-        """Close the loaders and the sources' files; both open again when they are needed."""
+        """Close the loaders and the files of the sources; both open again when needed."""
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002  # the signature is Lightning's
-        """Close; Lightning calls `teardown` only where nothing went wrong."""
+        """Close everything; after an error Lightning does not call `teardown`."""
         try:
             self.close()
-        except TransferError as error:  # raised here, it would hide the other one
-            log.error("%s", error)  # noqa: TRY400  # where it was found says nothing
+        except TransferError as error:  # raising would hide the first error
+            log.error("%s", error)  # noqa: TRY400  # its traceback would only lead to close()
 
     def close(self) -> None:
-        """Close every loader and every source. Twice is fine.
+        """Close every loader and every source. A second call does nothing.
 
         Raises:
-            TransferError: As `AsyncLoader.close`; all are closed all the same.
+            TransferError: As `AsyncLoader.close`; the others are closed nevertheless.
         """
         self._described.clear()
         with contextlib.ExitStack() as closing:
@@ -168,25 +182,25 @@ class AsyncDataModule(pl.LightningDataModule):
             for loader in list(self._loaders):
                 closing.callback(loader.close)
 
-    # -- what people ask -------------------------------------------------------------------------------------------
+    # -- called by users -------------------------------------------------------------------------------------------
 
     @property
     def batch_size(self) -> int:
-        """Samples per batch and device, at most all.
+        """Samples per batch and device, at most the size of the training set.
 
-        Lightning's batch-size finder sets it, and loaders built later use it.
+        Lightning's batch-size finder sets it. Loaders built after that use it.
         """
         return self._options.batch_size
 
     @batch_size.setter
     def batch_size(self, size: int) -> None:
-        # The finder doubles until memory is full or the data are; it cannot see how many there are here.
+        # The finder doubles until memory is full or the data end, but it cannot see how many samples there are.
         most = max(map(len, self.sources["train"]), default=size)
         self._options = dataclasses.replace(self._options, batch_size=min(size, most))
 
     @property
     def spec(self) -> BatchSpec:
-        """The fields of a batch: those of the first source there is."""
+        """The fields of a batch: those of the first source."""
         return self._first.spec
 
     @property
@@ -195,37 +209,37 @@ class AsyncDataModule(pl.LightningDataModule):
 
     @functools.cached_property
     def num_classes(self) -> dict[str, int]:
-        """How many classes each field of one whole number per sample has.
+        """The number of classes of each field with one whole number per sample.
 
-        Those that `classes` names; else, if no value is negative, one more than the largest, which is read once, over
-        all stages: a rare class may be in validation only.
+        That is the number of names in `classes`. Without names it is one more than the largest label of all stages, as
+        a rare class may be in validation only; the labels are read once. Fields with negative values are left out.
         """
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for each in (count_classes(source) for sources in self.sources.values() for source in sources):
-            found |= {key: max(count, found.get(key, 0)) for key, count in each.items()}
-        return found
+            counts |= {key: max(count, counts.get(key, 0)) for key, count in each.items()}
+        return counts
 
     @property
     def classes(self) -> dict[str, tuple[str, ...]]:
-        """The names of the values 0, 1, 2, … of each field that has any; saved in checkpoints."""
-        return named(self._first)
+        """The names of the values 0, 1, 2, … of each field that has class names; saved in checkpoints."""
+        return class_names(self._first)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the classes."""
+        """The classes, for a checkpoint."""
         return {"classes": {key: list(names) for key, names in self.classes.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make sure that classes are those of the checkpoint: with others, the model's outputs mean other things.
+        """Make sure that the classes are those of the checkpoint, so that the model's outputs keep their meaning.
 
-        Classes that were found in a table get the numbers that they have in the checkpoint.
+        Classes that a table source found in its table get the numbers of the checkpoint.
 
         Raises:
-            ResumeError: They are not; names both, or the row with an unknown class.
+            ResumeError: The classes differ. The message names both lists, or the row with an unknown class.
         """
         try:
             saved = state_dict.get("classes", {})
             self.sources = {
-                stage: [adopted(source, saved) for source in sources] for stage, sources in self.sources.items()
+                stage: [with_classes(source, saved) for source in sources] for stage, sources in self.sources.items()
             }
             vars(self).pop("num_classes", None)
         except ManifestError as error:
@@ -234,39 +248,39 @@ class AsyncDataModule(pl.LightningDataModule):
             now = self.classes.get(key)
             if now is not None and list(now) != names:
                 raise ResumeError(
-                    f"the classes of {key} are {', '.join(now)}, but were {', '.join(names)} in the checkpoint; give "
-                    f"the same files, or the same names in the same order: Field(classes={names})"
+                    f"the classes of {key} are {', '.join(now)}, but were {', '.join(names)} in the checkpoint; use "
+                    f"the same files, or give the names in the order of the checkpoint: Field(classes={names})"
                 )
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:
-        """What will be read and how, in lines for people."""
-        said, total = [], 0
+        """What each stage will read and how, and how much memory that takes, in a few lines."""
+        lines, memory = [], 0
         for stage in STAGES:
             if stage not in stages:
                 continue
-            self._described[stage] = self._built(stage)
+            self._described[stage] = self._build_loaders(stage)
             for _, loader in self._described[stage]:
-                total += loader.footprint.budget.total
-                said += [f"{stage if line == 0 else '':<8}{text}" for line, text in enumerate(lines(loader))]
-        if not said:
+                memory += loader.footprint.budget.total
+                lines += [f"{stage if n == 0 else '':<8}{line}" for n, line in enumerate(summary_lines(loader))]
+        if not lines:
             return f"no data for {', '.join(stages)}"
-        said_of = self._split.removeprefix("split ")
-        split = [f"{'split':<8}{said_of}"] if said_of and "train" in stages else []
-        return "\n".join([*split, *said, f"{'memory':<8}{readable(total)} in all"])
+        if self._split_line and "train" in stages:
+            lines.insert(0, f"{'split':<8}{self._split_line.removeprefix('split ')}")
+        return "\n".join([*lines, f"{'memory':<8}{readable(memory)} in all"])
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{stage} {sum(map(len, given)):,}" for stage, given in self.sources.items() if given)
+        sizes = ", ".join(f"{stage} {sum(map(len, each)):,}" for stage, each in self.sources.items() if each)
         return f"<AsyncDataModule of {sizes} samples: {self.spec}>"
 
     def __str__(self) -> str:
-        # Lightning's own builds every loader and reads it to the end.
+        # Lightning's own __str__ builds every loader and reads it to the end.
         try:
             return self.describe()
         except ConfigError as error:
             return f"{type(self).__name__}: {error}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # For strategies that spawn: loaders stay in the process that built them.
+        # Strategies that spawn pickle this; loaders stay in the process that built them.
         return {name: value for name, value in vars(self).items() if name not in ("_loaders", "_described")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -276,45 +290,45 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def _options_of(self, stage: Stage) -> LoaderOptions:
         if stage == "train":
-            # Lightning makes the order of its own loaders fixed here, and knows nothing of ours.
-            trainer: Any = self.trainer  # Any, since Lightning sets the attribute where no type checker sees it
+            # For overfit_batches Lightning makes its own loaders sequential, but not ours.
+            trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
             overfit = trainer is not None and trainer.overfit_batches > 0
             return self._options.as_stored() if overfit else self._options
-        return options_of(stage, self._options, self._overrides[stage])
+        return evaluation_options(stage, self._options, self._overrides[stage])
 
-    def _handed_out(self, stage: Stage) -> list[AsyncLoader]:
-        """The loaders of a stage: those that were described, once, or new ones."""
-        loaders = self._built(stage)
+    def _take_loaders(self, stage: Stage) -> list[AsyncLoader]:
+        """The loaders that `describe` built for a stage, or new ones."""
+        loaders = self._build_loaders(stage)
         self._described.pop(stage, None)
         return [loader for _, loader in loaders]
 
-    def _built(self, stage: Stage) -> list[tuple[Arguments, AsyncLoader]]:
-        # Building a loader may read all labels, where samples are drawn by them: those that were described serve.
-        wanted = [self._arguments(stage, source) for source in self.sources[stage]]
+    def _build_loaders(self, stage: Stage) -> list[tuple[LoaderArguments, AsyncLoader]]:
+        # Building a loader may read all labels, so described loaders with the same arguments are used again.
+        wanted = [self._loader_arguments(stage, source) for source in self.sources[stage]]
         known = self._described.get(stage, [])
         if [arguments for arguments, _ in known] == wanted:
             return known
-        return [(arguments, self._loader(stage, arguments, number)) for number, arguments in enumerate(wanted)]
+        return [(arguments, self._build_loader(stage, arguments, number)) for number, arguments in enumerate(wanted)]
 
-    def _arguments(self, stage: Stage, source: Source) -> Arguments:
+    def _loader_arguments(self, stage: Stage, source: Source) -> LoaderArguments:
         trainer, options = self.trainer, self._options_of(stage)
         if trainer is None:
-            return Arguments(None, source, options)
+            return LoaderArguments(None, source, options)
         if options.memory_budget is None:
             options = dataclasses.replace(options, memory_budget=default_budget(trainer.num_devices))
         device = trainer.strategy.root_device
-        return Arguments(weakref.ref(trainer), source, options, trainer.global_rank, trainer.world_size, device)
+        return LoaderArguments(weakref.ref(trainer), source, options, trainer.global_rank, trainer.world_size, device)
 
-    def _loader(self, stage: Stage, given: Arguments, number: int) -> AsyncLoader:
+    def _build_loader(self, stage: Stage, arguments: LoaderArguments, number: int) -> AsyncLoader:
         loader = AsyncLoader(
-            given.source,
-            given.options,
-            rank=given.rank,
-            world_size=given.world_size,
-            device=given.device,
+            arguments.source,
+            arguments.options,
+            rank=arguments.rank,
+            world_size=arguments.world_size,
+            device=arguments.device,
             device_transform=self._transforms.get(stage),
         )
-        if given.trainer is not None:
-            loader.steps_wanted = functools.partial(steps_wanted, given.trainer, stage, number)
+        if arguments.trainer is not None:
+            loader.steps_wanted = functools.partial(steps_wanted, arguments.trainer, stage, number)
         self._loaders.add(loader)
         return loader

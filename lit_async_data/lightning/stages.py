@@ -1,4 +1,4 @@
-"""What each stage of training gets: its source, its transform, and how much of it is wanted."""
+"""What each stage gets: its sources, its options, its transform, and how many batches the Trainer will take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from lit_async_data.device.transform import BatchFunction, EvaluatedAlike, check_callable
+from lit_async_data.device.transform import BatchFunction, EvaluatedAlike, StageTransform, check_callable
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.resume import check_position
@@ -21,110 +21,145 @@ from lit_async_data.sources.split import split as split_source
 
 Stage = Literal["train", "val", "test", "predict"]
 STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
-# Loaders for which a callback starts the copies.
-Driven = AsyncLoader | PrefetchedLoader
+# Loaders whose copies a callback can start.
+DrivenLoader = AsyncLoader | PrefetchedLoader
 
 
-def sides_of(
-    source: Source | None, fractions: Mapping[str, float] | None, groups: Any, given: Mapping[str, Any]
+def split_sources(
+    source: Source | None, fractions: Mapping[str, float] | None, groups: Any, by_stage: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
-    """The source of each stage from one for all, and what they hold in one line."""
-    both = [stage for stage, each in given.items() if each is not None]
-    if both:
-        raise ConfigError(f"{both[0]}: not together with source, split or groups, which say what each stage gets")
+    """Cut one source into stages.
+
+    Args:
+        source: The source to cut; without ``fractions`` all of it is for training.
+        fractions: The share of each stage.
+        groups: What the split keeps together.
+        by_stage: The arguments ``train``, ``val``, ``test`` and ``predict``, which must all be None.
+
+    Returns:
+        The source of each stage, and a line that describes the split; the line is empty without ``fractions``.
+
+    Raises:
+        ConfigError: The arguments do not fit together.
+    """
+    conflicting = [stage for stage, each in by_stage.items() if each is not None]
+    if conflicting:
+        raise ConfigError(
+            f"{conflicting[0]}: cannot be combined with source, split or groups, which set the source of each stage"
+        )
     if source is None:
-        raise ConfigError("source: missing; split and groups say how to cut it")
+        raise ConfigError("source: missing; split and groups only say how to cut it")
     check_source("source", source)
     if fractions is None:
         if groups is not None:
             raise ConfigError("groups: only with split, as in split={'train': 0.8, 'val': 0.2}")
-        return {**given, "train": source}, ""
+        return {**by_stage, "train": source}, ""
     for name in fractions if isinstance(fractions, Mapping) else ():
         if name not in STAGES:
             raise ConfigError(f"split: {name!r} is not one of {', '.join(STAGES)}")
-    sides = split_source(source, fractions, groups=groups)
-    return {**given, **sides}, sides.described
+    parts = split_source(source, fractions, groups=groups)
+    return {**by_stage, **parts}, parts.described
 
 
-def sources_of(stage: str, given: Any) -> list[Source]:
-    """The sources of a stage; several only in evaluation.
+def checked_sources(stage: str, argument: Any) -> list[Source]:
+    """The sources of a stage as a list. Only evaluation may have several.
 
     Raises:
-        ConfigError: Something else was given.
+        ConfigError: The argument is neither a source nor, in evaluation, a list of sources.
     """
-    listed = isinstance(given, Sequence) and not isinstance(given, str) and stage != "train"
-    several = given if listed else [] if given is None else [given]
-    for source in several:
+    is_list = isinstance(argument, Sequence) and not isinstance(argument, str) and stage != "train"
+    sources = argument if is_list else [] if argument is None else [argument]
+    for source in sources:
         if not isinstance(source, Source):
             raise ConfigError(
                 f"{stage}: {source!r} is not a source{'' if stage == 'train' else ' or a list of sources'}; "
                 "build one, as in HDF5Source('data.h5') or DatasetSource(dataset)"
             )
-    return list(several)
+    return list(sources)
 
 
-def options_of(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOptions:
-    """The options of a stage of evaluation: those of training without shuffle, and what differs.
+def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOptions:
+    """The options of an evaluation stage: those of training without shuffle, with the stage's overrides.
 
     Raises:
-        ConfigError: What differs is no mapping, or wrong, or would have samples drawn.
+        ConfigError: The overrides are no mapping, have a wrong value, or would draw samples.
     """
     where = f"{stage}_loader"
     if not isinstance(overrides, Mapping | None):
-        raise ConfigError(f"{where}: {overrides!r} is not a mapping of what differs, as in {{'batch_size': 512}}")
+        raise ConfigError(f"{where}: {overrides!r} is not a mapping of options, as in {{'batch_size': 512}}")
     for name in ("balance", "weights", "epoch_size"):
         if overrides and overrides.get(name) is not None:
             raise ConfigError(f"{where}.{name}: in training only; evaluation takes each sample once")
     return options.for_evaluation().merged(overrides, f"{where}.")
 
 
-def transforms_of(given: BatchFunction | Mapping[str, BatchFunction | None] | None) -> dict[str, BatchFunction | None]:
-    """The transform of each stage; one that is given for all is marked where it serves evaluation.
+def stage_transforms(
+    argument: BatchFunction | Mapping[str, BatchFunction | None] | None,
+) -> dict[str, BatchFunction | None]:
+    """The transform of each stage.
 
     Raises:
-        ConfigError: One is for a stage that there is not, or cannot be called.
+        ConfigError: A key is no stage, or a value cannot be called.
     """
-    if not isinstance(given, Mapping):
-        check_callable("device_transform", given)
-        evaluating = None if given is None else EvaluatedAlike(given)
-        return {stage: given if stage == "train" else evaluating for stage in STAGES}
-    for stage in given:
-        if stage not in (*STAGES, "eval"):
-            raise ConfigError(f"device_transform: {stage!r} is not one of {', '.join(STAGES)}, eval")
-        check_callable(f"device_transform.{stage}", given[stage])
-    return {stage: given.get(stage, given.get("eval") if stage != "train" else None) for stage in STAGES}
+    if not isinstance(argument, Mapping):
+        check_callable("device_transform", argument)
+        if argument is None:
+            return dict.fromkeys(STAGES)
+        shared = EvaluatedAlike(argument)
+        return {
+            stage: StageTransform(argument if stage == "train" else shared, f"device_transform, stage {stage}")
+            for stage in STAGES
+        }
+    for key in argument:
+        if key not in (*STAGES, "eval"):
+            raise ConfigError(f"device_transform: {key!r} is not one of {', '.join(STAGES)}, eval")
+        check_callable(f"device_transform.{key}", argument[key])
+    transforms: dict[str, BatchFunction | None] = {}
+    for stage in STAGES:
+        key = "eval" if stage != "train" and stage not in argument else stage
+        function = argument.get(key)
+        where = f"device_transform.{key}, stage {stage}"
+        transforms[stage] = None if function is None else StageTransform(function, where)
+    return transforms
 
 
-def loaders_in(nested: Any) -> list[Driven]:
-    """The loaders of this package in whatever lists and mappings Lightning lets people nest loaders in."""
+def driven_loaders(nested: Any) -> list[DrivenLoader]:
+    """This package's loaders inside the lists and mappings that Lightning accepts in place of a loader."""
     if isinstance(nested, Mapping | list | tuple):
         inside = nested.values() if isinstance(nested, Mapping) else nested
-        return [loader for each in inside for loader in loaders_in(each)]
+        return [loader for each in inside for loader in driven_loaders(each)]
     return [nested] if isinstance(nested, AsyncLoader | PrefetchedLoader) else []
 
 
-def steps_wanted(trainer: weakref.ref[pl.Trainer], stage: Stage, number: int) -> tuple[int | None, int | None]:
-    """Batches that the Trainer will take of a pass, and of those after it; it knows only when the pass begins.
+def steps_wanted(reference: weakref.ref[pl.Trainer], stage: Stage, number: int) -> tuple[int | None, int | None]:
+    """The batches that the Trainer will take of this pass, and of each later pass; None for all.
+
+    The Trainer knows them only when the pass begins.
+
+    Args:
+        reference: The Trainer.
+        stage: The loader's stage.
+        number: The loader's place among those of its stage.
 
     Raises:
-        ResumeError: It has resumed in the middle of an epoch.
+        ResumeError: The Trainer has resumed in the middle of an epoch.
     """
-    found = trainer()
-    if found is None or found.state.status != "running":
+    trainer = reference()
+    if trainer is None or trainer.state.status != "running":
         return None, None
     if stage == "train":
-        check_position(found, found.fit_loop.epoch_loop.batch_progress.current.ready)
+        check_position(trainer, trainer.fit_loop.epoch_loop.batch_progress.current.ready)
     limits: Any = {
-        "train": lambda: found.num_training_batches,
-        "val": lambda: found.num_val_batches[number],
-        "test": lambda: found.num_test_batches[number],
-        "predict": lambda: found.num_predict_batches[number],
+        "train": lambda: trainer.num_training_batches,
+        "val": lambda: trainer.num_val_batches[number],
+        "test": lambda: trainer.num_test_batches[number],
+        "predict": lambda: trainer.num_predict_batches[number],
     }
-    with contextlib.suppress(IndexError):  # iterated over by hand, with another Trainer attached
-        later = _steps(limits[stage]())
-        return _steps(found.num_sanity_val_batches[number]) if found.sanity_checking else later, later
+    with contextlib.suppress(IndexError):  # the user iterates, and the Trainer runs other loaders
+        later = _finite(limits[stage]())
+        return _finite(trainer.num_sanity_val_batches[number]) if trainer.sanity_checking else later, later
     return None, None
 
 
-def _steps(limit: float) -> int | None:
+def _finite(limit: float) -> int | None:
     return int(limit) if 0 < limit < math.inf else None

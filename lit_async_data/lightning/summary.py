@@ -1,4 +1,4 @@
-"""What a loader will do, in lines for people, said before it begins."""
+"""The lines that describe a loader before training: samples and fields, steps and shuffle, workers and memory."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lit_async_data.order.weighted import WeightedChunkOrder, WeightedOrder
 from lit_async_data.sources.base import Source, described
 from lit_async_data.sources.places import name_of, parts_of
 
-# Samples that are looked at to say how well labels are mixed, and batches at most.
-LOOKED_AT, BATCHES = 8192, 64
-# A field of more values than this, of those, is no label.
+# At most this many samples, in at most this many batches, are read to measure how well labels are mixed.
+SAMPLES, BATCHES = 8192, 64
+# A field with more different values among those samples is no label.
 MOST_VALUES = 1000
 
 Values = npt.NDArray[Any]
 
 
-def lines(loader: AsyncLoader) -> list[str]:
-    """Samples and fields; batches and steps; the price of the shuffle; workers, slots and their memory."""
+def summary_lines(loader: AsyncLoader) -> list[str]:
+    """Three lines: samples and fields; batch, steps and the cost of the shuffle; workers and memory."""
     source, options, footprint = loader.source, loader.options, loader.footprint
     step = options.batch_size * loader.world_size
     ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
@@ -38,13 +38,13 @@ def lines(loader: AsyncLoader) -> list[str]:
         workers = "no workers, read in the training loop"
     return [
         described(len(source), name_of(source), loader.spec),
-        f"batch {options.batch_size}{ranks}, {len(loader):,} steps, {_drawn(loader)}shuffle {_shuffle(loader)}",
+        f"batch {options.batch_size}{ranks}, {len(loader):,} steps, {_drawing(loader)}shuffle {_shuffle(loader)}",
         f"{workers}: {footprint.budget}",
     ]
 
 
-def _drawn(loader: AsyncLoader) -> str:
-    """By what samples are drawn with replacement, if they are."""
+def _drawing(loader: AsyncLoader) -> str:
+    """How samples are drawn with replacement; empty if they are not."""
     options = loader.options
     if not options.drawn:
         return ""
@@ -53,70 +53,72 @@ def _drawn(loader: AsyncLoader) -> str:
 
 
 def _shuffle(loader: AsyncLoader) -> str:
-    """The shuffle and its price, in one line."""
-    order, source, times = loader.order, loader.source, loader.footprint.amplification
+    """The shuffle and its cost."""
+    order, source, amplification = loader.order, loader.source, loader.footprint.amplification
     if order.shuffle == "none":
         return "none"
     if order.chunk_order is not None:
         chunks = order.chunk_order
         mixed = f"{mixing(chunks, order.batch_size, order.world_size):.2f} of the mixing of a global shuffle"
-        fields = ", ".join(f"{name} {share:.2f}" for name, share in _evenness(source, order))
+        fields = ", ".join(f"{name} {share:.2f}" for name, share in _label_evenness(source, order))
         width, stored = (count * source.chunks.chunks_per_run for count in (chunks.width, chunks.chunks))
         return (
             f"chunk: {min(width, stored)} of {stored:,} chunks at a time, {mixed}"
             f"{f' ({fields})' if fields else ''}; "
-            f"{_price(loader, chunks, times)}"
+            f"{_decoding_cost(loader, chunks, amplification)}"
         )
     rows = source.chunks.rows
     if rows == 1:
         often = "each time it is drawn" if loader.options.drawn else "once per epoch"
         return f"global: every sample is read alone, {often}"
-    if times == 1:
-        return "global: what is decoded is kept, and decoded once"
+    if amplification == 1:
+        return "global: each chunk is decoded once and kept"
     return (
-        f"global: {times:.1f} samples are decoded for each one used, since {rows} share a compressed chunk; "
+        f"global: {amplification:.1f} samples are decoded for each one used, since {rows} share a compressed chunk; "
         "shuffle=chunk decodes each chunk once"
     )
 
 
-def _price(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, times: float) -> str:
-    """What decoding by chunks costs."""
+def _decoding_cost(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, amplification: float) -> str:
     chunks, held = loader.source.chunks, loader.footprint.budget.decoded
     if not held:
-        return "what lies in one folder is read together" if chunks.reading == "decoded" else "nothing is decoded"
+        return "files of one folder are read together" if chunks.reading == "decoded" else "nothing is decoded"
     which = "every chunk" if chunks.largest else "every chunk of the largest field"
     decoded = ranks_per_chunk(order, loader.world_size)
     often = "once per epoch" if decoded == 1 else f"by {decoded:.2g} ranks each"
-    again = f", and {chunks.spread - 1:.2f} of them again for what reaches into the next" if chunks.spread > 1 else ""
+    again = (
+        f", and {chunks.spread - 1:.2f} of them again for samples that reach into the next chunk"
+        if chunks.spread > 1
+        else ""
+    )
     if loader.options.drawn:
-        again += f", {times:.1f} samples for each one used"
-    return f"{which} is decoded {often}{again}, and takes {readable(held)} meanwhile"
+        again += f", {amplification:.1f} samples for each one used"
+    return f"{which} is decoded {often}{again}; decoded chunks take {readable(held)}"
 
 
-def _evenness(source: Source, order: EpochPlan) -> Iterator[tuple[str, float]]:
-    """How well labels, and groups or parts, are mixed."""
+def _label_evenness(source: Source, order: EpochPlan) -> Iterator[tuple[str, float]]:
+    """How well labels, and groups or parts, are mixed, compared with a global shuffle."""
     if source.chunks.reading == "python":
-        return  # code of the user's, which may take any time
+        return  # the user's code may be slow
     size = min(order.batch_size, -(-order.length // order.world_size))
-    count = max(min(LOOKED_AT // size, BATCHES, order.length // (size * order.world_size)), 1)
+    count = max(min(SAMPLES // size, BATCHES, order.length // (size * order.world_size)), 1)
     steps = Permutation(max(order.length // (size * order.world_size), 1), derived_key(0))(np.arange(count))
     positions = (steps[:, None] * size + np.arange(size)) * order.world_size
-    ours, shuffled = order.samples(positions.ravel()), _shuffled(source, order, positions.size)
-    for name, values in _labels(source):
-        found = values(np.concatenate([ours, shuffled])).reshape(2, count, size)
-        if 1 < np.unique(found).size <= MOST_VALUES:
-            yield name, evenness(*found)
+    planned, shuffled = order.samples(positions.ravel()), _globally_shuffled(source, order, positions.size)
+    for name, values_of in _labels(source):
+        values = values_of(np.concatenate([planned, shuffled])).reshape(2, count, size)
+        if 1 < np.unique(values).size <= MOST_VALUES:
+            yield name, evenness(*values)
 
 
-def _shuffled(source: Source, order: EpochPlan, count: int) -> Indices:
-    """Samples in the order of a global shuffle."""
+def _globally_shuffled(source: Source, order: EpochPlan, count: int) -> Indices:
     if order.weights is not None:
         return WeightedOrder(order.weights, count, derived_key(1)).samples(np.arange(count))
     return Permutation(len(source), derived_key(1))(np.arange(count) % len(source))
 
 
 def _labels(source: Source) -> Iterator[tuple[str, Callable[[Indices], Values]]]:
-    """What tells samples apart: whole numbers, one per sample, and where samples come from."""
+    """Fields with one whole number per sample, and the groups or parts that samples belong to."""
     for key, field in source.spec.fields.items():
         if field.dtype.kind in "iub" and math.prod(field.shape) == 1:
             yield key, functools.partial(_read, source, key)

@@ -1,8 +1,8 @@
-"""`Takeover`: the DataLoaders that a Trainer is about to iterate over, each wrapped as `prefetched` does.
+"""`Takeover`: wraps the DataLoaders that a Trainer is about to iterate over, as `prefetched` does.
 
-Lightning gives every loader to ``strategy.process_dataloader``, in all stages, once it has given it a sampler for this
-rank. That method is the one place at which anybody's loader can be wrapped without a change to their code,
-and without all ranks reading the same.
+Lightning passes every loader of every stage to ``strategy.process_dataloader``, after it has given the loader the
+sampler of this rank. Only there can a user's loader be wrapped without a change to the user's code and without every
+rank reading the same samples.
 """
 
 from __future__ import annotations
@@ -15,84 +15,105 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from lit_async_data.lightning.batch_hooks import transfer_of
 from lit_async_data.lightning.compat import pl
 from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
 from lit_async_data.prefetch.wrap import prefetched
 
+# Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
+HOST_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
+
+
+def overridden_host_hook(trainer: pl.Trainer) -> str | None:
+    """The user's hook that gets batches in host memory, as ``"Model.transfer_batch_to_device"``; None if there is none.
+
+    Args:
+        trainer: Has its module attached, and its DataModule if there is one.
+    """
+    is_overridden = importlib.import_module(f"{pl.__name__}.utilities.model_helpers").is_overridden
+    owners: list[Any] = [getattr(trainer, "datamodule", None), trainer.lightning_module]
+    overridden = (
+        f"{type(owner).__name__}.{hook}"
+        for hook in HOST_HOOKS
+        for owner in owners
+        if owner is not None and is_overridden(hook, owner)
+    )
+    return next(overridden, None)
+
 
 class Takeover:
-    """Wraps DataLoaders for one Trainer at a time, and ends what it has wrapped."""
+    """Wraps the DataLoaders of one Trainer at a time, and stops the wrappers when the run ends."""
 
     def __init__(self) -> None:
         self._strategy: Any = None
-        self._processed: Any = None
-        self._before: Any = None
-        self._serving: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()  # those of the Trainer's run
+        self._replacement: Any = None
+        self._original: Any = None
+        self._wrappers: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()
 
     def attach(self, trainer: pl.Trainer, device_depth: int, verify_copies: int = 0) -> None:
         """Wrap every DataLoader that the Trainer will iterate over from now on."""
         self.detach()
         strategy: Any = trainer.strategy
-        before = strategy.process_dataloader
+        original = strategy.process_dataloader
 
-        def processed(loader: Any) -> Any:
-            made = before(loader)
-            # Somebody who has composed the method after us may keep ours for longer than we serve.
-            return self._taken(made, trainer, device_depth, verify_copies) if self._processed is processed else made
+        def process_dataloader(loader: Any) -> Any:
+            processed = original(loader)
+            if self._replacement is not process_dataloader:
+                return processed  # detached, but other code that wrapped the method after us still calls it
+            return self.wrap(processed, trainer, device_depth, verify_copies)
 
-        self._strategy, self._processed, self._before = strategy, processed, before
-        strategy.process_dataloader = processed
+        self._strategy, self._replacement, self._original = strategy, process_dataloader, original
+        strategy.process_dataloader = process_dataloader
 
     def detach(self, *, failed: bool = False) -> None:
-        """Leave the strategy as it was, unless somebody else has composed it since; end what serves. Twice is fine.
+        """Restore the strategy, unless other code has wrapped it since, and stop the wrappers. Idempotent.
 
         Args:
-            failed: There was an error, and a checkpoint may still be written: loaders that have a state keep it.
+            failed: After an error Lightning may still write a checkpoint, so loaders with a state keep it.
 
         Raises:
-            TransferError: As `PrefetchedLoader.stop`; all are ended all the same.
+            TransferError: As `PrefetchedLoader.stop`; the other wrappers are stopped nevertheless.
         """
-        strategy, processed, before = self._strategy, self._processed, self._before
-        self._strategy = self._processed = self._before = None
-        if strategy is not None and vars(strategy).get("process_dataloader") is processed:
+        strategy, replacement, original = self._strategy, self._replacement, self._original
+        self._strategy = self._replacement = self._original = None
+        if strategy is not None and vars(strategy).get("process_dataloader") is replacement:
             del strategy.process_dataloader
-            if strategy.process_dataloader != before:
-                strategy.process_dataloader = before
-        with contextlib.ExitStack() as ending:
-            for loader in list(self._serving):
+            if strategy.process_dataloader != original:
+                strategy.process_dataloader = original
+        with contextlib.ExitStack() as stack:
+            for loader in list(self._wrappers):
                 if not (failed and isinstance(loader, StatefulPrefetchedLoader)):
-                    ending.callback(_end_workers, loader.loader)
-                ending.callback(loader.stop)  # first
-        self._serving.clear()
+                    stack.callback(_end_workers, loader.loader)
+                stack.callback(loader.stop)  # runs before the callback above
+        self._wrappers.clear()
 
-    def _taken(self, loader: Any, trainer: pl.Trainer, device_depth: int, verify_copies: int) -> Any:
+    def wrap(self, loader: Any, trainer: pl.Trainer, device_depth: int, verify_copies: int) -> Any:
+        """Wrap a DataLoader; return anything else unchanged."""
         if isinstance(loader, PrefetchedLoader) and loader.sharded_by_trainer:
-            loader = loader.loader  # of an earlier fit: whoever gave Lightning a CombinedLoader keeps it
+            loader = loader.loader  # wrapped in an earlier fit, and kept by the user's CombinedLoader
         if not isinstance(loader, DataLoader):
             return loader
-        _warn(trainer, loader)
-        # At once, and not when training begins: of a loader without length Lightning takes a batch before.
-        device = torch.device("cpu") if transfer_of(trainer) is not None else trainer.strategy.root_device
-        wrapped = prefetched(loader, device_depth, device)
-        wrapped.sharded_by_trainer = True
-        wrapped.verify_copies = verify_copies
-        self._serving.add(wrapped)
-        return wrapped
+        _warn_of_few_workers(trainer, loader)
+        # Chosen now and not when training begins: from a loader without length Lightning takes a batch before that.
+        device = torch.device("cpu") if overridden_host_hook(trainer) is not None else trainer.strategy.root_device
+        wrapper = prefetched(loader, device_depth, device)
+        wrapper.sharded_by_trainer = True
+        wrapper.verify_copies = verify_copies
+        self._wrappers.add(wrapper)
+        return wrapper
 
 
-def _warn(trainer: pl.Trainer, loader: DataLoader[Any]) -> None:
-    """Say what Lightning says of a DataLoader with few workers; it does so of what it gets back, if that is one."""
+def _warn_of_few_workers(trainer: pl.Trainer, loader: DataLoader[Any]) -> None:
+    """Run Lightning's own check of ``num_workers``, which it skips for a wrapped loader."""
     connector = importlib.import_module(f"{pl.__name__}.trainer.connectors.data_connector")
-    check = getattr(connector, "_worker_check", None)  # private, so it may be gone one day, and the warnings with it
+    check = getattr(connector, "_worker_check", None)  # private: a later version may lack it
     if check is not None and trainer.state.stage is not None:
         check(trainer, loader, f"{trainer.state.stage.dataloader_prefix}_dataloader")
 
 
 def _end_workers(loader: Any) -> None:
-    """End the workers that a DataLoader keeps for its next pass, as Lightning does where it knows the loader."""
+    """End the persistent workers of a DataLoader, as Lightning does for loaders that it knows."""
     iterator = getattr(loader, "_iterator", None)
     if iterator is not None:
         if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()  # noqa: SLF001  # it has no other name, and Lightning uses this one
+            iterator._shutdown_workers()  # noqa: SLF001  # torch has no public method, and Lightning uses this one
         loader._iterator = None  # noqa: SLF001

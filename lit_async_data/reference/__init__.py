@@ -1,1 +1,1 @@
-"""The room `reference`; its README says what belongs here."""
+"""The room `reference`; its README lists the modules."""

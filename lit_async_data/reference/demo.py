@@ -1,4 +1,4 @@
-"""What ``train.py`` trains on its own: scikit-learn's digits, as HDF5 or as PNG files in a table, and a small model."""
+"""The demo of ``train.py``: scikit-learn's digits, as HDF5 or as a table of PNG files, and a small network."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.source import ManifestSource
 
 Part = Literal["train", "val", "test"]
-# 1797 digits in all.
+# Shares of the 1797 digits.
 SHARES: dict[Part, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
 
 
 def digits(root: str | os.PathLike[str], part: Part) -> HDF5Source:
-    """One part of the handwritten digits, written to ``root/digits/PART.h5`` if it is not there yet.
+    """One part of the handwritten digits. Writes ``root/digits/PART.h5`` first if the file does not exist.
 
     Args:
         root: Folder for data sets.
@@ -35,7 +35,7 @@ def digits(root: str | os.PathLike[str], part: Part) -> HDF5Source:
         A source of ``x``, uint8 of shape (1, 8, 8) with values 0 to 16, and ``y``, 0 to 9.
 
     Raises:
-        MissingError: scikit-learn, which has the images, is not installed.
+        MissingError: scikit-learn, which contains the images, is not installed.
     """
     path = Path(root) / "digits" / f"{part}.h5"
     if not path.exists():
@@ -44,18 +44,18 @@ def digits(root: str | os.PathLike[str], part: Part) -> HDF5Source:
 
 
 def digits_manifest(root: str | os.PathLike[str], **options: Any) -> ManifestSource:
-    """The handwritten digits as PNG files and a table, written to ``root/digits_manifest`` if they are not there yet.
+    """The handwritten digits as a table of PNG files. Writes ``root/digits_manifest`` first if it does not exist.
 
     Args:
         root: Folder for data sets.
-        **options: Of `ManifestSource`. The table's columns are ``id`` (``"0007"``), ``path``, ``digit`` (0 to 9) and
-            ``even`` (0 or 1).
+        **options: Options of `ManifestSource`. The table has the columns ``id`` (``"0007"``), ``path``, ``digit`` (0 to
+            9) and ``even`` (0 or 1).
 
     Returns:
         A source of 1797 images, 8 × 8 grey values from 0 to 240, unless ``options`` say otherwise.
 
     Raises:
-        MissingError: scikit-learn, which has the images, is not installed.
+        MissingError: scikit-learn, which contains the images, is not installed.
         ConfigError: pyarrow or Pillow is missing, or an option is wrong.
     """
     folder = Path(root) / "digits_manifest"
@@ -65,25 +65,25 @@ def digits_manifest(root: str | os.PathLike[str], **options: Any) -> ManifestSou
 
 
 def _write_manifest(folder: Path) -> None:
-    found = _digits()
+    loaded = _digits()
     try:
         from PIL import Image
     except ImportError:
         raise ConfigError("image: Pillow is missing: pip install 'lit-async-data[manifest]'") from None
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Put into place when it is whole: several processes may do this at once, and the first one's counts.
+    # Renamed when complete: several processes may do this at once, and the first one wins.
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        made = Path(temporary) / "made"
-        (made / "images").mkdir(parents=True)
+        written = Path(temporary) / "written"
+        (written / "images").mkdir(parents=True)
         lines = ["id,path,digit,even"]
-        for number, (values, digit) in enumerate(zip(found.images, found.target.tolist(), strict=True)):
+        for number, (values, digit) in enumerate(zip(loaded.images, loaded.target.tolist(), strict=True)):
             path = f"images/{number:04}.png"
-            Image.fromarray((15 * values).astype(np.uint8)).save(made / path)
+            Image.fromarray((15 * values).astype(np.uint8)).save(written / path)
             lines.append(f"{number:04},{path},{digit},{int(digit % 2 == 0)}")
-        (made / "digits.csv").write_text("\n".join(lines) + "\n")
+        (written / "digits.csv").write_text("\n".join(lines) + "\n")
         if not folder.exists():
-            with contextlib.suppress(OSError):  # another process was faster
-                made.rename(folder)
+            with contextlib.suppress(OSError):  # another process renamed its folder first
+                written.rename(folder)
 
 
 def _digits() -> Any:
@@ -91,41 +91,41 @@ def _digits() -> Any:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise MissingError(
-            "the digits come with scikit-learn: pip install 'lit-async-data[demo]', or train on a file of yours: "
-            "python train.py data=hdf5 data.train.path=FILE.h5"
+            "data=digits: scikit-learn, which contains the digits, is missing: pip install 'lit-async-data[demo]', or "
+            "train on your own file: python train.py data=hdf5 data.train.path=FILE.h5"
         ) from error
     return load_digits()
 
 
 def _write_digits(path: Path, part: Part) -> None:
-    found = _digits()
-    order = np.random.default_rng(0).permutation(len(found.target))
+    loaded = _digits()
+    order = np.random.default_rng(0).permutation(len(loaded.target))
     ends = np.cumsum([0, *(round(share * len(order)) for share in SHARES.values())])
     number = list(SHARES).index(part)
     rows = order[ends[number] : ends[number + 1]]
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Put into place when it is whole, and by one only: several processes may do this at once.
+    # Linked into place when complete: several processes may do this at once, and the first one wins.
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".h5", delete=False) as temporary:
         pass
     with h5py.File(temporary.name, "w") as file:
-        file["data"] = found.images[rows].astype(np.uint8)[:, None]
-        file["labels"] = found.target[rows].astype(np.int64)
+        file["data"] = loaded.images[rows].astype(np.uint8)[:, None]
+        file["labels"] = loaded.target[rows].astype(np.int64)
     os.chmod(temporary.name, 0o644)
     try:
         os.link(temporary.name, path)
     except FileExistsError:
         pass
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no hard links
         os.replace(temporary.name, path)
         return
     os.unlink(temporary.name)
 
 
 class ImageClassifier(pl.LightningModule):
-    """A small convolutional network for images of any size, of any number type.
+    """A small convolutional network for images of any size and any number type.
 
-    Channels and classes are taken from the data: from ``trainer.datamodule``, unless they are given. Input is
-    normalised by its own first layer, so that values as stored will do.
+    It takes the numbers of channels and classes from ``trainer.datamodule``, unless they are arguments. Its first layer
+    normalises the input, so images can come as stored.
 
     Args:
         x: Batch key of the images, of shape (N, C, H, W).
@@ -133,16 +133,16 @@ class ImageClassifier(pl.LightningModule):
         channels: Channels of an image.
         classes: Number of classes.
         width: Channels after the first convolution.
-        lr: Learning rate at its peak, for AdamW; it rises over a tenth of the training and falls from there.
+        lr: Peak learning rate of AdamW. The rate rises for a tenth of the training, then falls.
 
     Raises:
-        ConfigError: ``width`` or ``lr`` is not a number above 0. Before training: the data have no such fields, or
-            others than ``channels`` and ``classes`` say.
+        ConfigError: ``width`` or ``lr`` is not a number above 0. Before training: the data has no such field, or does
+            not match ``channels`` and ``classes``.
     """
 
     def __init__(
         self,
-        x: str = "x",  # noqa: ARG002  # Lightning reads them off the frame, in save_hyperparameters
+        x: str = "x",  # noqa: ARG002  # save_hyperparameters reads them from the frame
         y: str = "y",  # noqa: ARG002
         *,
         channels: int | None = None,  # noqa: ARG002
@@ -158,21 +158,23 @@ class ImageClassifier(pl.LightningModule):
         self.net: nn.Module | None = None
 
     def configure_model(self) -> None:
-        """Build the layers, once the data are known."""
+        """Build the layers, when the data is known."""
         if self.net is not None:
             return
         hparams: Any = self.hparams
         dm: Any = getattr(self.trainer, "datamodule", None)
         if dm is None and None in (hparams["channels"], hparams["classes"]):
-            raise ConfigError("model.channels, model.classes: give both where there is no AsyncDataModule to ask")
+            raise ConfigError(
+                "model.channels, model.classes: missing, and there is no AsyncDataModule to take them from; give both"
+            )
         if dm is not None:
-            # Into the checkpoint, so that the model can be loaded without the data.
+            # Stored in the checkpoint, so that the model can be loaded without the data.
             hparams["channels"] = _channels(dm, hparams["x"], hparams["channels"])
             hparams["classes"] = _classes(dm, hparams["y"], hparams["classes"])
         self.net = _network(hparams["channels"], hparams["classes"], hparams["width"])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of shape (N, classes) for images of shape (N, C, H, W) or, of one channel, (N, H, W)."""
+        """Scores of shape (N, classes) for images of shape (N, C, H, W), or (N, H, W) with one channel."""
         assert self.net is not None
         if images.ndim == 3:
             images = images[:, None]
@@ -215,12 +217,12 @@ class ImageClassifier(pl.LightningModule):
         return scores.argmax(1)
 
     def configure_optimizers(self) -> Any:
-        """AdamW, with a rate that rises and falls once over the whole training."""
+        """AdamW, with a learning rate that rises and falls once in a training."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
-        steps = max(float(self.trainer.estimated_stepping_batches), 1.0)  # 0 where no batch is trained on
+        steps = max(float(self.trainer.estimated_stepping_batches), 1.0)  # it is 0 if no batch is trained on
 
         def rate(step: int) -> float:
-            # A function of the step and not a state: a run that is resumed for longer goes on along a longer curve.
+            # A function of the step alone: a run resumed with more epochs continues on a longer curve.
             done = min((step + 1) / steps, 1.0)
             return done / 0.1 if done < 0.1 else (1 + math.cos(math.pi * (done - 0.1) / 0.9)) / 2
 
@@ -231,17 +233,12 @@ class ImageClassifier(pl.LightningModule):
 
 
 def _check_field(dm: Any, option: str, key: str) -> None:
-    """Make sure that batches have a field.
-
-    Raises:
-        ConfigError: They have not; names those that there are.
-    """
     spec, keys = dm.spec, list(dm.spec)
     if not spec.as_mapping:
-        fields = ", ".join(f"{name}: {given}" for name, given in zip("xy", keys, strict=False))
+        fields = ", ".join(f"{name}: {key}" for name, key in zip("xy", keys, strict=False))
         raise ConfigError(
-            f"fields: batches are tuples of {', '.join(keys)}, and this model takes what it needs by key; name the "
-            f"fields, as in 'data.train.fields={{{fields}}}'"
+            f"fields: batches are tuples of {', '.join(keys)}, but this model takes fields by key; name the fields, as "
+            f"in 'data.train.fields={{{fields}}}'"
         )
     if key not in spec:
         raise ConfigError(
@@ -250,41 +247,42 @@ def _check_field(dm: Any, option: str, key: str) -> None:
         )
 
 
-def _classes(dm: Any, key: str, wanted: int | None) -> int:
+def _classes(dm: Any, key: str, configured: int | None) -> int:
     _check_field(dm, "y", key)
     if key not in dm.num_classes:
         raise ConfigError(
-            f"field {key!r} is {dm.spec[key]} and holds no class numbers: this model takes one each, 0 or more"
+            f"model.y: field {key!r} is {dm.spec[key]} and holds no class numbers; name a field with one whole number "
+            "≥ 0 per sample"
         )
-    found: int = dm.num_classes[key]
-    if wanted is not None and wanted < found:
+    classes: int = dm.num_classes[key]
+    if configured is not None and configured < classes:
         raise ConfigError(
-            f"model.classes: {wanted}, but field {key!r} has {found} classes, 0 to {found - 1}; leave it out, and they "
-            "are counted"
+            f"model.classes: {configured}, but field {key!r} has {classes} classes, 0 to {classes - 1}; leave it "
+            "out, and the data decides"
         )
-    return found if wanted is None else wanted
+    return classes if configured is None else configured
 
 
-def _channels(dm: Any, key: str, wanted: int | None) -> int:
+def _channels(dm: Any, key: str, configured: int | None) -> int:
     _check_field(dm, "x", key)
     shape = dm.spec[key].shape
     if len(shape) not in (2, 3):
         raise ConfigError(
-            f"field {key!r} has samples of shape {shape}, and this model takes images (C, H, W) or (H, W); "
-            "choose another model"
+            f"model.x: field {key!r} has samples of shape {shape}, but this model takes images (C, H, W) or (H, W); "
+            "name another field, or choose another model"
         )
     if len(shape) == 3 and shape[2] <= 4 < shape[0]:
         rank_zero_warn(
             f"field {key!r} has samples of shape {shape}; if the last axis holds the channels, set "
             "data.train.layout=NHWC"
         )
-    found: int = shape[0] if len(shape) == 3 else 1
-    if wanted not in (None, found):
+    channels: int = shape[0] if len(shape) == 3 else 1
+    if configured not in (None, channels):
         raise ConfigError(
-            f"model.channels: {wanted}, but the images of field {key!r} have {found} (shape {shape}); leave it out, "
-            "and they are counted"
+            f"model.channels: {configured}, but the images of field {key!r} have {channels} (shape {shape}); leave it "
+            "out, and the data decides"
         )
-    return found
+    return channels
 
 
 def _network(channels: int, classes: int, width: int) -> nn.Module:

@@ -314,7 +314,7 @@ def one_by_one(batch):
 def test_a_transform_that_returns_no_batch_is_an_error_of_that_batch(pretended, streamed, transform, what):
     if streamed:
         pretended(FakeStreams("side"))
-    message = rf"^device_transform returned {what} for batch 0 of epoch 0; it must return the batch"
+    message = rf"^device_transform: returned {what} for batch 0 of epoch 0; return the batch"
     with loader_of(transform=transform) as loader, pytest.raises(TransformError, match=message) as caught:
         next(loader)
     assert caught.value.stage == "transform"

@@ -14,7 +14,7 @@ import lit_async_data as lad
 from lit_async_data.device.clock import DeviceClock
 from lit_async_data.errors import ReadError
 from lit_async_data.host.stats import DeviceWait
-from lit_async_data.lightning.waiting import WaitSummary
+from lit_async_data.lightning.progress import WaitSummary
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex

@@ -1,7 +1,7 @@
-"""The way to a device, on one that is there: ``pytest -m gpu`` on a machine with a CUDA device.
+"""The contender to a device, on one that is there: ``pytest -m gpu`` on a machine with a CUDA device.
 
-What is forced and measured here is built in `benchmarks/hazards.py` and `benchmarks/gpu_measures.py`, which
-`benchmarks/gpu.py` turns into figures.
+What is forced and measured here is built in `benchmarks/on_device/`, which `benchmarks/gpu.py`
+turns into figures.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gpu_measures as measures
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from gpu_ways import MIB, Still, Way, source, ways
-from hazards import HAZARDS, Gpu, cycles_per_second, sleep
+from on_device import measures
+from on_device.contenders import MIB, Contender, Resident, contenders, source
+from on_device.hazards import HAZARDS
+from on_device.rig import Gpu, cycles_per_second, sleep
 
 import lit_async_data as lad
 from lit_async_data.testing import ArraySource
@@ -102,15 +103,15 @@ def test_slots_are_pinned():
 SANITIZED = """
 import sys, numpy as np, torch
 sys.path.insert(0, "benchmarks")
-from hazards import ComputeNeverWaits, mixed
-from pretended import streams_of
+from on_device.hazards import ComputeNeverWaits, mixed
+from on_device.simulated import replaced_streams
 from lit_async_data import AsyncLoader
 from lit_async_data.device.streams import TorchStreams
 from lit_async_data.testing import ArraySource
 
 streams = mixed(ComputeNeverWaits if sys.argv[1] == "mutant" else None, TorchStreams)
 streams.held = True
-with streams_of(streams, pretended=False):
+with replaced_streams(streams, simulated=False):
     source = ArraySource({"x": np.zeros((32, 2**20), "u1")})
     with AsyncLoader(source, {"batch_size": 4}, device="cuda") as loader:
         for batch in loader:
@@ -183,22 +184,22 @@ def test_with_a_stream_for_each_epoch_it_would_hold_more_and_more():
 
 
 def test_copies_run_beside_kernels_and_come_from_pinned_memory(step):
-    way, *_ = ways(8, measures.SETTLE + 10, 0.0)
-    events = measures.beside_kernels(way, step)
+    contender, *_ = contenders(8, measures.SETTLE + 10, 0.0)
+    events = measures.beside_kernels(contender, step)
     assert measures.beside(events) > 0.5
     assert {event["name"] for event in measures.copies(events)} == {"Memcpy HtoD (Pinned -> Device)"}
 
 
 def test_with_nothing_copied_ahead_they_do_not(step):
-    way = next(way for way in ways(8, measures.SETTLE + 10, 0.0) if way.depth == 0)
-    assert measures.beside(measures.beside_kernels(way, step)) < 0.5
+    contender = next(contender for contender in contenders(8, measures.SETTLE + 10, 0.0) if contender.depth == 0)
+    assert measures.beside(measures.beside_kernels(contender, step)) < 0.5
 
 
 def test_pageable_batches_of_other_loaders_are_copied_from_pinned_memory_too(step):
     dataset = [torch.zeros(8 * MIB, dtype=torch.uint8) for _ in range(measures.SETTLE + 10)]
     batches = [{"x": tensor} for tensor in dataset]
-    way = Way("prefetched", lambda: lad.prefetched(batches, device="cuda"))
-    events = measures.beside_kernels(way, step)
+    contender = Contender("prefetched", lambda: lad.prefetched(batches, device="cuda"))
+    events = measures.beside_kernels(contender, step)
     assert {event["name"] for event in measures.copies(events)} == {"Memcpy HtoD (Pinned -> Device)"}
 
 
@@ -257,7 +258,7 @@ def test_accumulated_gradients_are_those_of_batches_in_memory(depth):
     options = {"batch_size": BATCH, "shuffle": False}
     with lad.AsyncLoader(numbered(), options) as loader:
         batches = [{name: tensor.clone() for name, tensor in batch.items()} for batch in loader]
-    in_memory = torch.utils.data.DataLoader(Still(batches), batch_size=None)
+    in_memory = torch.utils.data.DataLoader(Resident(batches), batch_size=None)
     plain = fitted(Seeing(), in_memory, accumulate_grad_batches=4, max_epochs=2)
     with lad.AsyncLoader(numbered(), options, device="cuda") as loader:
         model = fitted(Seeing(), loader, *prefetchers(depth), accumulate_grad_batches=4, max_epochs=2)

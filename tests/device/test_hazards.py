@@ -1,11 +1,11 @@
-"""The hazards that `benchmarks/hazards.py` forces on a GPU, on a pretended one: each shows only without its guard."""
+"""The hazards of `benchmarks/on_device/hazards.py` on a simulated device: each shows only without its guard."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from hazards import HAZARDS, OTHER, mixed
+from on_device.hazards import HAZARDS, OTHER, mixed
 
 from lit_async_data.testing import FakeStreams, raw
 
@@ -16,7 +16,7 @@ class Pretended:
     """A rig of `FakeStreams`, whose slow stream is held back from the beginning."""
 
     width = 20_000
-    pretended = True
+    simulated = True
 
     def __init__(self, slow):
         self.slow = slow

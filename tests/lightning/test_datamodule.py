@@ -1,15 +1,17 @@
-"""`AsyncDataModule` without a Trainer: options of stages, classes, and what it says it will do."""
+"""`AsyncDataModule` without a Trainer: options of stages, classes, and the description of loaders."""
 
 from __future__ import annotations
+
+import contextlib
 
 import h5py
 import numpy as np
 import pytest
 
 from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
-from lit_async_data.errors import ConfigError, MemoryBudgetError
+from lit_async_data.errors import ConfigError, MemoryBudgetError, TransformError
 from lit_async_data.host.resource_plan import ResourcePlan
-from lit_async_data.lightning.summary import lines
+from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.testing import ArraySource
 
 
@@ -23,7 +25,7 @@ def dm_of(**options):
 
 def test_what_will_happen_is_said_for_every_rank():
     with AsyncLoader(source(10_000), {"batch_size": 128}, rank=3, world_size=8) as loader:
-        first, second, third = lines(loader)
+        first, second, third = summary_lines(loader)
     assert first.startswith("10,000 samples from ")
     assert first.endswith(": x float32 (3,)")
     assert second == "batch 128 × 8 ranks = 1024, 10 steps, shuffle global: every sample is read alone, once per epoch"
@@ -36,22 +38,24 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog)
         file.create_dataset("data", data=np.zeros((6400, 4), "u1"), chunks=(64, 4), compression="gzip")
     source = HDF5Source(path, ["data"])
     with AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
-        assert "61.2 samples are decoded for each one used, since 64 share a compressed chunk" in lines(loader)[1]
+        assert (
+            "61.2 samples are decoded for each one used, since 64 share a compressed chunk" in summary_lines(loader)[1]
+        )
         assert not caplog.messages
         next(loader)
         assert "shuffle=global decodes 61.2 samples for each one used, since 64 share" in caplog.messages[0]
     caplog.clear()
     with AsyncLoader(source, {"batch_size": 10, "shuffle": "global", "cache_bytes": 10**6}) as loader:
-        assert "shuffle global: what is decoded is kept, and decoded once" in lines(loader)[1]
-        assert "25.0 KiB cache" in lines(loader)[2]
+        assert "shuffle global: each chunk is decoded once and kept" in summary_lines(loader)[1]
+        assert "25.0 KiB cache" in summary_lines(loader)[2]
     with AsyncLoader(source, {"batch_size": 10, "shuffle_chunks": 5, "workers": 2}) as loader:
-        assert lines(loader)[1] == (
+        assert summary_lines(loader)[1] == (
             "batch 10, 640 steps, shuffle chunk: 5 of 100 chunks at a time, 0.52 of the mixing of a global shuffle; "
-            "every chunk is decoded once per epoch, and takes 3.5 KiB meanwhile"
+            "every chunk is decoded once per epoch; decoded chunks take 3.5 KiB"
         )
-        assert "5 slots of 512 B + 3.5 KiB decoded = 6.0 KiB" in lines(loader)[2]
+        assert "5 slots of 512 B + 3.5 KiB decoded = 6.0 KiB" in summary_lines(loader)[2]
     with AsyncLoader(source, {"batch_size": 10, "shuffle_chunks": 6}, world_size=4) as loader:
-        assert "every chunk is decoded by 2 ranks each" in lines(loader)[1]
+        assert "every chunk is decoded by 2 ranks each" in summary_lines(loader)[1]
     assert not caplog.messages
 
 
@@ -78,7 +82,7 @@ def test_a_stage_may_differ_and_null_inherits():
         ({"predict_loader": {"workers": -1}}, "predict_loader.workers: -1 is not"),
         ({"train": [source()]}, "train: .* is not a source"),
         ({"val": [source(), 3]}, "val: 3 is not a source or a list of sources"),
-        ({"train": None, "val": None}, "train: no source was given"),
+        ({"train": None, "val": None}, "train: there is no source"),
         ({"device_transform": {"training": print}}, "device_transform: 'training' is not one of train, val"),
     ],
 )
@@ -128,7 +132,7 @@ def test_close_closes_loaders_and_files(h5):
 
 
 class Counting(ArraySource):
-    """Counts how often all values of a field are read."""
+    """Counts the reads of all values of a field."""
 
     whole = 0
 
@@ -177,6 +181,21 @@ def test_a_described_loader_that_no_longer_fits_is_built_anew(change):
     next(loader)
     assert len(loader) == {"batch_size": 50, "source": 5, "close": 100}[change]
     dm.close()
+
+
+@pytest.mark.parametrize(
+    ("transform", "option"),
+    [
+        ({"eval": lambda batch: None}, r"device_transform\.eval"),
+        ({"val": lambda batch: None}, r"device_transform\.val"),
+        (lambda batch: None, "device_transform"),
+    ],
+)
+def test_an_error_of_a_transform_names_its_option_and_the_stage(transform, option):
+    with contextlib.closing(dm_of(device_transform=transform)) as dm:
+        (loader,) = dm.val_dataloader()
+        with pytest.raises(TransformError, match=f"^{option}, stage val: returned None for batch 0 of epoch 0"):
+            next(loader)
 
 
 def test_a_footprint_follows_what_is_set_later():

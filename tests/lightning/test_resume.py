@@ -1,4 +1,4 @@
-"""Training that goes on from a checkpoint: with the batches of an uninterrupted run, or refused."""
+"""Resumed training: sees the batches of an uninterrupted run, or is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.trainer import CountingSource, Recorder, datamodule, pl, plan, trai
 
 import lit_async_data as lad
 from lit_async_data.errors import ResumeError
-from lit_async_data.lightning.resume import newest_of_an_epochs_end
+from lit_async_data.lightning.resume import newest_resumable
 
 # Lightning remarks on callbacks that a resumed run lacks, on loaders without a state, on stages without data.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -20,7 +20,7 @@ WHOLE = [plan(epoch) for epoch in range(EPOCHS)]
 
 
 class Saver(pl.Callback):
-    """Saves in a hook, when so many batches of the second epoch have come."""
+    """Saves a checkpoint in a hook, at a given batch of the second epoch."""
 
     def __init__(self, path, hook, batches=None):
         self.path, self.batches = str(path), batches
@@ -33,7 +33,7 @@ class Saver(pl.Callback):
 
 
 def fitted(*callbacks, loader=None, **options):
-    """A run of three epochs, of validation too."""
+    """A run of three epochs with validation."""
     fit = trainer(*callbacks, max_epochs=EPOCHS, **{"limit_val_batches": 2} | options)
     dm = datamodule(loader, train=CountingSource(), val=CountingSource(width=1))
     return fit, dm
@@ -47,7 +47,7 @@ def saved(tmp_path, hook, batches=None, **options):
 
 
 def resumed(path, callbacks=list, **options):
-    """The batches of each epoch that a run sees which goes on from a checkpoint."""
+    """The batches of each epoch that a resumed run sees."""
     model = Recorder()
     fit, dm = fitted(*callbacks(), **options)
     fit.fit(model, datamodule=dm, ckpt_path=str(path))
@@ -97,7 +97,7 @@ class StopError(Exception):
 
 
 class Stopping(Recorder):
-    """Fails in the second epoch, at this batch."""
+    """Fails at a batch of the second epoch."""
 
     def __init__(self, batch):
         super().__init__()
@@ -144,7 +144,7 @@ def test_what_an_exception_leaves_is_refused_in_mid_epoch(tmp_path, callbacks, b
     ids=str,
 )
 def test_what_a_model_checkpoint_has_kept_is_right_or_refused(tmp_path, callbacks, options):
-    """Each of its files: the batches of an uninterrupted run, or an error where batches would come twice."""
+    """Each of its files gives the batches of an uninterrupted run, or an error if batches would come twice."""
     its = {name: value for name, value in options.items() if name.endswith("steps") or name.startswith("save")}
     of_fit = {name: value for name, value in options.items() if name not in its}
     folder, steps = tmp_path / "kept", options.get("limit_train_batches", STEPS)
@@ -165,13 +165,13 @@ def test_what_a_model_checkpoint_has_kept_is_right_or_refused(tmp_path, callback
 
 
 def test_signals_of_a_cluster_leave_checkpoints_that_are_refused(tmp_path, monkeypatch):
-    """As on SLURM: a signal has Lightning save in mid-epoch, and the next job finds that file by itself."""
+    """As on SLURM: on a signal Lightning saves in mid-epoch, and the next job finds that file."""
     folder = tmp_path / "kept"
     fit, dm = fitted(kept(folder), enable_checkpointing=True, default_root_dir=tmp_path)
 
     def signalled(stage, batch):
         if (stage, fit.current_epoch, fit.fit_loop.epoch_loop.batch_idx) == ("train", 1, 3):
-            fit.save_checkpoint(fit._checkpoint_connector.hpc_save_path(str(tmp_path)))
+            fit.save_checkpoint(tmp_path / "hpc_ckpt_1.ckpt")
 
     fit.fit(Recorder(signalled), datamodule=dm)
     for name, value in {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "job"}.items():
@@ -180,7 +180,7 @@ def test_signals_of_a_cluster_leave_checkpoints_that_are_refused(tmp_path, monke
     again, dm = fitted(kept(folder), enable_checkpointing=True, default_root_dir=tmp_path)
     with pytest.raises(
         ResumeError,
-        match=r"hpc_ckpt_1.ckpt was written after 3 .* resume from .*kept/epoch=2.* of the same training",
+        match=r"hpc_ckpt_1.ckpt was written after 3 .* resume from .*kept/epoch=2.* belongs to the same training",
     ):
         again.fit(Recorder(), datamodule=dm)
 
@@ -272,7 +272,7 @@ def test_the_newest_checkpoint_of_an_epochs_end_is_named(tmp_path):
         ResumeError, match=r"resume from .*/newest.ckpt, the newest checkpoint from the end of an epoch$"
     ):
         resumed(middle)
-    assert newest_of_an_epochs_end([tmp_path / "nowhere", end.parent]) == end
+    assert newest_resumable([tmp_path / "nowhere", end.parent]) == end
 
 
 class Harmful:
@@ -286,5 +286,5 @@ def test_a_file_that_nobody_asked_for_runs_no_code(tmp_path, monkeypatch):
     loops = {"fit_loop": {"epoch_loop.batch_progress": counters}}
     harmful = {"hyper_parameters": [Harmful(), {Harmful()}], "loops": loops, "weights": torch.nn.Linear(1, 1)}
     torch.save(harmful, tmp_path / "x.ckpt")
-    assert newest_of_an_epochs_end([tmp_path]) == tmp_path / "x.ckpt"
+    assert newest_resumable([tmp_path]) == tmp_path / "x.ckpt"
     assert not (tmp_path / "harm").exists()

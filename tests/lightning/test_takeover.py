@@ -1,4 +1,4 @@
-"""Other people's DataLoaders, which the callback wraps: what a run leaves of them, and where their batches go."""
+"""Users' DataLoaders, wrapped by the callback: their state after a run, and the device of their batches."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lit_async_data as lad
 from lit_async_data.errors import TransferError
+from lit_async_data.host.stats import QueueFill
 from lit_async_data.lightning.takeover import Takeover
 from lit_async_data.prefetch.loader import PrefetchedLoader
 
@@ -46,7 +47,7 @@ def numbers(**options):
 
 @pytest.fixture
 def feeders_end():
-    """Threads that multiprocessing leaves to themselves when workers have ended."""
+    """Threads that multiprocessing leaves behind when workers have ended."""
     yield
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
@@ -57,7 +58,7 @@ def feeders_end():
 
 
 def test_the_loaders_of_somebodys_combined_loader_serve_after_the_run_too():
-    """Lightning puts what it has processed into the user's own object."""
+    """Lightning puts the processed loader into the user's own object."""
     combined = pl.utilities.CombinedLoader(numbers(), "max_size_cycle")
     first, second = Model(), Model()
     trainer(lad.DevicePrefetcher()).fit(first, combined)
@@ -101,7 +102,7 @@ def test_the_strategy_is_as_it_was_also_after_several_callbacks():
 
 
 class Keeping:
-    """A strategy whose method somebody composes, and keeps what was there."""
+    """A strategy whose method other code wraps, keeping the original."""
 
     root_device = torch.device("cpu")
 
@@ -124,29 +125,29 @@ def test_a_method_that_others_keep_wraps_nothing_once_the_run_is_over():
     assert isinstance(strategy.process_dataloader(numbers()), DataLoader)
 
 
-def test_what_one_canary_finds_leaves_no_other_loader_open(monkeypatch):
+def test_an_error_of_copy_verification_leaves_no_other_loader_open(monkeypatch):
     strategy, takeover = Keeping(), Takeover()
     takeover.attach(run_of(strategy), 2)
     loaders = [strategy.process_dataloader(numbers()) for _ in range(3)]
     for loader in loaders:
         next(loader)
-    stop = PrefetchedLoader._stop
+    stop = PrefetchedLoader.stop
 
     def failing(loader):
         stop(loader)
         raise TransferError("found", stage="copy")
 
-    monkeypatch.setattr(PrefetchedLoader, "_stop", failing)
+    monkeypatch.setattr(PrefetchedLoader, "stop", failing)
     with pytest.raises(TransferError):
         takeover.detach()
-    assert [loader.engine for loader in loaders] == [None] * 3
+    assert [loader.fill for loader in loaders] == [QueueFill()] * 3
 
 
 # -- what copy verification finds when something else has gone wrong ---------------------------------------------------
 
 
 def test_what_is_found_after_an_error_does_not_take_its_place(caplog):
-    """It would keep checkpoints, which are written by callbacks after ours, from being written."""
+    """Raising would keep later callbacks from writing checkpoints."""
 
     def spoil_and_fail(stage, batch):
         batch["x"].numpy()[...] = 7
@@ -173,7 +174,7 @@ def test_the_callback_says_what_it_finds_after_an_error(monkeypatch, caplog):
         raise TransferError("found", stage="copy")
 
     callback = lad.DevicePrefetcher()
-    monkeypatch.setattr(callback._takeover, "detach", detach)
+    monkeypatch.setattr(Takeover, "detach", detach)
     callback.on_exception(None, None, KeyError())
     assert "found" in caplog.text
     with pytest.raises(TransferError):
@@ -224,14 +225,14 @@ def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch
         if asked:
             asked[-1].append(names[id(loader)])
 
-    names, build = {}, Takeover._taken
+    names, build = {}, Takeover.wrap
 
     def named(takeover, loader, *given):
         made = build(takeover, loader, *given)
         names[id(made)] = len(names)
         return made
 
-    monkeypatch.setattr(Takeover, "_taken", named)
+    monkeypatch.setattr(Takeover, "wrap", named)
     monkeypatch.setattr(PrefetchedLoader, "prefetch", prefetch)
     trainer(lad.DevicePrefetcher()).validate(
         Evaluated(), pl.utilities.CombinedLoader([numbers(), numbers()], mode), verbose=False

@@ -1,4 +1,4 @@
-"""`DevicePrefetcher` over DataLoaders that know nothing of it: wrapped for one run of a Trainer, and no longer."""
+"""`DevicePrefetcher` over plain DataLoaders: wrapped for one run of a Trainer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loader(count=12, **options):
 
 
 class Recording(pl.LightningModule):
-    """Writes down which samples each stage saw, and from what kind of loader."""
+    """Records the samples of each stage, and the type of its loader."""
 
     def __init__(self, stages=("fit", "val", "test", "predict")):
         super().__init__()
@@ -151,7 +151,7 @@ def test_after_an_error_the_strategy_is_as_it_was_and_threads_have_ended():
 
 @pytest.fixture
 def signals_as_before():
-    """Lightning leaves Ctrl-C ignored once it has ended a run for it."""
+    """Restores the signal handlers: after a Ctrl-C Lightning leaves SIGINT ignored."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -169,7 +169,7 @@ def of_ours():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("made", [lambda: loader(num_workers=1), of_ours], ids=["DataLoader", "AsyncDataModule"])
 def test_a_signal_ends_the_run_and_everything_that_was_started(made, number, tmp_path):
-    """What is left of threads, processes and files fails the test by itself; the state that was reached is kept."""
+    """Leftover threads, processes and files fail the test by themselves; the loader keeps its state."""
 
     class Signalled(Recording):
         def __init__(self):

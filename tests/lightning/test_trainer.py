@@ -1,4 +1,4 @@
-"""`AsyncDataModule` and `DevicePrefetcher` in a real Trainer: which samples are seen, in which order, and what is left.
+"""`AsyncDataModule` and `DevicePrefetcher` in a real Trainer: samples, their order, and leftovers.
 
 ``LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch`` runs this file under Lightning's other name.
 """

@@ -1,8 +1,9 @@
-"""Corners of the Trainer in which something once went wrong."""
+"""Bugs of the past in corners of the Trainer."""
 
 from __future__ import annotations
 
 import pickle
+import types
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ pytestmark = NO_STAGES
 @pytest.mark.parametrize("samples", [4, 8, 12, 22])
 @pytest.mark.parametrize("sanity", [1, 2])
 def test_no_slot_is_lost_in_validation_that_keeps_its_batches(samples, sanity):
-    """Unshuffled epochs that are shorter than the queue once claimed the same batch twice, and training stalled."""
+    """Unshuffled epochs shorter than the queue once claimed the same batch twice, and training stalled."""
     kept = []
     model = Recorder(lambda stage, batch: kept.append(batch) if stage != "train" else None)
     dm = datamodule(train=CountingSource(), val=CountingSource(samples))
@@ -28,7 +29,7 @@ def test_no_slot_is_lost_in_validation_that_keeps_its_batches(samples, sanity):
 
 
 class Rows(pl.loggers.logger.DummyLogger):
-    """Keeps what is logged."""
+    """Keeps the logged metrics."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +58,7 @@ def test_a_callback_that_finds_nothing_to_do_says_so():
             return iter([{"x": torch.zeros(1, 1), "index": torch.tensor([0])}])
 
     callback = lad.DevicePrefetcher()
-    with pytest.warns(UserWarning, match="and training uses neither"):
+    with pytest.warns(UserWarning, match="training uses neither an AsyncLoader"):
         trainer(callback, limit_val_batches=0, log_every_n_steps=1).fit(Recorder(), Theirs())
     assert str(callback.waited).startswith("for an unknown time")
 
@@ -95,7 +96,8 @@ def test_datamodule_and_callback_can_be_pickled(fitted):
     dm, callback = datamodule(train=ArraySource({"y": torch.arange(10).numpy()})), lad.DevicePrefetcher()
     loader = dm.train_dataloader()
     if fitted:
-        callback._adopt(trainer(), loader)
+        run = types.SimpleNamespace(test_dataloaders=loader, strategy=trainer().strategy)
+        callback.on_test_start(run, Recorder())
     again = pickle.loads(pickle.dumps(dm))
     assert len(again.train_dataloader()) == len(loader)
     assert pickle.loads(pickle.dumps(callback)).device_depth == 2

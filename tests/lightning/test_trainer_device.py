@@ -1,4 +1,4 @@
-"""The device side in a real Trainer: precision, the user's batch hooks, the progress bar, and what is read before."""
+"""The device side in a real Trainer: precision, the user's batch hooks, the progress bar, and reading ahead."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = NO_STAGES
 
 
 class Hooked(pl.LightningModule):
-    """Writes down what Lightning calls with each batch, and with which dtype."""
+    """Records the hooks that Lightning calls with each batch, and the dtype."""
 
     def __init__(self):
         super().__init__()
@@ -90,7 +90,7 @@ def test_batches_are_converted_before_any_hook_sees_them(callbacks, precision, d
 
 @pytest.fixture
 def streams(monkeypatch):
-    """Makes the CPU look like a device with streams; both streams are as fast as they can be."""
+    """Makes the CPU look like a device with streams that do all work at once."""
     pretended = FakeStreams("side")
     pretended.side.eager = True
     pretend(monkeypatch, lambda device: pretended, lambda device: device.type == "cuda")
@@ -104,7 +104,7 @@ def on_device(source=None, **options):
 
 
 def overriding(*hooks):
-    """A module, or DataModule, with these hooks of its own, each of which writes down that it was called."""
+    """A module or DataModule with these hooks, each of which records its calls."""
 
     def hook(name):
         def called(self, batch, *rest):
@@ -136,10 +136,10 @@ def test_where_a_user_overrides_the_transfer_batches_stay_in_host_memory_and_it_
         trainer(lad.DevicePrefetcher(), max_epochs=2).fit(model, loader)
         assert loader.device.type == device
     assert model.seen["train"] == [plan(0), plan(1)]
-    assert caplog.text.count("is yours: batches are prefetched into host memory only") == (device == "cpu")
+    assert caplog.text.count("is your own hook: DevicePrefetcher prefetches into host memory only") == (device == "cpu")
     assert [call for call in streams.calls if call[0] == "copy"] == [] or device == "cuda"
     if device == "cpu":
-        assert f"Own.{hooks[0]} is yours" in caplog.text
+        assert f"Own.{hooks[0]} is your own hook" in caplog.text
         assert len(model.hooked) == len(hooks) * 2 * len(STORED)
 
 
@@ -156,14 +156,14 @@ def test_a_datamodule_that_overrides_the_transfer_is_found_too(streams, caplog):
         dm = Own(train=CountingSource(), loader={"batch_size": BATCH})
         trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=dm)
         assert loader.device.type == "cpu"
-    assert "Own.transfer_batch_to_device is yours" in caplog.text
+    assert "Own.transfer_batch_to_device is your own hook" in caplog.text
 
 
 def test_the_device_of_a_loader_can_be_set_and_the_order_goes_on(streams):
     with on_device() as loader:
         first = [next(loader)["index"].tolist() for _ in range(2)]
         loader.device = "cpu"
-        rest = [batch["index"].tolist() for batch in itertools.islice(loader, 2)]  # a pass of its own
+        rest = [batch["index"].tolist() for batch in itertools.islice(loader, 2)]  # a new pass
         assert first == plan(0)[:2]
         assert rest == plan(1)[:2]
         with pytest.raises(RuntimeError, match="nowhere"):
@@ -191,10 +191,10 @@ def test_what_a_transform_draws_is_the_same_with_and_without_the_callback(callba
 # -- copy verification -------------------------------------------------------------------------------------------------
 
 
-def test_the_callback_gives_every_loader_a_canary():
+def test_the_callback_sets_verify_copies_on_every_loader():
     dm = datamodule(train=CountingSource(), val=CountingSource())
     loaders = []
-    model = Recorder(lambda stage, batch: loaders.extend(dm._loaders))
+    model = Recorder(lambda stage, batch: loaders.extend([dm.trainer.train_dataloader, *dm.trainer.val_dataloaders]))
     trainer(lad.DevicePrefetcher(verify_copies=3), max_epochs=2).fit(model, datamodule=dm)
     assert {loader.verify_copies for loader in loaders} == {3}
     with pytest.raises(ConfigError, match="verify_copies"):
@@ -202,13 +202,13 @@ def test_the_callback_gives_every_loader_a_canary():
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-def test_a_canary_of_the_loaders_own_is_left_alone(streams):
+def test_a_callback_without_verify_copies_keeps_that_of_the_loader(streams):
     with on_device(verify_copies=2) as loader:
         trainer(lad.DevicePrefetcher()).fit(Recorder(), loader)
         assert loader.verify_copies == 2
 
 
-def test_what_the_canary_finds_ends_training_and_all_loaders_are_closed():
+def test_an_error_of_copy_verification_ends_training_and_closes_all_loaders():
     def spoil(stage, batch):
         batch["x"].numpy()[...] = 7
 
@@ -227,7 +227,7 @@ def no_monitor(monkeypatch):
 
 
 class Watching(pl.Callback):
-    """Keeps what the bar would show."""
+    """Keeps the metrics of the progress bar."""
 
     def __init__(self):
         self.shown = []
@@ -281,7 +281,7 @@ def test_a_bar_is_as_it_was_after_an_error_too():
 
 @pytest.mark.usefixtures("no_monitor")
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-@pytest.mark.filterwarnings("ignore:DevicePrefetcher prefetches and measures AsyncLoaders and:UserWarning")
+@pytest.mark.filterwarnings("ignore:DevicePrefetcher. training uses neither:UserWarning")
 def test_nothing_is_shown_where_no_loader_of_ours_trains():
     shown = Watching()
 
@@ -301,7 +301,7 @@ def test_nothing_is_shown_where_no_loader_of_ours_trains():
 
 
 class Gate(CountingSource):
-    """Says when it has been read so often."""
+    """Sets an event when it has been read a given number of times."""
 
     def __init__(self, samples=SAMPLES, after=1):
         super().__init__(samples)
@@ -314,7 +314,7 @@ class Gate(CountingSource):
 
 
 def first_is_read_before(*gates):
-    """A hook for `Recorder`: in the training step, wait until each of these has been read."""
+    """A hook for `Recorder` that waits in the training step until each of these sources has been read."""
 
     def on_step(stage, batch):
         if stage == "train":
@@ -325,7 +325,7 @@ def first_is_read_before(*gates):
 
 @pytest.mark.parametrize("check", [{}, {"val_check_interval": 0.5}, {"num_sanity_val_steps": 2}])
 def test_validation_finds_its_first_batches_read_and_nothing_is_read_twice(check):
-    """1. Training is in its first step. 2. It does not go on before validation's first batches are read."""
+    """1. Training is in its first step. 2. The step waits until the first batches of validation are read."""
     train, val = CountingSource(), Gate(after=3)
     model = Recorder(first_is_read_before(val))
     fit = trainer(lad.DevicePrefetcher(), max_epochs=3, **check)

@@ -1,4 +1,4 @@
-"""The rest of what `test_trainer` begins: failures, tuners, transforms, metrics, and loaders without the DataModule."""
+"""More of `test_trainer`: failures, tuners, transforms, metrics, and loaders without the DataModule."""
 
 from __future__ import annotations
 
@@ -42,12 +42,17 @@ pytestmark = NO_STAGES
 METRICS = {"data/wait_ms", "data/device_wait_ms", "data/queue_fill", "data/epoch_gap_ms", "data/read_mb_s"}
 
 
+def loaders_of(dm):
+    """The loaders that the Trainer holds now."""
+    return [each for each in (dm.trainer.train_dataloader, *(dm.trainer.val_dataloaders or ())) if each is not None]
+
+
 def failing(dm, loaders, wanted, error):
     """A hook for `Recorder` that keeps the loaders alive, and raises in the second batch of a stage."""
     second = (plan(0) if wanted == "train" else STORED)[1]
 
     def on_step(stage, batch):
-        loaders.extend(dm._loaders)
+        loaders.extend(loaders_of(dm))
         if stage == wanted and batch["index"].tolist() == second:
             raise error("stop")
 
@@ -56,7 +61,7 @@ def failing(dm, loaders, wanted, error):
 
 @pytest.fixture
 def sigint():
-    """Lightning leaves SIGINT ignored after a Ctrl-C; pytest wants it back."""
+    """Restores SIGINT, which Lightning leaves ignored after a Ctrl-C."""
     handler = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, handler)
@@ -217,7 +222,7 @@ def test_the_learning_rate_finder_leaves_the_order_to_the_fit(callbacks, tmp_pat
 
 
 class Recording(pl.loggers.Logger):
-    """Keeps what is logged."""
+    """Keeps the logged metrics."""
 
     name = version = "recording"
 
@@ -234,7 +239,7 @@ class Recording(pl.loggers.Logger):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time that the package sees: it passes only where a test says so."""
+    """A fake clock that advances only when a test says so."""
     now = types.SimpleNamespace(s=0.0)
     stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s)
     for module in "loader", "lightning.prefetcher", "host.pipeline":

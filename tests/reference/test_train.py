@@ -1,4 +1,4 @@
-"""`train.py` and its configurations, as people type them."""
+"""`train.py` and its configurations, from the command line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LIGHTNING_SAYS = [
     "ignore:.*does not have many workers:UserWarning",
     # After fit, its own checkpoint callback finds the folder that it wrote to.
     "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
-    # A resumed run has a folder of its own.
+    # A resumed run has a new folder.
     "ignore:The dirpath has changed from:UserWarning",
     "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning",
 ]
@@ -78,7 +78,7 @@ def composed(monkeypatch, tmp_path):
 
 @pytest.fixture
 def logging_as_before():
-    """Hydra configures logging, and with it switched off it disables the loggers that there are."""
+    """Restores the loggers, which Hydra disables if its logging is switched off."""
     loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
     before = [(logger, logger.disabled, logger.level, logger.handlers[:]) for logger in loggers]
     yield
@@ -89,7 +89,7 @@ def logging_as_before():
 
 @pytest.fixture
 def typed(monkeypatch, tmp_path, capfd, logging_as_before):
-    """Runs ``python train.py ARGUMENTS`` in this process; returns what it printed and how it ended."""
+    """Runs ``python train.py ARGUMENTS`` in this process; returns its output and its exit message."""
     monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
 
     def run(*arguments):
@@ -144,9 +144,9 @@ def test_every_experiment_runs(typed, choice):
         (["+loader.num_workers=3"], "loader.num_workers: no such option; use workers"),
         (["data.val_loader.workers=-3"], "data.val_loader.workers: -3 is not a whole number"),
         (["callbacks.device_prefetcher.device_depth=-1"], "callbacks.device_prefetcher.device_depth: -1 is not"),
-        (["trainer.max_epochs=abc"], "trainer.max_epochs: 'abc' is not a number (it is 12 unless set)"),
+        (["trainer.max_epochs=abc"], "trainer.max_epochs: 'abc' is not a number (the default is 12)"),
         (["trainer.fast_dev_run=maybe"], "trainer.fast_dev_run: 'maybe' is not true or false"),
-        (["model.lr=fast"], "model.lr: 'fast' is not a number (it is 0.01 unless set)"),
+        (["model.lr=fast"], "model.lr: 'fast' is not a number (the default is 0.01)"),
         (["trainer.accelerator=tpuu"], "trainer: ValueError: You selected an invalid accelerator name"),
         (["train=no"], "train: 'no' is not true or false"),
         (["seed=-1"], "seed: -1 is not a whole number from 0"),
@@ -160,7 +160,7 @@ def test_every_experiment_runs(typed, choice):
             ["data=manifest", "data.source.fields.z=w"],
             "there are x, y; to add a field, write +data.source.fields.z=…",
         ),
-        (["data=manifest", "data.source.fields={x: a, y: b, z: c}"], "to add that, write +data.source.fields.NAME=…"),
+        (["data=manifest", "data.source.fields={x: a, y: b, z: c}"], "to add one, write +data.source.fields.NAME=…"),
         (["data=hdf5", "data.train.pth=x.h5"], "data.train.pth: no such key; did you mean data.train.path?"),
         (["ckpt_path=nope.ckpt"], "ckpt_path: nope.ckpt is not a file"),
         (["data=hdf5"], "data.train.path: missing; give it, as in data.train.path=VALUE"),
@@ -173,7 +173,7 @@ def test_every_experiment_runs(typed, choice):
         (["data.val_loader.shuffle=true"], "to set it for this stage only, write +data.val_loader.shuffle=…"),
         (["optimizer.lr=1"], "optimizer.lr: no such key; did you mean model.lr?"),
         (["num_workers=2"], "num_workers: no such key; did you mean loader.workers?"),
-        (["prefetch_factor=2"], "prefetch_factor: no such key; of the loader, use queue_depth"),
+        (["prefetch_factor=2"], "prefetch_factor: no such key; for the loader, use queue_depth"),
         (["epochs=2"], "epochs: no such key; did you mean trainer.max_epochs or trainer.min_epochs?"),
         (["trainer.xyzzy=2"], "trainer.overfit_batches, … (30 in all; --cfg job shows them)"),
         (["data=hdf5", "data.path=x.h5"], "data.path: no such key; did you mean data.train.path?"),
@@ -183,14 +183,22 @@ def test_every_experiment_runs(typed, choice):
         (["data.path=x.h5"], "data.path: no such key; for files of your own, write data=hdf5 data.train.path=…"),
         (
             ["data=hdf5", "data.train.path=x.h5", "data.train.fields.x=X_train"],
-            "data.train.fields.x: no such key; give all of it at once: 'data.train.fields={x: X_train, y: labels}'",
+            "data.train.fields.x: no such key; set the whole section: 'data.train.fields={x: X_train, y: labels}'",
+        ),
+        (
+            ["data.split.train=0.8"],
+            "the default data has no split; one that has it: data=digits_manifest, data=hdf5_split, data=manifest",
+        ),
+        (
+            ["data=manifest_stages", "data.split={train: 1}"],
+            "data=manifest_stages has no split; one that has it",
         ),
         (["data=hdf5_split", "data.split.train=0.8"], "'data.split={train: 0.8, val: 0.15, test: 0.15}'"),
         # What Hydra and Lightning would say over several lines, or in words that lead astray.
-        (["data.train.path=x (v2).h5"], "in quotes of its own; write 'data.train.path=\"x (v2).h5\"'"),
+        (["data.train.path=x (v2).h5"], "only inside quotes; write 'data.train.path=\"x (v2).h5\"'"),
         (["data.train.fields={x: a"], "data.train.fields: {x: a cannot be read (no viable alternative"),
         (["data"], "data: no value; write data=VALUE"),
-        (["loader=null"], "loader: null is no choice; there are threads; leave loader= out for the usual one"),
+        (["loader=null"], "loader: null is no choice; there are threads; leave loader= out for the default"),
         (
             ["callbacks=null"],
             "there are default, device_prefetcher, early_stopping, model_checkpoint, none, progress_bar",
@@ -205,12 +213,12 @@ def test_every_experiment_runs(typed, choice):
         ),
         (["model._target_=torch.nn.ReLU"], "model._target_: torch.nn.ReLU gives a ReLU, not a LightningModule"),
         (["ckpt_path=last"], "ckpt_path: 'last' is Lightning's word for a checkpoint of the same run"),
-        ([f"ckpt_path={__file__}"], "test_train.py is no checkpoint that Lightning has written"),
+        ([f"ckpt_path={__file__}"], "test_train.py is not a complete checkpoint of Lightning"),
         (["ckpt_path=."], "ckpt_path: . is a folder; give a file in it"),
         # What would be trained or tested in vain.
-        (["train=false"], "train: false without ckpt_path would test weights that nobody has trained"),
-        (["data.train=null"], "data.train: null leaves nothing to train on"),
-        (["debug=fdr", "data.train=null"], "data.train: null leaves nothing to train on"),
+        (["train=false"], "train: false without ckpt_path would test untrained weights"),
+        (["data.train=null"], "data.train: null leaves no data to train on"),
+        (["debug=fdr", "data.train=null"], "data.train: null leaves no data to train on"),
         (["model.classes=3"], "model.classes: 3, but field 'y' has 10 classes, 0 to 9; leave it out"),
         (["model.channels=3"], "model.channels: 3, but the images of field 'x' have 1"),
         (["model.x=image"], "model.x: there is no field 'image', but x, y; name one of these with model.x=KEY"),
@@ -298,7 +306,7 @@ def test_a_foreign_file_says_what_is_left_out(composed, tmp_path, monkeypatch):
     text = "\n".join(said)
     assert "84 samples" in text
     assert "batch 16, 6 steps, shuffle global: every sample is read alone" in text
-    assert "callback model_checkpoint is left out, since it watches val/acc" in text
+    assert "callback model_checkpoint is left out, as it monitors val/acc" in text
     assert "callback early_stopping is left out" in text
     assert "no test set (data.test): testing is skipped" in text
     assert said[-1].startswith("training waited ")
@@ -341,7 +349,7 @@ def test_weights_of_no_step_are_not_tested(composed, monkeypatch):
 
 
 class Small(pl.LightningModule):
-    """A network of a user's own, which takes none of what the demo's takes but one."""
+    """A user's own network, which accepts only one setting of the demo's."""
 
     def __init__(self, lr=0.5, depth=1):
         super().__init__()
@@ -380,7 +388,7 @@ def test_what_is_typed_for_a_network_of_ones_own_is_never_left_out(typed):
 
 @pytest.fixture
 def birds(tmp_path):
-    """A table for each stage, of PNG files of two sizes."""
+    """A table of PNG files of two sizes for each stage."""
     image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
     random = np.random.default_rng(0)
     lines = {"train": ["path,species,site"], "val": ["path,species,site"]}
@@ -467,7 +475,7 @@ def test_overrides_reach_what_they_name(composed):
 
 
 def test_the_digits_are_learned(tmp_path):
-    """The whole job as a newcomer runs it, in a process of its own, with progress bar and test."""
+    """The whole demo in a new process, with progress bar and test."""
     environment = {**os.environ, "PROJECT_ROOT": str(tmp_path), "COLUMNS": "120"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), "optimized_metric=test/acc", "trainer.accelerator=cpu"],

@@ -1,4 +1,4 @@
-"""What programs of other people run on: a simulated device, and threads that nobody but their library ends."""
+"""Fixtures of users' programs: a simulated device, and threads that libraries leave behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_async_data.testing import FakeStreams
 
 @pytest.fixture(autouse=True)
 def threads_of_others(monkeypatch):
-    """Those that tqdm would keep, and those that multiprocessing leaves to themselves when workers have ended."""
+    """Ends the threads that tqdm keeps, and those that multiprocessing leaves when workers have ended."""
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
     yield
     Loader.end()
@@ -24,7 +24,7 @@ def threads_of_others(monkeypatch):
 
 @pytest.fixture(name="pretended")
 def pretended_device(monkeypatch):
-    """The CPU looks like a device with streams: each loader gets one whose copies come as late as they may."""
+    """Makes the CPU look like a device with streams, whose copies run as late as possible."""
     made = []
 
     def streams(device):

@@ -1,7 +1,8 @@
-"""Bad input: each kind is refused at once, by the right exception, with a message that says where and what to do."""
+"""Bad input: each kind raises the right exception at once, with a message that says where and what to do."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import subprocess
@@ -28,7 +29,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 def refused(kind, said, build):
-    """The error that building something raises: exactly of this kind, with these words in its message."""
+    """Checks that building something raises exactly this exception, with these words in its message."""
     with pytest.raises(AsyncDataError) as caught:
         build()
     message = str(caught.value)
@@ -39,7 +40,7 @@ def refused(kind, said, build):
 
 @pytest.fixture
 def file(h5):
-    """10 images NHWC with labels, 9 of something else, and a group."""
+    """10 images NHWC with labels, 9 other rows, and a group."""
     return h5(
         "scan.h5",
         data=np.zeros((10, 8, 8, 3), "u1"),
@@ -305,6 +306,16 @@ def test_channels_that_are_not_on_axis_1_are_pointed_to_the_layout(h5):
     said = ["3 channels", "(1, 512, 3)", "axis 1", '"NC" for windows of rows']
     refused(ConfigError, said, lambda: normalize(batches[0]))
     assert normalize(batches[1])["x"].shape == (1, 3, 512)
+
+
+@pytest.mark.parametrize(("shape", "layout"), [((5, 8, 3), "NWC"), ((5, 8, 8, 3), "NHWC"), ((5, 4, 8, 8, 3), "NDHWC")])
+def test_the_layout_that_normalize_names_fits_the_dataset(h5, shape, layout):
+    path, normalize = h5(data=np.zeros(shape, "f4")), Normalize(mean=[0, 0, 0], std=[1, 1, 1])
+    with contextlib.closing(HDF5Source(path, ["data"])) as wrong, AsyncLoader(wrong, {"batch_size": 5}) as loader:
+        refused(ConfigError, [f'layout={{"x": "{layout}"'], lambda: normalize(next(loader)))
+    source = HDF5Source(path, ["data"], layout=layout)
+    with contextlib.closing(source), AsyncLoader(source, {"batch_size": 5}) as loader:
+        assert normalize(next(loader))[0].shape[:2] == (5, 3)
 
 
 @pytest.mark.parametrize(("group", "hint"), [("run_*/camera", True), ("run_*/camera_*", False)])

@@ -1,4 +1,4 @@
-"""Every program in README.md and docs/ runs as it stands, on small data that lie where it expects them."""
+"""Every program in README.md and docs/ runs unchanged, on small data at the paths it names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def programs(page):
 
 
 class Linear(pl.LightningModule):
-    """Takes dicts and tuples of any images and labels."""
+    """Accepts dicts and tuples of any images and labels."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ def images(path, samples=40, channels_last=True):
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """The files that programs name, as small as they may be."""
+    """Small versions of the files that programs name."""
     monkeypatch.chdir(tmp_path)
     for folder in ("scans/train", "photos", "train/auk", "train/owl"):
         (tmp_path / folder).mkdir(parents=True)
@@ -104,7 +104,7 @@ def patients(workplace):
 
 
 def given():
-    """What programs take from around them."""
+    """The names that programs use without defining them."""
     quiet = {
         "logger": False,
         "enable_progress_bar": False,

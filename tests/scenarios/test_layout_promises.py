@@ -37,7 +37,7 @@ storages = pytest.mark.parametrize("storage", STORAGE)
 
 
 def stored(values, storage="contiguous", **more):
-    """Arguments of create_dataset; chunks are of so many rows."""
+    """Arguments of create_dataset, with chunks of this many rows."""
     arguments = dict(STORAGE[storage], data=values, **more)
     if "chunks" in arguments:
         arguments["chunks"] = (min(arguments["chunks"], len(values)), *values.shape[1:])
@@ -45,12 +45,12 @@ def stored(values, storage="contiguous", **more):
 
 
 def in_every_way(values, name="{}"):
-    """The same values once for each kind of storage, for one file."""
+    """The same values in one file, once for each kind of storage."""
     return {name.format(storage): stored(values, storage) for storage in STORAGE}
 
 
 def numbers(shape, dtype="i4"):
-    """No two alike, as far as the type reaches."""
+    """Different values, as far as the type allows."""
     return (np.arange(np.prod(shape)).reshape(shape) * 7 % 120).astype(dtype)
 
 
@@ -147,7 +147,7 @@ def test_values_are_cast(h5, of, to):
     path = h5(**datasets)
     model = check(path, {name: Field(name, dtype=to) for name in datasets})
     assert {values.dtype for values in model.values.values()} == {np.dtype(to).newbyteorder("=")}
-    for name in shapes:  # as the only field, which may then be read in a way of its own
+    for name in shapes:  # as the only field, which may have its own way of reading
         check(path, {"x": Field(name.format("contiguous"), dtype=to)})
 
 

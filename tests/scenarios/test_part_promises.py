@@ -54,7 +54,7 @@ def length(path, fields, **options):
         return len(source)
 
 
-# -- the model itself, by hand -----------------------------------------------------------------------------------------
+# -- the model itself, literally ---------------------------------------------------------------------------------------
 
 
 def test_the_model_takes_windows_as_one_would_by_hand(h5):
@@ -311,7 +311,7 @@ def test_where_every_part_is_too_short_that_is_an_error(h5):
 
 
 def patients(h5, name="x.h5", counts={1: 4, 2: 5, 10: 3}, prefix="", first=0):  # noqa: B006  # it is not changed
-    """Groups patient_1, patient_10, patient_2, in which every value says where it is."""
+    """Groups patient_1, patient_10, patient_2, in which every value encodes its place."""
     datasets = {}
     for number, count in counts.items():
         values = first + 100 * number + np.arange(count)

@@ -1,4 +1,4 @@
-"""`prefetched` by hand, and transforms on the device, as people use them: by what is promised, not how it is done."""
+"""`prefetched` and device transforms in users' programs: tests of the promises, not of the implementation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ON = {"the CPU": False, "a device": True}
 
 @pytest.fixture(params=ON)
 def anywhere(request):
-    """On the CPU, and on a pretended device whose copies come late."""
+    """On the CPU, and on a simulated device whose copies run late."""
     if ON[request.param]:
         request.getfixturevalue("pretended")
     return request.param
@@ -53,7 +53,7 @@ def anywhere(request):
 
 @pytest.fixture(params=ON)
 def transformed(request):
-    """The same; but here copies are done at once, since torch's own functions do not wait for a pretended stream."""
+    """As `device`, but copies run at once, since torch's own functions do not wait for a simulated stream."""
     if ON[request.param]:
         request.getfixturevalue("pretended")
         streams_of = device_streams.streams_of
@@ -76,7 +76,7 @@ def listed(batches):
 
 
 def rest(pass_):
-    """What a pass still has; ``for … in pass_`` would begin a new one."""
+    """The rest of a pass; ``for … in pass_`` would begin a new one."""
     return listed(iter(functools.partial(next, pass_, None), None))
 
 
@@ -85,7 +85,7 @@ def some_of(pass_, count):
 
 
 class Logged:
-    """A loader that writes down what is done with it, and in which thread."""
+    """A loader that records its calls, and their threads."""
 
     def __init__(self, count=4):
         self.count, self.calls = count, []
@@ -114,7 +114,7 @@ class OnlyGetitem:
 
 
 class OwnIterator:
-    """An object that is its own iterator, and starts anew with each ``iter``."""
+    """An object that is its own iterator, and restarts with each ``iter``."""
 
     def __iter__(self):
         self.number = -1
@@ -240,14 +240,14 @@ class Movable:
 
 
 class Encoding(collections.UserDict):
-    """As tokenizers give them."""
+    """A batch as tokenizers return it."""
 
     def to(self, device, **options):
         return Encoding({key: value.to(device) for key, value in self.items()})
 
 
 def equal(one, other):  # noqa: PLR0911
-    """Whether values and types are the same, through and through."""
+    """Whether values and types are equal at every level."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -377,7 +377,7 @@ def test_what_is_kept_never_changes(anywhere):
 
 
 def test_a_loader_that_fills_the_same_memory_again_is_not_read_too_far_behind():
-    """What reuses its buffer must be copied by whoever keeps it, in a plain loop as here: at depth 0."""
+    """If a loader reuses its buffer, the user must copy what they keep, in a plain loop as at depth 0."""
     buffer = torch.zeros(3)
 
     class Reusing:
@@ -400,7 +400,7 @@ def test_gradients_flow_into_what_a_batch_is_multiplied_with(anywhere):
 
 
 def test_batches_of_an_evaluation_may_be_trained_on_later(anywhere):
-    """A pass that is begun under inference mode gives tensors that autograd takes."""
+    """A pass begun under inference mode gives tensors that autograd accepts."""
     weight = torch.ones(3, requires_grad=True)
     with prefetched(numbers(4), device="cpu") as batches:
         pass_ = iter(batches)
@@ -420,7 +420,7 @@ class BrokenError(Exception):
 
 
 class Failing:
-    """An iterator that fails at one batch, and goes on after it."""
+    """An iterator that fails at one batch, and continues after it."""
 
     def __init__(self, at=2, error=BrokenError):
         self.at, self.error = at, error
@@ -568,7 +568,7 @@ def test_memory_and_files_stay_the_same_over_many_loaders(anywhere):
 
 
 def test_no_more_is_read_ahead_than_is_said(anywhere):
-    """Steps: 1. batch k is in hand; 2. the thread reads on until there is no room; 3. that much, and no more."""
+    """1. The loop has batch k. 2. The thread reads until there is no room. 3. It has read that many and no more."""
     depth, made, reads = 2, 0, threading.Semaphore(0)
 
     class Counting:
@@ -791,7 +791,7 @@ def source(samples=SAMPLES):
 
 
 def flipped(batch, rng):
-    """Writes into the batch what was drawn for it."""
+    """Writes the random numbers of a batch into the batch."""
     drawn = torch.full((len(batch["index"]),), -1.0) if rng is None else torch.rand(len(batch["index"]), generator=rng)
     return {**batch, "drawn": drawn}
 

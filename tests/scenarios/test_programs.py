@@ -101,7 +101,7 @@ def test_two_of_them_do_what_one_does(depths, pretended):
 
 
 def test_the_program_really_copies(pretended):
-    """Else all of the above proves nothing."""
+    """Otherwise the tests above prove nothing."""
     outcome(PROGRAMS["loaders as arguments"], 1, DevicePrefetcher())
     copies = [sum(call == ("copy", "side") for call in streams.calls) for streams in pretended]
     assert len(copies) == 2, "one stream for each loader, for the whole fit"
@@ -119,7 +119,7 @@ def test_where_a_user_moves_batches_nothing_is_copied_before_and_that_is_said(ho
         found = outcome(program, 0, DevicePrefetcher())
     assert found["batches"] == without_callback(program, 0)["batches"]
     copies = sum(call[0] == "copy" for streams in pretended for call in streams.calls)
-    said = sum(f"{hook} is yours" in record.getMessage() for record in caplog.records)
+    said = sum(f"{hook} is your own hook" in record.getMessage() for record in caplog.records)
     assert (copies > 0, said) == ((True, 0) if hook == "on_after_batch_transfer" else (False, 1))
 
 
@@ -299,7 +299,7 @@ def test_a_callback_can_be_pickled_before_and_after():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_canary_of_a_clean_run_is_silent(workers, pretended):
+def test_copy_verification_of_a_clean_run_is_silent(workers, pretended):
     program = PROGRAMS["loaders of a datamodule"]
     assert outcome(program, workers, DevicePrefetcher(verify_copies=100)) == without_callback(program, workers)
     sums = [sum(call[0] == "checksum" for call in streams.calls) for streams in pretended]
@@ -427,7 +427,7 @@ main("unsharded", 1, [], out)
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What two processes did, as ``ranks(program, workers, callbacks)``: the facts of each."""
+    """Runs two processes, ``ranks(program, workers, callbacks)``, and returns the facts of each."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "program.py").write_text(RANKS)
     with contextlib.closing(__import__("socket").socket()) as free:
@@ -463,7 +463,7 @@ DEALT = ["shuffled", "evaluated", "predicted", "limited", "of_their_own", "by_ha
 
 
 def test_two_ranks(ranks):
-    """One test, so that the two processes are started once, whoever runs it."""
+    """One test, so that the two processes start only once."""
     for workers in (0, 1):
         for name in DEALT:
             check_what_lightning_deals(name, workers, ranks)

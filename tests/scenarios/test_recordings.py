@@ -1,4 +1,4 @@
-"""The programs that people write, as they write them: through Lightning's Trainer, checked against h5py by ids."""
+"""Users' programs through Lightning's Trainer, checked against h5py by ids."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ THREE = {"train": 0.7, "val": 0.15, "test": 0.15}
 
 
 class Learner(pl.LightningModule):
-    """A linear layer for classes or numbers; writes down every batch, as ``seen[stage]``, and its losses."""
+    """A linear layer for classes or numbers; records every batch in ``seen[stage]``, and its losses."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -69,7 +69,7 @@ class Learner(pl.LightningModule):
 
 
 def fitted(dm, inputs, outputs, **options):
-    """A model that was trained, and tested if there is anything to test."""
+    """Trains a model, and tests it if there is a test set."""
     model = Learner(inputs, outputs)
     fit = trainer(DevicePrefetcher(), **options)
     fit.fit(model, datamodule=dm)
@@ -79,7 +79,7 @@ def fitted(dm, inputs, outputs, **options):
 
 
 def stored(source, ids, *names):
-    """What h5py reads where the samples lie: by name an array, in the order of the ids."""
+    """The arrays that h5py reads for these samples, by name, in the order of the ids."""
     rows = collections.defaultdict(list)
     for place in source.locate(ids):
         with h5py.File(place.file) as file:
@@ -209,7 +209,7 @@ def test_batches_from_few_chunks_of_one_patient_each_are_said_to_mix_patients_ba
     )
     assert least <= number_after("groups", str(dm)) <= most
     assert number_after("y", str(dm)) > 0.8
-    # What was said is what comes: the patients of a batch, against those of a global shuffle.
+    # The announced evenness is right: the patients of a batch, against those of a global shuffle.
     several = [len(patients(src, batch["index"].numpy())) for batch in dm.train_dataloader()]
     dm.close()
     assert (np.mean(several) > 8) == (chunks == 1000)
@@ -233,7 +233,7 @@ def rec(tmp_path):
 
 
 def touched(source, ids):
-    """Every value of the file that these samples take, as (group, row)."""
+    """Every (group, row) of the file that these samples cover."""
     return {(place.group, place.row + row) for place in source.locate(ids) for row in range(WINDOW + AHEAD)}
 
 
@@ -356,7 +356,7 @@ def test_two_ranks_draw_what_one_would_and_share_it(tmp_path, how, shuffle):
 
 @contextlib.contextmanager
 def rare_file(folder, chunk=16):
-    """The rare class in a gzip file whose images hold the sample's number."""
+    """A gzip file with a rare class, whose images hold the sample's number."""
     data = np.repeat(np.arange(2000, dtype=np.int32)[:, None], 4, axis=1)
     with h5py.File(folder / "rare.h5", "w") as file:
         file.create_dataset("data", data=data, chunks=(chunk, 4), compression="gzip")
@@ -366,7 +366,7 @@ def rare_file(folder, chunk=16):
 
 
 def ids_of_two_epochs(source, options, **ranks):
-    """The samples of each epoch, in their order."""
+    """The samples of each epoch, in order."""
     with AsyncLoader(source, options, **ranks) as loader:
         return [torch.cat([batch["index"] for batch in loader]).numpy() for _ in range(2)]
 
@@ -378,7 +378,7 @@ def test_balance_by_chunks_of_gzip_says_so_and_decodes_each_chunk_once(tmp_path)
         assert "batch 50, 40 steps, 2,000 samples drawn by balance of y, shuffle chunk: 25 of 125 chunks at a" in train
         assert re.search(
             r"of the mixing of a global shuffle \(y \d\.\d\d\); every chunk is decoded once per epoch, 1\.\d samples "
-            r"for each one used, and takes ",
+            r"for each one used; decoded chunks take ",
             train,
         )
         assert "drawn" not in str(dm).splitlines()[4]
@@ -414,7 +414,7 @@ def test_weights_of_the_whole_source_point_to_those_of_the_side():
 
 
 def classes_of(h5, kind):
-    """Labels 0, 1, 2, 0, … written in a way that HDF5 has; the name of the field."""
+    """Writes labels 0, 1, 2, 0, … in one of the forms of HDF5; returns the name of the field."""
     labels = np.arange(30) % 3
     path = h5(data=np.zeros((30, 2), np.float32), plain=labels.astype(np.uint8), none=labels - 1)
     with h5py.File(path, "r+") as file:
@@ -481,7 +481,7 @@ def named(h5, *names):
 
 @pytest.fixture
 def checkpoint(h5, tmp_path):
-    """Of a model trained on cats, dogs and eels."""
+    """A checkpoint of a model trained on cats, dogs and eels."""
     fit = trainer()
     fit.fit(Learner(2, 3), datamodule=named(h5, "cat", "dog", "eel"))
     fit.save_checkpoint(tmp_path / "trained.ckpt")
@@ -530,7 +530,7 @@ def test_a_checkpoint_says_nothing_of_classes_without_names(h5, checkpoint, what
 
 
 class Points(torch.utils.data.Dataset):
-    """A dataset of a user's own."""
+    """A user's own dataset."""
 
     def __len__(self):
         return 90
@@ -704,12 +704,12 @@ BAD = {
     "too much": ({"split": {"train": 0.7, "val": 0.7}}, "split: the fractions add up to 1.4"),
     "no share": ({"split": {"train": 0.7, "val": 0}}, "split: val = 0 is not a fraction"),
     "text": ({"split": {"train": "0.7"}}, "split: train = '0.7' is not a fraction"),
-    "source and train": ({"train": bad_source()}, "train: not together with source, split or groups"),
-    "source and val": ({"val": bad_source(), "split": {"train": 1}}, "val: not together with source"),
+    "source and train": ({"train": bad_source()}, "train: cannot be combined with source, split or groups"),
+    "source and val": ({"val": bad_source(), "split": {"train": 1}}, "val: cannot be combined with source"),
     "groups without split": ({"groups": "file"}, "groups: only with split"),
     "groups alone": ({"source": None, "groups": "file"}, "source: missing"),
     "split alone": ({"source": None, "split": {"train": 1}}, "source: missing"),
-    "split with train": ({"source": None, "split": {"train": 1}, "train": bad_source()}, "train: not together"),
+    "split with train": ({"source": None, "split": {"train": 1}, "train": bad_source()}, "train: cannot be combined"),
     "a path": ({"source": "scans/*.h5"}, "source: 'scans/\\*.h5' is not a source; build one, as in HDF5Source"),
     "a path to split": ({"source": "x.h5", "split": {"train": 1}}, "source: 'x.h5' is not a source"),
     "no such groups": ({"split": THREE, "groups": "patient"}, "groups: 'patient' is neither file, file:REGEX"),
@@ -745,7 +745,7 @@ BAD = {
     "even shuffled": ({"test_loader": {"balance": "y", "shuffle": True}}, "test_loader.balance: in training only"),
     "weighed test": ({"test_loader": {"weights": [1] * 100}}, "test_loader.weights: in training only"),
     "a short test": ({"predict_loader": {"epoch_size": 3}}, "predict_loader.epoch_size: in training only"),
-    "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of what"),
+    "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of options"),
     "no function": ({"device_transform": {"train": "augment"}}, "device_transform.train: 'augment' cannot be called"),
     "one for all": ({"device_transform": 3}, "device_transform: 3 cannot be called with a batch"),
     "an empty side": (

@@ -1,4 +1,4 @@
-"""What goes wrong only where several things come together: fields, loaders, sources and devices."""
+"""Bugs that show only in combinations of fields, loaders, sources and devices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource, split
+from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, LoaderOptions, SubsetSource, split
 from lit_async_data.device.transform import widened
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.host.decode_ahead import DecodeAhead
+from lit_async_data.host.schedule import schedule_of
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
@@ -23,7 +24,7 @@ GZIP = {"compression": "gzip", "compression_opts": 1}
 
 @pytest.fixture
 def decodings(monkeypatch):
-    """The chunks that were decoded, as they are stored."""
+    """Records the stored bytes of every decoded chunk."""
     count = []
     once = FilterPipeline.decoded
     monkeypatch.setattr(FilterPipeline, "decoded", lambda *args: count.append(bytes(args[1])) or once(*args))
@@ -155,8 +156,8 @@ def test_windows_of_plain_data_need_no_order_of_chunks(h5):
 def test_going_back_to_an_earlier_epoch_leaves_nothing_owed(h5):
     path = h5(data={"data": numbered((200, 10)), "chunks": (10, 10), **GZIP})
     options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 4, "workers": 1}
-    with contextlib.closing(HDF5Source(path, {"x": "data"})) as source, AsyncLoader(source, options) as loader:
-        preparation = DecodeAhead(source, loader.schedule, 8)
+    with contextlib.closing(HDF5Source(path, {"x": "data"})) as source:
+        preparation = DecodeAhead(source, schedule_of(source, LoaderOptions.of(options)), 8)
         # 1. A slow worker reads the last of epoch 2; another has read (3, 0), for which nothing is decoded yet.
         preparation([BatchIndex(3, 0)], BatchIndex(3, 1), BatchIndex(2, 19))
         # 2. Epoch 0 is chosen. 3. What is owed is of an order that nobody wants any more.

@@ -25,7 +25,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOptions
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError
-from lit_async_data.lightning.summary import lines
+from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.sources.base import CachingSource, Location, Source
 from lit_async_data.sources.torch_values import GRAIN, filled_at_once
 from lit_async_data.testing import ArraySource
@@ -800,8 +800,8 @@ def test_by_itself_the_loop_reads_and_that_is_said_once_with_the_first_batch(cap
         assert len(list(loader)) == len(loader)
         assert loader.footprint.workers == 0
         assert threading.active_count() == before
-        assert "no workers, read in the training loop" in lines(loader)[2]
-        assert lines(loader)[0].startswith("23 samples from TensorDataset: 0 uint8 (3, 4, 5), 1 int64")
+        assert "no workers, read in the training loop" in summary_lines(loader)[2]
+        assert summary_lines(loader)[0].startswith("23 samples from TensorDataset: 0 uint8 (3, 4, 5), 1 int64")
     assert len(said) == len(caplog.records) == 1
     assert said[0].startswith("workers=auto reads each batch of TensorDataset when it is asked for")
     assert "workers=1" in said[0]

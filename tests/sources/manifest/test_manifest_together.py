@@ -58,7 +58,7 @@ def test_numbers_in_validation_are_classes_where_training_has_classes(tmp_path):
 def test_classes_in_validation_where_training_has_numbers_are_refused(tmp_path):
     train = ManifestSource(csv(tmp_path, "train.csv", "y", "1", "2"), {"y": "y"})
     val = ManifestSource(csv(tmp_path, "val.csv", "y", "a", "2"), {"y": "y"})
-    with pytest.raises(ConfigError, match=r"val: y holds classes, but numbers in the first stage; say kind: class"):
+    with pytest.raises(ConfigError, match=r"val: y holds classes, but numbers in the first stage; set kind: class"):
         AsyncDataModule(train=train, val=val, loader={"batch_size": 2})
 
 

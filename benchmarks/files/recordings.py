@@ -1,7 +1,7 @@
-"""The files that people have: a recording, many files of images, and the sparse matrix of an h5ad file.
+"""A recording, many files of images, and the sparse matrix of an h5ad file.
 
-What is stored differs from row to row and from file to file, so that a value from the wrong place is noticed; it
-compresses about as far as measured data do.
+Values differ from row to row and from file to file, so that a check notices a value from the wrong place. They compress
+about as well as measured data.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Array = npt.NDArray[Any]
 CHANNELS, IMAGE, GENES = 32, (3, 32, 32), 5_000
 # Rows in a chunk.
 RECORDED, IMAGES = 4_096, 64
-# How a recording is stored, and how many images or cells are.
+# How a recording is stored.
 RECORDING: dict[str, dict[str, Any]] = {
     "raw": {},
     "raw, chunked": {"chunks": (RECORDED, CHANNELS)},
     "gzip": {"chunks": (RECORDED, CHANNELS), "compression": "gzip"},
 }
 CONTIGUOUS, GZIP = "raw", "gzip"
-# What h5py and anndata choose themselves.
+# The default of h5py and anndata.
 LEVEL = 4
 
 
@@ -34,7 +34,7 @@ def recording(folder: str, stored: str, rows: int) -> str:
     path = os.path.join(folder, "recording.h5")
     rng = np.random.default_rng(0)
     slow = np.sin(np.arange(rows)[:, None] / rng.uniform(5, 50, CHANNELS)) * 50
-    # As converters give them: steps of one sixteenth.
+    # Steps of one sixteenth, as from an analogue converter.
     values = np.round((slow + rng.standard_normal((rows, CHANNELS), np.float32)) * 16) / 16
     with h5py.File(path, "w") as file:
         file.create_dataset("data", data=values.astype(np.float32), **RECORDING[stored])
@@ -50,7 +50,7 @@ def images(folder: str, stored: str, files: int, rows: int, chunks: int) -> str:
         stored: ``"raw"`` or ``"gzip"``.
         files: How many.
         rows: Of each.
-        chunks: Of 64 images, that are made; files are put together of them, each in an order of its own.
+        chunks: Chunks of 64 images to generate; each file takes them in a different order.
     """
     rng = np.random.default_rng(0)
     smooth = np.sin(rng.random((32, 1)) * 6 + np.linspace(0, 20, int(np.prod(IMAGE)))) * 100 + 128
@@ -61,22 +61,22 @@ def images(folder: str, stored: str, files: int, rows: int, chunks: int) -> str:
         which = rng.integers(0, chunks, -(-rows // IMAGES))
         with h5py.File(os.path.join(folder, f"images_{number:03}.h5"), "w") as file:
             if stored == GZIP:
-                with_chunks(file, rows, [packed[one] for one in which.tolist()])
+                write_compressed(file, rows, [packed[one] for one in which.tolist()])
             else:
                 file["data"] = pool[which].reshape(-1, *IMAGE)[:rows]
-            file["labels"] = classes(rng, rows)
+            file["labels"] = draw_classes(rng, rows)
     return os.path.join(folder, "images_*.h5")
 
 
-def with_chunks(file: h5py.File, rows: int, packed: list[bytes]) -> None:
-    """Write images that are compressed already: gigabytes of them would take minutes."""
+def write_compressed(file: h5py.File, rows: int, packed: list[bytes]) -> None:
+    """Write chunks that are already compressed, since compressing gigabytes would take minutes."""
     options = {"chunks": (IMAGES, *IMAGE), "compression": "gzip", "compression_opts": LEVEL}
     data = file.create_dataset("data", (rows, *IMAGE), np.uint8, **options)
     for number, chunk in enumerate(packed):
         data.id.write_direct_chunk((number * IMAGES, 0, 0, 0), chunk)
 
 
-def classes(rng: np.random.Generator, rows: int) -> Array:
+def draw_classes(rng: np.random.Generator, rows: int) -> Array:
     """Ten classes, int64, each half as frequent as the one before it."""
     share = 0.5 ** np.arange(10)
     return rng.choice(10, rows, p=share / share.sum())
@@ -87,7 +87,7 @@ def cells(folder: str, stored: str, rows: int) -> str:
     path = os.path.join(folder, "cells.h5ad")
     rng = np.random.default_rng(0)
     columns = [np.flatnonzero(rng.random(GENES, np.float32) < 0.05) for _ in range(rows)]
-    indptr = np.concatenate([[0], np.cumsum([len(found) for found in columns])])
+    indptr = np.concatenate([[0], np.cumsum([len(each) for each in columns])])
     counts = 1 + rng.poisson(1, indptr[-1])
     options = {"compression": "gzip"} if stored == GZIP else {}
     with h5py.File(path, "w") as file:

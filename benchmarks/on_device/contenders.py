@@ -1,4 +1,4 @@
-"""Ways to get batches onto a GPU: this project's, Lightning's own, and one that people write by hand."""
+"""Contenders that move batches to a GPU: this package, Lightning itself, and handwritten code."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lit_async_data import AsyncLoader, DevicePrefetcher
 from lit_async_data.testing import ArraySource
 
 MIB = 2**20
-# Bytes of a sample: a batch of so many samples takes as many MiB.
+# Bytes of a sample: a batch of n samples takes n MiB.
 SAMPLE = MIB
 Batch = dict[str, torch.Tensor]
 
 
-class Slow(ArraySource):
-    """Samples that take a given time for each batch, and no work: what is measured is the way from there on."""
+class SlowSource(ArraySource):
+    """A batch takes a given time and no work to load, since only what follows is measured."""
 
     def __init__(self, length: int, seconds: float = 0.0) -> None:
         super().__init__({"x": np.broadcast_to(np.uint8(0), (length, SAMPLE)), "y": np.arange(length)})
@@ -35,7 +35,7 @@ class Slow(ArraySource):
 
 
 class SlowBatches(Dataset[Any]):
-    """The same for a DataLoader: whole batches, as a collate function would return them."""
+    """`SlowSource` for a DataLoader: whole batches, as a collate function would return them."""
 
     def __init__(self, steps: int, batch: int, seconds: float) -> None:
         self._steps, self._seconds = steps, seconds
@@ -49,8 +49,8 @@ class SlowBatches(Dataset[Any]):
         return self._made
 
 
-class Still(Dataset[Any]):
-    """Batches that are where they are wanted already."""
+class Resident(Dataset[Any]):
+    """Batches that are on the device already."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self._batches = batches
@@ -63,10 +63,10 @@ class Still(Dataset[Any]):
 
 
 class SideStream:
-    """What people write: the next batch is copied on a stream of its own while the step runs.
+    """A handwritten prefetcher: copies the next batch on a second stream while the step runs.
 
-    Each of the two streams waits for the other, and the allocator is told of the second one; many that are in use lack
-    one or the other.
+    The streams wait for each other, and ``record_stream`` tells the allocator of the second stream; many prefetchers in
+    use lack one of these.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -93,14 +93,14 @@ class SideStream:
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """One way to get batches onto the GPU.
+class Contender:
+    """A loader, with or without the callback, that moves batches to the GPU.
 
     Attributes:
         name: In words.
-        opened: Starts it; batches come from what it gives.
-        depth: Of the callback; None where there is none.
-        ours: Whether it is this project's, with nothing switched off.
+        opened: Starts it, and gives its batches.
+        depth: The callback's ``device_depth``; None without a callback.
+        ours: Whether this package prefetches.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Way:
 
 def source(batch: int, steps: int, seconds: float, **options: Any) -> AsyncLoader:
     chosen = {"batch_size": batch, "workers": 1, "shuffle": False}
-    return AsyncLoader(Slow(batch * steps, seconds), chosen, device="cuda", **options)
+    return AsyncLoader(SlowSource(batch * steps, seconds), chosen, device="cuda", **options)
 
 
 def plain(batch: int, steps: int, seconds: float) -> DataLoader[Any]:
@@ -122,30 +122,30 @@ def plain(batch: int, steps: int, seconds: float) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=None, num_workers=1, pin_memory=True)
 
 
-def ways(batch: int, steps: int, seconds: float) -> list[Way]:
-    """All of them.
+def contenders(batch: int, steps: int, seconds: float) -> list[Contender]:
+    """All contenders.
 
     Args:
         batch: MiB of a batch.
         steps: Batches of an epoch.
-        seconds: That it takes to load one.
+        seconds: Seconds to load a batch.
     """
     ours = functools.partial(source, batch, steps, seconds)
     theirs = functools.partial(plain, batch, steps, seconds)
     return [
-        Way("AsyncLoader, callback", ours, 2, ours=True),
-        Way("AsyncLoader", ours, ours=True),
-        Way("AsyncLoader, callback, depth 0", ours, 0),
-        Way("DataLoader, prefetched", lambda: lad.prefetched(theirs(), device="cuda"), ours=True),
-        Way("DataLoader, callback", lambda: contextlib.nullcontext(theirs()), 2, ours=True),
-        Way("DataLoader, pinned", lambda: contextlib.nullcontext(theirs())),
-        Way("DataLoader, by hand on a stream", lambda: contextlib.nullcontext(SideStream(theirs()))),
+        Contender("AsyncLoader, callback", ours, 2, ours=True),
+        Contender("AsyncLoader", ours, ours=True),
+        Contender("AsyncLoader, callback, depth 0", ours, 0),
+        Contender("DataLoader, prefetched", lambda: lad.prefetched(theirs(), device="cuda"), ours=True),
+        Contender("DataLoader, callback", lambda: contextlib.nullcontext(theirs()), 2, ours=True),
+        Contender("DataLoader, pinned", lambda: contextlib.nullcontext(theirs())),
+        Contender("DataLoader, handwritten side stream", lambda: contextlib.nullcontext(SideStream(theirs()))),
     ]
 
 
-def in_memory(batch: int, steps: int) -> Way:
-    """Batches that are on the GPU already."""
-    made = {"x": torch.zeros(batch, SAMPLE, dtype=torch.uint8, device="cuda")}
-    # A DataLoader, since the Trainer takes a list for several loaders.
-    loader = DataLoader(Still([made] * steps), batch_size=None)
-    return Way("in the GPU's memory", lambda: contextlib.nullcontext(loader))
+def in_memory(batch: int, steps: int) -> Contender:
+    """A batch that stays on the GPU."""
+    resident = {"x": torch.zeros(batch, SAMPLE, dtype=torch.uint8, device="cuda")}
+    # A DataLoader, since the Trainer would take a list as several loaders.
+    loader = DataLoader(Resident([resident] * steps), batch_size=None)
+    return Contender("in the GPU's memory", lambda: contextlib.nullcontext(loader))

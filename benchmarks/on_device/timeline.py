@@ -1,7 +1,7 @@
 """Draws when batches are read, copied and trained on, with ``device_depth=0`` and with ``device_depth=2``.
 
-The device is pretended: streams that run beside the program, and copies and steps that take a given time. Run with the
-path of a picture: ``python benchmarks/timeline.py docs/overlap.png``. Needs matplotlib.
+The device is simulated: streams that run beside the program, and copies and steps that take a given time. Run with the
+path of a picture: ``python -m on_device.timeline ../docs/overlap.png``. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from pretended import SMALL, Clocked, streams_of
 
 from lit_async_data import AsyncLoader
 from lit_async_data.testing import ArraySource, raw
+from on_device.simulated import SMALL, SimulatedDevice, replaced_streams
 
 INK, QUIET = "#1f2328", "#8b949e"
 COLOURS = {"read": "#8c959f", "copy": "#54aeff", "step": "#1f6feb"}
@@ -54,8 +54,8 @@ class Numbered(ArraySource):
             super().read_into(samples, out)
 
 
-class Recorded(Clocked):
-    """A pretended device that records its copies."""
+class Recorded(SimulatedDevice):
+    """A simulated device that records its copies."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(COPY_S)
@@ -79,7 +79,7 @@ def recorded(depth: int) -> list[tuple[str, int, float, float]]:
     """The bars of some steps, after a warm-up."""
     recorder = Recorder()
     device = Recorded(recorder)
-    with contextlib.closing(device), streams_of(lambda _: device, pretended=True):
+    with contextlib.closing(device), replaced_streams(lambda _: device, simulated=True):
         options = {"batch_size": BATCH, "workers": 1, "shuffle": False}
         with AsyncLoader(Numbered(recorder), options, device="cpu", device_depth=depth) as loader:
             for step, batch in enumerate(loader):

@@ -1,4 +1,4 @@
-"""What is measured on a GPU, each by one function: copies, waiting, submitting, memory, and what runs beside what."""
+"""The measurements on a GPU: copies, waiting, submitting, memory, and copies beside kernels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from gpu_ways import MIB, Batch, Way, source
-from hazards import cycles_per_second, sleep, timed_event
-from pretended import streams_of
 
 from lit_async_data import AsyncLoader, ToFloat
 from lit_async_data.device.streams import TorchStreams
+from on_device.contenders import MIB, Batch, Contender, source
+from on_device.rig import cycles_per_second, sleep, timed_event
+from on_device.simulated import replaced_streams
 
 QUIET: dict[str, Any] = {
     "accelerator": "gpu",
@@ -30,7 +30,7 @@ QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
-# Steps at the beginning of a run that are not counted: kernels and memory are new then.
+# The first steps of a run are not counted, since they load kernels and allocate memory.
 SETTLE = 5
 # Seconds to wait for a batch on the host.
 PATIENCE = 30.0
@@ -38,10 +38,10 @@ GB = 1e9
 
 
 class Kernels:
-    """What a step does: reads its batch, and multiplies matrices for a given time.
+    """The work of a step: reads its batch, and multiplies matrices for a given time.
 
     Args:
-        seconds: On this GPU, when nothing else runs on it.
+        seconds: Time on this GPU when idle.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -68,7 +68,7 @@ class Kernels:
 
 
 def pinned_rate(nbytes: int, copies: int = 20) -> float:
-    """GB/s of plain copies from pinned memory, one after the other: the limit."""
+    """The limit: GB/s of plain copies from pinned memory, one after the other."""
     hosts = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     device = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
     device.copy_(hosts[0], non_blocking=True)
@@ -81,7 +81,7 @@ def pinned_rate(nbytes: int, copies: int = 20) -> float:
 
 
 class TimedCopies(TorchStreams):
-    """Streams that note how long each copy of a large field to the device takes."""
+    """Streams that time each copy of a large field to the device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -104,23 +104,23 @@ class TimedCopies(TorchStreams):
         return sum(nbytes for nbytes, _, _ in counted) / seconds / GB
 
 
-def copy_rate(way: Way, step: Callable[[Batch], None]) -> float:
-    """GB/s of the copies that one of our loaders makes while steps run."""
-    made: list[TimedCopies] = []
+def copy_rate(contender: Contender, step: Callable[[Batch], None]) -> float:
+    """GB/s of the copies of one of our loaders while steps run."""
+    created: list[TimedCopies] = []
 
     def streams(device: torch.device) -> TimedCopies:
-        made.append(TimedCopies(device))
-        return made[-1]
+        created.append(TimedCopies(device))
+        return created[-1]
 
-    with streams_of(streams, pretended=False), way.opened() as batches:
+    with replaced_streams(streams, simulated=False), contender.opened() as batches:
         for batch in batches:
             step(batch)
-        return made[-1].rate
+        return created[-1].rate
 
 
-def delivered_rate(way: Way) -> float:
-    """GB/s at which batches come to a loop that does nothing with them but see that they are on the GPU."""
-    with way.opened() as batches:
+def delivered_rate(contender: Contender) -> float:
+    """GB/s of batches delivered to a loop that only makes sure that they are on the GPU."""
+    with contender.opened() as batches:
         nbytes = 0
         for number, batch in enumerate(batches):
             if number == SETTLE:
@@ -136,7 +136,7 @@ def delivered_rate(way: Way) -> float:
 
 
 class TimedSteps(pl.LightningModule):
-    """Steps of which the GPU notes when it begins and ends each."""
+    """Steps whose begin and end the GPU records."""
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class TimedSteps(pl.LightningModule):
         return None
 
     def seconds(self) -> dict[str, float]:
-        """Per step: in all, and those in which no step ran."""
+        """Seconds per step: in total, and with no step running."""
         torch.cuda.synchronize()
         marks = self._marks[SETTLE:]
         idle = [end.elapsed_time(begin) for (_, end), (begin, _) in itertools.pairwise(marks)]
@@ -161,16 +161,16 @@ class TimedSteps(pl.LightningModule):
         return {"step_s": whole / len(idle) / 1000, "idle_s": statistics.fmean(idle) / 1000}
 
 
-def stepped(way: Way, kernels: Kernels) -> dict[str, float]:
-    """What `TimedSteps` saw over an epoch in the Trainer."""
+def stepped(contender: Contender, kernels: Kernels) -> dict[str, float]:
+    """The figures of `TimedSteps` over an epoch in the Trainer."""
     model = TimedSteps(kernels)
-    with way.opened() as batches:
-        pl.Trainer(callbacks=way.callbacks(), **QUIET).fit(model, batches)
+    with contender.opened() as batches:
+        pl.Trainer(callbacks=contender.callbacks(), **QUIET).fit(model, batches)
     return model.seconds()
 
 
 class NoSynchronising(pl.Callback):
-    """Makes whatever has the program wait for the GPU an error, from the start of an epoch to its end.
+    """Makes any wait of the program for the GPU an error, from the start of an epoch to its end.
 
     Give it to the Trainer before other callbacks, so that it begins before and ends before what they log.
     """
@@ -189,8 +189,8 @@ class NoSynchronising(pl.Callback):
 
 
 def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
-    """Seconds that ``prefetch`` takes to start a batch on its way while both streams are busy."""
-    found, cycles = [], round(hold_s * cycles_per_second())
+    """Seconds that ``prefetch`` takes to start the copy of a batch while both streams are busy."""
+    durations, cycles = [], round(hold_s * cycles_per_second())
     with source(16, SETTLE + turns + 1, 0.0, device_depth=1) as loader:
         loader.externally_driven = True
         for number in range(SETTLE + turns):
@@ -205,10 +205,10 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
             seconds = time.perf_counter() - started
             assert engine_of(loader).queue.ready == 1, "nothing was submitted"
             if number >= SETTLE:
-                found.append(seconds)
+                durations.append(seconds)
             del batch
             torch.cuda.synchronize()
-    return found
+    return durations
 
 
 def engine_of(loader: AsyncLoader) -> Any:
@@ -230,31 +230,30 @@ def reserved(epochs: int, *, new_streams: bool = False) -> list[int]:
 
     Args:
         epochs: How many.
-        new_streams: A side stream for each epoch, as other loaders have it: what the last one's transforms took is of
-            no use to the next.
+        new_streams: Use a new side stream for each epoch, which cannot reuse the memory of the last one.
     """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    found = []
+    sizes = []
     with source(16, 12, 0.0, device_transform=ToFloat("x")) as loader:
         for _ in range(epochs):
             for batch in loader:
                 batch["x"].amax()
             torch.cuda.synchronize()
-            found.append(torch.cuda.memory_reserved())
+            sizes.append(torch.cuda.memory_reserved())
             if new_streams:
                 engine_of(loader).queue._streams.side = torch.Stream(device="cuda")
-    return found
+    return sizes
 
 
-# -- what runs beside what ---------------------------------------------------------------------------------------------
+# -- copies beside kernels ---------------------------------------------------------------------------------------------
 
 Interval = tuple[float, float]
 
 
 @contextlib.contextmanager
-def traced(found: list[dict[str, Any]]) -> Iterator[None]:
-    """Have the profiler watch the GPU, and add what it did meanwhile."""
+def traced(collected: list[dict[str, Any]]) -> Iterator[None]:
+    """Profile the GPU inside the context, and append the events of its kernels and copies."""
     cuda = torch.profiler.ProfilerActivity.CUDA
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, cuda]) as profile:
         yield
@@ -263,16 +262,16 @@ def traced(found: list[dict[str, Any]]) -> Iterator[None]:
         path = str(Path(folder, "trace.json"))
         profile.export_chrome_trace(path)
         events = json.loads(Path(path).read_text())["traceEvents"]
-    found += [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy") and "dur" in event]
+    collected += [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy") and "dur" in event]
 
 
 def copies(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those from the host to the device, of large fields: the others take no time to speak of."""
+    """The copies of large fields from host to device."""
     return [event for event in events if "HtoD" in event["name"] and event["args"].get("bytes", MIB) >= MIB]
 
 
 def beside(events: list[dict[str, Any]]) -> float:
-    """Of the time of copies to the device, the share in which a kernel ran."""
+    """The share of the time of copies to the device in which a kernel ran."""
     kernels = merged([interval(event) for event in events if event["cat"] == "kernel"])
     mine = [interval(event) for event in copies(events)]
     both = sum(max(min(end, stop) - max(begin, start), 0.0) for begin, end in mine for start, stop in kernels)
@@ -284,29 +283,29 @@ def interval(event: dict[str, Any]) -> Interval:
 
 
 def merged(intervals: list[Interval]) -> list[Interval]:
-    """The same time, in intervals that do not overlap."""
-    found: list[Interval] = []
+    """The same time as intervals that do not overlap."""
+    union: list[Interval] = []
     for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if union and begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end)
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
 
 
-def beside_kernels(way: Way, kernels: Kernels) -> list[dict[str, Any]]:
-    """What the GPU did in the middle of an epoch in the Trainer."""
-    found: list[dict[str, Any]] = []
+def beside_kernels(contender: Contender, kernels: Kernels) -> list[dict[str, Any]]:
+    """The events of the GPU in the middle of an epoch in the Trainer."""
+    events: list[dict[str, Any]] = []
     watching = contextlib.ExitStack()
 
     class Watch(pl.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx == SETTLE:
-                watching.enter_context(traced(found))
+                watching.enter_context(traced(events))
 
         def on_train_end(self, *_: Any) -> None:
             watching.close()
 
-    with way.opened() as batches, watching:
-        pl.Trainer(callbacks=[*way.callbacks(), Watch()], **QUIET).fit(TimedSteps(kernels), batches)
-    return found
+    with contender.opened() as batches, watching:
+        pl.Trainer(callbacks=[*contender.callbacks(), Watch()], **QUIET).fit(TimedSteps(kernels), batches)
+    return events

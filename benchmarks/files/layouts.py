@@ -1,4 +1,4 @@
-"""The files that are read: one per layout, made of data that compress about as far as measured images do.
+"""The HDF5 files: one per layout, with data that compresses about as well as measured images.
 
 | layout | samples | stored |
 | --- | --- | --- |
@@ -26,13 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-# Samples that are generated and written in one go.
+# Samples generated and written at a time.
 BLOCK = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a file is stored, and how much of it there is.
+    """How a file is stored, and how many samples it has.
 
     Attributes:
         rows: Samples in the file.
@@ -68,7 +68,7 @@ FULL = (
     Layout("F", (224, 224, 3), "u1", 3_072, batch=64),
     Layout("G", (64, 64), "f4", 10_240, chunk=1, packed=True),
 )
-# A fifth or a tenth of the samples, in small batches, so that slow ways finish some.
+# A fifth or a tenth of the samples, in small batches, so that slow contenders finish some batches.
 QUICK = tuple(
     dataclasses.replace(layout, rows=4_096 if layout.packed or layout.name == "A" else layout.rows // 10, batch=32)
     for layout in FULL
@@ -76,7 +76,7 @@ QUICK = tuple(
 
 
 def blocks(layout: Layout) -> Iterator[tuple[int, Array]]:
-    """Smooth pictures, each with noise of its own, which gzip halves or so; rows of 128 are noise only."""
+    """Smooth pictures, each with different noise, which gzip about halves; rows of 128 are only noise."""
     rng = np.random.default_rng(0)
     size = math.prod(layout.shape)
     phases = rng.random((32, 1)) * 6 + np.linspace(0, 20, size)
@@ -88,12 +88,12 @@ def blocks(layout: Layout) -> Iterator[tuple[int, Array]]:
             continue
         noise = rng.integers(0, 2, (count, size), np.uint8)
         bank = smooth.astype(layout.dtype)[rng.integers(0, len(smooth), count)]
-        # Of the floats, as of most measured ones, only some bits say anything.
+        # Few bits of the floats carry information, as in most measured data.
         values = bank + noise if layout.dtype == "u1" else np.round(bank * 16 + noise) / 16
         yield first, values.astype(layout.dtype).reshape(count, *layout.shape)
 
 
-def written(layout: Layout, folder: str, name: str) -> str:
+def write_layout(layout: Layout, folder: str, name: str) -> str:
     """A file with ``data`` and ``labels``; returns its path."""
     path = os.path.join(folder, f"{name}.h5")
     filters: dict[str, Any] = {"compression": "gzip", "shuffle": layout.dtype == "f4"} if layout.packed else {}
@@ -103,7 +103,7 @@ def written(layout: Layout, folder: str, name: str) -> str:
         for first, values in blocks(layout):
             data[first : first + len(values)] = values
         file["labels"] = np.arange(layout.rows) % 10
-        also_for_h5torch(file)
+        add_h5torch_names(file)
     return path
 
 
@@ -113,8 +113,8 @@ def compression(path: str) -> float:
         return float(file["data"].nbytes / file["data"].id.get_storage_size())
 
 
-def also_for_h5torch(file: h5py.File) -> None:
-    """The same bytes under the names, and with the attributes, that h5torch looks for."""
+def add_h5torch_names(file: h5py.File) -> None:
+    """Link the data under the names, and with the attributes, that h5torch needs."""
     file["central"], file["0/labels"] = file["data"], file["labels"]
     for name in ("data", "labels"):
         dtype = str(file[name].dtype)
@@ -126,11 +126,11 @@ def also_for_h5torch(file: h5py.File) -> None:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-def limit(layout: Layout, path: str, slot_bytes: int) -> Callable[[float], float]:
-    """What no reader on one thread can beat: returns a function that measures it for some seconds, in samples/s.
+def limit_of(layout: Layout, path: str, slot_bytes: int) -> Callable[[float], float]:
+    """The limit of a reader on one thread: a function that measures it for some seconds, in samples/s.
 
-    Stored raw: the file's bytes copied in order, from a map of it to a buffer as large as a slot. Compressed: each
-    chunk decoded once by libdeflate, and unshuffled by numpy.
+    Raw data: copies the file in order, from a memory map to a buffer as large as a slot. Compressed data: decodes each
+    chunk once with libdeflate, and unshuffles it with numpy.
     """
     with h5py.File(path) as file:
         data = file["data"]
@@ -143,16 +143,16 @@ def limit(layout: Layout, path: str, slot_bytes: int) -> Callable[[float], float
     if not layout.packed:
         begin = places[0][0] if offset is None else offset
         pieces: Array = np.asarray(raw[begin : begin + rows * layout.sample_bytes])
-        one = functools.partial(copied, pieces, np.empty(slot_bytes, np.uint8))
+        one = functools.partial(copy_once, pieces, np.empty(slot_bytes, np.uint8))
     else:
         itemsize = np.dtype(layout.dtype).itemsize
         nbytes = (layout.chunk or 1) * layout.sample_bytes
         stored = [np.asarray(raw[begin : begin + size]) for begin, size in places]
-        one = functools.partial(decoded, stored, nbytes, itemsize)
-    return functools.partial(passes, one, rows)
+        one = functools.partial(decode_once, stored, nbytes, itemsize)
+    return functools.partial(rate_of, one, rows)
 
 
-def passes(one: Callable[[], None], rows: int, seconds: float) -> float:
+def rate_of(one: Callable[[], None], rows: int, seconds: float) -> float:
     one()
     started, done = time.perf_counter(), 0
     while not done or time.perf_counter() - started < seconds:
@@ -161,13 +161,13 @@ def passes(one: Callable[[], None], rows: int, seconds: float) -> float:
     return done / (time.perf_counter() - started)
 
 
-def copied(source: Array, slot: Array) -> None:
+def copy_once(source: Array, slot: Array) -> None:
     for begin in range(0, len(source), len(slot)):
         piece = source[begin : begin + len(slot)]
         np.copyto(slot[: len(piece)], piece)
 
 
-def decoded(stored: list[Array], nbytes: int, itemsize: int) -> None:
+def decode_once(stored: list[Array], nbytes: int, itemsize: int) -> None:
     out = np.empty(nbytes, np.uint8)
     for chunk in stored:
         inflated = np.frombuffer(deflate.zlib_decompress(chunk, nbytes), np.uint8)

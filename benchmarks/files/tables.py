@@ -1,7 +1,7 @@
-"""The files that a table names: photographs of many sizes, small images and arrays; and tables of very many rows.
+"""Tables and their files: photographs of many sizes, small images, arrays; and tables of many million rows.
 
-Photographs are crops of the two that scikit-learn brings along, so that decoders have real pixels to work on. Each file
-differs from the others, and its class is drawn, so that a label or an image from the wrong place is noticed.
+Photographs are crops of the two in scikit-learn, so that decoders get real pixels. Files differ and have random
+classes, so that a check notices a label or an image from the wrong place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pagecache import memory
+from measuring.page_cache import process_memory
 from PIL import Image
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
@@ -35,11 +35,11 @@ MIB = 2**20
 # Sides of the photographs, in pixels, and the quality of their JPEGs.
 SIDES, QUALITY = (256, 500), 90
 SMALL = 64
-# The photographs that are cropped: 427 × 640 pixels enlarged, so that the largest crop fits.
+# The photographs of 427 × 640 pixels are enlarged to this size, so that the largest crop fits.
 ENLARGED = (768, 512)
-# Seconds that a file takes to come over a slow network.
+# Seconds that a slow network takes for a file.
 DELAY_S = 5e-3
-# Rows that are made at a time.
+# Rows generated at a time.
 PIECE = 1_000_000
 
 
@@ -67,7 +67,7 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What is to be read, by any way.
+    """A data set for all contenders.
 
     Attributes:
         files: Images or arrays.
@@ -80,7 +80,7 @@ class Reading:
 
     @property
     def random(self) -> bool:
-        """Whether a random part of each is taken."""
+        """Whether each image is cropped at random."""
         return self.shape is not None and self.shape.resize == "random_crop"
 
     @property
@@ -90,22 +90,22 @@ class Reading:
         return None if self.shape is None else cast("tuple[int, int] | None", self.shape.image_size)
 
     def source(self) -> ManifestSource:
-        """This project's; batches are tuples."""
+        """The source of this package; batches are tuples."""
         options: dict[str, Any] = {}
         if self.shape is not None:
             options = {"image_size": self.size, "resize": self.shape.resize}
         return ManifestSource(self.files.table, ("path", "label"), **options)
 
     def empty(self) -> Array:
-        """Memory for a sample as it lies: images have their channels last."""
+        """Memory for a decoded sample; images have their channels last."""
         if self.shape is None:
-            found: Array = np.load(self.files.paths[0])
-            return found
+            sample: Array = np.load(self.files.paths[0])
+            return sample
         side: Any = self.size or Image.open(self.files.paths[0]).size[::-1]
         return np.empty((*side, self.shape.channels), np.uint8)
 
     def decode(self, data: bytes, out: Array, key: int | None) -> None:
-        """By the package's own decoder."""
+        """Decode with this package's decoder."""
         if self.shape is None:
             npy.decode(data, out, "")
         else:
@@ -114,30 +114,30 @@ class Reading:
 
 def photographs(folder: str, count: int) -> Files:
     """JPEGs of 256×256 to 500×500 pixels."""
-    return written(folder, "jpg", count, SIDES)
+    return write_images(folder, "jpg", count, SIDES)
 
 
 def pngs(folder: str, count: int, side: int) -> Files:
-    """PNGs of that many pixels on each side."""
-    return written(folder, "png", count, (side, side))
+    """Square PNGs."""
+    return write_images(folder, "png", count, (side, side))
 
 
 def arrays(folder: str, count: int) -> Files:
     """Arrays of float32, shape (3, 64, 64), as ``numpy.save`` stores them."""
-    return written(folder, "npy", count, (SMALL, SMALL))
+    return write_images(folder, "npy", count, (SMALL, SMALL))
 
 
-def written(folder: str, kind: str, count: int, sides: tuple[int, int]) -> Files:
+def write_images(folder: str, kind: str, count: int, sides: tuple[int, int]) -> Files:
     """Write crops of random place and size, and their table.
 
     Args:
-        folder: Where they go, in a folder named by their kind.
+        folder: Gets a folder named after ``kind``.
         kind: ``"jpg"``, ``"png"`` or ``"npy"``.
-        count: How many.
-        sides: The least and the most that a side has.
+        count: Number of files.
+        sides: Smallest and largest side in pixels.
     """
     rng = np.random.default_rng(0)
-    originals = [Image.fromarray(image).resize(ENLARGED, Image.Resampling.BICUBIC) for image in loaded()]
+    originals = [Image.fromarray(image).resize(ENLARGED, Image.Resampling.BICUBIC) for image in sample_photographs()]
     root = os.path.join(folder, kind)
     labels = np.sort(rng.integers(0, CLASSES, count))
     names = [f"class_{label}/{number:06}.{kind}" for number, label in enumerate(labels.tolist())]
@@ -151,7 +151,7 @@ def written(folder: str, kind: str, count: int, sides: tuple[int, int]) -> Files
         if kind == "npy":
             np.save(path, np.asarray(crop, np.float32).transpose(2, 0, 1) / np.float32(255))
         else:
-            crop.save(path, quality=QUALITY)  # which PNG has not
+            crop.save(path, quality=QUALITY)  # PNG ignores it
     table = os.path.join(root, "table.csv")
     with open(table, "w", newline="") as file:
         rows = csv.writer(file)
@@ -160,9 +160,9 @@ def written(folder: str, kind: str, count: int, sides: tuple[int, int]) -> Files
     return Files(root, table, [os.path.join(root, name) for name in names], labels)
 
 
-def loaded() -> list[Array]:
+def sample_photographs() -> list[Array]:
     """The two photographs, uint8 of shape (427, 640, 3)."""
-    # Imported here: workers that are started afresh need none of it.
+    # Imported here, since spawned workers do not need it.
     from sklearn.datasets import load_sample_images
 
     images: list[Array] = load_sample_images().images
@@ -192,7 +192,7 @@ def large_table(folder: str, kind: str, rows: int) -> str:
 
 
 def large_piece(first: int, count: int) -> Any:
-    """Rows of it: ids that begin with zeros, and a thousand files in each folder."""
+    """Some rows: ids with leading zeros, and a thousand files per folder."""
     numbers = np.arange(first, first + count)
     digits = compute.utf8_lpad(pa.array(numbers).cast(pa.string()), 9, "0")
     folders = compute.utf8_slice_codeunits(digits, 0, 6)
@@ -201,36 +201,36 @@ def large_piece(first: int, count: int) -> Any:
     return pa.table({"id": digits, "path": paths, "label": numbers * 7919 % CLASSES})
 
 
-def usable(path: str, rows: int, with_id: bool, cache: str | None = None) -> dict[str, float]:
-    """What it takes to have a table ready to be read from: seconds, then milliseconds to the order of the first batch,
-    and memory, as it is in the end, the most that it was meanwhile, and what of it no other process shares.
+def open_table(path: str, rows: int, with_id: bool, cache: str | None = None) -> dict[str, float]:
+    """Open a table: seconds, then milliseconds to the order of the first batch; memory in the end, its peak, and its
+    private part.
 
     Args:
         path: The table.
-        rows: That it has.
-        with_id: Whether ids are read, and checked for any that stand twice.
-        cache: Folder in which columns are kept.
+        rows: Its number of rows.
+        with_id: Whether to read ids and check them for duplicates.
+        cache: Folder that saves columns.
     """
     little, fields = f"{path}.little.csv", ("path", "label")
     Path(little).write_text("path,label\n0.jpg,0\n")
-    # What is loaded once, by whoever reads first.
+    # Imports what the first source of a process imports.
     ManifestSource(little, fields, image_size=SMALL, check_files="none")
-    before, started = memory(), time.perf_counter()
+    before, started = process_memory(), time.perf_counter()
     options: dict[str, Any] = {"id": "id" if with_id else None, "image_size": SMALL, "check_files": "none"}
     source = ManifestSource(path, fields, **options, table_cache=cache)
     built = time.perf_counter()
     order = AsyncLoader(source, {"batch_size": BATCH, "shuffle": True}).order
     order.batch(0)
     ordered = time.perf_counter()
-    after = memory()
+    after = process_memory()
     assert len(source) == rows
-    # Of this process alone: getrusage would begin with what the one before it had.
+    # getrusage would include the peak of the parent process.
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     peak = int(status["VmHWM"].split()[0]) / 1024 - sum(before.values())
     grown = sum(after.values()) - sum(before.values())
-    found = {"seconds": built - started, "order_ms": 1000 * (ordered - built)}
+    result = {"seconds": built - started, "order_ms": 1000 * (ordered - built)}
     own = (after["RssAnon"] - before["RssAnon"]) * MIB / rows
-    return found | {
+    return result | {
         "bytes_per_row": grown * MIB / rows,
         "own_bytes_per_row": own,
         "peak_bytes_per_row": peak * MIB / rows,
@@ -240,32 +240,32 @@ def usable(path: str, rows: int, with_id: bool, cache: str | None = None) -> dic
 # -- reading ahead -----------------------------------------------------------------------------------------------------
 
 
-def delayed(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool]:
+def fetch_slowly(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool]:
     """A file that comes from far away."""
     time.sleep(DELAY_S)
     return fetched(path, most_bytes, root)[0], True
 
 
-class Counted:
-    """Files that come from far away, and how many of them were read by threads that read ahead."""
+class CountingFetch:
+    """Fetches files slowly, and counts those that a thread read ahead."""
 
     def __init__(self) -> None:
         # Appended to by several threads, which is atomic.
         self._ahead: list[bool] = []
 
     def __call__(self, path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool]:
-        """As `delayed`."""
+        """As `fetch_slowly`."""
         self._ahead.append("fetcher" in threading.current_thread().name)
-        return delayed(path, most_bytes, root)
+        return fetch_slowly(path, most_bytes, root)
 
     @property
     def share(self) -> float:
-        """Of all files."""
+        """The share of files that were read ahead."""
         return sum(self._ahead) / len(self._ahead)
 
 
-def linked(folder: str, nbytes: int, number: int) -> ManifestSource:
-    """Files of so many bytes, which are links to one: reading each costs a copy from the page cache."""
+def linked_files(folder: str, nbytes: int, number: int) -> ManifestSource:
+    """A source of hard links to one file, so that each read is a copy from the page cache."""
     first = Path(folder, "0.npy")
     np.save(first, np.zeros(nbytes, np.uint8))
     names = [f"{each}.npy" for each in range(number)]
@@ -274,6 +274,6 @@ def linked(folder: str, nbytes: int, number: int) -> ManifestSource:
     return ManifestSource(pa.table({"x": names}), {"x": "x"}, root=folder, check_files="none")
 
 
-def nothing_kept(_: Any) -> Callable[[], None]:
-    """Nobody allows files to be read ahead."""
+def reserve_nothing(_: Any, nbytes: int) -> Callable[[], None]:
+    """Replaces `FilePrefetcher.reserve`, so that no file is read ahead."""
     return lambda: None

@@ -1,7 +1,7 @@
-"""Ways to read the files that a table names: this project's, DataLoaders, and other libraries.
+"""Contenders that read the files of a table: this package, DataLoaders, and other libraries.
 
-All hand out the same: uint8 of shape (N, 3, H, W) (``.npy`` as they are stored) and int64 labels. Labels and paths are
-in memory, and samplers never end, so that no way pays for an epoch's beginning.
+All hand out uint8 of shape (N, 3, H, W) (``.npy`` as stored) and int64 labels. They hold labels and paths in memory,
+and samplers never end, so that no contender pays for the start of an epoch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from manifest_files import BATCH, Files, Reading
-from peers import ENDLESS, OURS, Batch, Batches, Way, forever, installed, loading
+from files.tables import BATCH, Files, Reading
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
 
@@ -30,6 +29,16 @@ from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.order.permutation import derived_keys
 from lit_async_data.sources.manifest.files.stored_file import read_file
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from readers.hdf5 import (
+    MANY_SAMPLES,
+    OURS,
+    Batch,
+    Contender,
+    EndlessBatches,
+    endless_epochs,
+    is_installed,
+    open_dataloader,
+)
 
 Array = npt.NDArray[Any]
 Sample = tuple[Any, int]
@@ -51,7 +60,7 @@ class SameDecoder(Dataset[Sample]):
 
     def __getitem__(self, number: int) -> Sample:
         out = np.empty_like(self.kind)
-        # Drawn by the generator that a DataLoader seeds in each worker.
+        # A DataLoader seeds this generator in each worker.
         key = random.getrandbits(64) if self.random else None
         self.reading.decode(read_file(self.paths[number], MOST_BYTES), out, key)
         return torch.from_numpy(out), int(self.labels[number])
@@ -62,13 +71,13 @@ class SameDecoder(Dataset[Sample]):
 
 
 def channels_first(samples: list[Sample]) -> Batch:
-    """A batch of images that lie with their channels last, without moving them again: the best for this decoder."""
+    """Images in channels-last memory, permuted without a copy: fastest for this decoder."""
     images, labels = default_collate(samples)
     return images.permute(0, 3, 1, 2) if images.dtype == torch.uint8 else images, labels
 
 
 class Plain(SameDecoder):
-    """As people write it, with Pillow and numpy."""
+    """Handwritten decoding with Pillow and numpy."""
 
     def __getitem__(self, number: int) -> Sample:
         label = int(self.labels[number])
@@ -82,7 +91,7 @@ class Plain(SameDecoder):
 
 
 def drawn_box(width: int, height: int) -> tuple[float, float, float, float]:
-    """A random part of an image: 0.08 to 1 of its area, 3/4 to 4/3 as wide as high; else all of it."""
+    """A random part of an image: 0.08 to 1 of its area, ratio 3/4 to 4/3; all of it if ten draws fail."""
     for _ in range(10):
         area, ratio = (
             width * height * random.uniform(0.08, 1),
@@ -95,11 +104,11 @@ def drawn_box(width: int, height: int) -> tuple[float, float, float, float]:
     return 0, 0, width, height
 
 
-# -- ways --------------------------------------------------------------------------------------------------------------
+# -- contenders --------------------------------------------------------------------------------------------------------
 
 
-def ours(source: ManifestSource, workers: int | str) -> Way:
-    """This project's loader."""
+def ours(source: ManifestSource, workers: int | str) -> Contender:
+    """An `AsyncLoader`."""
     options = {"batch_size": BATCH, "workers": workers}
     with AsyncLoader(source, options) as loader:
         footprint = loader.footprint
@@ -108,32 +117,34 @@ def ours(source: ManifestSource, workers: int | str) -> Way:
     @contextlib.contextmanager
     def opened() -> Iterator[Iterator[Batch]]:
         with AsyncLoader(source, options) as loader:
-            yield forever(loader)
+            yield endless_epochs(loader)
 
-    said = f"{OURS}, auto" if workers == "auto" else OURS
-    return Way(said, footprint.workers, opened, footprint.budget.slots * together, together * max(footprint.workers, 1))
+    family = f"{OURS}, auto" if workers == "auto" else OURS
+    return Contender(
+        family, footprint.workers, opened, footprint.budget.slots * together, together * max(footprint.workers, 1)
+    )
 
 
-def by_dataloader(family: str, dataset: Any, workers: int, collate: Callable[[Any], Any] | None = None) -> Way:
+def by_dataloader(family: str, dataset: Any, workers: int, collate: Callable[[Any], Any] | None = None) -> Contender:
     """A DataLoader that shuffles."""
-    sampler = RandomSampler(dataset, num_samples=ENDLESS)
+    sampler = RandomSampler(dataset, num_samples=MANY_SAMPLES)
     options = {"batch_size": BATCH, "sampler": sampler, "num_workers": workers, "collate_fn": collate}
-    opened = functools.partial(loading, dataset, **options)
-    return Way(family, workers, opened, 2 * workers, max(workers, 1))
+    opened = functools.partial(open_dataloader, dataset, **options)
+    return Contender(family, workers, opened, 2 * workers, max(workers, 1))
 
 
-def by_spdl(family: str, length: int, batch: Callable[[Array], Batch]) -> Way:
+def by_spdl(family: str, length: int, batch: Callable[[Array], Batch]) -> Contender:
     """SPDL: batches decoded in two threads."""
     pipeline = importlib.import_module("spdl.pipeline")
 
     @contextlib.contextmanager
     def opened() -> Iterator[Iterator[Batch]]:
-        builder = pipeline.PipelineBuilder().add_source(Batches(length, BATCH))
+        builder = pipeline.PipelineBuilder().add_source(EndlessBatches(length, BATCH))
         built = builder.pipe(batch, concurrency=2).add_sink(2).build(num_threads=2)
         with built.auto_stop():
             yield iter(built)
 
-    return Way(family, 2, opened, 6, 2)
+    return Contender(family, 2, opened, 6, 2)
 
 
 def spdl_batch(reading: Reading, numbers: Array) -> Batch:
@@ -155,30 +166,30 @@ def folders(reading: Reading) -> Any:
     return datasets.ImageFolder(reading.files.root, changes.Compose(steps))
 
 
-def others(reading: Reading, workers: tuple[int, ...]) -> tuple[list[Way], list[str]]:
-    """Ways that are not ours, and what is left out here, with the reason."""
+def others(reading: Reading, workers: tuple[int, ...]) -> tuple[list[Contender], list[str]]:
+    """The other contenders, and those left out, with the reason."""
     same, plain, left_out = SameDecoder(reading), Plain(reading), []
-    found = [by_dataloader(SAME, same, each, channels_first) for each in workers]
-    found += [by_dataloader(PLAIN, plain, each) for each in workers]
-    if not installed("torchvision"):
+    contenders = [by_dataloader(SAME, same, each, channels_first) for each in workers]
+    contenders += [by_dataloader(PLAIN, plain, each) for each in workers]
+    if not is_installed("torchvision"):
         left_out.append(f"{FOLDERS}: not installed")
     elif reading.shape is not None:
-        found += [by_dataloader(FOLDERS, folders(reading), each) for each in workers]
-    if not installed("spdl", "spdl.pipeline", "spdl.io"):
+        contenders += [by_dataloader(FOLDERS, folders(reading), each) for each in workers]
+    if not is_installed("spdl", "spdl.pipeline", "spdl.io"):
         left_out.append("SPDL: not installed")
-        return found, left_out
-    found.append(by_spdl(SHARED, len(same), same.batch))
+        return contenders, left_out
+    contenders.append(by_spdl(SHARED, len(same), same.batch))
     if reading.shape is not None and not reading.random:
         batch = functools.partial(spdl_batch, reading)
         try:
-            # Alone first: of a batch it says only that some failed.
+            # One image first: for a batch the library says only that some failed.
             importlib.import_module("spdl.io").demux_image(reading.files.paths[0])
             batch(np.arange(2))
-        except Exception as error:  # whatever a library says that finds no FFmpeg  # noqa: BLE001
+        except Exception as error:  # any error of a library without FFmpeg  # noqa: BLE001
             left_out.append(f"{NATIVE}: does not work here ({str(error).split('. ')[0]})")
         else:
-            found.append(by_spdl(NATIVE, len(same), batch))
-    return found, left_out
+            contenders.append(by_spdl(NATIVE, len(same), batch))
+    return contenders, left_out
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -188,16 +199,16 @@ def check(reading: Reading, source: ManifestSource, count: int) -> None:
     """Compare a few batches with those of the DataLoaders' datasets, and random crops with the decoder's.
 
     Raises:
-        ValueError: A label is not what it should be; or a pixel, where the decoder is the same.
+        ValueError: A label differs; or a pixel, with the same decoder.
     """
     still = reading if not reading.random else dataclasses.replace(reading, shape=cropped(reading.shape))
     same, plain, labels = SameDecoder(still), Plain(reading), torch.from_numpy(reading.files.labels)
     options = {"batch_size": BATCH, "workers": 2, "augment": False, "return_indices": True}
     with AsyncLoader(source, options) as loader:
         for _ in range(count):
-            images, found, ids = loader.next()
+            images, batch_labels, ids = loader.next()
             by_same = same.batch(ids.numpy())
-            if not (torch.equal(found, labels[ids]) and torch.equal(found, by_same[1])):
+            if not (torch.equal(batch_labels, labels[ids]) and torch.equal(batch_labels, by_same[1])):
                 raise ValueError(f"{reading.name}: labels of {ids.tolist()} are not those of the table")
             if images.dtype != by_same[0].dtype or not torch.equal(images, by_same[0]):
                 raise ValueError(f"{reading.name}: images of {ids.tolist()} are not what the decoder makes")
@@ -205,25 +216,25 @@ def check(reading: Reading, source: ManifestSource, count: int) -> None:
                 value, label = plain[number]
                 if label != labels[number] or value.shape != mine.shape or value.dtype != mine.dtype:
                     raise ValueError(f"{reading.name}: {PLAIN} makes something else of {number}")
-                # Decoded at full size and resized in one go: not the same pixels, but the same picture.
+                # Decoded at full size and resized once: different pixels, but the same picture.
                 if not reading.random and (value.float() - mine.float()).abs().mean() > 2:
                     raise ValueError(f"{reading.name}: {PLAIN} sees another picture in {number}")
     if reading.random:
         check_drawn(reading, source)
-    if installed("torchvision") and reading.shape is not None:
+    if is_installed("torchvision") and reading.shape is not None:
         dataset = folders(reading)
         if [label for _, label in dataset.samples] != labels.tolist():
             raise ValueError(f"{reading.name}: {FOLDERS} has other labels")
 
 
 def cropped(shape: Any) -> ImageShape:
-    """What random crops are in evaluation."""
-    found: ImageShape = dataclasses.replace(shape, resize="crop")
-    return found
+    """The shape of random crops in evaluation."""
+    evaluated: ImageShape = dataclasses.replace(shape, resize="crop")
+    return evaluated
 
 
 def check_drawn(reading: Reading, source: ManifestSource) -> None:
-    """Random crops: the source's, and the decoder's by the same keys."""
+    """Compare random crops of the source with the decoder's, by the same keys."""
     samples = np.arange(8)
     keys = derived_keys(7, samples)
     mine = np.empty((8, *reading.empty().shape), np.uint8)
@@ -250,17 +261,17 @@ with AsyncLoader(source, {"batch_size": 64}) as loader:
 
 
 def until(first: Callable[[], contextlib.AbstractContextManager[Any]]) -> float:
-    """Milliseconds until a first batch is there; what it came from is ended after that."""
+    """Milliseconds until the first batch. Closes the loader afterwards."""
     started = time.perf_counter()
     with first():
         return 1000 * (time.perf_counter() - started)
 
 
 def first_batches(files: Files, side: int) -> dict[str, float]:
-    """Milliseconds until the first batch of photographs, in a process that has read none.
+    """Milliseconds until the first batch of photographs, in a fresh process.
 
-    From scratch: with pyarrow and Pillow, which are imported when they are needed. From the loader: the table has been
-    read. Workers that are spawned import torch and what else the dataset needs.
+    From scratch: includes importing pyarrow and Pillow. From the loader: the table has been read. Spawned workers
+    import torch and the other imports of the dataset.
     """
     reading = Reading("", files, ImageShape(side, resize="random_crop"))
     sources: list[ManifestSource] = []
@@ -277,8 +288,8 @@ def first_batches(files: Files, side: int) -> dict[str, float]:
     @contextlib.contextmanager
     def theirs(start: str) -> Iterator[Batch]:
         same = SameDecoder(reading)
-        # As many as are begun until the first is there; all are taken, since a spawned worker that is ended while it
-        # sends one may abort.
+        # As many batches as workers start before the first arrives. The loop takes all: a spawned worker that is ended
+        # while it sends a batch may abort.
         options: dict[str, Any] = {"sampler": RandomSampler(same, num_samples=5 * BATCH), "num_workers": 2}
         batches = iter(DataLoader(same, BATCH, collate_fn=channels_first, multiprocessing_context=start, **options))
         yield next(batches)
@@ -286,10 +297,10 @@ def first_batches(files: Files, side: int) -> dict[str, float]:
             pass
 
     command = [sys.executable, "-c", FROM_SCRATCH, files.table, str(side)]
-    found = {f"{OURS}, from scratch": float(subprocess.run(command, capture_output=True, check=True).stdout)}
-    found[f"{OURS}, from the table"] = until(from_table)
+    milliseconds = {f"{OURS}, from scratch": float(subprocess.run(command, capture_output=True, check=True).stdout)}
+    milliseconds[f"{OURS}, from the table"] = until(from_table)
     for workers in ("auto", 1):
-        found[f"{OURS}, from the loader, workers={workers}"] = until(functools.partial(ours, workers))
+        milliseconds[f"{OURS}, from the loader, workers={workers}"] = until(functools.partial(ours, workers))
     for start in ("fork", "spawn"):
-        found[f"DataLoader, same decoder, 2 workers by {start}"] = until(functools.partial(theirs, start))
-    return found
+        milliseconds[f"DataLoader, same decoder, 2 workers by {start}"] = until(functools.partial(theirs, start))
+    return milliseconds

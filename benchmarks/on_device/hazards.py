@@ -1,10 +1,10 @@
-"""The hazards of copies that run beside kernels: each forced on a device, and again with its guard left out.
+"""The hazards of copies that run beside kernels: each forced on a device, with its guard and without it.
 
-A loader that lacks a wait is right most of the time. Here one of the two streams is held back while the hazard is built
-up, so that it comes true each time; the numbered steps stand with each. Everything that a step needs, kernels and
-memory, was used before: loading the one or taking more of the other may itself wait for the device.
+A loader that lacks a wait is right most of the time. Each hazard therefore holds one of the two streams back, so that
+the race happens every time; its docstring numbers the steps. All kernels and memory of a step were used before, because
+loading a kernel or allocating memory may itself wait for the device.
 
-`HAZARDS` run on whatever keeps `Rig`: `Gpu`, or a pretended device in the tests.
+`HAZARDS` run on any `Rig`: `Gpu`, or a simulated device in the tests.
 """
 
 from __future__ import annotations
@@ -13,67 +13,67 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pretended import streams_of
 
 from lit_async_data import AsyncLoader, LoaderOptions, engine
 from lit_async_data.device.stream_queue import StreamQueue
-from lit_async_data.device.streams import Streams, TorchStreams
+from lit_async_data.device.streams import Streams
 from lit_async_data.host.slots import COPYING
 from lit_async_data.testing import ArraySource
+from on_device.simulated import replaced_streams
 
 BATCH = 4
 STEPS = 8
-# One that is filling or ready, and one more.
+# One slot that is filling or ready, and one more.
 SLOTS = 2
-# Batches before a stream is held back.
+# Batches before the hazard holds a stream back.
 WARM_UP = 3
-# What memory is overwritten with: no sample has this number.
+# Overwrites memory: no sample has this number.
 OTHER = -7
 # Seconds to wait for a batch on the host.
 PATIENCE = 30.0
 
 Which = Literal["side", "compute"]
-# The least and the most of each row of a tensor, when the device was asked to read it: shape (2, rows).
+# The smallest and largest value of each row of a tensor when the device read it: shape (2, rows).
 Extremes = Callable[[], npt.NDArray[Any]]
 Batch = dict[str, torch.Tensor]
-# Numbers of samples are used once in a process: what an earlier run left in memory is never right by chance.
+# Each run uses new sample numbers: memory of an earlier run is never right by chance.
 _numbers = itertools.count(1, BATCH * STEPS)
 
 
 class Rig(Protocol):
     """A device on which one stream can be held back."""
 
-    #: Values of a sample; those of a batch lie in memory of their own.
+    #: Values of a sample: enough that each batch gets its own memory block.
     width: int
-    pretended: bool
+    simulated: bool
 
     def streams(self, device: torch.device) -> Streams:
-        """What a loader uses to reach it, with the mutation of `lacking` mixed in."""
+        """The streams for a loader, with the mutation `lacking` mixed in."""
         ...
 
     lacking: type | None
 
     def hold(self) -> None:
-        """What is enqueued on the slow stream from now on is done later than all that the program does meanwhile."""
+        """Hold the slow stream back: work enqueued from now on runs after all that the program does next."""
         ...
 
     def read(self, tensor: torch.Tensor) -> Extremes:
-        """Have compute read a tensor when it comes to it."""
+        """Enqueue a read of a tensor on compute."""
         ...
 
     def overwritten(self, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of compute's memory, as large as another, that compute overwrites at once."""
+        """Allocate a tensor of the same size on compute, and enqueue overwriting it there."""
         ...
 
     def transform(self, batch: Batch) -> Batch:
-        """Other tensors of the same values, written by a kernel on the current stream."""
+        """Copy the values into new tensors, with a kernel on the current stream."""
         ...
 
     def finish(self) -> None:
@@ -83,11 +83,10 @@ class Rig(Protocol):
 
 @dataclasses.dataclass
 class Scene:
-    """A loader on a rig, and what has been read of its batches.
+    """A loader on a rig, and the reads of its batches.
 
     Attributes:
         first: The number of the first sample.
-        wrong: What was read and should have been something else, once `settled`.
     """
 
     rig: Rig
@@ -103,16 +102,16 @@ class Scene:
         return batch
 
     def read(self, tensor: torch.Tensor) -> None:
-        """Have the batch that came last read."""
+        """Enqueue a read of the last batch."""
         begin = self.first + BATCH * (self._step - 1)
         self._read.append((self.rig.read(tensor), np.arange(begin, begin + BATCH)))
 
     def read_other(self, tensor: torch.Tensor) -> None:
-        """Have memory read that belongs to the step, and to no batch."""
+        """Enqueue a read of memory that belongs to the step and to no batch."""
         self._read.append((self.rig.read(tensor), OTHER))
 
     def submit(self, batches: int = 1) -> None:
-        """See to it that batches are on their way, their copies enqueued: so many, or as many as there are slots."""
+        """Enqueue the copies of batches: this many, or as many as there are slots."""
         queue, pool = self._engine.queue, self._engine.feed.pipeline.pool
         deadline = time.monotonic() + PATIENCE
         while (ready := queue.ready) < batches:
@@ -122,7 +121,7 @@ class Scene:
                 return  # nothing more can be read before the device goes on
 
     def drop(self) -> None:
-        """Let go of what is on its way, as `set_epoch` does, without asking for anything else."""
+        """Drop the enqueued batches, as `set_epoch` does, without starting others."""
         queue: Any = self._engine.queue
         queue._forget()
 
@@ -132,7 +131,7 @@ class Scene:
         return self.loader.engine
 
     def warm_up(self, *, ahead: bool) -> None:
-        """Some batches; with ``ahead`` each while the one before is still in use."""
+        """Take some batches; with ``ahead``, each while the previous one is still in use."""
         for _ in range(WARM_UP):
             batch = self.next()
             if ahead:
@@ -143,21 +142,21 @@ class Scene:
         self.rig.finish()
 
     def wrong(self) -> bool:
-        """Whether anything that was read is not what it should be."""
+        """Whether any read saw a wrong value."""
         self.rig.finish()
         return any((extremes() != wanted).any() for extremes, wanted in self._read)
 
 
 @dataclasses.dataclass(frozen=True)
 class Hazard:
-    """Something that goes wrong where a guard is missing.
+    """A race that happens without its guard.
 
     Attributes:
         name: In words.
-        slow: The stream that is held back.
-        steps: Build it up.
-        mutant: What replaces a class of the package, by its name, so that the guard is missing.
-        workers: Reader threads; without any, a batch is read and its copy enqueued when it is asked for.
+        slow: The stream to hold back.
+        steps: Force the race.
+        mutant: The name of a class of the package, and its replacement without the guard.
+        workers: Reader threads; with 0 the loader reads a batch and enqueues its copy when asked for it.
         transforms: Whether there is a transform on the device.
         depth: Batches copied ahead.
     """
@@ -174,8 +173,8 @@ class Hazard:
         """Whether values are wrong.
 
         Args:
-            rig: A device whose ``slow`` stream can be held back.
-            guarded: Whether the package is as it is, or lacks the guard.
+            rig: A device that can hold the ``slow`` stream back.
+            guarded: Run the package as it is; otherwise without the guard.
         """
         first = next(_numbers)
         numbers = np.arange(first, first + BATCH * STEPS, dtype=np.int32)
@@ -184,11 +183,11 @@ class Hazard:
         target, replaced = self.mutant
         with contextlib.ExitStack() as stack:
             rig.lacking = replaced if target == "TorchStreams" and not guarded else None
-            stack.enter_context(streams_of(rig.streams, pretended=rig.pretended))
+            stack.enter_context(replaced_streams(rig.streams, simulated=rig.simulated))
             if target != "TorchStreams" and not guarded:
                 stack.enter_context(mock.patch.object(engine, target, replaced))
             transform = rig.transform if self.transforms else None
-            device = "cpu" if rig.pretended else "cuda"
+            device = "cpu" if rig.simulated else "cuda"
             loader = AsyncLoader(source, options, device=device, device_depth=self.depth, device_transform=transform)
             loader.externally_driven = True
             stack.callback(rig.finish)
@@ -198,24 +197,24 @@ class Hazard:
                 return scene.wrong()
 
 
-# -- what can be left out ----------------------------------------------------------------------------------------------
+# -- missing guards ----------------------------------------------------------------------------------------------------
 
 
 class Lacking:
-    """Mixed into `Streams`: some waits are left out once a stream is held back.
+    """Mixed into `Streams`: skips some waits while a stream is held back.
 
     Attributes:
-        held: Whether one is.
+        held: Whether a stream is held back.
     """
 
     held = False
 
     def lacks(self, on: Which, number: int) -> bool:
-        """Whether a wait is left out.
+        """Whether to skip a wait.
 
         Args:
             on: The stream that should wait.
-            number: Of the waits that were asked of it since then, counted from 0.
+            number: Number of the wait on this stream since it was held back, from 0.
         """
         raise NotImplementedError
 
@@ -232,14 +231,14 @@ class Lacking:
 
 
 class ComputeNeverWaits(Lacking):
-    """Neither for what is handed over nor for what is dropped."""
+    """Compute waits neither for a handed-out batch nor for a dropped one."""
 
     def lacks(self, on: Which, number: int) -> bool:
         return on == "compute"
 
 
 class SideNeverWaits(Lacking):
-    """The copy begins at once."""
+    """The copy starts at once."""
 
     def lacks(self, on: Which, number: int) -> bool:
         return on == "side"
@@ -262,12 +261,20 @@ class CopiesCountAsDoneAtOnce:
 
 
 class DropsRawTensorsEarly(StreamQueue):
-    """What was copied is let go when the transform is enqueued."""
+    """Frees the copied tensors when the transform is enqueued."""
 
-    def _submit(self, ticket: Any, *given: Any) -> None:
-        super()._submit(ticket, *given)
+    def _submit(self, ticket: Any, *args: Any) -> None:
+        super()._submit(ticket, *args)
         ticket.raw.clear()
         ticket.block = None
+
+
+Class = TypeVar("Class", bound=type)
+
+
+def mixed(lacking: type | None, cls: Class) -> Class:
+    """The class with a mutation mixed in, or the class itself."""
+    return cls if lacking is None else type(lacking.__name__, (lacking, cls), {})  # type: ignore[return-value]
 
 
 # -- the hazards -------------------------------------------------------------------------------------------------------
@@ -390,105 +397,3 @@ HAZARDS = (
     ),
     Hazard("dropped batch still being copied", "side", dropped, (STREAMS, ComputeNeverWaits), workers=1),
 )
-
-
-# -- on a GPU ----------------------------------------------------------------------------------------------------------
-
-Made = TypeVar("Made", bound=type)
-
-
-def mixed(lacking: type | None, made: Made) -> Made:
-    """A class that lacks something, or the class itself."""
-    return made if lacking is None else type(lacking.__name__, (lacking, made), {})  # type: ignore[return-value]
-
-
-class Gpu:
-    """A CUDA device, of which a stream is held back by a kernel that only sleeps.
-
-    Args:
-        slow: The stream.
-        hold_s: Seconds that it is held back for: much longer than it takes to read a few batches.
-    """
-
-    #: 16 MiB a batch: above 10 MiB torch's allocator gives each tensor a block of its own.
-    width = 2**20
-    pretended = False
-
-    def __init__(self, slow: Which, hold_s: float = 0.3) -> None:
-        self.lacking: type | None = None
-        self._slow = slow
-        self._cycles = round(hold_s * cycles_per_second())
-        self._streams: TorchStreams | None = None
-        # What other runs left in the allocator would be taken before what this one gives back.
-        torch.cuda.empty_cache()
-        self._warm_up()
-
-    def streams(self, device: torch.device) -> TorchStreams:
-        self._streams = mixed(self.lacking, TorchStreams)(device)
-        return self._streams
-
-    def hold(self) -> None:
-        assert self._streams is not None
-        self._streams.held = True  # type: ignore[attr-defined]
-        with contextlib.ExitStack() as stack:
-            if self._slow == "side":
-                stack.enter_context(self._streams.on_side())
-            sleep(self._cycles)
-
-    def read(self, tensor: torch.Tensor) -> Extremes:
-        # Small results, of the allocator's other pool: they take no memory that a batch could have.
-        rows = tensor.flatten(1)
-        least, most = rows.amin(1), rows.amax(1)
-        return lambda: torch.stack([least, most]).cpu().numpy()
-
-    def overwritten(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.empty(like.shape, dtype=torch.int32, device="cuda").fill_(OTHER)
-
-    def transform(self, batch: Batch) -> Batch:
-        return {name: tensor.to(torch.float32) for name, tensor in batch.items()}
-
-    def finish(self) -> None:
-        torch.cuda.synchronize()
-
-    def _warm_up(self) -> None:
-        """Load the kernels: the driver may wait for the device when one is used for the first time."""
-        small = torch.zeros((BATCH, self.width), dtype=torch.int32, device="cuda")
-        for tensor in (small.fill_(OTHER), small.to(torch.float32)):
-            self.read(tensor)()
-        del small, tensor
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
-
-def sleep(cycles: int) -> None:
-    """Keep the current stream busy for so many ticks of the device's clock."""
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch has no types for it
-
-
-def timed_event() -> torch.Event:
-    """An event that the current stream comes to, and that knows when."""
-    event = torch.Event(device="cuda", enable_timing=True)
-    event.record()
-    return event
-
-
-def cycles_per_second() -> float:
-    """Ticks of the device's clock in a second."""
-    ticks = 5 * 10**7
-    sleep(ticks // 50)
-    begin = timed_event()
-    sleep(ticks)
-    end = timed_event()
-    end.synchronize()
-    return 1000 * ticks / begin.elapsed_time(end)
-
-
-def verdicts(quick: bool) -> Iterator[dict[str, Any]]:
-    """Whether values were wrong, with each guard and without it, over some turns."""
-    for hazard in HAZARDS:
-        turns = 1 if quick else 3
-        shown = {
-            guarded: sum(hazard.shows(Gpu(hazard.slow), guarded=guarded) for _ in range(turns))
-            for guarded in (True, False)
-        }
-        yield {"hazard": hazard.name, "turns": turns, "wrong": shown[True], "mutant_wrong": shown[False]}

@@ -1,4 +1,4 @@
-"""The warm figures as bars."""
+"""A bar chart of the warm figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INK, QUIET, OURS, OTHERS = "#1f2328", "#8b949e", "#1f6feb", "#c9d1d9"
 
 
 def plotted(rows: list[dict[str, Any]], machine: str, file: str) -> None:
-    """One panel per layout, one bar per way with the best number of workers, the limit as a line.
+    """One panel per layout, one bar per contender with the best number of workers, the limit as a line.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -41,14 +41,14 @@ def plotted(rows: list[dict[str, Any]], machine: str, file: str) -> None:
 
 
 def fastest(rows: list[dict[str, Any]], layout: str) -> list[dict[str, Any]]:
-    """Of each way the row with the best number of workers, fastest first."""
-    found: dict[str, dict[str, Any]] = {}
+    """For each contender the row with the best number of workers, fastest first."""
+    best: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row["layout"] == layout:
-            known = found.setdefault(row["family"], row)
+            known = best.setdefault(row["family"], row)
             if row["samples_per_s"] > known["samples_per_s"]:
-                found[row["family"]] = row
-    return sorted(found.values(), key=lambda row: -row["samples_per_s"])
+                best[row["family"]] = row
+    return sorted(best.values(), key=lambda row: -row["samples_per_s"])
 
 
 def drawn(panel: Any, bars: list[dict[str, Any]]) -> None:

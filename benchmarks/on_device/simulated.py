@@ -1,6 +1,6 @@
-"""Streams that are put in the place of those that loaders would use: of a device that is not there, or without a wait.
+"""A simulated device, and `replaced_streams`, which makes loaders use it or any other `Streams`.
 
-`Clocked` has real threads and takes real time. `streams_of` makes loaders use it, or whatever else keeps `Streams`.
+The streams of `SimulatedDevice` are threads, and its copies take real time.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from lit_async_data.device.streams import Streams
 from lit_async_data.host import memory
 from lit_async_data.testing import FakeEvent, FakeStream, FakeStreams, raw
 
-# What a batch's small fields travel in is at most this long, and takes no time.
+# Fields up to this many bytes are copied in no time.
 SMALL = 64 * 1024
-# Seconds after which a stream that waits for another gives up.
+# Seconds that a wait for a stream may take.
 PATIENCE = 60.0
 
 
 @contextlib.contextmanager
-def streams_of(made: Callable[[torch.device], Streams], *, pretended: bool) -> Iterator[None]:
-    """Loaders that start inside use these streams.
+def replaced_streams(factory: Callable[[torch.device], Streams], *, simulated: bool) -> Iterator[None]:
+    """Make loaders that start inside the context use other streams.
 
     Args:
-        made: Makes them for a device.
-        pretended: Every device then counts as one with streams, and nothing is pinned.
+        factory: Makes the streams of a device.
+        simulated: Treat every device as one with streams, and pin no memory.
     """
 
     def given(device: torch.device) -> Streams | None:
-        return made(device) if streams.has_streams(device) else None
+        return factory(device) if streams.has_streams(device) else None
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(streams, "streams_of", given))
-        if pretended:
+        if simulated:
             stack.enter_context(mock.patch.object(streams, "has_streams", return_value=True))
             stack.enter_context(mock.patch.object(memory, "allocated", _pageable))
         yield
@@ -51,15 +51,15 @@ def _pageable(nbytes: int, *, pinned: bool) -> Bytes:
     return np.zeros(nbytes, np.uint8)
 
 
-class ClockedStream(FakeStream):
-    """A stream that works by itself, in a thread of its own."""
+class ThreadStream(FakeStream):
+    """A stream that runs in a thread."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, eager=False)
         self._todo: collections.deque[Callable[[], None]] = collections.deque()
         self._changed = threading.Condition()
         self._ended = self._busy = False
-        self._thread = threading.Thread(target=self._work_off, name=f"pretended {name}", daemon=True)
+        self._thread = threading.Thread(target=self._work_off, name=f"simulated {name}", daemon=True)
         self._thread.start()
 
     def enqueue(self, work: Callable[[], None]) -> None:
@@ -68,13 +68,15 @@ class ClockedStream(FakeStream):
             self._changed.notify_all()
 
     def run(self, until: FakeEvent | None = None) -> None:
-        """Wait until this stream has come so far."""
+        """Wait until this stream has done the event, or all its work."""
 
         def reached() -> bool:
             return until.done if until is not None else not (self._todo or self._busy)
 
         with self._changed:
-            assert self._changed.wait_for(reached, PATIENCE), f"the stream {self.name} stands still"
+            assert self._changed.wait_for(reached, PATIENCE), (
+                f"the stream {self.name} made no progress in {PATIENCE:g} s"
+            )
 
     def close(self) -> None:
         with self._changed:
@@ -95,10 +97,10 @@ class ClockedStream(FakeStream):
                 self._changed.notify_all()
 
 
-class Clocked(FakeStreams):
-    """A device whose streams run beside the program and beside each other, and whose copies take a given time.
+class SimulatedDevice(FakeStreams):
+    """A device whose streams run concurrently with the program, and whose copies take a given time.
 
-    Memory is taken and given back as in `FakeStreams`: a missing wait would show as wrong values.
+    It allocates and frees memory as `FakeStreams` does: a missing wait gives wrong values.
 
     Args:
         copy_s: Seconds for the large fields of a batch.
@@ -106,8 +108,8 @@ class Clocked(FakeStreams):
 
     def __init__(self, copy_s: float) -> None:
         super().__init__("side")
-        self.side = ClockedStream("side")
-        self._current = self._compute = ClockedStream("compute")
+        self.side = ThreadStream("side")
+        self._current = self._compute = ThreadStream("compute")
         self._copy_s = copy_s
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
@@ -121,7 +123,7 @@ class Clocked(FakeStreams):
         self.launch("copy", copied)
 
     def timed(self, stream: FakeStream) -> FakeEvent:
-        """As in `FakeStreams`, by the clock on the wall."""
+        """As in `FakeStreams`, with wall-clock time."""
         event = FakeEvent(stream)
 
         def happen() -> None:
@@ -131,8 +133,8 @@ class Clocked(FakeStreams):
         return event
 
     def close(self) -> None:
-        """End both streams, with all that is enqueued on them."""
+        """Finish all work, and end both streams."""
         self.synchronize()
         for stream in (self._compute, self.side):
-            assert isinstance(stream, ClockedStream)
+            assert isinstance(stream, ThreadStream)
             stream.close()

@@ -1,4 +1,4 @@
-"""The system's page cache, and what of it and of this process lies in memory. Linux."""
+"""The page cache and the memory of this process, on Linux."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Self
 
 import numpy as np
 
-# What is read at once where a disk's sequential rate is measured.
+# Bytes per read when measuring the sequential rate of a disk.
 PIECE = 8 * 2**20
 MADV_PAGEOUT = 21
-# How many of a file's pages are in memory can be estimated from stretches of this length.
+# `Pages.estimated` samples stretches of this length.
 STRETCH = 2**18
-# A dropped file may keep this share of its pages, such as those of its beginning, and still count as cold.
+# A dropped file that keeps at most this share of its pages counts as cold.
 COLD = 0.01
 
 _libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
 
 
 class Pages:
-    """The pages of a file: how many are in memory, and how to drop them. Touches none itself."""
+    """The pages of a file: how many are in memory, and how to drop them. Touches no page itself."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.realpath(path)
@@ -43,11 +43,11 @@ class Pages:
         return self._resident(0, self.size)
 
     def estimated(self, every: int = 16) -> int:
-        """The same, from one stretch in every so many: to ask for a page that is there takes 70 ns."""
+        """An estimate of `resident` from one stretch in ``every``: the query takes 70 ns per page."""
         places = range(0, self.size, every * STRETCH)
         seen = sum(min(STRETCH, self.size - begin) for begin in places)
-        found = sum(self._resident(begin, min(STRETCH, self.size - begin)) for begin in places)
-        return min(found * self.size // seen, self.size)
+        resident = sum(self._resident(begin, min(STRETCH, self.size - begin)) for begin in places)
+        return min(resident * self.size // seen, self.size)
 
     def _resident(self, begin: int, length: int) -> int:
         address = ctypes.c_void_p(self._map.ctypes.data + begin)
@@ -56,13 +56,13 @@ class Pages:
         return int((self._found[: -(-length // mmap.PAGESIZE)] & 1).sum()) * mmap.PAGESIZE
 
     def drop(self, begin: int = 0, length: int = 0) -> None:
-        """Let pages go that nobody has mapped."""
+        """Drop pages that no process has mapped."""
         os.posix_fadvise(self.descriptor, begin, length, os.POSIX_FADV_DONTNEED)
 
     def page_out(self, begin: int, length: int) -> None:
-        """Let pages go, also those that this process has mapped, as the system does when memory is short.
+        """Drop pages, also those that this process has mapped, as the system does when memory is short.
 
-        This only makes them be read again: unlike MADV_DONTNEED it harms nothing, whatever lies there by now.
+        The next access reads them again; unlike MADV_DONTNEED this loses no data.
         """
         for address, first, size in mappings(self.path):
             low, high = max(begin, first), min(begin + length, first + size)
@@ -72,18 +72,18 @@ class Pages:
 
 
 def mappings(path: str) -> list[tuple[int, int, int]]:
-    """Where this process has mapped a file: address, place in the file, bytes."""
-    found = []
+    """The maps of a file in this process: address, offset in the file, bytes."""
+    maps = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
         if len(words) == 6 and words[5] == path:
             low, high = (int(word, 16) for word in words[0].split("-"))
-            found.append((low, int(words[2], 16), high - low))
-    return found
+            maps.append((low, int(words[2], 16), high - low))
+    return maps
 
 
-def dropped(path: str) -> bool:
-    """Drop a file from the page cache; says whether that worked. Nobody may have it mapped."""
+def drop_file(path: str) -> bool:
+    """Drop a file from the page cache, and return whether that worked. No process may have it mapped."""
     pages = Pages(path)
     try:
         os.fsync(pages.descriptor)
@@ -93,7 +93,7 @@ def dropped(path: str) -> bool:
         pages.close()
 
 
-def cached(path: str) -> int:
+def cached_bytes(path: str) -> int:
     """Bytes of a file that are in memory."""
     pages = Pages(path)
     try:
@@ -102,9 +102,9 @@ def cached(path: str) -> int:
         pages.close()
 
 
-def sequential(path: str) -> float:
+def sequential_rate(path: str) -> float:
     """Bytes per second of a file that is not in memory, read in order in large pieces."""
-    dropped(path)
+    drop_file(path)
     buffer = bytearray(PIECE)
     with open(path, "rb", buffering=0) as file:
         started, done = time.perf_counter(), 0
@@ -113,14 +113,14 @@ def sequential(path: str) -> float:
         return done / (time.perf_counter() - started)
 
 
-def memory() -> dict[str, float]:
-    """MiB of this process: memory of its own, and pages of mapped files, which the system takes back as it needs."""
+def process_memory() -> dict[str, float]:
+    """MiB of this process: private memory, and pages of mapped files, which the system can reclaim."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {key: int(status[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile")}
 
 
 def memory_limit() -> int | None:
-    """Bytes that this process's control group may hold, its part of the page cache included; None: no limit."""
+    """The memory limit of this process's control group in bytes, page cache included; None without a limit."""
     least = None
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, kinds, group = line.split(":", 2)
@@ -137,14 +137,14 @@ def memory_limit() -> int | None:
 
 
 def read_ahead(path: str) -> str:
-    """How much the system reads around a page that is missing, in words."""
+    """The read-ahead of the file's disk, in words."""
     device = os.stat(path).st_dev
     file = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
-    return f"{file.read_text().strip()} KiB" if file.exists() else "not known"
+    return f"{file.read_text().strip()} KiB" if file.exists() else "unknown"
 
 
-class Bounded:
-    """Keeps a file's part of the page cache small: while too much of it is there, drops a quarter, piece by piece."""
+class BoundedCache:
+    """Bounds the pages of a file in the page cache: above the limit, a thread drops a quarter, piece by piece."""
 
     EVERY_S = 0.02
     PARTS = 32

@@ -1,7 +1,7 @@
-"""Ways to read the files that people have: this project's, and a DataLoader over a Dataset written with care.
+"""Contenders for recordings, many files and sparse rows: this package, and a DataLoader over a careful Dataset.
 
-Labels, and where sparse rows begin, are in memory; files are opened once in each worker, when it first reads, and
-closed with the way. Samplers never end, so that no way pays for an epoch's beginning.
+Datasets hold labels and row offsets in memory. Each worker opens a file when it first reads it. Samplers never end, so
+that no contender pays for the start of an epoch.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import torch
-from peers import OURS, Batch, Way, forever, loading
-from people_files import GENES
+from files.recordings import GENES
 from torch.utils.data import Dataset, RandomSampler, Sampler, WeightedRandomSampler
 
 from lit_async_data import AsyncLoader, Field, HDF5Source
+from readers.hdf5 import OURS, Batch, Contender, endless_epochs, open_dataloader
 
 Array = npt.NDArray[Any]
 Sample = tuple[torch.Tensor, int]
 BY_HAND = "DataLoader, h5py"
-# An epoch of no more batches is counted as a whole: its last batch is short, and begins another round of decoding.
+# Epochs of at most this many batches are counted whole: the short last batch starts decoding again.
 SHORT = 32
 
 
 class Opened(Dataset[Sample]):
-    """Datasets of files that stay open, in each worker its own.
+    """HDF5 datasets of files that stay open, separately in each worker.
 
     Args:
         paths: The files.
-        names: The datasets that are read, of each.
-        options: Of ``h5py.File``.
+        names: Datasets to read in each file.
+        options: Options of ``h5py.File``.
     """
 
     def __init__(self, paths: list[str], names: list[str], **options: Any) -> None:
@@ -62,7 +62,7 @@ class Opened(Dataset[Sample]):
 
 
 class Windows(Opened):
-    """A slice of some rows for each sample."""
+    """Each sample is a window of rows."""
 
     def __init__(self, path: str, window: int, stride: int, **options: Any) -> None:
         super().__init__([path], ["data"], **options)
@@ -78,7 +78,7 @@ class Windows(Opened):
 
 
 class Rows(Opened):
-    """A row of one of several files for each sample."""
+    """Each sample is a row of one of several files."""
 
     def __init__(self, pattern: str) -> None:
         super().__init__(sorted(glob.glob(pattern)), ["data"])
@@ -96,7 +96,7 @@ class Rows(Opened):
 
 
 class Cells(Opened):
-    """A sparse row for each sample, made dense."""
+    """Each sample is a sparse row, made dense."""
 
     def __init__(self, path: str) -> None:
         super().__init__([path], ["X/data", "X/indices"])
@@ -113,10 +113,10 @@ class Cells(Opened):
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What is to be read, by either.
+    """A data set for both contenders.
 
     Attributes:
-        source: For this project's loader.
+        source: For an `AsyncLoader`.
         dataset: For a DataLoader: the same samples by the same numbers.
         batch: Samples per batch.
     """
@@ -148,11 +148,11 @@ def cells(name: str, path: str) -> Reading:
     return Reading(name, HDF5Source(path, ("X", "y")), Cells(path), 64)
 
 
-# -- ways --------------------------------------------------------------------------------------------------------------
+# -- contenders --------------------------------------------------------------------------------------------------------
 
 
 class Endless(Sampler[int]):
-    """A sampler again and again."""
+    """Repeats a sampler without end."""
 
     def __init__(self, sampler: Sampler[int]) -> None:
         self.sampler = sampler
@@ -162,15 +162,15 @@ class Endless(Sampler[int]):
             yield from self.sampler
 
 
-def ours(reading: Reading, workers: int, said: str = "auto", warm_up: int = 0, **options: Any) -> Way:
-    """This project's loader.
+def ours(reading: Reading, workers: int, label: str = "auto", warm_up: int = 0, **options: Any) -> Contender:
+    """An `AsyncLoader`.
 
     Args:
-        reading: What it reads.
+        reading: The data set.
         workers: Threads.
-        said: What is chosen, in words.
+        label: The options in words.
         warm_up: Batches that are not counted.
-        options: More of the loader's.
+        options: More options of the loader.
     """
     options = {"batch_size": reading.batch, "workers": workers, **options}
     with AsyncLoader(reading.source, options) as loader:
@@ -180,47 +180,49 @@ def ours(reading: Reading, workers: int, said: str = "auto", warm_up: int = 0, *
     @contextlib.contextmanager
     def opened() -> Iterator[Iterator[Batch]]:
         with AsyncLoader(reading.source, options) as loader:
-            yield forever(loader)
+            yield endless_epochs(loader)
 
-    return Way(f"{OURS}, {said}", workers, opened, ready + warm_up, steps if steps <= SHORT else together)
+    return Contender(f"{OURS}, {label}", workers, opened, ready + warm_up, steps if steps <= SHORT else together)
 
 
-def by_hand(reading: Reading, workers: int, said: str = "", warm_up: int = 0, *, dataset: Opened | None = None) -> Way:
+def by_hand(
+    reading: Reading, workers: int, label: str = "", warm_up: int = 0, *, dataset: Opened | None = None
+) -> Contender:
     """A DataLoader that shuffles.
 
     Args:
-        reading: What it reads.
+        reading: The data set.
         workers: Processes.
-        said: What is chosen, in words.
-        warm_up: Batches that are not counted, in each process.
-        dataset: What it reads instead.
+        label: The options in words.
+        warm_up: Batches that are not counted, per process.
+        dataset: Replaces the dataset of ``reading``.
     """
     read = reading.dataset if dataset is None else dataset
-    return drawn(reading.batch, read, RandomSampler(read), workers, said, warm_up=warm_up)
+    return drawn(reading.batch, read, RandomSampler(read), workers, label, warm_up=warm_up)
 
 
-def weighted(reading: Reading, workers: int) -> Way:
-    """A DataLoader that draws each class as often as any other."""
+def weighted(reading: Reading, workers: int) -> Contender:
+    """A DataLoader that draws each class equally often."""
     labels = reading.dataset.labels
     weights = (1 / np.bincount(labels))[labels]
     sampler = WeightedRandomSampler(weights.tolist(), len(labels))
     return drawn(reading.batch, reading.dataset, sampler, workers, "WeightedRandomSampler")
 
 
-def drawn(batch: int, read: Opened, sampler: Sampler[int], workers: int, said: str, *, warm_up: int = 0) -> Way:
+def drawn(batch: int, read: Opened, sampler: Sampler[int], workers: int, label: str, *, warm_up: int = 0) -> Contender:
     options = {"batch_size": batch, "sampler": Endless(sampler), "num_workers": workers}
 
     @contextlib.contextmanager
     def opened() -> Iterator[Iterator[Batch]]:
-        with contextlib.closing(read), loading(read, **options) as batches:
+        with contextlib.closing(read), open_dataloader(read, **options) as batches:
             yield batches
 
     each = max(workers, 1)
-    return Way(f"{BY_HAND}{said and ', '}{said}", workers, opened, 2 * workers + warm_up * each, each)
+    return Contender(f"{BY_HAND}{label and ', '}{label}", workers, opened, 2 * workers + warm_up * each, each)
 
 
-def in_memory(reading: Reading, path: str) -> Way:
-    """What a loop on one thread reaches that copies windows of an array in memory: no file, and no batch of its own."""
+def in_memory(reading: Reading, path: str) -> Contender:
+    """One thread that copies windows of an array in memory into buffers that it reuses."""
     dataset = reading.dataset
     assert isinstance(dataset, Windows)
 
@@ -229,11 +231,11 @@ def in_memory(reading: Reading, path: str) -> Way:
         with h5py.File(path) as file:
             yield copied(file["data"][...], dataset, reading.batch)
 
-    return Way("One copy on one thread, from memory", 0, opened)
+    return Contender("One copy on one thread, from memory", 0, opened)
 
 
 def copied(data: Array, dataset: Windows, batch: int) -> Iterator[Batch]:
-    # As many as a loader has in hand.
+    # As many buffers as a loader has slots.
     slots = [np.empty((batch, dataset.window, data.shape[1]), data.dtype) for _ in range(5)]
     rng = np.random.default_rng(0)
     for out in itertools.cycle(slots):
@@ -250,7 +252,7 @@ def check(reading: Reading, batches: int, **options: Any) -> None:
     """Compare a few batches with what h5py reads.
 
     Raises:
-        ValueError: A sample is not what it should be.
+        ValueError: A sample differs.
     """
     options = {"batch_size": reading.batch, "workers": 2, "return_indices": True, **options}
     with contextlib.closing(reading.dataset), AsyncLoader(reading.source, options) as loader:
@@ -259,11 +261,11 @@ def check(reading: Reading, batches: int, **options: Any) -> None:
             for value, label, number in zip(data, labels.tolist(), ids.tolist(), strict=True):
                 wanted = reading.dataset[number]
                 if label != wanted[1] or value.dtype != wanted[0].dtype or not torch.equal(value, wanted[0]):
-                    raise ValueError(f"{reading.name}: sample {number} is not what h5py reads; {options}")
+                    raise ValueError(f"{reading.name}: sample {number} differs from what h5py reads; options {options}")
 
 
 def touch(reading: Reading) -> None:
-    """Read all of it once."""
+    """Read all samples once."""
     options = {"batch_size": reading.batch, "shuffle": False, "workers": 2}
     with AsyncLoader(reading.source, options) as loader:
         for _ in loader:

@@ -1,7 +1,7 @@
-"""Ways to read a file in random batches: this project's, what people write by hand, and other libraries'.
+"""Contenders that read an HDF5 file in random batches: this package, handwritten code, and other libraries.
 
-Each `Way` hands out finished batches, two torch tensors, without end. Nothing of it runs before it is opened or after
-it is closed. The others have their labels in memory; a DataLoader's samplers never end, so that it pays for no epoch.
+Each `Contender` hands out batches of two torch tensors without end, and runs only while it is open. The others hold
+labels in memory, and samplers of DataLoaders never end, so that no contender pays for the start of an epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import torch
-from layouts import Layout
+from files.layouts import Layout
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, default_collate
 
 from lit_async_data import AsyncLoader, HDF5Source
@@ -30,22 +30,21 @@ from lit_async_data import AsyncLoader, HDF5Source
 Batch = tuple[torch.Tensor, torch.Tensor]
 Array = npt.NDArray[Any]
 OURS = "AsyncLoader"
-ROWS, GETITEMS = "DataLoader, h5py rows", "DataLoader, h5py sorted"
-# Samples that an endless sampler hands out.
-ENDLESS = 2**40
+ROWS, SORTED = "DataLoader, h5py rows", "DataLoader, h5py sorted"
+# Samples of a practically endless sampler.
+MANY_SAMPLES = 2**40
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """One way to read a file.
+class Contender:
+    """A loader with its settings.
 
     Attributes:
-        family: What it is, however many workers it has.
-        workers: Threads or processes beside the loop's own.
-        opened: Starts it; leaving the context ends whatever it runs.
-        ready: Batches that it may have ready before they are asked for.
-        period: Batches that it makes at a time: a turn counts a multiple of them, so that it is no matter where in
-            one it begins.
+        family: Its name without the number of workers.
+        workers: Threads or processes besides the loop.
+        opened: Starts it; leaving the context stops its workers.
+        ready: Batches that it may have ready before the loop asks.
+        period: Batches that it makes at a time. A measurement counts a multiple of them, so that it can begin at any.
     """
 
     family: str
@@ -66,8 +65,8 @@ class Way:
 # -- ours --------------------------------------------------------------------------------------------------------------
 
 
-def ours(layout: Layout, source: HDF5Source, workers: int, shuffle: str = "global", **more: Any) -> Way:
-    """This project's loader."""
+def ours(layout: Layout, source: HDF5Source, workers: int, shuffle: str = "global", **more: Any) -> Contender:
+    """An `AsyncLoader`."""
     options = {"batch_size": layout.batch, "shuffle": shuffle, "workers": workers, **more}
     loader = AsyncLoader(source, options)
     together, wide = loader.footprint.layout.batches, more.get("shuffle_chunks", 0)
@@ -80,19 +79,19 @@ def ours(layout: Layout, source: HDF5Source, workers: int, shuffle: str = "globa
     @contextlib.contextmanager
     def opened() -> Iterator[Iterator[Batch]]:
         with AsyncLoader(source, options) as loader:
-            yield forever(loader)
+            yield endless_epochs(loader)
 
-    said = f"chunks, {wide} at a time" if wide else shuffle
+    label = f"chunks, {wide} at a time" if wide else shuffle
     cached = ", decoded chunks kept" if more.get("cache_bytes") else ""
-    return Way(f"{OURS}, {said}{cached}", workers, opened, ready, together)
+    return Contender(f"{OURS}, {label}{cached}", workers, opened, ready, together)
 
 
-def forever(loader: Any) -> Iterator[Batch]:
+def endless_epochs(loader: Any) -> Iterator[Batch]:
     while True:
         yield from loader
 
 
-# -- what people write by hand -----------------------------------------------------------------------------------------
+# -- handwritten -------------------------------------------------------------------------------------------------------
 
 
 class Rows(Dataset[Any]):
@@ -115,7 +114,7 @@ class Rows(Dataset[Any]):
         return torch.from_numpy(self.opened()[row]), int(self.labels[row])
 
     def batch(self, rows: Array) -> Batch:
-        """A batch row by row, for those that read whole batches."""
+        """A batch, read row by row, for libraries that read whole batches."""
         data = self.opened()
         out = np.empty((len(rows), *data.shape[1:]), data.dtype)
         for place, row in enumerate(rows.tolist()):
@@ -124,14 +123,14 @@ class Rows(Dataset[Any]):
 
 
 class SortedRows(Rows):
-    """A whole batch by h5py's fancy selection, which wants each row once and in order."""
+    """A whole batch by h5py's fancy selection, which takes each row once and in order."""
 
     def __getitems__(self, rows: list[int]) -> Batch:
         wanted, places = np.unique(rows, return_inverse=True)  # a batch between two epochs may have a row twice
         return torch.from_numpy(self.opened()[wanted][places]), torch.from_numpy(self.labels[rows])
 
 
-class Mapped(Dataset[Any]):
+class MemoryMapped(Dataset[Any]):
     """Whole batches taken from a memory map of the file: raw data only."""
 
     def __init__(self, path: str) -> None:
@@ -163,7 +162,7 @@ class Mapped(Dataset[Any]):
 
 
 class ChunkMixed(IterableDataset[Any]):
-    """Chunks in random order, some of them read whole at a time and their rows mixed: the usual remedy."""
+    """Chunks in random order, of which some are read whole at a time and their rows mixed."""
 
     def __init__(self, path: str, layout: Layout, wide: int) -> None:
         self.rows, self.layout, self.wide = Rows(path), layout, wide
@@ -181,8 +180,8 @@ class ChunkMixed(IterableDataset[Any]):
                     yield torch.from_numpy(pool[rows]), torch.from_numpy(labels[ids[rows]])
 
 
-class Batches(Sampler[Array]):
-    """Random batches of row numbers, without end."""
+class EndlessBatches(Sampler[Array]):
+    """Random batches of row numbers without end."""
 
     def __init__(self, rows: int, batch: int) -> None:
         self.rows, self.batch = rows, batch
@@ -195,8 +194,8 @@ class Batches(Sampler[Array]):
 
 
 @contextlib.contextmanager
-def loading(dataset: Any, **options: Any) -> Iterator[Iterator[Batch]]:
-    """A DataLoader; its workers end with the context."""
+def open_dataloader(dataset: Any, **options: Any) -> Iterator[Iterator[Batch]]:
+    """A DataLoader whose workers end with the context."""
     batches = iter(DataLoader(dataset, **options))
     try:
         yield batches
@@ -206,52 +205,58 @@ def loading(dataset: Any, **options: Any) -> Iterator[Iterator[Batch]]:
 
 
 @contextlib.contextmanager
-def repeating(dataset: Any, workers: int, **options: Any) -> Iterator[Iterator[Batch]]:
-    """A DataLoader of finite passes, again and again."""
+def repeated_dataloader(dataset: Any, workers: int, **options: Any) -> Iterator[Iterator[Batch]]:
+    """A DataLoader of finite passes, repeated without end."""
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0, **options)
     try:
-        yield forever(loader)
+        yield endless_epochs(loader)
     finally:
         if loader._iterator is not None:
             loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
-def first_of_one(batch: Any) -> Any:
-    """A batch that is one already."""
+def identity(batch: Any) -> Any:
+    """Collates nothing: the dataset returns whole batches."""
     return batch
 
 
-def by_hand(layout: Layout, path: str, workers: int) -> list[Way]:
-    """DataLoaders over h5py, and over a map of the file where its data are raw."""
+def dataloaders(layout: Layout, path: str, workers: int) -> list[Contender]:
+    """DataLoaders over h5py, and over a memory map if the data is stored raw."""
     more: dict[str, Any] = {"num_workers": workers}
-    found = []
-    for family, dataset in ((ROWS, Rows), (GETITEMS, SortedRows)):
+    contenders = []
+    for family, dataset in ((ROWS, Rows), (SORTED, SortedRows)):
         read = dataset(path)
-        sampler = RandomSampler(read, num_samples=ENDLESS)
+        sampler = RandomSampler(read, num_samples=MANY_SAMPLES)
         options = {"batch_size": layout.batch, "sampler": sampler} | more
         if dataset is SortedRows:
-            options["collate_fn"] = first_of_one
-        found.append(Way(family, workers, functools.partial(loading, read, **options), 2 * workers, max(workers, 1)))
+            options["collate_fn"] = identity
+        contenders.append(
+            Contender(
+                family, workers, functools.partial(open_dataloader, read, **options), 2 * workers, max(workers, 1)
+            )
+        )
     if not layout.packed:
-        mapped = Mapped(path)
-        options = {"batch_size": None, "sampler": Batches(len(mapped.labels), layout.batch)} | more
-        opened = functools.partial(loading, mapped, **options)
-        found.append(Way("DataLoader, memory map", workers, opened, 2 * workers, max(workers, 1)))
-    return found
+        mapped = MemoryMapped(path)
+        options = {"batch_size": None, "sampler": EndlessBatches(len(mapped.labels), layout.batch)} | more
+        opened = functools.partial(open_dataloader, mapped, **options)
+        contenders.append(Contender("DataLoader, memory map", workers, opened, 2 * workers, max(workers, 1)))
+    return contenders
 
 
-def chunk_mixed(layout: Layout, path: str, workers: int, wide: int) -> Way:
-    """A DataLoader over whole chunks that are mixed by hand."""
+def chunk_mixed(layout: Layout, path: str, workers: int, wide: int) -> Contender:
+    """A DataLoader over whole chunks whose rows it mixes."""
     dataset = ChunkMixed(path, layout, wide)
-    opened = functools.partial(loading, dataset, batch_size=None, num_workers=workers)
+    opened = functools.partial(open_dataloader, dataset, batch_size=None, num_workers=workers)
     group = max(wide * (layout.chunk or 1) // layout.batch, 1)
-    return Way(f"DataLoader, chunks by hand, {wide} at a time", workers, opened, 2 * workers, group * max(workers, 1))
+    return Contender(
+        f"DataLoader, mixed chunks, {wide} at a time", workers, opened, 2 * workers, group * max(workers, 1)
+    )
 
 
 # -- other libraries ---------------------------------------------------------------------------------------------------
 
 
-def spdl(layout: Layout, path: str) -> Way:
+def spdl(layout: Layout, path: str) -> Contender:
     """SPDL: batches read in two threads."""
     pipeline = importlib.import_module("spdl.pipeline")
     read = Rows(path)
@@ -259,39 +264,39 @@ def spdl(layout: Layout, path: str) -> Way:
 
     @contextlib.contextmanager
     def opened() -> Iterator[Iterator[Batch]]:
-        builder = pipeline.PipelineBuilder().add_source(Batches(len(read), layout.batch))
+        builder = pipeline.PipelineBuilder().add_source(EndlessBatches(len(read), layout.batch))
         built = builder.pipe(read.batch, concurrency=2).add_sink(2).build(num_threads=2)
         with built.auto_stop():
             yield iter(built)
 
-    return Way("SPDL, h5py rows", 2, opened, 6, 2)
+    return Contender("SPDL, h5py rows", 2, opened, 6, 2)
 
 
-def torchdata_nodes(layout: Layout, path: str, method: str) -> Way:
+def torchdata_nodes(layout: Layout, path: str, method: str) -> Contender:
     """torchdata.nodes: batches read in two threads or processes."""
     nodes = importlib.import_module("torchdata.nodes")
 
     @contextlib.contextmanager
     def opened() -> Iterator[Iterator[Batch]]:
         read = Rows(path)  # opened where it reads
-        source = nodes.SamplerWrapper(Batches(len(read), layout.batch))
+        source = nodes.SamplerWrapper(EndlessBatches(len(read), layout.batch))
         mapper = nodes.ParallelMapper(source, read.batch, num_workers=2, method=method)
         batches = iter(nodes.Loader(mapper))
         try:
             yield batches
         finally:
-            threading.excepthook = lambda _: None  # its threads complain that its processes are gone
+            threading.excepthook = lambda _: None  # its threads report that its processes are gone
             mapper._it._it._shutdown()
             threading.excepthook = threading.__excepthook__
-            # Else it is collected in some fork of this process, and complains there.
+            # Otherwise a fork of this process would collect it, and report an error.
             mapper._it._it._workers.clear()
 
-    said = {"thread": "threads", "process": "processes"}[method]
-    return Way(f"torchdata.nodes ({said}), h5py rows", 2, opened, 4, 2)
+    kind = {"thread": "threads", "process": "processes"}[method]
+    return Contender(f"torchdata.nodes ({kind}), h5py rows", 2, opened, 4, 2)
 
 
 class Records:
-    """What Grain takes: samples by number, as arrays."""
+    """Samples by number as arrays, for Grain."""
 
     def __init__(self, path: str) -> None:
         self.rows = Rows(path)
@@ -303,7 +308,7 @@ class Records:
         return self.rows.opened()[row], self.rows.labels[row]
 
 
-def grain(layout: Layout, path: str) -> Way:
+def grain(layout: Layout, path: str) -> Contender:
     """Grain: rows read in two threads, and stacked."""
     library = importlib.import_module("grain")
     records = Records(path)
@@ -319,11 +324,11 @@ def grain(layout: Layout, path: str) -> Way:
         finally:
             batches.close()
 
-    return Way("Grain, h5py rows", 2, opened, 2, 1)
+    return Contender("Grain, h5py rows", 2, opened, 2, 1)
 
 
-class Fetched:
-    """What scDataset takes: rows in order, those that follow each other in one slice."""
+class ScDatasetRows:
+    """Rows in order for scDataset; consecutive rows are read as one slice."""
 
     def __init__(self, path: str) -> None:
         self.rows = Rows(path)
@@ -340,11 +345,11 @@ class Fetched:
         return out, self.rows.labels[rows]
 
 
-def part_of(fetched: Any, rows: Array) -> Batch:
+def select_rows(fetched: Any, rows: Array) -> Batch:
     return torch.from_numpy(fetched[0][rows]), torch.from_numpy(fetched[1][rows])
 
 
-def scdataset(layout: Layout, path: str, workers: int, wide: int = 0) -> Way:
+def scdataset(layout: Layout, path: str, workers: int, wide: int = 0) -> Contender:
     """scDataset: random blocks, ``wide`` chunks of them in each fetch; 0: blocks of one row, a global shuffle."""
     library = importlib.import_module("scdataset")
     block = (layout.chunk or 1) if wide else 1
@@ -353,23 +358,23 @@ def scdataset(layout: Layout, path: str, workers: int, wide: int = 0) -> Way:
     def opened() -> AbstractContextManager[Iterator[Batch]]:
         strategy = library.BlockShuffling(block_size=block)
         dataset = library.scDataset(
-            Fetched(path), strategy, batch_size=layout.batch, fetch_factor=factor, batch_callback=part_of
+            ScDatasetRows(path), strategy, batch_size=layout.batch, fetch_factor=factor, batch_callback=select_rows
         )
         # As its documentation advises.
-        return repeating(dataset, workers, **({"prefetch_factor": factor + 1} if workers else {}))
+        return repeated_dataloader(dataset, workers, **({"prefetch_factor": factor + 1} if workers else {}))
 
-    said = f"chunks, {wide} at a time" if wide else "global"
-    return Way(f"scDataset, {said}", workers, opened, (factor + 1) * workers, factor * max(workers, 1))
+    label = f"chunks, {wide} at a time" if wide else "global"
+    return Contender(f"scDataset, {label}", workers, opened, (factor + 1) * workers, factor * max(workers, 1))
 
 
-def h5torch(layout: Layout, path: str) -> Way:
+def h5torch(layout: Layout, path: str) -> Contender:
     """h5torch: its own Dataset over the file, which it opens when it is built, so without workers."""
     library = importlib.import_module("h5torch")
     dataset = library.Dataset(path)
 
-    sampler = RandomSampler(dataset, num_samples=ENDLESS)
+    sampler = RandomSampler(dataset, num_samples=MANY_SAMPLES)
     options = {"batch_size": layout.batch, "sampler": sampler, "collate_fn": as_pair}
-    return Way("h5torch", 0, functools.partial(loading, dataset, **options))
+    return Contender("h5torch", 0, functools.partial(open_dataloader, dataset, **options))
 
 
 def as_pair(samples: list[dict[str, Any]]) -> Batch:
@@ -377,22 +382,22 @@ def as_pair(samples: list[dict[str, Any]]) -> Batch:
     return batch["central"], batch["0/labels"]
 
 
-def installed(*modules: str) -> bool:
+def is_installed(*modules: str) -> bool:
     return all(importlib.util.find_spec(module) is not None for module in modules)
 
 
-def libraries(layout: Layout, path: str) -> list[Way]:
-    """Those of the other libraries that are installed."""
-    found = []
-    if installed("spdl", "spdl.pipeline"):
-        found.append(spdl(layout, path))
-    if installed("torchdata"):
-        found += [torchdata_nodes(layout, path, method) for method in ("thread", "process")]
-    if installed("grain"):
-        found.append(grain(layout, path))
-    if installed("scdataset"):
+def other_libraries(layout: Layout, path: str) -> list[Contender]:
+    """The contenders of the other libraries that are installed."""
+    contenders = []
+    if is_installed("spdl", "spdl.pipeline"):
+        contenders.append(spdl(layout, path))
+    if is_installed("torchdata"):
+        contenders += [torchdata_nodes(layout, path, method) for method in ("thread", "process")]
+    if is_installed("grain"):
+        contenders.append(grain(layout, path))
+    if is_installed("scdataset"):
         widths = (0, 16, 64) if layout.packed and (layout.chunk or 1) > 1 else (0,)
-        found += [scdataset(layout, path, workers, wide) for wide in widths for workers in (0, 2)]
-    if installed("h5torch"):
-        found.append(h5torch(layout, path))
-    return found
+        contenders += [scdataset(layout, path, workers, wide) for wide in widths for workers in (0, 2)]
+    if is_installed("h5torch"):
+        contenders.append(h5torch(layout, path))
+    return contenders

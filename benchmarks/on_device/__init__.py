@@ -1,0 +1,1 @@
+"""Parts of the benchmarks of copies to a device, real or simulated."""

@@ -1,0 +1,1 @@
+"""The contenders that read files: this package, DataLoaders, other libraries."""
