@@ -17,7 +17,7 @@ from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import Reading, StorageLayout, Turn, slowest
-from lit_async_data.sources.manifest.column import FILES, Column, Kind
+from lit_async_data.sources.manifest.column import FILES, Column, Kind, check_paths, kind_of, missing_of
 from lit_async_data.sources.manifest.file_field import MOST_BYTES, FileField
 from lit_async_data.sources.manifest.files.decoders import decoder_of
 from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
@@ -30,10 +30,8 @@ from lit_async_data.sources.manifest.hdf5_fields import (
     row_numbers,
     with_places,
 )
-from lit_async_data.sources.manifest.infer_kind import check_paths, kind_of, missing_of
 from lit_async_data.sources.manifest.label_field import LabelField, labels_of_column
-from lit_async_data.sources.manifest.paths import Paths
-from lit_async_data.sources.manifest.rows import Rows
+from lit_async_data.sources.manifest.rows import Paths, Rows
 from lit_async_data.sources.manifest.table.labels import Labels
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_reader import TableReader

@@ -12,7 +12,7 @@ from lit_async_data.errors import SourceError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.manifest.files.decoders import Decoder
 from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
-from lit_async_data.sources.manifest.paths import Paths
+from lit_async_data.sources.manifest.rows import Paths
 
 # Larger files are refused before they are read: a slip in a table can name a film.
 MOST_BYTES = 2**32

@@ -16,8 +16,8 @@ from lit_async_data.sources.concat import ConcatSource
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.column import Column
-from lit_async_data.sources.manifest.paths import Paths
-from lit_async_data.sources.manifest.table.header import NoColumnError
+from lit_async_data.sources.manifest.rows import Paths
+from lit_async_data.sources.manifest.table.row_origin import NoColumnError
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.places import starts
 from lit_async_data.sources.subset import SubsetSource

@@ -13,8 +13,14 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.sources.manifest.table.arrow import arrow
-from lit_async_data.sources.manifest.table.header import NoColumnError, check_columns, check_content
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, named, shown
+from lit_async_data.sources.manifest.table.row_origin import (
+    NoColumnError,
+    RowOrigin,
+    check_columns,
+    check_content,
+    named,
+    shown,
+)
 
 # Bytes that are parsed together, and that a row may have; the second if the first do not do.
 _BLOCKS = (2**24, 2**28)

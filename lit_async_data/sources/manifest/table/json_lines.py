@@ -12,9 +12,8 @@ import numpy as np
 
 from lit_async_data.errors import ManifestError
 from lit_async_data.sources.manifest.table.arrow import arrow, is_list
-from lit_async_data.sources.manifest.table.header import check_columns, check_content
 from lit_async_data.sources.manifest.table.numeric import INEXACT
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, named, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, check_columns, check_content, named, shown
 
 # Bytes that are parsed together, and that a line may have; the second if the first do not do.
 _BLOCKS = (2**24, 2**28)
