@@ -58,7 +58,7 @@ class FileField:
                     continue  # half the time: the file has what goes into the batch, as it goes there
                 self.decoder.decode(self._fetching.read(path, MOST_BYTES), out[place, ...], key, path)
             except SourceError as error:
-                raise self.paths.entries.blamed(error, int(samples[place]), path) from error.__cause__
+                raise self.paths.rows.with_row(error, int(samples[place]), path) from error.__cause__
 
     def fetch(self, samples: Indices) -> bool:
         """Have the files of samples read ahead, if that would help; returns whether it would."""
@@ -81,4 +81,4 @@ class FileField:
         try:
             return self.decoder.shape_of(self._fetching.read(path, MOST_BYTES), path)
         except SourceError as error:
-            raise self.paths.entries.blamed(error, sample, path) from error.__cause__
+            raise self.paths.rows.with_row(error, sample, path) from error.__cause__
