@@ -284,7 +284,7 @@ class CachingSource(Source, Protocol):
             cache_bytes: Bytes for chunks that stay, so that they are decoded only once.
 
         Returns:
-            A function that releases the reservation.
+            A function that releases the reservation. If an interrupt (Ctrl-C) ends it early, it is called again.
         """
         ...
 
@@ -304,6 +304,6 @@ class FetchingSource(CachingSource, Protocol):
             nbytes: Most bytes of files held at a time.
 
         Returns:
-            A function that ends reading ahead.
+            A function that ends reading ahead; as for `reserve`, it may be called again.
         """
         ...

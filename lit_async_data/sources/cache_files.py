@@ -9,11 +9,14 @@ others can remove a file or replace it by their own, but their own is not truste
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 import sys
 import time
 from collections.abc import Iterable
+
+from lit_async_data.sources.opening import opening
 
 # Most bytes of all files in the user's cache folder.
 MOST_BYTES = 2**30
@@ -34,8 +37,8 @@ class ForeignError(ValueError):
     """A cache file that somebody else wrote or may write to."""
 
 
-def opened(path: str, owners: Iterable[int]) -> int:
-    """Open a trusted file. Follows no link and does not block on a pipe.
+def opened(path: str, owners: Iterable[int]) -> io.FileIO:
+    """Open a trusted file for reading. Follows no link and does not block on a pipe.
 
     Args:
         path: The file.
@@ -43,20 +46,20 @@ def opened(path: str, owners: Iterable[int]) -> int:
             speak for the others.
 
     Returns:
-        A file descriptor.
+        The open file.
 
     Raises:
-        OSError: The file cannot be opened.
+        OSError: The file cannot be opened, or is a folder.
         ForeignError: Somebody else owns the file, or others may write to it.
         ValueError: The path is not a regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    file = opening(path, os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        _check_believed(os.fstat(descriptor), set(owners))
+        _check_believed(os.fstat(file.fileno()), set(owners))
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
-    return descriptor
+    return file
 
 
 def _check_believed(status: os.stat_result, owners: set[int]) -> None:

@@ -43,6 +43,7 @@ from lit_async_data.sources.places import (
     starts,
     whole_numbers,
 )
+from lit_async_data.sources.room import reserved
 
 
 class ConcatSource:
@@ -296,18 +297,18 @@ class ConcatSource:
     def read_ahead(self, nbytes: int) -> Callable[[], None]:
         """Allow reading ahead; the sources share ``nbytes`` in proportion to the bytes of their files."""
         sizes = [source.file_bytes() * len(source) for source in self._fetching_sources]
-        with contextlib.ExitStack() as stack:
-            for source, size in zip(self._fetching_sources, sizes, strict=True):
-                stack.callback(source.read_ahead(nbytes * size // max(sum(sizes), 1)))
-            return stack.pop_all().close
+        return reserved(
+            functools.partial(source.read_ahead, nbytes * size // max(sum(sizes), 1))
+            for source, size in zip(self._fetching_sources, sizes, strict=True)
+        )
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Reserve memory for decoded chunks; the sources share the cache in proportion to their decodable bytes."""
         total = max(self.decodable_bytes, 1)
-        with contextlib.ExitStack() as stack:  # if one raises, the others are released
-            for source in self._caching_sources:
-                stack.callback(source.reserve(chunks, cache_bytes * source.decodable_bytes // total))
-            return stack.pop_all().close
+        return reserved(
+            functools.partial(source.reserve, chunks, cache_bytes * source.decodable_bytes // total)
+            for source in self._caching_sources
+        )
 
 
 def _with_names(parts: Iterable[Part], number: int) -> tuple[Part, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -35,6 +34,7 @@ from lit_async_data.sources.manifest.rows import Paths, Rows
 from lit_async_data.sources.manifest.table.labels import Labels
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_reader import TableReader
+from lit_async_data.sources.room import reserved
 
 # Samples whose file sizes are looked up to estimate the memory for reading ahead.
 SIZE_SAMPLES = 16
@@ -195,11 +195,10 @@ class Fields:
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Reserve memory for decoded chunks; returns a function that releases it."""
         total = max(sum(fields.source.decodable_bytes for fields in self.hdf5), 1)
-        with contextlib.ExitStack() as stack:  # if one raises, the others are released
-            for fields in self.hdf5:
-                share = cache_bytes * fields.source.decodable_bytes // total
-                stack.callback(fields.source.reserve(chunks, share))
-            return stack.pop_all().close
+        return reserved(
+            functools.partial(fields.source.reserve, chunks, cache_bytes * fields.source.decodable_bytes // total)
+            for fields in self.hdf5
+        )
 
     # -- storage order ----------------------------------------------------------------------------------------------
 
