@@ -1,1 +1,1 @@
-"""Where samples come from. `base.Source` is the contract; each other module keeps it for one kind of data."""
+"""Sources: `base.Source` is the contract; each other module implements it for one kind of data."""

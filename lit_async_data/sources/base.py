@@ -14,33 +14,32 @@ from lit_async_data.order.permutation import Indices, Words
 
 Turn = bool | tuple[int, int]
 Reading = Literal["copied", "locked", "decoded", "python"]
-READINGS: tuple[Reading, ...] = get_args(Reading)  # from the least that reading takes to the most
+READINGS: tuple[Reading, ...] = get_args(Reading)  # from the cheapest to the most expensive
 
 
 def slowest(readings: Iterable[Reading]) -> Reading:
-    """The one that takes most, of at least one."""
-    found = set(readings)
-    return next(reading for reading in reversed(READINGS) if reading in found)
+    """The most expensive of these readings, at least one."""
+    return max(readings, key=READINGS.index)
 
 
 @dataclasses.dataclass(frozen=True)
 class StorageLayout:
-    """How samples lie together in storage, and what reading them takes.
+    """How storage groups samples into chunks, and what reading them costs.
 
     Attributes:
-        runs: The samples in their order, cut into chunks that are stored together; empty where each lies alone.
+        runs: The samples in order, cut into the chunks that store them; empty if each sample is stored alone.
         compressed: Whether a chunk can only be decoded as a whole.
-        reading: ``"copied"``: no more than a copy from memory, so that several small batches are read in one go and one
-            thread is enough. ``"decoded"``: work that holds no lock, so that threads share it. ``"locked"``: under a
-            lock, where a second thread would only wait. ``"python"``: code in Python for each sample, which in a thread
-            of its own would keep the training loop from running.
-        spread: Chunks of storage that a run's chunk takes, on average: more than 1 where samples reach into the next
-            one, which is then decoded twice.
-        together: Chunks of storage in a run's chunk, of those that ``shuffle_chunks`` counts.
-        largest: Whether no other field has compressed chunks of more samples than these: those would be decoded for
-            several groups.
-        order: The samples in the order in which they lie, which is then the one that runs cut; int64, shape (samples,).
-            None: their own.
+        reading: ``"copied"``: a copy from memory; one thread is enough, and several small batches are read together.
+            ``"decoded"``: work without a lock, which threads can share. ``"locked"``: work under a lock, where a second
+            thread would only wait. ``"python"``: Python code for each sample; in a thread it would hold the GIL against
+            the training loop.
+        spread: Storage chunks that one chunk of a run touches, on average; above 1 if samples reach into the next
+            chunk, which is then decoded twice.
+        chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.
+        largest: Whether no other field has compressed chunks of more samples; such chunks would be decoded once for
+            each of several groups.
+        order: The samples in storage order, which is the order that ``runs`` cut; int64, shape (samples,). None: sample
+            numbers are in storage order.
     """
 
     runs: tuple[ChunkRun, ...] = ()
@@ -53,21 +52,21 @@ class StorageLayout:
 
     @property
     def rows(self) -> int:
-        """Samples that can only be decoded together, at most; 1 where each can be read alone."""
+        """Most samples that can only be decoded together; 1 if each sample can be read alone."""
         return max((run.rows for run in self.runs), default=1) if self.compressed else 1
 
     def width(self, shuffle_chunks: int) -> int:
-        """How many chunks of runs make as many chunks of storage, at least one."""
+        """Number of run chunks that hold ``shuffle_chunks`` storage chunks, at least 1."""
         return max(shuffle_chunks // self.chunks_per_run, 1)
 
 
 class Location(NamedTuple):
-    """Where a sample lies.
+    """Where a sample is stored.
 
     Attributes:
         file: Path of the file.
         group: Group inside the file, ``"/"`` for its root.
-        row: Row of the datasets there, counted from 0.
+        row: Row of the datasets in that group, counted from 0.
     """
 
     file: str
@@ -80,17 +79,17 @@ class Source(Protocol):
     """Samples that can be read by number, in any order, from any thread.
 
     A sample is what ``len`` counts: a row, a window of rows, a line of a table. Sample numbers are int64 from 0 on and
-    never change while the source lives. All samples have the shapes and dtypes of ``spec``.
+    never change while the source exists. All samples have the shapes and dtypes of ``spec``.
 
-    What an implementation promises:
+    An implementation promises:
 
-    * Building it checks what can be checked without reading samples, and raises `SourceError` or `ConfigError`. It
-      starts no thread. It can be pickled; handles are opened where they are used.
-    * `read_into` fills exactly the arrays given, for any samples in any order, repeated ones too; it may be called from
-      several threads at once. It holds no lock while it waits for storage or decodes, where the format allows.
-    * It returns right values or raises: never fill values for something missing, never a partly filled batch without
-      an error. Errors name file, dataset, row and sample.
-    * After `close` everything it opened is closed; a later `read_into` may open it again.
+    * The constructor checks what can be checked without reading samples, and raises `SourceError` or `ConfigError`. It
+      starts no thread. The source can be pickled and opens its handles on first use.
+    * `read_into` fills exactly the given arrays, for any samples in any order, also repeated ones. Several threads may
+      call it at once. It holds no lock while it waits for storage or decodes, as far as the format allows.
+    * `read_into` returns correct values or raises. It never fills in values for missing data and never leaves a batch
+      partly filled without an error. Errors name file, dataset, row and sample.
+    * `close` closes every open handle; a later `read_into` may open them again.
     """
 
     def __len__(self) -> int:
@@ -104,7 +103,7 @@ class Source(Protocol):
 
     @property
     def chunks(self) -> StorageLayout:
-        """Which samples lie together."""
+        """How storage groups the samples into chunks."""
         ...
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -112,15 +111,15 @@ class Source(Protocol):
 
         Args:
             samples: int64, shape (n,).
-            out: For the wanted keys of ``spec`` a C-contiguous array of shape ``(n, *stored_shape)`` to be overwritten.
+            out: For each key to read, a C-contiguous array of shape ``(n, *stored_shape)``, which is overwritten.
 
         Raises:
-            SourceError: The data are not what they were when the source was built.
+            SourceError: The data have changed since the source was built.
         """
         ...
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """Where these samples lie.
+        """Find where samples are stored.
 
         Raises:
             IndexError: A number is not in ``range(len(self))``.
@@ -133,14 +132,14 @@ class Source(Protocol):
 
 
 class Part(NamedTuple):
-    """Samples that follow each other and belong together: those of a file, or of a group in it.
+    """Consecutive samples that belong together: those of one file, or of one group in a file.
 
     Attributes:
         file: Path of the file.
         group: Group inside the file, ``"/"`` for its root.
-        name: What stays the same when other files are added, or all of them are moved to another folder.
-        samples: How many.
-        rows: What tells its choice of rows from others of the same file; 0 where it has all of them.
+        name: A name that does not change when files are added, or when all files move to another folder.
+        samples: Number of samples.
+        rows: A number that differs between different row selections of the same file; 0 for all rows.
     """
 
     file: str
@@ -152,46 +151,46 @@ class Part(NamedTuple):
 
 @runtime_checkable
 class PartedSource(Source, Protocol):
-    """A source that knows how its samples belong together, so that they can be split without leaking."""
+    """A source that knows which samples belong together, so that `split` can keep them on one side."""
 
     @property
     def parts(self) -> Sequence[Part]:
-        """All samples, in their order."""
+        """The parts of the source, in sample order."""
         ...
 
     @property
     def overlap(self) -> int:
-        """How many of the samples after it share values with a sample: windows overlap; 0 where none do."""
+        """Number of following samples that share values with a sample, as overlapping windows do; 0 if none."""
         ...
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """One value for each sample, numbers or text; shape (len(self),).
 
         Args:
-            name: A dataset of one axis or a column of the table; or one of the keys of ``spec``.
+            name: A dataset with one axis, a column of the table, or a key of ``spec``.
 
         Raises:
-            MissingError: There is none of this name.
+            MissingError: The source has no such column.
         """
         ...
 
 
 @runtime_checkable
 class RandomizedSource(Source, Protocol):
-    """A source that can draw what it takes of a sample at random, such as a part of an image."""
+    """A source that can read a random part of each sample, such as a random crop of an image."""
 
     @property
     def is_random(self) -> bool:
-        """Whether it does so."""
+        """Whether samples are cropped at random."""
         ...
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples as `read_into` does, which takes what is in the middle; here the keys decide.
+        """Read samples as `read_into` does, but take the part that each key selects instead of the middle.
 
         Args:
             samples: int64, shape (n,).
             out: As for `read_into`.
-            keys: uint64, shape (n,): the same key gives the same part of a sample.
+            keys: uint64, shape (n,). The same key selects the same part of a sample.
 
         Raises:
             SourceError: As `read_into`.
@@ -200,39 +199,39 @@ class RandomizedSource(Source, Protocol):
 
 
 def shown(source: Source, name: str) -> str:
-    """A source as ``repr`` shows it: its class, size, origin and fields."""
+    """The ``repr`` of a source: its class, size, origin and fields."""
     return f"<{type(source).__name__} of {described(len(source), name, source.spec)}>"
 
 
 def described(samples: int, name: str, spec: BatchSpec) -> str:
-    """How many samples there are, where they come from, and their fields.
+    """One line for people: number of samples, origin and fields.
 
     Args:
-        samples: How many.
-        name: Where they come from, as messages say it; that of a subset begins with how many there are.
-        spec: Their fields.
+        samples: Number of samples.
+        name: Origin of the samples, as messages name it; the name of a subset begins with its number of samples.
+        spec: The fields.
     """
     size = f"{samples:,} "
     return f"{name if name.startswith(size) else f'{size}samples from {name}'}: {spec}"
 
 
 def layout_of(source: Source) -> StorageLayout:
-    """Which samples lie together, also where every sample must be looked at to tell: such a source has a ``layout``."""
-    found = getattr(source, "layout", None)
-    layout: StorageLayout = source.chunks if found is None else found()
+    """``source.layout()`` where there is one, which may examine every sample; else ``source.chunks``."""
+    examine = getattr(source, "layout", None)
+    layout: StorageLayout = source.chunks if examine is None else examine()
     return layout
 
 
 def is_random(source: Source) -> bool:
-    """Whether a source takes parts of samples at random."""
+    """Whether a source reads a random part of each sample."""
     return isinstance(source, RandomizedSource) and source.is_random
 
 
 def ids_of(source: Source, samples: Indices) -> Indices:
-    """The numbers that ``source.locate`` takes: samples of a subset bear those of the whole.
+    """The numbers that ``source.locate`` takes. A subset gives samples the numbers of the whole source.
 
     Args:
-        source: Any; one that numbers its samples otherwise has a method ``ids``.
+        source: Any source; one with its own numbering has a method ``ids``.
         samples: int64, shape (n,).
     """
     numbered = getattr(source, "ids", None)
@@ -241,70 +240,70 @@ def ids_of(source: Source, samples: Indices) -> Indices:
 
 @runtime_checkable
 class CachingSource(Source, Protocol):
-    """A source that can make things ready before they are read, and keep what it has decoded."""
+    """A source that can decode chunks before they are read, and keep decoded chunks in memory."""
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Do now what reading these samples soon will need: have the kernel fetch them, and decode their chunks.
+        """Prepare samples that will be read soon: ask the kernel to fetch their bytes, and decode their chunks.
 
         Args:
             samples: int64, shape (n,).
-            decode: Whether to decode their chunks and keep them, where there is room. A turn, (epoch, group of chunks),
-                says for which group they are: those of earlier turns go first.
+            decode: Whether to decode the chunks and keep them, if there is room. A turn (epoch, group of chunks) tells
+                which group needs them; chunks of earlier turns are dropped first.
 
         Returns:
             Whether there was anything to do.
 
         Raises:
-            SourceError: As `read_into`, where it will be raised again.
+            SourceError: As `read_into`, which will raise it again.
         """
         ...
 
     def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that are held between batches, when so many chunks are in use at a time.
+        """Bytes of decoded chunks that stay in memory between batches.
 
         Args:
-            chunks: How many; 0 where no order asks for them.
+            chunks: Number of chunks in use at a time; 0 if no order needs them.
         """
         ...
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes that each thread takes to decode a chunk, beside those held: as stored, step by step, and in hand."""
+        """Bytes that each thread needs to decode one chunk, besides the kept chunks: input, stages and result."""
         ...
 
     @property
     def decodable_bytes(self) -> int:
-        """Bytes of everything that must be decoded: no cache can hold more."""
+        """Bytes of all data that must be decoded. No cache can hold more."""
         ...
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks.
+        """Reserve memory for decoded chunks.
 
         Args:
-            chunks: That are in use at a time.
-            cache_bytes: For chunks that stay, so that they are decoded once only.
+            chunks: Number of chunks in use at a time.
+            cache_bytes: Bytes for chunks that stay, so that they are decoded only once.
 
         Returns:
-            What gives the room back. Where an interrupt (Ctrl-C) ended that, it is called again.
+            A function that releases the reservation. If an interrupt (Ctrl-C) ends it early, it is called again.
         """
         ...
 
 
 @runtime_checkable
 class FetchingSource(CachingSource, Protocol):
-    """A source that can read files as a whole before their samples are wanted, and hold them until then."""
+    """A source that can read whole files before their samples are needed, and hold them until then."""
 
     def file_bytes(self) -> int:
-        """Bytes of the files of one sample, as estimated from a few; 0 where nothing would be held."""
+        """Bytes of the files of one sample, estimated from a few samples; 0 if nothing would be held."""
         ...
 
     def read_ahead(self, nbytes: int) -> Callable[[], None]:
         """Allow `prepare` to read files ahead.
 
         Args:
-            nbytes: Room for those that are held.
+            nbytes: Most bytes of files held at a time.
 
         Returns:
-            What takes that back; as `reserve`.
+            A function that ends reading ahead; as for `reserve`, it may be called again.
         """
         ...

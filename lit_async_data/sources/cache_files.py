@@ -1,9 +1,9 @@
-"""Files that caches keep for later: whose are believed, where they are kept, and how many there may be.
+"""Cache files on disk: which of them are trusted, where they are kept, and how much space they may take.
 
-A cache says where the bytes of a sample lie, or what stands in a table. Whoever can write it decides which values are
-trained on. So a file is believed only if it belongs to this user, to root, or to the owner of the data, who all can
-change those values anyway, and if nobody else may write to it. The folder does not matter: in one that all may write
-to, others can remove a file or put their own in its place, but that one is theirs, and not believed.
+A cache says where the bytes of a sample are, or what a table holds. Whoever can write it decides which values a model
+is trained on. A file is therefore trusted only if it belongs to this user, to root, or to the owner of the data, who
+can all change those values anyway, and if nobody else may write to it. The folder does not matter: in a shared folder
+others can remove a file or replace it by their own, but their own is not trusted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Iterable
 
 from lit_async_data.sources.opening import opening
 
-# Of the user's folder, all files together.
+# Most bytes of all files in the user's cache folder.
 MOST_BYTES = 2**30
-# What is older and has no name of its own yet was left behind by a process that was killed.
+# An older temporary file was left behind by a process that was killed.
 LEFT_BEHIND_S = 24 * 3600
-# A file counts as used now only if it did not within this time: one write per opening would be too many.
+# Least time between two updates of a file's time of use; an update at every opening would be too many.
 USED_S = 3600
-# Where a map is no copy of its own: another machine can truncate the file, which ends the process.
+# File systems on which files are not mapped: another machine can truncate a file, which kills the process with SIGBUS.
 NETWORK = frozenset(
     (
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "glusterfs"),
@@ -34,21 +34,24 @@ NETWORK = frozenset(
 
 
 class ForeignError(ValueError):
-    """A file that is there, and whole perhaps, but that somebody else has made or may write to."""
+    """A cache file that somebody else wrote or may write to."""
 
 
 def opened(path: str, owners: Iterable[int]) -> io.FileIO:
-    """A file that is believed, open for reading; not through a link, nor waiting for the other end of a pipe.
+    """Open a trusted file for reading. Follows no link and does not block on a pipe.
 
     Args:
         path: The file.
-        owners: The numbers of the users whom the data belong to; where they are several, none of them may speak for
-            the others, and none is believed.
+        owners: User ids of the owners of the data. If there are several, none of them is trusted, because none may
+            speak for the others.
+
+    Returns:
+        The open file.
 
     Raises:
-        OSError: It cannot be opened, or is a folder.
-        ForeignError: It belongs to somebody else, or others may write to it.
-        ValueError: It is no file.
+        OSError: The file cannot be opened, or is a folder.
+        ForeignError: Somebody else owns the file, or others may write to it.
+        ValueError: The path is not a regular file.
     """
     file = opening(path, os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -61,7 +64,7 @@ def opened(path: str, owners: Iterable[int]) -> io.FileIO:
 
 def _check_believed(status: os.stat_result, owners: set[int]) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is no file")
+        raise ValueError("it is not a regular file")
     if owner(status) not in {os.geteuid(), 0} | (owners if len(owners) == 1 else set()):
         raise ForeignError(f"it belongs to user {owner(status)}, who is neither you, nor root, nor the data's owner")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -69,12 +72,12 @@ def _check_believed(status: os.stat_result, owners: set[int]) -> None:
 
 
 def owner(status: os.stat_result) -> int:
-    """The number of the user whom a file belongs to."""
+    """The user id of the owner of a file."""
     return status.st_uid
 
 
 def is_foreign(path: str) -> bool:
-    """Whether somebody else's file has this name, which is left alone."""
+    """Whether the path is somebody else's file, which must stay as it is."""
     try:
         return owner(os.lstat(path)) != os.geteuid()
     except OSError:
@@ -82,30 +85,30 @@ def is_foreign(path: str) -> bool:
 
 
 def own_name(path: str) -> str:
-    """The name to take where somebody else's file has the first."""
+    """The path to use if somebody else's file has the original path."""
     base, extension = os.path.splitext(path)
     return f"{base}.{os.geteuid()}{extension}"
 
 
 def on_network(descriptor: int) -> bool:
-    """Whether a file lies on a network file system, or on one of which that is not known."""
+    """Whether a file is on a network file system, or on one that cannot be determined."""
     kind = file_system(descriptor)
     return kind is None or kind in NETWORK or kind.startswith("fuse.")
 
 
 def file_system(descriptor: int) -> str | None:
-    """The kind of the file system that a file lies on, as Linux names it; None where the system does not say."""
+    """The type of the file system of a file, as Linux names it; None if unknown."""
     with contextlib.suppress(OSError, StopIteration, IndexError):
         with open(f"/proc/self/fdinfo/{descriptor}") as info:
             mount = next(line.split()[1] for line in info if line.startswith("mnt_id:"))
         with open("/proc/self/mountinfo", errors="surrogateescape") as mounts:
-            found = next(line for line in mounts if line.split(maxsplit=1)[0] == mount)
-        return found.partition(" - ")[2].split()[0]
+            entry = next(line for line in mounts if line.split(maxsplit=1)[0] == mount)
+        return entry.partition(" - ")[2].split()[0]
     return None
 
 
 def user_folder() -> str | None:
-    """The user's cache folder, for this package; None if there is none."""
+    """This package's folder in the user's cache folder; None if the user has none."""
     default = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
     folders = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser(default))
     chosen = next((folder for folder in folders if os.path.isabs(folder)), None)
@@ -113,23 +116,23 @@ def user_folder() -> str | None:
 
 
 def used(path: str) -> None:
-    """Mark a file of the user's folder as used now: file systems often do not."""
+    """Record that a file is in use now; many file systems do not update access times."""
     with contextlib.suppress(OSError):
         if time.time() - os.stat(path).st_mtime > USED_S:
             os.utime(path)
 
 
 def trim(folder: str, extension: str, most: int | None = None) -> None:
-    """Remove the files that were used longest ago, until all together have at most so many bytes.
+    """Remove the least recently used files until the rest takes at most ``most`` bytes.
 
-    Several processes may do it at once. Who has opened or mapped a file keeps it.
+    Several processes may do this at once. A process that has opened or mapped a file keeps it.
 
     Args:
-        folder: The user's own.
-        extension: What the names end with; those that end with ``-new`` too are written just now, or left behind.
+        folder: The user's cache folder.
+        extension: Suffix of the file names. Names that end in ``-new`` after it are temporary files.
         most: Bytes; `MOST_BYTES` unless given.
     """
-    found = []
+    files = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
@@ -137,13 +140,13 @@ def trim(folder: str, extension: str, most: int | None = None) -> None:
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 if entry.name.endswith(extension):
-                    found.append((status.st_mtime_ns, status.st_size, entry.path))
+                    files.append((status.st_mtime_ns, status.st_size, entry.path))
                 elif entry.name.endswith(f"{extension}-new") and time.time() - status.st_mtime > LEFT_BEHIND_S:
                     os.unlink(entry.path)
-    left = sum(size for _, size, _ in found) - (MOST_BYTES if most is None else most)
-    for _, size, path in sorted(found):
-        if left <= 0:
+    excess = sum(size for _, size, _ in files) - (MOST_BYTES if most is None else most)
+    for _, size, path in sorted(files):
+        if excess <= 0:
             return
         with contextlib.suppress(OSError):
             os.unlink(path)
-        left -= size
+        excess -= size

@@ -49,17 +49,17 @@ from lit_async_data.sources.room import reserved
 class ConcatSource:
     """Several sources as one: the samples of the first, then those of the second, and so on.
 
-    Sample numbers run through, in `locate` too. Safe to read from several threads if all of the sources are.
+    Sample numbers count through all sources, also in `locate`. Thread-safe if all sources are.
 
     Args:
         sources: At least one; all with the same keys, shapes and dtypes. `close` closes them.
 
     Attributes:
-        sources: As given.
+        sources: The sources, as a tuple.
 
     Raises:
-        ConfigError: There is no source, or something that is none.
-        FormatError: Two sources differ in their fields; names both, and the field.
+        ConfigError: ``sources`` is empty or holds something that is not a source.
+        FormatError: The fields of two sources differ; names both sources and the field.
 
     Example:
         >>> from lit_async_data.testing import ArraySource
@@ -71,12 +71,12 @@ class ConcatSource:
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = tuple(sources)
         if not self.sources:
-            raise ConfigError("sources: there are none; give at least one")
+            raise ConfigError("sources: empty; give at least one source")
         for source in self.sources:
             check_source("sources", source)
         for number in range(1, len(self.sources)):
             check_same(self.sources, number)
-        self._keeping = [source if isinstance(source, CachingSource) else None for source in self.sources]
+        self._caching = [source if isinstance(source, CachingSource) else None for source in self.sources]
         self._starts = starts([len(source) for source in self.sources])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,18 +90,18 @@ class ConcatSource:
 
     @property
     def name(self) -> str:
-        """The first source, and how many more, for messages."""
+        """The first source and the number of others, for messages."""
         first, *others = self.sources
         return name_of(first) + (f" and {len(others)} more" if others else "")
 
     @property
     def spec(self) -> BatchSpec:
-        """That of each of them."""
+        """The fields, which all sources share."""
         return self.sources[0].spec
 
     @property
     def chunks(self) -> StorageLayout:
-        """The chunks of all, read as the slowest is."""
+        """The chunks of all sources; ``reading`` is that of the most expensive one."""
         return self._chunks
 
     @functools.cached_property
@@ -109,7 +109,7 @@ class ConcatSource:
         return self._together([source.chunks for source in self.sources])
 
     def layout(self) -> StorageLayout:
-        """As `chunks`, also of sources that must look at every sample."""
+        """As `chunks`, but sources may examine every sample; see `layout_of`."""
         return self._together([layout_of(source) for source in self.sources])
 
     def _together(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
@@ -147,24 +147,24 @@ class ConcatSource:
 
     @property
     def is_random(self) -> bool:
-        """Whether any of them takes parts of samples at random; see `RandomizedSource`."""
+        """Whether any source reads a random part of each sample; see `RandomizedSource`."""
         return any(map(is_random, self.sources))
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples as the keys say, where a source draws; see `RandomizedSource`."""
+        """Read samples; the keys select the part where a source is random. See `RandomizedSource`."""
         self._read(samples, out, keys)
 
     def _read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
-        for number, where in self._dealt(samples):
+        for number, where in self._by_source(samples):
             numbers = samples[where] - self._starts[number]
-            # A stretch is read where it belongs; what lies scattered is read first and then put there.
-            stretch = isinstance(where, slice)
+            # Consecutive samples are read straight into `out`; scattered ones are read first and then copied.
+            consecutive = isinstance(where, slice)
             pieces = {
-                key: array[where] if stretch else np.empty((len(numbers), *array.shape[1:]), array.dtype)
+                key: array[where] if consecutive else np.empty((len(numbers), *array.shape[1:]), array.dtype)
                 for key, array in out.items()
             }
             self._read_of(number, numbers, pieces, None if keys is None else keys[where])
-            if not stretch:
+            if not consecutive:
                 for key, piece in pieces.items():
                     out[key][where] = piece
 
@@ -177,13 +177,13 @@ class ConcatSource:
                 source.read_into(numbers, out)
         except AsyncDataError as error:
             if error.sample_id is not None:
-                # It is a number as that source bears it; ours is found by looking which of those asked for bears it.
-                found = numbers[ids_of(source, numbers) == error.sample_id]
-                error.sample_id = int(found[0] + self._starts[number]) if found.size else None
+                # The id counts in that source (or the source behind it); find the sample that has it there.
+                matching = numbers[ids_of(source, numbers) == error.sample_id]
+                error.sample_id = int(matching[0] + self._starts[number]) if matching.size else None
             raise
 
-    def _dealt(self, samples: Indices) -> Iterator[tuple[int, slice | Indices]]:
-        """Each source that has some of these samples, and which: a slice where they follow each other."""
+    def _by_source(self, samples: Indices) -> Iterator[tuple[int, slice | Indices]]:
+        """Each source that has some of these samples, and their positions: a slice if consecutive."""
         check_range(samples, self)
         which = np.searchsorted(self._starts, samples, side="right") - 1
         for number in np.unique(which).tolist():
@@ -192,7 +192,7 @@ class ConcatSource:
             yield number, slice(first, end) if end - first == where.size else where
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same with the numbers of other classes, in sources that found their own in a table."""
+        """The same samples, with text labels of tables encoded by other classes; see `ManifestSource.with_classes`."""
         changes = (getattr(source, "with_classes", None) for source in self.sources)
         return type(self)(
             [
@@ -202,21 +202,21 @@ class ConcatSource:
         )
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """Where samples lie.
+        """Find where samples are stored.
 
         Raises:
             IndexError: A number is not in ``range(len(self))``.
         """
         samples = whole_numbers(ids, self)
-        found: dict[int, Location] = {}
-        for number, where in self._dealt(samples):
+        locations: dict[int, Location] = {}
+        for number, where in self._by_source(samples):
             source, numbers = self.sources[number], samples[where] - self._starts[number]
-            found.update(zip(samples[where].tolist(), source.locate(ids_of(source, numbers)), strict=True))
-        return [found[sample] for sample in samples.tolist()]
+            locations.update(zip(samples[where].tolist(), source.locate(ids_of(source, numbers)), strict=True))
+        return [locations[sample] for sample in samples.tolist()]
 
     def close(self) -> None:
-        """Close all of them; reading opens them again."""
-        with contextlib.ExitStack() as stack:  # the others too, if one fails
+        """Close all sources; reading opens them again."""
+        with contextlib.ExitStack() as stack:  # closes the others even if one raises
             for source in self.sources:
                 stack.callback(source.close)
 
@@ -224,12 +224,14 @@ class ConcatSource:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of all; a source that knows of none is one."""
-        return tuple(part for number, source in enumerate(self.sources) for part in _named(parts_of(source), number))
+        """The parts of all sources; a source without parts is one part."""
+        return tuple(
+            part for number, source in enumerate(self.sources) for part in _with_names(parts_of(source), number)
+        )
 
     @property
     def overlap(self) -> int:
-        """The largest of theirs."""
+        """The largest overlap of all sources."""
         return max(map(overlap_of, self.sources))
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -242,69 +244,73 @@ class ConcatSource:
         numeric = [column.dtype.kind in "biufc" for column in columns]
         if len(set(numeric)) > 1:
             text, number = (name_of(self.sources[numeric.index(kind)]) for kind in (False, True))
-            raise FormatError(f"{name!r} holds numbers in {number}, but in {text} it does not", dataset=name)
+            raise FormatError(
+                f"column {name!r} holds numbers in {number}, but text in {text}; store it as one type in all sources",
+                dataset=name,
+            )
         return np.concatenate(columns)
 
     def places(self) -> Places:
-        """Part and row of each sample, in the parts of each source."""
+        """Part and row of each sample, in the parts of all sources."""
         several = [places_of(source) for source in self.sources]
         return Places.joined(
-            dataclasses.replace(places, parts=_named(places.parts, number)) for number, places in enumerate(several)
+            dataclasses.replace(places, parts=_with_names(places.parts, number))
+            for number, places in enumerate(several)
         )
 
-    # -- what a `CachingSource` does, for those that are ------------------------------------------------------------
+    # -- `CachingSource` and `FetchingSource`, for the sources that are one ------------------------------------------
 
     @property
-    def _keepers(self) -> list[CachingSource]:
-        return [source for source in self._keeping if source is not None]
+    def _caching_sources(self) -> list[CachingSource]:
+        return [source for source in self._caching if source is not None]
 
     @property
-    def _fetchers(self) -> list[FetchingSource]:
-        return [source for source in self._keepers if isinstance(source, FetchingSource)]
+    def _fetching_sources(self) -> list[FetchingSource]:
+        return [source for source in self._caching_sources if isinstance(source, FetchingSource)]
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Get ready what will be read soon; see `CachingSource.prepare`."""
+        """Prepare samples that will be read soon; see `CachingSource.prepare`."""
         useful = False
-        for number, where in self._dealt(samples):
-            if (source := self._keeping[number]) is not None:
+        for number, where in self._by_source(samples):
+            if (source := self._caching[number]) is not None:
                 useful |= source.prepare(samples[where] - self._starts[number], decode=decode)
         return useful
 
     def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that are held between batches: each of the sources may hold so many."""
-        return sum(source.decoded_bytes(chunks) for source in self._keepers)
+        """Bytes of decoded chunks that stay in memory, for ``chunks`` chunks in each source."""
+        return sum(source.decoded_bytes(chunks) for source in self._caching_sources)
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes of the largest chunk of all, decoded."""
-        return max((source.decode_bytes for source in self._keepers), default=0)
+        """Bytes that a thread needs to decode the largest chunk of any source."""
+        return max((source.decode_bytes for source in self._caching_sources), default=0)
 
     @property
     def decodable_bytes(self) -> int:
-        """Bytes of everything that must be decoded."""
-        return sum(source.decodable_bytes for source in self._keepers)
+        """Bytes of all data that must be decoded."""
+        return sum(source.decodable_bytes for source in self._caching_sources)
 
     def file_bytes(self) -> int:
-        """Bytes of the files of one sample, of the source with the largest; see `FetchingSource.file_bytes`."""
-        return max((source.file_bytes() for source in self._fetchers), default=0)
+        """Bytes of the files of one sample, in the source with the largest; see `FetchingSource.file_bytes`."""
+        return max((source.file_bytes() for source in self._fetching_sources), default=0)
 
     def read_ahead(self, nbytes: int) -> Callable[[], None]:
-        """Allow to read files ahead; the room is shared in proportion to the bytes of their files."""
-        sizes = [source.file_bytes() * len(source) for source in self._fetchers]
+        """Allow reading ahead; the sources share ``nbytes`` in proportion to the bytes of their files."""
+        sizes = [source.file_bytes() * len(source) for source in self._fetching_sources]
         return reserved(
             functools.partial(source.read_ahead, nbytes * size // max(sum(sizes), 1))
-            for source, size in zip(self._fetchers, sizes, strict=True)
+            for source, size in zip(self._fetching_sources, sizes, strict=True)
         )
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; the cache is shared in proportion to what must be decoded."""
-        whole = max(self.decodable_bytes, 1)
+        """Reserve memory for decoded chunks; the sources share the cache in proportion to their decodable bytes."""
+        total = max(self.decodable_bytes, 1)
         return reserved(
-            functools.partial(source.reserve, chunks, cache_bytes * source.decodable_bytes // whole)
-            for source in self._keepers
+            functools.partial(source.reserve, chunks, cache_bytes * source.decodable_bytes // total)
+            for source in self._caching_sources
         )
 
 
-def _named(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
-    """Parts of the source of this number, of which none is without a name."""
+def _with_names(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
+    """Give unnamed parts the name of their source."""
     return tuple(part if part.name else part._replace(name=f"sources[{number}]") for part in parts)

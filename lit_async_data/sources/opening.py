@@ -1,8 +1,8 @@
-"""`opening`: a file whose descriptor no interrupt loses.
+"""`opening`: opens a file so that an interrupt cannot lose its descriptor.
 
-CPython delivers an interrupt (Ctrl-C) when a call from Python has returned: also between ``os.open`` and the statement
-that notes the descriptor, which then stays open for ever. Where C code calls ``os.open`` and notes it, nothing comes
-between. A file object closes its descriptor when nobody refers to it.
+CPython runs signal handlers between Python instructions, also between ``os.open`` and the assignment of its result. An
+interrupt (Ctrl-C) there leaks the descriptor. If C code calls ``os.open`` and stores the result, there is no such
+moment. A file object closes its descriptor when it is freed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import os
 
 
 def opening(path: str, flags: int = 0) -> io.FileIO:
-    """A file, open for reading without a buffer.
+    """Open a file for reading, unbuffered.
 
     Args:
         path: The file.
-        flags: For ``os.open``, beside those that Python sets.
+        flags: Flags for ``os.open`` in addition to those that Python sets.
 
     Raises:
-        OSError: It cannot be opened, or is a folder.
+        OSError: The file cannot be opened, or is a folder.
     """
     return open(path, "rb", buffering=0, opener=functools.partial(_descriptor, flags))
 
 
 def _descriptor(more: int, path: str, flags: int) -> int:
-    (descriptor,) = map(os.open, (path,), (flags | more,))  # and returned without another call
+    (descriptor,) = map(os.open, (path,), (flags | more,))  # returned without another call
     return descriptor

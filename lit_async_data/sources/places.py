@@ -1,4 +1,4 @@
-"""`Places`: from which part and row each sample of a source comes, whatever stands between it and its files."""
+"""`Places`: the part and row of each sample, also through subsets and concatenations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Part, PartedSource, Source
 
-# Samples read in one go where a field of all of them is wanted.
-AT_ONCE = 2**20
+# Samples per read when a field is read for all samples.
+BLOCK_SAMPLES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Places:
     """Part and row of each sample.
 
     Attributes:
-        parts: No two of the same file, group and name; how many samples each has says nothing here.
-        which: Number of each sample's part; int64, shape (n,).
-        rows: Its number in the part, counted from 0 when all of the part is there; int64, shape (n,). It stays the same
-            in a subset, and when other parts are added.
+        parts: Parts with distinct file, group and name; their ``samples`` mean nothing here.
+        which: Index of each sample's part in ``parts``; int64, shape (n,).
+        rows: Row of each sample in the complete part, from 0; int64, shape (n,). It stays the same in a subset, and
+            when other parts are added.
     """
 
     parts: tuple[Part, ...]
@@ -42,7 +42,7 @@ class Places:
 
     @staticmethod
     def joined(several: Iterable[Places]) -> Places:
-        """Places one after the other."""
+        """Concatenate places."""
         listed = list(several)
         first = starts([len(places.parts) for places in listed])
         return _distinct(
@@ -52,17 +52,17 @@ class Places:
         )
 
     def taken(self, samples: Indices) -> Places:
-        """The places of some of the samples."""
+        """The places of selected samples."""
         return Places(self.parts, self.which[samples], self.rows[samples])
 
     def order(self) -> Indices:
-        """The samples in the order of parts and rows, stable; int64, shape (n,)."""
-        # One key and a sort that makes use of what is in order already: mostly all of it.
+        """The samples sorted by part and row, stable; int64, shape (n,)."""
+        # One key, and a sort that is fast on sorted data, which this mostly is.
         return np.argsort(self.which * (self.rows.max() + 1) + self.rows, kind="stable")
 
 
 def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices) -> Places:
-    # A file that is in two of the sources that were put together is one part: its rows are the same rows.
+    # A file that two concatenated sources share is one part: its rows are the same rows.
     numbers: dict[tuple[str, str, str], int] = {}
     codes = np.array([numbers.setdefault(part[:3], len(numbers)) for part in parts], np.int64)
     if len(numbers) == len(parts):
@@ -71,28 +71,28 @@ def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices) -> Places:
     for part, code in zip(parts, codes.tolist(), strict=True):
         if part.rows != parts[firsts[code]].rows:
             raise ConfigError(
-                f"source: {part.file} is in it twice, with different rows or windows; which samples share values is "
-                "then not known: split the file first, and put the sides together",
+                f"source: {part.file} occurs twice with different rows or windows, so overlaps cannot be found; split "
+                "each source of this file first, then concatenate the sides",
                 file=part.file,
             )
     return Places(tuple(parts[first] for first in firsts.tolist()), codes[which], rows)
 
 
 def places_of(source: Source) -> Places:
-    """The places of all samples of a source; one made of others says from where they come."""
+    """The places of all samples of a source; of a composed source, those of the sources inside."""
     placed = getattr(source, "places", None)
     return Places.of_parts(parts_of(source)) if placed is None else placed()
 
 
 def parts_of(source: Source) -> Sequence[Part]:
-    """The parts of a source; one that knows of none is one part, without a name."""
+    """The parts of a source; a source without parts is one part without a name."""
     if isinstance(source, PartedSource):
         return source.parts
     return (Part(name_of(source), "/", "", len(source)),)
 
 
 def overlap_of(source: Source) -> int:
-    """How many of the samples after it share values with a sample; 0 where the source knows nothing of it."""
+    """Number of following samples that share values with a sample; 0 for a source without parts."""
     return source.overlap if isinstance(source, PartedSource) else 0
 
 
@@ -100,11 +100,11 @@ def column_of(source: Source, name: str) -> npt.NDArray[Any]:
     """One value for each sample.
 
     Args:
-        source: Any; of one without columns, a key of ``spec`` that holds one value per sample is read.
-        name: As `PartedSource.column` takes it.
+        source: Any source. Without a `column` method, it is read for a key of ``spec`` with one value per sample.
+        name: As for `PartedSource.column`.
 
     Raises:
-        MissingError: There is none of this name.
+        MissingError: The source has no such column.
     """
     if isinstance(source, PartedSource):
         return source.column(name)
@@ -112,45 +112,47 @@ def column_of(source: Source, name: str) -> npt.NDArray[Any]:
     if name not in fields or fields[name].shape:
         flat = [key for key, field in fields.items() if not field.shape]
         raise MissingError(
-            f"{name_of(source)}: there is no {name!r} of one value per sample; those that there are: "
+            f"{name_of(source)}: no field {name!r} with one value per sample; fields with one value per sample: "
             f"{', '.join(flat) or 'none'}",
             dataset=name,
         )
     values = np.empty(len(source), fields[name].dtype)
-    for first in range(0, len(values), AT_ONCE):
-        some = values[first : first + AT_ONCE]
-        source.read_into(first + np.arange(len(some)), {name: some})
+    for first in range(0, len(values), BLOCK_SAMPLES):
+        block = values[first : first + BLOCK_SAMPLES]
+        source.read_into(first + np.arange(len(block)), {name: block})
     return values
 
 
 def values_of(source: Source, key: str, option: str) -> npt.NDArray[Any]:
-    """The values of a field of one number per sample, over all samples.
+    """The values of a field with one number per sample, for all samples.
 
     Args:
-        source: Where they come from.
-        key: Of the field.
-        option: Who wants them, for messages.
+        source: The source to read.
+        key: Key of the field.
+        option: The option that needs the values, for messages.
 
     Returns:
         Shape (len(source),).
 
     Raises:
-        ConfigError: There is no such field, or its samples are more than a number.
+        ConfigError: There is no such field, or its samples hold more than one number.
     """
     field = source.spec.fields.get(key)
     if field is None:
         raise ConfigError(f"{option}: {key!r} is not one of the fields {', '.join(source.spec.fields)}")
     if math.prod(field.shape) != 1:
-        raise ConfigError(f"{option}: {key} has samples of shape {field.shape}; it must be one number per sample")
+        raise ConfigError(
+            f"{option}: {key} has samples of shape {field.shape}; name a field with one number per sample"
+        )
     values = np.empty((len(source), *field.stored_shape), field.dtype)
-    for first in range(0, len(source), AT_ONCE):
-        samples = np.arange(first, min(first + AT_ONCE, len(source)))
+    for first in range(0, len(source), BLOCK_SAMPLES):
+        samples = np.arange(first, min(first + BLOCK_SAMPLES, len(source)))
         source.read_into(samples, {key: values[first : first + len(samples)]})
     return values.reshape(-1)
 
 
 def name_of(source: Source) -> str:
-    """A source as messages name it: by where its samples come from, as it says, or by its class."""
+    """The name of a source in messages: its attribute ``name``, else its ``str`` or its class."""
     name = getattr(source, "name", None)
     if isinstance(name, str):
         return name
@@ -158,25 +160,25 @@ def name_of(source: Source) -> str:
 
 
 def starts(counts: npt.ArrayLike) -> Indices:
-    """Where each of several stretches begins, and at last the end; int64, shape (n + 1,)."""
+    """The start of each of several consecutive blocks, and the end of the last; int64, shape (n + 1,)."""
     return np.append(0, np.cumsum(np.asarray(counts, np.int64)))
 
 
 def check_source(name: str, given: object) -> None:
-    """Make sure that an argument is a source.
+    """Check that an argument is a source.
 
     Raises:
-        ConfigError: It is not; the message begins with the name.
+        ConfigError: It is not; the message begins with ``name``.
     """
     if not isinstance(given, Source):
         raise ConfigError(f"{name}: {given!r} is not a source; build one, as in HDF5Source('data.h5')")
 
 
 def whole_numbers(given: Any, source: Source) -> Indices:
-    """Sample numbers as they may be given; int64, shape (n,).
+    """Sample numbers from what a user gives; int64, shape (n,).
 
     Raises:
-        IndexError: They are no whole numbers.
+        IndexError: They are not whole numbers.
     """
     numbers = np.asarray(given).reshape(-1)
     if numbers.size and numbers.dtype.kind not in "iu":
@@ -185,7 +187,7 @@ def whole_numbers(given: Any, source: Source) -> Indices:
 
 
 def check_range(samples: Indices, source: Source) -> None:
-    """Make sure that a source has these samples.
+    """Check that a source has these samples.
 
     Raises:
         IndexError: A number is not in ``range(len(source))``.
@@ -196,22 +198,25 @@ def check_range(samples: Indices, source: Source) -> None:
 
 
 def check_same(sources: Sequence[Source], number: int) -> None:
-    """Make sure that the samples of a source are like those of the first.
+    """Check that a source has the fields of the first source.
 
     Raises:
-        FormatError: They are not; names both sources and the field.
+        FormatError: It has not; names both sources and the field.
     """
     first, other = sources[0].spec, sources[number].spec
     if first == other:
         return
     here, there = (f"sources[{n}] ({name_of(sources[n])})" for n in (number, 0))
     if first.as_mapping != other.as_mapping or list(first.fields) != list(other.fields):
-        said = [f"{'dicts' if spec.as_mapping else 'tuples'} of {', '.join(spec.fields)}" for spec in (other, first)]
-        raise FormatError(f"{here} has {said[0]}, but {there} has {said[1]}; sources of one must agree")
+        listed = [f"{'dicts' if spec.as_mapping else 'tuples'} of {', '.join(spec.fields)}" for spec in (other, first)]
+        raise FormatError(
+            f"{here} has {listed[0]}, but {there} has {listed[1]}; concatenated sources need the same fields"
+        )
     key = next(key for key, field in first.fields.items() if other[key] != field)
     mine, theirs = (vars(spec[key]) for spec in (other, first))
     what = next(name for name, value in theirs.items() if mine[name] != value)
     raise FormatError(
-        f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}; sources of one must agree",
+        f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}; concatenated sources need the "
+        "same fields",
         dataset=key,
     )

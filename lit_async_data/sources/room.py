@@ -1,4 +1,4 @@
-"""`Room`: bytes that several loaders allow a source to hold."""
+"""`Room`: bytes that several loaders reserve in one source."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 
 
 class Giver:
-    """Who gives room: one loader, from when it begins to read until it is closed."""
+    """Identifies one loader from its first read until it is closed."""
 
 
 class Room:
-    """The sum of what each giver allows. Safe to read from several threads; to change inside a lock.
+    """The sum of the reservations of all givers. Thread-safe to read; change it under a lock.
 
-    A giver counts as long as somebody holds it. So room does not stay reserved where an interrupt (Ctrl-C) has kept its
-    loader from noting what gives it back.
+    A giver counts as long as somebody refers to it. A reservation therefore ends even if an interrupt (Ctrl-C)
+    prevented its loader from storing the function that releases it.
 
     Example:
         >>> room, giver = Room(), Giver()
@@ -34,11 +34,11 @@ class Room:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that there is room for."""
+        """Reserved bytes."""
         return sum([nbytes for giver, nbytes in self._given.copy().items() if giver() is not None])
 
     def set(self, giver: Giver, nbytes: int) -> None:
-        """Set what one giver allows; 0 takes it back."""
+        """Set the reservation of one giver; 0 ends it."""
         others = {each: room for each, room in self._given.items() if each() not in (None, giver)}
         self._given = {**others, weakref.ref(giver): nbytes} if nbytes else others
 
@@ -48,25 +48,25 @@ class Room:
 
 
 def reserved(reserve: Iterable[Callable[[], Callable[[], None]]]) -> Callable[[], None]:
-    """Make room in several sources.
+    """Reserve memory in several sources.
 
     Args:
-        reserve: Each makes room in one of them, and returns what gives that back.
+        reserve: Functions that each reserve in one source and return a function that releases it.
 
     Returns:
-        What gives all of it back. Where that was interrupted, it is to be called again.
+        A function that releases all. If an interrupt ends it early, call it again.
     """
-    made: list[Callable[[], None]] = []
-    give_back = functools.partial(_give_back, made)
+    releases: list[Callable[[], None]] = []
+    release = functools.partial(_release_all, releases)
     try:
-        made.extend(map(operator.call, reserve))  # in C: no interrupt comes between the call and the list
+        releases.extend(map(operator.call, reserve))  # in C: no interrupt between the call and the append
     except BaseException:
-        give_back()
+        release()
         raise
-    return give_back
+    return release
 
 
-def _give_back(made: list[Callable[[], None]]) -> None:
-    with contextlib.ExitStack() as stack:  # all of them, whatever one raises
-        for each in made:
+def _release_all(releases: list[Callable[[], None]]) -> None:
+    with contextlib.ExitStack() as stack:  # calls all, even if one raises
+        for each in releases:
             stack.callback(each)

@@ -1,4 +1,4 @@
-"""`SubsetSource`: some of the samples of a source."""
+"""`SubsetSource`: selected samples of a source."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ from lit_async_data.sources.places import (
 
 
 class SubsetSource:
-    """Some of the samples of a source, in an order of your own. As safe to read from several threads as the source.
+    """Selected samples of a source, in any order. Thread-safe if the source is.
 
-    Sample numbers count the subset's own samples; ``locate``, batches with ids and errors name samples by their numbers
-    in the whole. With ``shuffle="chunk"`` samples that follow each other here and share a chunk of storage there are
-    still decoded together.
+    Sample numbers count the samples of the subset. `locate`, batches with indices, and errors use the numbers of the
+    whole source. With ``shuffle="chunk"``, consecutive samples of the subset that share a storage chunk are decoded
+    together.
 
     Args:
-        source: The whole. `close` closes it.
-        samples: Which samples: their numbers, shape (n,), n ≥ 1, repeated ones too; or a mask of ``len(source)``.
-        group_codes: A number of its group for each of the samples; kept for whoever asks.
+        source: The whole source. `close` closes it.
+        samples: Sample numbers, shape (n,), n ≥ 1, also repeated; or a boolean mask of shape (len(source),).
+        group_codes: The group number of each selected sample; only stored.
 
     Attributes:
-        source: The whole.
-        samples: int64, shape (n,): the number of each sample in the whole; a copy that nobody can write to.
+        source: The whole source.
+        samples: int64, shape (n,), read-only: the number of each sample in the whole source.
         group_codes: int64, shape (n,), or None.
 
     Raises:
-        ConfigError: ``samples`` is empty, reaches beyond the source, or is neither whole numbers nor a mask.
+        ConfigError: ``samples`` is empty, out of range, or neither whole numbers nor a mask.
 
     Example:
         >>> from lit_async_data.testing import ArraySource
@@ -74,14 +74,16 @@ class SubsetSource:
     def __init__(self, source: Source, samples: npt.ArrayLike, *, group_codes: npt.ArrayLike | None = None) -> None:
         check_source("source", source)
         self.source = source
-        self._keeping = source if isinstance(source, CachingSource) else None
-        self.samples = _chosen(samples, len(source))
+        self._caching = source if isinstance(source, CachingSource) else None
+        self.samples = _selected(samples, len(source))
         self.group_codes = None if group_codes is None else np.array(group_codes, np.int64)
         if self.group_codes is not None and self.group_codes.shape != self.samples.shape:
-            raise ConfigError(f"group_codes: {self.group_codes.shape} for {len(self)} samples; give one for each")
+            raise ConfigError(
+                f"group_codes: shape {self.group_codes.shape} for {len(self)} samples; give one number per sample"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
-        # Not what is computed from the rest.
+        # Cached properties are computed again.
         return {name: value for name, value in vars(self).items() if name not in ("chunks", "parts")}
 
     def __len__(self) -> int:
@@ -92,28 +94,28 @@ class SubsetSource:
 
     @property
     def name(self) -> str:
-        """How many samples of which source, for messages."""
+        """Number of samples and name of the whole source, for messages."""
         return f"{len(self):,} of {len(self.source):,} samples of {name_of(self.source)}"
 
     @property
     def spec(self) -> BatchSpec:
-        """That of the whole."""
+        """The fields of the whole source."""
         return self.source.spec
 
     @property
     def chunks(self) -> StorageLayout:
-        """Samples that follow each other here and lie in the same chunk of the whole are a chunk."""
+        """The chunks: consecutive samples of the subset that share a chunk of the whole source form one."""
         return self._chunks
 
     @functools.cached_property
     def _chunks(self) -> StorageLayout:
-        return self._cut(self.source.chunks)
+        return self._selected_layout(self.source.chunks)
 
     def layout(self) -> StorageLayout:
-        """As `chunks`, also where the whole must look at every sample."""
-        return self._cut(layout_of(self.source)) if hasattr(self.source, "layout") else self.chunks
+        """As `chunks`, but the whole source may examine every sample; see `layout_of`."""
+        return self._selected_layout(layout_of(self.source)) if hasattr(self.source, "layout") else self.chunks
 
-    def _cut(self, whole: StorageLayout) -> StorageLayout:
+    def _selected_layout(self, whole: StorageLayout) -> StorageLayout:
         if not whole.runs:
             return whole
         if whole.order is None:
@@ -129,44 +131,44 @@ class SubsetSource:
         Raises:
             IndexError: A sample is not in ``range(len(self))``.
         """
-        self.source.read_into(self._of_the_whole(samples), out)
+        self.source.read_into(self._source_numbers(samples), out)
 
     @property
     def is_random(self) -> bool:
-        """Whether the whole takes parts of samples at random; see `RandomizedSource`."""
+        """Whether the whole source reads a random part of each sample; see `RandomizedSource`."""
         return is_random(self.source)
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples as the keys say; see `RandomizedSource`."""
+        """Read the parts of samples that the keys select; see `RandomizedSource`."""
         assert isinstance(self.source, RandomizedSource)
-        self.source.read_random(self._of_the_whole(samples), out, keys)
+        self.source.read_random(self._source_numbers(samples), out, keys)
 
     def ids(self, samples: Indices) -> Indices:
-        """The numbers of samples in the whole; in the innermost one, where subsets are made of subsets.
+        """The numbers of samples in the whole source; in the innermost one, if this is a subset of a subset.
 
         Args:
             samples: int64, shape (n,): numbers in this subset.
         """
-        return ids_of(self.source, self._of_the_whole(samples))
+        return ids_of(self.source, self._source_numbers(samples))
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """Where samples lie, by their numbers in the whole.
+        """Find where samples are stored, by their numbers in the whole source.
 
         Raises:
-            IndexError: The whole has no such sample.
+            IndexError: The whole source has no such sample.
         """
         return self.source.locate(ids)
 
     def close(self) -> None:
-        """Close the whole, and with it every other subset; reading opens it again."""
+        """Close the whole source, and so every other subset of it; reading opens it again."""
         self.source.close()
 
-    def _of_the_whole(self, samples: Indices) -> Indices:
+    def _source_numbers(self, samples: Indices) -> Indices:
         check_range(samples, self)
         return self.samples[samples]
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples with the numbers of other classes, where the whole found its own in a table."""
+        """The same samples, with text labels of tables encoded by other classes; see `ManifestSource.with_classes`."""
         change = getattr(self.source, "with_classes", None)
         if change is None:
             return self
@@ -176,7 +178,7 @@ class SubsetSource:
 
     @functools.cached_property
     def parts(self) -> tuple[Part, ...]:
-        """What is left of the parts of the whole; where numbers go back, another part begins."""
+        """The parts of the whole source that have samples here; a new part begins where sample numbers decrease."""
         whole = parts_of(self.source)
         which = np.searchsorted(starts([part.samples for part in whole]), self.samples, side="right") - 1
         counts = _lengths((np.diff(which) != 0) | (np.diff(self.samples) < 0))
@@ -187,7 +189,7 @@ class SubsetSource:
 
     @property
     def overlap(self) -> int:
-        """That of the whole: samples may be further from each other here, never nearer."""
+        """The overlap of the whole source: samples are never closer to each other here than there."""
         return overlap_of(self.source)
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -195,80 +197,86 @@ class SubsetSource:
         return column_of(self.source, name)[self.samples]
 
     def places(self) -> Places:
-        """Part and row of each sample, in the parts of the whole."""
+        """Part and row of each sample, in the parts of the whole source."""
         return places_of(self.source).taken(self.samples)
 
-    # -- what a `CachingSource` does, where the whole is one ------------------------------------------------------
+    # -- `CachingSource` and `FetchingSource`, if the whole is one ---------------------------------------------------
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Get ready what will be read soon; see `CachingSource.prepare`."""
-        return self._keeping is not None and self._keeping.prepare(self._of_the_whole(samples), decode=decode)
+        """Prepare samples that will be read soon; see `CachingSource.prepare`."""
+        return self._caching is not None and self._caching.prepare(self._source_numbers(samples), decode=decode)
 
     def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that are held between batches; see `CachingSource.decoded_bytes`."""
-        return 0 if self._keeping is None else self._keeping.decoded_bytes(chunks)
+        """Bytes of decoded chunks that stay in memory between batches; see `CachingSource.decoded_bytes`."""
+        return 0 if self._caching is None else self._caching.decoded_bytes(chunks)
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes of the largest chunk of the whole, decoded."""
-        return 0 if self._keeping is None else self._keeping.decode_bytes
+        """Bytes that a thread needs to decode a chunk; see `CachingSource.decode_bytes`."""
+        return 0 if self._caching is None else self._caching.decode_bytes
 
     @property
     def decodable_bytes(self) -> int:
-        """Bytes of everything in the whole that must be decoded."""
-        return 0 if self._keeping is None else self._keeping.decodable_bytes
+        """Bytes of all data in the whole source that must be decoded."""
+        return 0 if self._caching is None else self._caching.decodable_bytes
 
     def file_bytes(self) -> int:
         """Bytes of the files of one sample; see `FetchingSource.file_bytes`."""
         return self.source.file_bytes() if isinstance(self.source, FetchingSource) else 0
 
     def read_ahead(self, nbytes: int) -> Callable[[], None]:
-        """Allow to read files ahead; see `FetchingSource.read_ahead`."""
-        return self.source.read_ahead(nbytes) if isinstance(self.source, FetchingSource) else _nothing
+        """Allow reading ahead; see `FetchingSource.read_ahead`."""
+        return self.source.read_ahead(nbytes) if isinstance(self.source, FetchingSource) else _do_nothing
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; see `CachingSource.reserve`."""
-        return _nothing if self._keeping is None else self._keeping.reserve(chunks, cache_bytes)
+        """Reserve memory for decoded chunks; see `CachingSource.reserve`."""
+        return _do_nothing if self._caching is None else self._caching.reserve(chunks, cache_bytes)
 
 
-def _chosen(given: Any, length: int) -> Indices:
-    """Sample numbers from numbers or a mask, as a copy that nobody can write to."""
+def _selected(given: Any, length: int) -> Indices:
+    """Sample numbers from numbers or a mask, as a read-only copy."""
     samples = np.asarray(given)
     if samples.ndim != 1:
-        raise ConfigError(f"samples: an array of shape {samples.shape}; give numbers or a mask along one axis")
+        raise ConfigError(
+            f"samples: shape {samples.shape} does not have one axis; give numbers or a mask of shape (n,)"
+        )
     if samples.dtype.kind == "b" and samples.size != length:
-        raise ConfigError(f"samples: a mask of {samples.size} for {length} samples; give one of the same length")
+        raise ConfigError(f"samples: a mask of {samples.size} values for {length} samples; give one value per sample")
     if samples.dtype.kind == "b":
         samples = np.flatnonzero(samples)
     if not samples.size:
-        raise ConfigError("samples: there are none; a source has at least one")
+        raise ConfigError("samples: empty; select at least one sample")
     if samples.dtype.kind not in "iu":
-        raise ConfigError(f"samples: {samples[:1].tolist()[0]!r} is neither a whole number nor true or false")
+        raise ConfigError(
+            f"samples: {samples[:1].tolist()[0]!r} is neither a whole number nor a bool; give sample numbers or a mask"
+        )
     wrong = (samples < 0) | (samples >= length)
     if wrong.any():
-        raise ConfigError(f"samples: {samples[wrong][0]} is not a sample; they are numbered 0 to {length - 1}")
-    chosen = samples.astype(np.int64)
-    chosen.setflags(write=False)
-    return chosen
+        raise ConfigError(f"samples: {samples[wrong][0]} is not a sample number; the source has 0 to {length - 1}")
+    selected = samples.astype(np.int64)
+    selected.setflags(write=False)
+    return selected
 
 
 def _lengths(changes: npt.NDArray[np.bool_]) -> Indices:
-    """How long the stretches are, if a new one begins behind each change; shape (n - 1,) for n in all."""
+    """Lengths of the runs of n values, given where a value differs from the next; ``changes`` has shape (n - 1,)."""
     edges = np.flatnonzero(changes) + 1
     return np.diff(edges, prepend=0, append=changes.size + 1)
 
 
 def _runs(runs: Sequence[ChunkRun], samples: Indices) -> tuple[ChunkRun, ...]:
-    """How samples lie in chunks, if all of them together do so as these runs say."""
+    """How selected samples lie in chunks, given the runs of the whole source."""
     sizes, rows = np.array([(run.samples, run.rows) for run in runs], np.int64).T
     first_samples, first_chunks = starts(sizes), starts(-(-sizes // rows))
     run = np.searchsorted(first_samples, samples, side="right") - 1
     chunks = first_chunks[run] + (samples - first_samples[run]) // rows[run]
     counts = _lengths(np.diff(chunks) != 0)
-    alike = _lengths(np.diff(counts) != 0)
-    of_each = counts[starts(alike)[:-1]]
-    return tuple(ChunkRun(many * count, count) for many, count in zip(alike.tolist(), of_each.tolist(), strict=True))
+    repeats = _lengths(np.diff(counts) != 0)
+    sizes_of_runs = counts[starts(repeats)[:-1]]
+    return tuple(
+        ChunkRun(chunks * size, size) for chunks, size in zip(repeats.tolist(), sizes_of_runs.tolist(), strict=True)
+    )
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

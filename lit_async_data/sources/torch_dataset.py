@@ -1,4 +1,4 @@
-"""`DatasetSource`: the samples of a map-style dataset of torch, read by its own Python code."""
+"""`DatasetSource`: the samples of a map-style torch dataset, read by its Python code."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Location, StorageLayout, shown
-from lit_async_data.sources.torch_values import ELSEWHERE, UnfitError, as_array, filled_at_once
+from lit_async_data.sources.torch_values import ALTERNATIVE, UnfitError, as_array, fill_from_equal
 
-# Samples are collected up to this many bytes before they are copied: what they take no budget has counted.
-TOGETHER_BYTES = 4 * 2**20
+# Samples are collected up to this many bytes before they are copied; no memory budget counts these bytes.
+COLLECTED_BYTES = 4 * 2**20
 
 
 class DatasetSource:
-    """Samples of a map-style dataset: whatever has ``__len__`` and ``__getitem__`` or ``__getitems__``.
+    """Samples of a map-style dataset: any object with ``__len__`` and ``__getitem__`` or ``__getitems__``.
 
-    Sample 0 is read once when the source is built, and says what all of them look like. A sample is one of these:
+    The constructor reads sample 0 to learn the fields. A sample is one of these:
 
-    * a dict: batches are dicts of its keys;
-    * a tuple or a list: batches are tuples, and the keys are ``"0"``, ``"1"``, …; those of a namedtuple are the names
-      of its fields, and batches are plain tuples all the same;
-    * a single value: batches are tuples of one, and its key is ``"0"``.
+    * a dict: batches are dicts with its keys;
+    * a tuple or a list: batches are tuples with the keys ``"0"``, ``"1"``, …; a namedtuple gives its field names as
+      keys, and batches are plain tuples too;
+    * a single value: batches are tuples of one, with the key ``"0"``.
 
-    Values are tensors on the CPU, numpy arrays and numbers, and Python's bool (bool), int (int64) and float (float64).
-    They come as they are, in native byte order; whole numbers without an axis come as int64. All samples have the
-    shapes of sample 0. Another type is cast where numpy calls that safe, so that nothing is lost.
+    Values are CPU tensors, numpy arrays and numbers, and Python's bool (bool), int (int64) and float (float64). They
+    keep their dtype, in native byte order; whole-number scalars become int64. All samples must have the shapes of
+    sample 0. Other dtypes are cast if numpy calls the cast safe, so no value changes.
 
-    The dataset's code is called under a lock, by one thread at a time, since few datasets are made for more. Being
-    Python, it would keep a training loop from running beside it: with ``workers="auto"`` batches are read by the loop
-    itself, when they are wanted. Where the dataset lets go of Python's lock (it reads files, or decodes them in C),
-    ``workers=1`` moves it to a thread. As for a DataLoader, samples of a batch may not be made in the same memory, one
-    over the other: several are collected before they are copied.
+    One thread at a time calls the dataset's code, under a lock, since few datasets are thread-safe. Python code in a
+    thread would hold the GIL against the training loop, so with ``workers="auto"`` the loop itself reads each batch. If
+    the dataset releases the GIL (it reads files, or decodes them in C), ``workers=1`` moves it to a thread. As for a
+    DataLoader, the dataset must not return the same memory for two samples of a batch: several samples are collected
+    before they are copied.
 
     Args:
-        dataset: A `torch.utils.data.Dataset`, or anything that is used like one. ``__getitems__`` is called with the
-            numbers of a batch where there is one, else ``__getitem__`` with each.
+        dataset: A `torch.utils.data.Dataset` or an object with the same interface. ``__getitems__`` is called with the
+            sample numbers of a batch if it exists, otherwise ``__getitem__`` with each number.
 
     Raises:
-        ConfigError: ``dataset`` has no length or is empty, or its samples cannot be had by number.
+        ConfigError: ``dataset`` has no length, is empty, or is not indexable by sample number.
         FormatError: Sample 0 cannot become part of a batch.
-        SourceError: The dataset raised an error when it was asked for sample 0.
+        SourceError: The dataset raised an error for sample 0.
 
     Example:
         >>> import torch
@@ -65,13 +65,13 @@ class DatasetSource:
         self._locks: dict[int, threading.Lock] = {}
         try:
             with self._lock:
-                first = next(self._asked([0]))
+                first = next(self._returned([0]))
         except ReadError as error:
-            said = f"{error}; its first sample is read to learn what batches look like"
-            raise SourceError(said, sample_id=0) from error.__cause__
+            message = f"{error}; the source reads this sample to learn the fields, so it must be readable"
+            raise SourceError(message, sample_id=0) from error.__cause__
         fields = {key: self._field(key, value) for key, value in _by_key(first).items()}
         if not fields:
-            raise FormatError(f"{self.name}[0] holds no value; a sample needs at least one", sample_id=0)
+            raise FormatError(f"{self.name}[0] holds no value; return at least one", sample_id=0)
         self._spec = BatchSpec(fields, as_mapping=isinstance(first, Mapping))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,12 +90,12 @@ class DatasetSource:
 
     @property
     def spec(self) -> BatchSpec:
-        """Keys, shapes and dtypes of the fields, as those of sample 0."""
+        """Keys, shapes and dtypes of the fields, from sample 0."""
         return self._spec
 
     @property
     def chunks(self) -> StorageLayout:
-        """Each sample lies alone, and takes Python to read."""
+        """No chunks; reading a sample runs Python code."""
         return StorageLayout(reading="python")
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -106,93 +106,94 @@ class DatasetSource:
             FormatError: A sample has other keys, shapes or types than sample 0.
             ReadError: The dataset raised an error, which is chained.
         """
-        numbers = self._checked(samples)
-        most = max(TOGETHER_BYTES // max(self._spec.nbytes, 1), 1)
-        # Values are copied under the lock too: a dataset may use the same memory again for what it is asked next.
+        numbers = self._checked_numbers(samples)
+        block = max(COLLECTED_BYTES // max(self._spec.nbytes, 1), 1)
+        # Values are copied under the lock too: a dataset may reuse their memory in its next call.
         with self._lock:
-            asked = self._asked(numbers)
-            for first in range(0, len(numbers), most):
-                some = numbers[first : first + most]
-                values = self._by_key(some, asked)
+            returned = self._returned(numbers)
+            for first in range(0, len(numbers), block):
+                chosen = numbers[first : first + block]
+                values = self._by_key(chosen, returned)
                 for key, array in out.items():
-                    self._fill(array[first : first + most], key, some, [sample[key] for sample in values])
+                    self._fill(array[first : first + block], key, chosen, [sample[key] for sample in values])
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """The dataset's class in place of a file, and the samples' numbers in it.
+        """The class of the dataset in place of a file, and the sample numbers as rows.
 
         Raises:
             IndexError: A number is not in ``range(len(self))``.
         """
-        return [Location(self.name, "/", number) for number in self._checked(ids)]
+        return [Location(self.name, "/", number) for number in self._checked_numbers(ids)]
 
     def close(self) -> None:
-        """Nothing to close: the dataset is yours."""
+        """Do nothing: the dataset belongs to the user."""
 
     @property
     def _lock(self) -> threading.Lock:
-        # One for each process: in a fork nobody would let go of a lock that a thread of its parent holds.
+        # One lock per process: a forked child could wait forever for a lock that a thread of its parent held.
         return self._locks.setdefault(os.getpid(), threading.Lock())
 
-    def _checked(self, ids: Sequence[int] | Indices) -> list[int]:
+    def _checked_numbers(self, ids: Sequence[int] | Indices) -> list[int]:
         numbers: list[Any] = np.asarray(ids).tolist()
         for number in numbers:
-            # A list counts negative numbers from its end, and so do datasets over one.
+            # Lists, and datasets over lists, would count negative numbers from the end.
             if type(number) is not int or not 0 <= number < self._length:
                 raise IndexError(f"sample {number!r} of {self._length} in {self.name}")
         return numbers
 
-    # -- the dataset's own code -----------------------------------------------------------------------------------
+    # -- calls of the dataset's code ---------------------------------------------------------------------------------
 
-    def _asked(self, numbers: list[int]) -> Iterator[Any]:
-        """The samples as the dataset returns them, one by one where it has no ``__getitems__``."""
+    def _returned(self, numbers: list[int]) -> Iterator[Any]:
+        """The samples that the dataset returns, one by one if it has no ``__getitems__``."""
         if not numbers:
             return iter(())
         if callable(getattr(self.dataset, "__getitems__", None)):
-            return iter(self._many(numbers))
-        return map(self._one, numbers)
+            return iter(self._get_items(numbers))
+        return map(self._get_item, numbers)
 
-    def _one(self, number: int) -> Any:
+    def _get_item(self, number: int) -> Any:
         try:
             return _plain(self.dataset[number])
         except Exception as error:
-            raise _failed(f"{self.name}[{number}]", number, error) from error
+            raise _read_error(f"{self.name}[{number}]", number, error) from error
 
-    def _many(self, numbers: list[int]) -> list[Any]:
+    def _get_items(self, numbers: list[int]) -> list[Any]:
         call = f"{self.name}.__getitems__([{few(numbers)}])"
         try:
-            found = self.dataset.__getitems__(list(numbers))
-            samples = [_plain(sample) for sample in found]
+            returned = self.dataset.__getitems__(list(numbers))
+            samples = [_plain(sample) for sample in returned]
         except Exception as error:
-            raise _failed(call, numbers[0], error) from error
-        if isinstance(found, Mapping | str) or len(samples) != len(numbers):
+            raise _read_error(call, numbers[0], error) from error
+        if isinstance(returned, Mapping | str) or len(samples) != len(numbers):
             raise FormatError(
-                f"{call} returned a {type(found).__name__} of {len(samples)}; it must be a list of as many samples as "
-                f"were asked for, {len(numbers)}, in that order",
+                f"{call} returned a {type(returned).__name__} of {len(samples)} for {len(numbers)} sample numbers; "
+                "return a "
+                "list of one sample per number, in their order",
                 sample_id=numbers[0],
             )
         return samples
 
-    # -- what it returned -----------------------------------------------------------------------------------------
+    # -- returned samples -----------------------------------------------------------------------------------------
 
-    def _by_key(self, numbers: list[int], asked: Iterator[Any]) -> list[Mapping[str, Any]]:
+    def _by_key(self, numbers: list[int], returned: Iterator[Any]) -> list[Mapping[str, Any]]:
         """The next samples, each with its values by key."""
-        keys, found = self._spec.fields.keys(), []
-        for number, sample in zip(numbers, asked, strict=False):  # the rest of them are for later
+        keys, samples = self._spec.fields.keys(), []
+        for number, sample in zip(numbers, returned, strict=False):  # takes no more than these
             values = _by_key(sample)
             if values.keys() != keys:
-                raise self._other_keys(number, values)
-            found.append(values)
-        return found
+                raise self._keys_error(number, values)
+            samples.append(values)
+        return samples
 
     def _fill(self, array: Array, key: str, numbers: list[int], values: list[Any]) -> None:
-        if filled_at_once(array, values):
+        if fill_from_equal(array, values):
             return
         for place, (number, value) in enumerate(zip(numbers, values, strict=True)):
-            array[place] = self._fitting(number, key, value)
+            array[place] = self._checked_array(number, key, value)
 
     def _field(self, key: Any, value: Any) -> FieldSpec:
         if not isinstance(key, str):
-            raise FormatError(f"{self.name}[0]: the key {key!r} is no text; name the fields of a sample", sample_id=0)
+            raise FormatError(f"{self.name}[0]: the key {key!r} is not text; name each field by text", sample_id=0)
         array = self._array(0, key, value)
         return FieldSpec(array.shape, array.dtype.newbyteorder("="))
 
@@ -202,57 +203,60 @@ class DatasetSource:
         except UnfitError as error:
             raise FormatError(f"{self.name}[{number}], field {key!r}: {error}", sample_id=number) from None
 
-    def _fitting(self, number: int, key: str, value: Any) -> Array:
-        """A value as an array of the shape of sample 0, and of a type that casts to that of sample 0."""
+    def _checked_array(self, number: int, key: str, value: Any) -> Array:
+        """A value as an array of the shape of sample 0, and of a dtype that casts safely to its dtype."""
         array, field = self._array(number, key, value), self._spec[key]
         if array.shape != field.shape:
             raise FormatError(
-                f"{self.name}[{number}], field {key!r}: its shape is {array.shape}, that of sample 0 is {field.shape}; "
-                f"pad or crop in the dataset, or else: {ELSEWHERE}",
+                f"{self.name}[{number}], field {key!r}: shape {array.shape}, but sample 0 has shape {field.shape}; "
+                f"pad or crop in the dataset, or: {ALTERNATIVE}",
                 sample_id=number,
             )
         if array.dtype != field.dtype and not np.can_cast(array.dtype, field.dtype, "safe"):
             raise FormatError(
-                f"{self.name}[{number}], field {key!r}: its type is {array.dtype}, that of sample 0 is {field.dtype}, "
-                "which cannot hold all of its values; make all samples of one type in the dataset",
+                f"{self.name}[{number}], field {key!r}: dtype {array.dtype}, but sample 0 has {field.dtype}, which "
+                "cannot hold all values of it; return one dtype for all samples",
                 sample_id=number,
             )
         return array
 
-    def _other_keys(self, number: int, values: Mapping[Any, Any]) -> FormatError:
+    def _keys_error(self, number: int, values: Mapping[Any, Any]) -> FormatError:
         return FormatError(
-            f"{self.name}[{number}] has the fields {list(values)}, sample 0 has {list(self._spec.fields)}; return "
-            "the same ones for every sample",
+            f"{self.name}[{number}] has the fields {list(values)}, but sample 0 has {list(self._spec.fields)}; "
+            "return the same fields for every sample",
             sample_id=number,
         )
 
 
 def _length(dataset: Any) -> int:
-    """How many samples there are, ≥ 1."""
+    """Number of samples, ≥ 1."""
     name = type(dataset).__name__
     if isinstance(dataset, type):
-        raise ConfigError(f"dataset: {dataset.__name__} is a class; build one of it")
+        raise ConfigError(f"dataset: {dataset.__name__} is a class; pass an instance")
     if isinstance(dataset, IterableDataset):
-        raise ConfigError(f"dataset: {name} is an iterable dataset, which has no samples by number; {ELSEWHERE}")
+        raise ConfigError(f"dataset: {name} is an iterable dataset, which cannot be indexed; {ALTERNATIVE}")
     if not hasattr(dataset, "__getitem__") and not callable(getattr(dataset, "__getitems__", None)):
-        raise ConfigError(f"dataset: {name} has no __getitem__, to have its samples by number; {ELSEWHERE}")
+        raise ConfigError(f"dataset: {name} has no __getitem__, so it cannot be indexed; {ALTERNATIVE}")
     if not hasattr(dataset, "__len__"):
-        raise ConfigError(f"dataset: {name} has no __len__; give it one that returns the number of its samples")
+        raise ConfigError(f"dataset: {name} has no __len__; add one that returns the number of samples")
     try:
         length = len(dataset)
     except Exception as error:
-        raise ConfigError(f"dataset: the __len__ of {name} raised {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"dataset: the __len__ of {name} raised {type(error).__name__}: {error}; it must return the number of "
+            "samples"
+        ) from error
     if not length:
-        raise ConfigError(f"dataset: {name} has no samples; what a batch looks like is found from the first one")
+        raise ConfigError(f"dataset: {name} is empty; it needs at least one sample")
     return length
 
 
-def _failed(call: str, number: int, cause: Exception) -> ReadError:
+def _read_error(call: str, number: int, cause: Exception) -> ReadError:
     return ReadError(f"{call} raised {type(cause).__name__}: {cause}", sample_id=number, stage="read")
 
 
 def _plain(sample: Any) -> Any:
-    """A mapping of another kind as a dict: some do their work only when a value is asked for."""
+    """Other mappings as a dict: some compute a value only when its key is accessed."""
     return dict(sample) if isinstance(sample, Mapping) else sample
 
 

@@ -1,4 +1,4 @@
-"""Values of samples: what Python code returns, as arrays."""
+"""Values of samples that Python code returns, as arrays."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from lit_async_data.batch.spec import TENSOR_TYPES, Array
 
-ELSEWHERE = "prefetched(loader) takes a DataLoader of your own for such batches"
-# Values of fewer elements than this torch copies in the calling thread; more it shares among threads of its own, which
-# the training step wants.
+ALTERNATIVE = "prefetched(loader) takes a DataLoader of your own for such batches"
+# torch copies fewer elements than this in the calling thread. For more it uses its thread pool, which the training step
+# needs.
 GRAIN = 32768
-_MOST = np.iinfo(np.int64).max
+_MAX_INT64 = np.iinfo(np.int64).max
 
 
 class UnfitError(Exception):
@@ -23,13 +23,13 @@ class UnfitError(Exception):
 
 
 def as_array(value: Any) -> Array:
-    """A value as an array, without a copy; whole numbers without an axis as int64.
+    """A value as an array, without a copy. Whole-number scalars become int64.
 
     Raises:
-        UnfitError: It is no number and no array of numbers, or one that no tensor in host memory holds.
+        UnfitError: The value is not a number or an array of numbers, or no tensor in host memory can hold it.
     """
     if isinstance(value, torch.Tensor):
-        array = _of_tensor(value)
+        array = _tensor_array(value)
     elif isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.ma.MaskedArray):
         array = np.asarray(value)
     elif isinstance(value, bool | int | float):
@@ -37,57 +37,57 @@ def as_array(value: Any) -> Array:
         try:
             return np.asarray(value, np.dtype(kind))
         except OverflowError:
-            raise UnfitError(f"{value} is more than an int64 holds; give it as a float") from None
+            raise UnfitError(f"{value} does not fit into int64; return it as a float") from None
     else:
-        raise UnfitError(_refusal(value))
+        raise UnfitError(_reason(value))
     if (array.dtype.kind, array.dtype.itemsize) not in TENSOR_TYPES:
-        raise UnfitError(f"a numpy array of {array.dtype}, which no tensor holds; give numbers, or: {ELSEWHERE}")
+        raise UnfitError(f"a numpy array of {array.dtype}, which no tensor can hold; return numbers, or: {ALTERNATIVE}")
     if array.ndim or array.dtype.kind not in "iu":
         return array
-    if array.dtype.kind == "u" and int(array) > _MOST:
-        raise UnfitError(f"{array} is more than an int64 holds; give it an axis of its own, or as a float")
+    if array.dtype.kind == "u" and int(array) > _MAX_INT64:
+        raise UnfitError(f"{array} does not fit into int64; return it as an array of one axis, or as a float")
     return array.astype(np.int64, copy=False)
 
 
-def _of_tensor(tensor: torch.Tensor) -> Array:
+def _tensor_array(tensor: torch.Tensor) -> Array:
     if not tensor.is_cpu:
-        raise UnfitError(
-            f"a tensor on {tensor.device}; leave it on the CPU in the dataset, batches go to the device by themselves"
-        )
+        raise UnfitError(f"a tensor on {tensor.device}; return it on the CPU, the loader copies batches to the device")
     try:
-        # With `force`, also without its gradient, and conjugates are computed.
+        # `force` also detaches the tensor and resolves conjugates.
         array: Array = tensor.numpy(force=True)
     except (TypeError, RuntimeError):
         layout = "" if tensor.layout is torch.strided else f"{tensor.layout} "
         raise UnfitError(
-            f"a {layout}tensor of {tensor.dtype}, which numpy does not know; return a dense one of another type from "
-            "the dataset, such as .float(), and cast it in device_transform"
+            f"a {layout}tensor of {tensor.dtype}, which numpy cannot hold; return a dense tensor of another dtype, "
+            "such "
+            "as .float(), and cast it in device_transform"
         ) from None
     return array
 
 
-def _refusal(value: object) -> str:
+def _reason(value: object) -> str:
     kind = type(value)
     if any(base.__module__.split(".")[0] == "PIL" for base in kind.__mro__):
-        return f"an image of PIL ({kind.__name__}); make it a tensor in the dataset (ToTensor) or numpy.asarray of it"
+        return f"a PIL image ({kind.__name__}); convert it in the dataset with ToTensor or numpy.asarray"
     if isinstance(value, Mapping | tuple | list):
-        return f"a {kind.__name__} inside a sample; make one flat dict or tuple of it in the dataset, or: {ELSEWHERE}"
-    return f"{kind.__name__} is nothing that a tensor holds; leave it out in the dataset, or: {ELSEWHERE}"
+        return f"a {kind.__name__} inside a sample; return one flat dict or tuple, or: {ALTERNATIVE}"
+    return f"{kind.__name__} is not a value that a tensor can hold; leave it out of the sample, or: {ALTERNATIVE}"
 
 
-def filled_at_once(array: Array, values: list[Any]) -> bool:
-    """Fill an array from values that are all of its type and shape, which costs less than one by one.
+def fill_from_equal(array: Array, values: list[Any]) -> bool:
+    """Fill an array from values of equal type and shape in one call, which is faster than one by one.
 
     Args:
-        array: Of shape (n, ...), C-contiguous.
-        values: As many, ≥ 1.
+        array: Shape (n, ...), C-contiguous.
+        values: n values, n ≥ 1.
 
     Returns:
-        Whether they are: plain tensors, Python's int or Python's float. Else each must be looked at.
+        Whether the array is filled: all values are plain tensors, Python ints or Python floats that fit. Otherwise the
+        caller must convert each value.
     """
     kinds = set(map(type, values))
     if kinds == {torch.Tensor}:
-        return _stacked(torch.from_numpy(array), values)
+        return _stack(torch.from_numpy(array), values)
     if not (kinds == {int} and array.dtype == np.int64) and not (kinds == {float} and array.dtype == np.float64):
         return False
     if array.ndim > 1:
@@ -99,7 +99,7 @@ def filled_at_once(array: Array, values: list[Any]) -> bool:
     return True
 
 
-def _stacked(target: torch.Tensor, tensors: list[Any]) -> bool:
+def _stack(target: torch.Tensor, tensors: list[Any]) -> bool:
     dtype, shape = target.dtype, target.shape[1:]
     if math.prod(shape) >= GRAIN:
         return False

@@ -261,7 +261,7 @@ def test_windows_of_recordings_never_cross_a_patient_nor_a_side(rec, groups):
 
 
 def test_windows_that_overlap_are_not_split_one_by_one(rec):
-    with pytest.raises(ConfigError, match=r"^groups: .* share values with 8 after them.*groups='group'.*groups='time'"):
+    with pytest.raises(ConfigError, match=r"^groups: .* shares values with the next 8.*groups='group'.*groups='time'"):
         AsyncDataModule(source=rec, split=THREE, loader={"batch_size": 32})
 
 

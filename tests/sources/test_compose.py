@@ -118,17 +118,17 @@ def test_a_subset_keeps_a_copy_that_nobody_can_write_to():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "there are none"),
-        ([False] * 10, "there are none"),
-        ([True] * 9, "a mask of 9 for 10 samples"),
-        ([True] * 11, "a mask of 11 for 10 samples"),
-        ([0, 10], "10 is not a sample; they are numbered 0 to 9"),
+        ([], "empty; select at least one"),
+        ([False] * 10, "empty; select at least one"),
+        ([True] * 9, "a mask of 9 values for 10 samples"),
+        ([True] * 11, "a mask of 11 values for 10 samples"),
+        ([0, 10], "10 is not a sample number; the source has 0 to 9"),
         ([0, -1], "-1 is not a sample"),
         (np.array([2**64 - 1], np.uint64), "18446744073709551615 is not a sample"),
-        ([1.0, 2.0], "1.0 is neither a whole number nor true or false"),
+        ([1.0, 2.0], "1.0 is neither a whole number nor a bool"),
         (["a"], "'a' is neither"),
-        ([[1, 2]], r"an array of shape \(1, 2\)"),
-        (3, r"an array of shape \(\)"),
+        ([[1, 2]], r"shape \(1, 2\)"),
+        (3, r"shape \(\)"),
     ],
 )
 def test_samples_that_are_none_are_refused(given, message):
@@ -274,12 +274,12 @@ def test_a_source_without_parts_is_one_part_without_a_name():
     assert overlap_of(source) == 0
     assert column_of(source, "y").tolist() == [0, 1, 2, 3, 4]
     for name in ("x", "z"):
-        with pytest.raises(MissingError, match=f"ArraySource: there is no '{name}' .*: y$"):
+        with pytest.raises(MissingError, match=f"ArraySource: no field '{name}' .*: y$"):
             column_of(source, name)
 
 
 def test_a_column_is_read_piece_by_piece(monkeypatch):
-    monkeypatch.setattr("lit_async_data.sources.places.AT_ONCE", 3)
+    monkeypatch.setattr("lit_async_data.sources.places.BLOCK_SAMPLES", 3)
     assert column_of(numbered(8), "y").tolist() == list(range(8))
 
 
@@ -342,7 +342,7 @@ def test_locate_knows_the_samples_of_subsets():
 
 
 def test_no_sources_are_refused():
-    with pytest.raises(ConfigError, match=r"^sources: there are none"):
+    with pytest.raises(ConfigError, match=r"^sources: empty; give at least one"):
         ConcatSource([])
 
 
@@ -404,7 +404,7 @@ def test_a_column_of_text_and_numbers_is_refused():
         PartedArrays({"y": np.arange(2)}, parts={"a.h5": 2}, columns={"who": np.array(who)})
         for who in (["p", "q"], [1, 2])
     )
-    with pytest.raises(FormatError, match=r"'who' holds numbers in 1 of 2 .*, but in PartedArrays it does not"):
+    with pytest.raises(FormatError, match=r"'who' holds numbers in 1 of 2 .*, but text in PartedArrays"):
         ConcatSource([text, SubsetSource(number, [1])]).column("who")
 
 

@@ -27,7 +27,7 @@ from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOp
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError
 from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.sources.base import CachingSource, Location, Source
-from lit_async_data.sources.torch_values import GRAIN, filled_at_once
+from lit_async_data.sources.torch_values import GRAIN, fill_from_equal
 from lit_async_data.testing import ArraySource
 
 LENGTH = 23
@@ -279,7 +279,7 @@ def test_samples_are_collected_up_to_some_bytes(monkeypatch, samples_at_once, ki
         return made, number
 
     source = DatasetSource(kind(of))
-    monkeypatch.setattr("lit_async_data.sources.torch_dataset.TOGETHER_BYTES", samples_at_once * source.spec.nbytes)
+    monkeypatch.setattr("lit_async_data.sources.torch_dataset.COLLECTED_BYTES", samples_at_once * source.spec.nbytes)
     got = read(source, [5, 3, 3, 9, 0, 22, 1])
     assert np.array_equal(got["0"], IMAGES.numpy()[[5, 3, 3, 9, 0, 22, 1]])
     assert got["1"].tolist() == [5, 3, 3, 9, 0, 22, 1]
@@ -413,7 +413,7 @@ def test_numbers_without_an_axis(value, dtype):
 
 @pytest.mark.parametrize("value", [2**63, np.uint64(2**63), torch.tensor(2**63, dtype=torch.uint64), -(2**63) - 1])
 def test_a_number_that_no_int64_holds_is_refused_and_never_wrapped(value):
-    refused(FormatError, r"list\[0\], field '0': -?9\d+ is more than an int64 holds", lambda: DatasetSource([value]))
+    refused(FormatError, r"list\[0\], field '0': -?9\d+ does not fit into int64", lambda: DatasetSource([value]))
     refused(FormatError, r"list\[1\], field '0'", lambda: read(DatasetSource([1, value]), [1]))
 
 
@@ -475,7 +475,7 @@ def test_what_is_filled_at_once_is_what_would_be_filled_one_by_one(values):
     for dtype in ("i8", "f8"):
         array = np.zeros(len(values), dtype)
         kind = int if dtype == "i8" else float
-        filled = filled_at_once(array, values)
+        filled = fill_from_equal(array, values)
         fits = all(type(value) is kind and (kind is float or -(2**63) <= value < 2**63) for value in values)
         assert filled == fits
         assert not filled or array.tolist() == values
@@ -484,11 +484,11 @@ def test_what_is_filled_at_once_is_what_would_be_filled_one_by_one(values):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (torch.zeros(3), "its shape is"),
-        (torch.zeros(1, 2), "its shape is"),
+        (torch.zeros(3), "shape "),
+        (torch.zeros(1, 2), "shape "),
         (torch.zeros(2, device="meta"), "a tensor on meta"),
         (torch.zeros(2).to_sparse(), "a torch.sparse_coo tensor"),
-        (torch.zeros(2, dtype=torch.float64), "its type is float64"),
+        (torch.zeros(2, dtype=torch.float64), "dtype float64"),
     ],
 )
 def test_a_batch_of_tensors_that_are_alike_but_not_as_sample_0_is_refused(other, said):
@@ -511,7 +511,7 @@ def test_small_tensors_are_stacked_and_large_ones_left_to_numpy_which_starts_no_
 @pytest.mark.parametrize("value", [3, 2.5])
 def test_a_number_never_fills_an_array(value):
     source = DatasetSource([np.zeros(2, "i8" if value == 3 else "f8"), value])
-    refused(FormatError, r"its shape is \(\), that of sample 0 is \(2,\)", lambda: read(source, [1]))
+    refused(FormatError, r"shape \(\), but sample 0 has shape \(2,\)", lambda: read(source, [1]))
 
 
 def test_fields_without_values_come_as_such():
@@ -530,18 +530,18 @@ def test_what_casts_safely_is_cast():
 @pytest.mark.parametrize(
     ("first", "then", "said"),
     [
-        (np.zeros(2, "f4"), np.zeros(2, "f8"), "float64, that of sample 0 is float32"),
-        (np.zeros(2, "u1"), np.zeros(2, "i1"), "int8, that of sample 0 is uint8"),
-        (np.zeros(2, "i8"), torch.zeros(2), "float32, that of sample 0 is int64"),
-        (1, 2.5, "float64, that of sample 0 is int64"),
-        (True, 1, "int64, that of sample 0 is bool"),
-        (np.float32(1), 0.1, "float64, that of sample 0 is float32"),
+        (np.zeros(2, "f4"), np.zeros(2, "f8"), "float64, but sample 0 has float32"),
+        (np.zeros(2, "u1"), np.zeros(2, "i1"), "int8, but sample 0 has uint8"),
+        (np.zeros(2, "i8"), torch.zeros(2), "float32, but sample 0 has int64"),
+        (1, 2.5, "float64, but sample 0 has int64"),
+        (True, 1, "int64, but sample 0 has bool"),
+        (np.float32(1), 0.1, "float64, but sample 0 has float32"),
     ],
 )
 def test_what_does_not_is_an_error(first, then, said):
     source = DatasetSource([first, first, then])
     for samples in ([1, 2], [2]):  # alone, all values of the batch are of one kind
-        said_of = rf"list\[2\], field '0': its type is {said}.*one type"
+        said_of = rf"list\[2\], field '0': dtype {said}.*one dtype"
         assert refused(FormatError, said_of, functools.partial(read, source, samples)).sample_id == 2
 
 
@@ -549,27 +549,27 @@ def test_what_does_not_is_an_error(first, then, said):
 
 Picture = type("JpegImageFile", (type("Image", (), {"__module__": "PIL.Image"}),), {"__module__": "elsewhere"})
 REFUSED = {
-    "text": ("cat", "str is nothing that a tensor holds; .*prefetched"),
-    "bytes": (b"cat", "bytes is nothing"),
-    "nothing": (None, "NoneType is nothing that a tensor holds; .*prefetched"),
-    "an object": (object(), "object is nothing"),
-    "a complex": (1j, "complex is nothing"),
-    "a set": ({1}, "set is nothing"),
-    "a list": ([1, 2], "a list inside a sample; make one flat .*prefetched"),
+    "text": ("cat", "str is not a value that a tensor can hold; .*prefetched"),
+    "bytes": (b"cat", "bytes is not a value"),
+    "nothing": (None, "NoneType is not a value that a tensor can hold; .*prefetched"),
+    "an object": (object(), "object is not a value"),
+    "a complex": (1j, "complex is not a value"),
+    "a set": ({1}, "set is not a value"),
+    "a list": ([1, 2], "a list inside a sample; return one flat .*prefetched"),
     "a tuple": ((1, 2), "a tuple inside a sample"),
     "a dict": ({"a": 1}, "a dict inside a sample"),
-    "a picture": (Picture(), r"an image of PIL \(JpegImageFile\); .*ToTensor.*numpy"),
+    "a picture": (Picture(), r"a PIL image \(JpegImageFile\); .*ToTensor.*numpy"),
     "bfloat16": (torch.zeros(2, dtype=torch.bfloat16), r"a tensor of torch.bfloat16, which numpy .*\.float\(\)"),
     "float8": (torch.zeros(2).to(torch.float8_e5m2), r"a tensor of torch.float8_e5m2"),
     "sparse": (torch.eye(2).to_sparse(), "a torch.sparse_coo tensor of torch.float32.*dense"),
-    "elsewhere": (torch.zeros(2, device="meta"), "a tensor on meta; leave it on the CPU"),
-    "texts": (np.array(["a", "b"]), "a numpy array of <U1, which no tensor holds"),
+    "elsewhere": (torch.zeros(2, device="meta"), "a tensor on meta; return it on the CPU"),
+    "texts": (np.array(["a", "b"]), "a numpy array of <U1, which no tensor can hold"),
     "objects": (np.array([None, 1]), "a numpy array of object"),
     "dates": (np.array(["2020-01-01"], "M8[D]"), "a numpy array of datetime64"),
     "a numpy text": (np.str_("a"), "a numpy array of <U1"),
     "a record": (np.zeros(2, [("a", "f4")]), r"a numpy array of \[\('a'"),
     "a long double": (np.zeros(2, np.longdouble), "a numpy array of float128"),
-    "a masked array": (np.ma.masked_array([1.0, 2.0], [True, False]), "MaskedArray is nothing"),
+    "a masked array": (np.ma.masked_array([1.0, 2.0], [True, False]), "MaskedArray is not a value"),
 }
 
 
@@ -589,18 +589,18 @@ def test_a_sample_without_values_is_refused(sample):
 
 
 def test_a_key_that_is_no_text_is_refused():
-    refused(FormatError, r"list\[0\]: the key 3 is no text", lambda: DatasetSource([{3: 1.0}]))
+    refused(FormatError, r"list\[0\]: the key 3 is not text", lambda: DatasetSource([{3: 1.0}]))
 
 
 @pytest.mark.parametrize(
     ("first", "then", "said"),
     [
-        ({"x": 1, "y": 2}, {"x": 1}, "['x'], sample 0 has ['x', 'y']"),
-        ({"x": 1}, {"x": 1, "y": 2}, "['x', 'y'], sample 0 has ['x']"),
-        ((1, 2), (1,), "['0'], sample 0 has ['0', '1']"),
-        ((1, 2), {"x": 1, "y": 2}, "['x', 'y'], sample 0 has ['0', '1']"),
-        (Pair(1, 2), (1, 2), "['0', '1'], sample 0 has ['image', 'label']"),
-        ({"x": 1}, {3: 1}, "[3], sample 0 has ['x']"),
+        ({"x": 1, "y": 2}, {"x": 1}, "['x'], but sample 0 has ['x', 'y']"),
+        ({"x": 1}, {"x": 1, "y": 2}, "['x', 'y'], but sample 0 has ['x']"),
+        ((1, 2), (1,), "['0'], but sample 0 has ['0', '1']"),
+        ((1, 2), {"x": 1, "y": 2}, "['x', 'y'], but sample 0 has ['0', '1']"),
+        (Pair(1, 2), (1, 2), "['0', '1'], but sample 0 has ['image', 'label']"),
+        ({"x": 1}, {3: 1}, "[3], but sample 0 has ['x']"),
     ],
 )
 def test_other_keys_are_an_error(first, then, said):
@@ -623,7 +623,7 @@ def test_another_shape_is_an_error_that_points_to_what_takes_ragged_data(then):
     shape = re.escape(str(np.shape(then)))
     error = refused(
         FormatError,
-        rf"list\[2\], field 'x': its shape is {shape}, that of sample 0 is \(3, 4\); pad or crop .*prefetched",
+        rf"list\[2\], field 'x': shape {shape}, but sample 0 has shape \(3, 4\); pad or crop .*prefetched",
         lambda: read(source, [1, 2]),
     )
     assert error.sample_id == 2
@@ -637,7 +637,9 @@ def test_a_result_of_another_length_is_an_error(wrong):
             return wrong(found) if len(found) > 1 else found
 
     source = DatasetSource(Wrong(float))
-    said = r"Wrong.__getitems__\(\[5, 2, 7, … \(4 in all\)\]\) returned a list of [35]; .* asked for, 4, in that order"
+    said = (
+        r"Wrong.__getitems__\(\[5, 2, 7, … \(4 in all\)\]\) returned a list of [35] for 4 sample numbers; return a list"
+    )
     assert refused(FormatError, said, lambda: read(source, [5, 2, 7, 1])).sample_id == 5
 
 
@@ -648,7 +650,7 @@ def test_a_batch_in_place_of_samples_is_an_error():
 
     refused(
         FormatError,
-        r"__getitems__\(\[0\]\) returned a dict of 1; it must be a list",
+        r"__getitems__\(\[0\]\) returned a dict of 1 for 1 sample numbers; return a list",
         lambda: DatasetSource(Collated(float)),
     )
 
@@ -691,10 +693,10 @@ class Untold(Unsized):
         (SizedStream(), "SizedStream is an iterable dataset.*prefetched"),
         (Unsized(), "Unsized has no __len__"),
         (Untold(), "the __len__ of Untold raised NotImplementedError: how many?"),
-        (Given, "Given is a class; build one"),
-        (Given(float, 0), "Given has no samples"),
+        (Given, "Given is a class; pass an instance"),
+        (Given(float, 0), "Given is empty"),
         (Given(float, -1), "the __len__ of Given raised ValueError"),
-        ([], "list has no samples"),
+        ([], "list is empty"),
         (3, "int has no __getitem__"),
         ({1, 2}, "set has no __getitem__"),
         (DataLoader([1, 2]), "DataLoader has no __getitem__.*prefetched"),
@@ -730,7 +732,9 @@ def broken(*numbers, error=OwnError("no such picture")):  # noqa: B008  # the sa
 )
 def test_a_first_sample_that_fails_is_an_error_of_the_source(kind, said):
     error = refused(
-        SourceError, f"^{said} raised OwnError: no such picture; its first", lambda: DatasetSource(kind(broken(0)))
+        SourceError,
+        f"^{said} raised OwnError: no such picture; the source reads this sample",
+        lambda: DatasetSource(kind(broken(0))),
     )
     assert isinstance(error.__cause__, OwnError)
     assert error.sample_id == 0

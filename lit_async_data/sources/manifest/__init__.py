@@ -1,1 +1,1 @@
-"""The table behind a dataset of files: one row per sample."""
+"""Samples that a table names; see the README."""

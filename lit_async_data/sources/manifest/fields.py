@@ -1,4 +1,4 @@
-"""`Fields`: everything that a table's samples are made of, and how it is read."""
+"""`Fields`: all fields of the samples of a table, and how to read them."""
 
 from __future__ import annotations
 
@@ -16,105 +16,103 @@ from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import Reading, StorageLayout, Turn, slowest
-from lit_async_data.sources.manifest.column import FILES, Column, Kind
+from lit_async_data.sources.manifest.column import FILES, Column, Kind, check_paths, kind_of, missing_of
 from lit_async_data.sources.manifest.file_field import MOST_BYTES, FileField
 from lit_async_data.sources.manifest.files.decoders import decoder_of
 from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.hdf5_fields import (
     HDF5Fields,
-    alike,
     dataset_column,
+    grouped_by_location,
     missing_rows,
     row_numbers,
-    with_places,
+    with_hdf5_columns,
 )
-from lit_async_data.sources.manifest.infer_kind import check_paths, kind_of, missing_of
 from lit_async_data.sources.manifest.label_field import LabelField, labels_of_column
-from lit_async_data.sources.manifest.paths import Paths
-from lit_async_data.sources.manifest.rows import Rows
+from lit_async_data.sources.manifest.rows import Paths, Rows
 from lit_async_data.sources.manifest.table.labels import Labels
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_reader import TableReader
 from lit_async_data.sources.room import reserved
 
-# Samples whose files are asked for their size, to know how much room reading ahead takes.
-SIZED = 16
-# Files of a folder that make a chunk of a shuffle by chunks.
+# Samples whose file sizes are looked up to estimate the memory for reading ahead.
+SIZE_SAMPLES = 16
+# Files of a folder in one chunk of ``shuffle="chunk"``.
 FOLDER_ROWS = 256
 
 
 class Fields:
-    """What samples are made of. Safe to read from several threads.
+    """The fields of samples. Thread-safe.
 
     Args:
         columns: By batch key.
-        given: The table.
-        root: Where files lie.
+        reader: The table.
+        root: The folder that relative paths start from.
         id: Column of ids, or None.
 
     Attributes:
-        entries: The samples: all rows but those that are dropped.
-        labels: Fields whose values stand in the table, by batch key.
-        files: Fields of one file for each sample.
-        stored: Fields of rows of HDF5 files, those of the same rows together.
-        fetching: Reads files ahead.
+        rows: The samples: all rows except dropped ones.
+        labels: Fields with values in the table, by batch key.
+        files: Fields with one file per sample, by batch key.
+        hdf5: Fields with rows of HDF5 files; those that use the same columns together.
+        prefetcher: Reads files ahead.
 
     Raises:
         ConfigError: Options do not fit the table.
-        SourceError: A row is wrong, or the first file cannot be read where it says what samples look like.
+        SourceError: A row is invalid, or the first file, which determines the shape, cannot be read.
     """
 
     def __init__(
         self,
         columns: Mapping[str, Column],
-        given: TableReader,
+        reader: TableReader,
         root: RootDirectory,
         id: str | None,  # noqa: A002  # the user's word
     ) -> None:
         self._order = tuple(columns)
         names = [name for column in columns.values() for name in column.names]
-        table = given.columns([*names, *([] if id is None else [id])])
+        table = reader.columns([*names, *([] if id is None else [id])])
         kinds: dict[str, Kind | None] = {key: kind_of(key, column, table, root) for key, column in columns.items()}
         files = {key: columns[key] for key, kind in kinds.items() if kind in FILES}
-        stored = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
+        hdf5 = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
         inline = {key: column for key, column in columns.items() if key not in files}
-        table = _without(table, given, missing_of(columns.values(), table))
-        table = with_places(stored, table, given.columns)
-        table = _without(table, given, missing_rows(stored.values(), table))
+        table = _without(table, reader, missing_of(columns.values(), table))
+        table = with_hdf5_columns(hdf5, table, reader.columns)
+        table = _without(table, reader, missing_rows(hdf5.values(), table))
         if id is not None:
             table.check_ids(id)
-            table = table.called(id)
+            table = table.with_ids(id)
         for key, column in files.items():
             check_paths(key, column, table)
-        table, labels = _labels(inline, table, given)
-        self.labels = {key: _cast(key, inline[key], found, table) for key, found in labels.items()}
-        self.entries = Rows(table, id)
-        self.fetching = FilePrefetcher(root)
+        table, labels = _labels(inline, table, reader)
+        self.labels = {key: _label_field(key, inline[key], values, table) for key, values in labels.items()}
+        self.rows = Rows(table, id)
+        self.prefetcher = FilePrefetcher(root)
         self.files = {
-            key: self._file_field(key, column, kinds[key], root) for key, column in files.items() if key not in stored
+            key: self._file_field(key, column, kinds[key], root) for key, column in files.items() if key not in hdf5
         }
-        self.stored = [self._hdf5_fields(group, root) for group in alike(stored, table)]
+        self.hdf5 = [self._hdf5_fields(group, root) for group in grouped_by_location(hdf5, table)]
 
     def _file_field(self, key: str, column: Column, kind: Kind | None, root: RootDirectory) -> FileField:
-        paths = Paths(self.entries, column.names[0], root)
+        paths = Paths(self.rows, column.names[0], root)
         if kind == "image" and column.image.image_size is not None:
-            return FileField(paths, decoder_of(kind, column.image, b"", ""), self.fetching)
+            return FileField(paths, decoder_of(kind, column.image, b"", ""), self.prefetcher)
         (path,) = paths.of(np.zeros(1, np.int64))
         try:
-            data = self.fetching.read(path, MOST_BYTES)
+            data = self.prefetcher.read(path, MOST_BYTES)
             decoder = decoder_of(str(kind), column.image, data, path)
         except SourceError as error:
-            raise self.entries.blamed(error, 0, path) from error.__cause__
+            raise self.rows.with_row(error, 0, path) from error.__cause__
         except ConfigError as error:
             raise ConfigError(f"fields.{key}.{error}") from None
-        return FileField(paths, decoder, self.fetching)
+        return FileField(paths, decoder, self.prefetcher)
 
     def _hdf5_fields(self, columns: Mapping[str, Column], root: RootDirectory) -> HDF5Fields:
-        (key, first), table = next(iter(columns.items())), self.entries.table
-        paths = Paths(self.entries, first.names[0], root)
+        (key, first), table = next(iter(columns.items())), self.rows.table
+        paths = Paths(self.rows, first.names[0], root)
         named = dataset_column(first, table)
-        datasets = None if named is None else table.coded(named)
+        datasets = None if named is None else table.encoded(named)
         try:
             return HDF5Fields(columns, paths, row_numbers(first, table), datasets)
         except ConfigError as error:
@@ -124,30 +122,30 @@ class Fields:
 
     @property
     def specs(self) -> dict[str, FieldSpec]:
-        """By batch key, in the order of the user."""
-        found = {key: label.spec for key, label in self.labels.items()}
-        found |= {key: file.spec for key, file in self.files.items()}
-        for stored in self.stored:
-            found.update(stored.specs)
-        return {key: found[key] for key in self._order}
+        """The fields by batch key, in the order of the user."""
+        specs = {key: label.spec for key, label in self.labels.items()}
+        specs |= {key: file.spec for key, file in self.files.items()}
+        for fields in self.hdf5:
+            specs.update(fields.specs)
+        return {key: specs[key] for key in self._order}
 
     @property
     def is_random(self) -> bool:
-        """Whether a random part of any file is taken."""
+        """Whether any field reads a random part of its files."""
         return any(field.decoder.is_random for field in self.files.values())
 
     @property
     def paths(self) -> Paths | None:
-        """The files of the first field that has any."""
+        """The paths of the first field with files; None if no field has files."""
         by_key = {key: field.paths for key, field in self.files.items()}
-        by_key |= {key: stored.paths for stored in self.stored for key in stored.specs}
+        by_key |= {key: fields.paths for fields in self.hdf5 for key in fields.specs}
         return next((by_key[key] for key in self._order if key in by_key), None)
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same with the numbers of other classes, in fields whose classes were found in the table."""
+        """The same fields, with text labels encoded by other classes where the user gave none."""
         changed = copy.copy(self)
         changed.labels = {
-            key: field.with_classes(classes[key], self.entries.table) if key in classes else field
+            key: field.with_classes(classes[key], self.rows.table) if key in classes else field
             for key, field in self.labels.items()
         }
         return changed
@@ -157,8 +155,8 @@ class Fields:
 
         Args:
             samples: int64, shape (n,).
-            out: By batch key, shape (n, ...), to be overwritten; of all keys or some.
-            keys: For what is drawn; uint64, shape (n,). None: the middle.
+            out: By batch key, shape (n, ...), overwritten; some keys or all.
+            keys: Select random parts; uint64, shape (n,). None: the middle.
 
         Raises:
             SourceError: A file cannot be read; names row, id and path.
@@ -166,107 +164,107 @@ class Fields:
         for key, label in self.labels.items():
             if key in out:
                 label.read(samples, out[key])
-        for stored in self.stored:
-            wanted = {key: out[key] for key in stored.specs if key in out}
-            if wanted:
-                stored.read(samples, wanted)
+        for fields in self.hdf5:
+            requested = {key: out[key] for key in fields.specs if key in out}
+            if requested:
+                fields.read(samples, requested)
         for key, file in self.files.items():
             if key in out:
                 file.read(samples, out[key], keys)
 
-    # -- what is made ready before it is read ------------------------------------------------------------------------
+    # -- preparing samples before they are read ----------------------------------------------------------------------
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Decode chunks of HDF5 files, or have files read ahead; whether there was anything to do."""
-        useful = [stored.source.prepare(samples, decode=decode) for stored in self.stored]
+        """Decode chunks of HDF5 files, or read files ahead; returns whether there was anything to do."""
+        useful = [fields.source.prepare(samples, decode=decode) for fields in self.hdf5]
         if decode is False:
             useful += [file.fetch(samples) for file in self.files.values()]
         return any(useful)
 
     @functools.cached_property
     def file_bytes(self) -> int:
-        """Bytes of the files of one sample that are read as a whole: the mean of a few, spread over the table."""
-        count = len(self.entries)
-        samples = np.unique(np.linspace(0, count - 1, min(SIZED, count)).astype(np.int64))
+        """Bytes of the whole files of one sample: the mean of a few samples across the table."""
+        count = len(self.rows)
+        samples = np.unique(np.linspace(0, count - 1, min(SIZE_SAMPLES, count)).astype(np.int64))
         return int(sum(file.mean_bytes(samples) for file in self.files.values()))
 
     def held_bytes(self, chunks: int) -> int:
         """Bytes of decoded chunks."""
-        return sum(stored.source.decoded_bytes(chunks) for stored in self.stored)
+        return sum(fields.source.decoded_bytes(chunks) for fields in self.hdf5)
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; what is returned takes it back."""
-        whole = max(sum(stored.source.decodable_bytes for stored in self.stored), 1)
+        """Reserve memory for decoded chunks; returns a function that releases it."""
+        total = max(sum(fields.source.decodable_bytes for fields in self.hdf5), 1)
         return reserved(
-            functools.partial(stored.source.reserve, chunks, cache_bytes * stored.source.decodable_bytes // whole)
-            for stored in self.stored
+            functools.partial(fields.source.reserve, chunks, cache_bytes * fields.source.decodable_bytes // total)
+            for fields in self.hdf5
         )
 
-    # -- how samples lie ---------------------------------------------------------------------------------------------
+    # -- storage order ----------------------------------------------------------------------------------------------
 
     @property
     def chunks(self) -> StorageLayout:
-        """How rows of HDF5 files lie together, of the field with the largest chunks; and how all are read."""
-        layouts = [stored.chunks for stored in self.stored]
-        found = max(layouts, key=lambda layout: layout.rows, default=StorageLayout(reading="copied"))
-        # Arrays are copied: two threads that open small files get in each other's way (14 to 12 thousand per second).
+        """The chunks of the HDF5 field with the largest ones, and the most expensive way of reading."""
+        layouts = [fields.chunks for fields in self.hdf5]
+        largest = max(layouts, key=lambda layout: layout.rows, default=StorageLayout(reading="copied"))
+        # .npy files count as copied: two threads read fewer small files than one (12 000 per second, not 14 000).
         readings: list[Reading] = [
             "decoded" if any(field.decoder.images for field in self.files.values()) else "copied"
         ]
         readings.extend(layout.reading for layout in layouts)
-        return dataclasses.replace(found, reading=slowest(readings))
+        return dataclasses.replace(largest, reading=slowest(readings))
 
     @functools.cached_property
     def layout(self) -> StorageLayout:
-        """As `chunks`; where nothing else lies together, files of one folder do."""
-        found, paths = self.chunks, self.paths
-        if found.runs or paths is None or self.stored:
-            return found
+        """As `chunks`; without HDF5 files, the files of one folder form chunks."""
+        layout, paths = self.chunks, self.paths
+        if layout.runs or paths is None or self.hdf5:
+            return layout
         folders = paths.folders()
         order = np.argsort(folders, kind="stable")
         runs = tuple(ChunkRun(count, FOLDER_ROWS) for count in np.bincount(folders).tolist())
-        return dataclasses.replace(found, runs=runs, order=None if (np.diff(order) == 1).all() else order)
+        return dataclasses.replace(layout, runs=runs, order=None if (np.diff(order) == 1).all() else order)
 
 
-# What the user calls what a table calls otherwise.
-_CALLED = {"vocabulary": "classes", "columns": "name", "multi": "separator"}
+# The user's names for options of `Table.labels`.
+_OPTION_NAMES = {"vocabulary": "classes", "columns": "name", "multi": "separator"}
 
 
-def _labels(columns: Mapping[str, Column], table: Table, given: TableReader) -> tuple[Table, dict[str, Labels]]:
-    """The values that stand in the table, and the rows of it that all of them leave."""
+def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) -> tuple[Table, dict[str, Labels]]:
+    """The labels of inline columns, and the table without the rows that any of them drops."""
     while True:
-        found = {key: _built(key, column, table) for key, column in columns.items()}
-        dropped = [labels.dropped for labels in found.values()]
+        labels = {key: _labels_of(key, column, table) for key, column in columns.items()}
+        dropped = [each.dropped for each in labels.values()]
         if not any(rows.size for rows in dropped):
-            return table, found
-        # Lists in which a value is missing, and NaN: known only now. What they bring with them is gone too.
-        table = _without(table, given, dropped)
+            return table, labels
+        # NaN and missing values in lists are known only now. Classes that only dropped rows have must vanish too.
+        table = _without(table, reader, dropped)
 
 
-def _built(key: str, column: Column, table: Table) -> Labels:
+def _labels_of(key: str, column: Column, table: Table) -> Labels:
     try:
         return labels_of_column(column, table)
     except ConfigError as error:
-        option, _, said = str(error).partition(": ")
-        raise ConfigError(f"fields.{key}.{_CALLED.get(option, option)}: {said}") from None
+        option, _, message = str(error).partition(": ")
+        raise ConfigError(f"fields.{key}.{_OPTION_NAMES.get(option, option)}: {message}") from None
 
 
-def _cast(key: str, column: Column, labels: Labels, table: Table) -> LabelField:
+def _label_field(key: str, column: Column, labels: Labels, table: Table) -> LabelField:
     try:
         return LabelField.of(column, labels, table)
     except ConfigError as error:
         raise ConfigError(f"fields.{key}.{error}") from None
 
 
-def _without(table: Table, given: TableReader, dropped: Sequence[Indices]) -> Table:
-    """The table without some of its rows."""
-    gone = np.zeros(len(table), np.bool_)
+def _without(table: Table, reader: TableReader, dropped: Sequence[Indices]) -> Table:
+    """The table without dropped rows."""
+    kept = np.ones(len(table), np.bool_)
     for rows in dropped:
-        gone[rows] = True
-    if not gone.any():
+        kept[rows] = False
+    if kept.all():
         return table
-    if gone.all():
-        raise table.origin.error("null: drop leaves none of its rows")
-    rows = np.flatnonzero(~gone)
-    given.keep(rows)
+    if not kept.any():
+        raise table.origin.error("null: drop removes all of its rows; check the column, or set null: ignore")
+    rows = np.flatnonzero(kept)
+    reader.select(rows)
     return table.taken(rows)

@@ -12,7 +12,7 @@ from lit_async_data.errors import SourceError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.manifest.files.decoders import Decoder
 from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
-from lit_async_data.sources.manifest.paths import Paths
+from lit_async_data.sources.manifest.rows import Paths
 
 # Larger files are refused before they are read: a slip in a table can name a film.
 MOST_BYTES = 2**32
@@ -58,7 +58,7 @@ class FileField:
                     continue  # half the time: the file has what goes into the batch, as it goes there
                 self.decoder.decode(self._fetching.read(path, MOST_BYTES), out[place, ...], key, path)
             except SourceError as error:
-                raise self.paths.entries.blamed(error, int(samples[place]), path) from error.__cause__
+                raise self.paths.rows.with_row(error, int(samples[place]), path) from error.__cause__
 
     def fetch(self, samples: Indices) -> bool:
         """Have the files of samples read ahead, if that would help; returns whether it would."""
@@ -81,4 +81,4 @@ class FileField:
         try:
             return self.decoder.shape_of(self._fetching.read(path, MOST_BYTES), path)
         except SourceError as error:
-            raise self.paths.entries.blamed(error, sample, path) from error.__cause__
+            raise self.paths.rows.with_row(error, sample, path) from error.__cause__

@@ -1,4 +1,4 @@
-"""`HDF5Fields`: fields whose values are rows of HDF5 files, which the table names one by one."""
+"""`HDF5Fields`: fields whose samples are rows of HDF5 files that the table names."""
 
 from __future__ import annotations
 
@@ -16,37 +16,36 @@ from lit_async_data.sources.concat import ConcatSource
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.column import Column
-from lit_async_data.sources.manifest.paths import Paths
-from lit_async_data.sources.manifest.table.header import NoColumnError
+from lit_async_data.sources.manifest.rows import Paths
+from lit_async_data.sources.manifest.table.row_origin import NoColumnError
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.places import starts
 from lit_async_data.sources.subset import SubsetSource
 
-# Column of datasets, and the dataset itself, where nothing else is said.
+# Default column of dataset names, and default dataset.
 DATASET_COLUMN, DATASET = "dataset", "data"
 
-
 # Reads further columns of the table.
-More = Callable[[Sequence[str]], Table]
+ReadColumns = Callable[[Sequence[str]], Table]
 
 
 class HDF5Fields:
-    """Rows of HDF5 files, one for each sample. Safe to read from several threads.
+    """Rows of HDF5 files, one per sample. Thread-safe.
 
     Args:
-        columns: By batch key; all of them name files, rows and datasets by the same columns.
+        columns: By batch key; all use the same columns of paths, rows and datasets.
         paths: The files.
-        rows: int64: the row of each sample in its file.
-        datasets: Number of its dataset for each sample, and their names; None where each column says its own.
+        rows: The row of each sample in its file; int64.
+        datasets: The dataset number of each sample, and the dataset names; None if ``columns`` give the datasets.
 
     Attributes:
         paths: The files.
-        source: The samples, as a part of all rows of these files.
+        source: The samples, a subset of all rows of these files.
 
     Raises:
         ConfigError: Options do not fit the files.
-        ManifestError: There is no such row in a file; names the row of the table.
-        SourceError: A file or dataset is not there, or cannot be a field.
+        ManifestError: A file has no such row; names the row of the table.
+        SourceError: A file or dataset is missing, or cannot be a field.
     """
 
     def __init__(
@@ -57,23 +56,23 @@ class HDF5Fields:
         datasets: tuple[Indices, Sequence[str]] | None,
     ) -> None:
         self._columns, self.paths = dict(columns), paths
-        self._codes, self._files = _merged(*paths.distinct())
+        self._codes, self._files = _by_real_path(*paths.distinct())
         which, names = datasets or (np.zeros_like(rows), [""])
         sources: list[HDF5Source] = []
-        numbers, total = np.empty_like(rows), 0
+        selected, total = np.empty_like(rows), 0
         for dataset, name in enumerate(names):
             samples = np.flatnonzero(which == dataset)
             if samples.size:
-                source, found = self._of_dataset(name, samples, rows[samples])
-                self._check_same(source, sources, int(samples[0]))
-                numbers[samples] = total + found
+                source, numbers = self._open_dataset(name, samples, rows[samples])
+                self._check_same_spec(source, sources, int(samples[0]))
+                selected[samples] = total + numbers
                 total += len(source)
                 sources.append(source)
         whole = sources[0] if len(sources) == 1 else ConcatSource(sources)
-        self.source = SubsetSource(whole, numbers)
+        self.source = SubsetSource(whole, selected)
 
-    def _of_dataset(self, name: str, samples: Indices, rows: Indices) -> tuple[HDF5Source, Indices]:
-        """The files in which a dataset is wanted, and which of their samples are."""
+    def _open_dataset(self, name: str, samples: Indices, rows: Indices) -> tuple[HDF5Source, Indices]:
+        """A source of the files of one dataset, and the numbers of the samples in it."""
         used, place = np.unique(self._codes[samples], return_inverse=True)
         files = [self._files[code] for code in used.tolist()]
         fields = {
@@ -86,34 +85,37 @@ class HDF5Fields:
             if error.file not in files:
                 raise
             sample = int(samples[place == files.index(error.file)][0])
-            raise self.paths.entries.blamed(error, sample) from None
+            raise self.paths.rows.with_row(error, sample) from None
         lengths = np.array([part.samples for part in source.parts], np.int64)
         wrong = np.flatnonzero((rows < 0) | (rows >= lengths[place]))
         if wrong.size:
             first = int(wrong[0])
-            message = f"{files[place[first]]} has rows 0 to {lengths[place[first]] - 1}, and no row {rows[first]}"
-            raise self.paths.entries.error(int(samples[first]), message, column=next(iter(self._columns.values())).row)
+            message = (
+                f"{files[place[first]]} has rows 0 to {lengths[place[first]] - 1}, not {rows[first]}; correct the row "
+                "number"
+            )
+            raise self.paths.rows.error(int(samples[first]), message, column=next(iter(self._columns.values())).row)
         return source, starts(lengths)[place] + rows
 
-    def _check_same(self, source: HDF5Source, others: Sequence[HDF5Source], sample: int) -> None:
+    def _check_same_spec(self, source: HDF5Source, others: Sequence[HDF5Source], sample: int) -> None:
         for key, field in source.spec.fields.items():
             first = others[0].spec[key] if others else field
             if (first.shape, first.dtype) != (field.shape, field.dtype):
                 (path,) = self.paths.of(np.array([sample]))
                 error = FormatError(
-                    f"{path}: {key!r} is {field.dtype} of shape {field.shape} there, and {first.dtype} of shape "
-                    f"{first.shape} in rows before; all of a field must be alike"
+                    f"{path}: {key!r} is {field.dtype} of shape {field.shape} here, but {first.dtype} of shape "
+                    f"{first.shape} in previous rows; all samples of a field need one shape and dtype"
                 )
-                raise self.paths.entries.blamed(error, sample, path)
+                raise self.paths.rows.with_row(error, sample, path)
 
     @property
     def specs(self) -> Mapping[str, FieldSpec]:
-        """What samples look like, by batch key."""
+        """The fields by batch key."""
         return self.source.spec.fields
 
     @property
     def chunks(self) -> StorageLayout:
-        """How the samples lie together; in storage, whatever the order of the table."""
+        """The chunks of the samples in storage order, which does not depend on the order of the table."""
         whole = self.source.source.chunks
         if not whole.runs:
             return whole
@@ -126,10 +128,10 @@ class HDF5Fields:
 
         Args:
             samples: int64, shape (n,).
-            out: By batch key, shape (n, ...); of all keys or some.
+            out: By batch key, shape (n, ...); some keys or all.
 
         Raises:
-            SourceError: A row cannot be read; names the row of the table too.
+            SourceError: A row cannot be read; also names the row of the table.
         """
         try:
             self.source.read_into(samples, out)
@@ -142,39 +144,39 @@ class HDF5Fields:
         try:
             self.source.read_into(np.array([sample]), out)
         except AsyncDataError as error:
-            raise self.paths.entries.blamed(error, sample) from error.__cause__
+            raise self.paths.rows.with_row(error, sample) from error.__cause__
 
 
-def _merged(codes: Indices, paths: Sequence[str]) -> tuple[Indices, list[str]]:
-    """Files that a table names by several paths as one."""
+def _by_real_path(codes: Indices, paths: Sequence[str]) -> tuple[Indices, list[str]]:
+    """Number files by their real path: a table can name one file by several paths."""
     real: dict[str, int] = {}
     numbers = np.array([real.setdefault(os.path.realpath(path), len(real)) for path in paths], np.int64)
     return numbers[codes], list(real)
 
 
-def with_places(columns: Mapping[str, Column], table: Table, more: More) -> Table:
-    """The table with the columns that say which row of a file is meant, and which dataset."""
+def with_hdf5_columns(columns: Mapping[str, Column], table: Table, read_columns: ReadColumns) -> Table:
+    """The table with the columns of rows and datasets of HDF5 files."""
     wanted = [name for name in dict.fromkeys(column.row for column in columns.values()) if name not in table]
     optional = list(dict.fromkeys(column.dataset or DATASET_COLUMN for column in columns.values()))
     if wanted:
-        table = table.beside(more(wanted))
+        table = table.with_columns_of(read_columns(wanted))
     for name in optional if columns else []:
         if name not in table:
             try:
-                table = table.beside(more([name]))
+                table = table.with_columns_of(read_columns([name]))
             except NoColumnError:
-                continue  # it is the name of a dataset
+                continue  # `dataset` is the name of a dataset, not of a column
     return table
 
 
 def dataset_column(column: Column, table: Table) -> str | None:
-    """The column that says which dataset a row is of; None where all are of one."""
+    """The column of dataset names; None if all samples are in one dataset."""
     name = column.dataset or DATASET_COLUMN
     return name if name in table else None
 
 
-def alike(columns: Mapping[str, Column], table: Table) -> list[dict[str, Column]]:
-    """Fields that the same columns say the places of, together: their files are opened once."""
+def grouped_by_location(columns: Mapping[str, Column], table: Table) -> list[dict[str, Column]]:
+    """Group fields that use the same columns of paths, rows and datasets, so that each file is opened once."""
     groups: dict[tuple[str, str, str | None], dict[str, Column]] = {}
     for key, column in columns.items():
         place = column.names[0], column.row, dataset_column(column, table)
@@ -183,23 +185,25 @@ def alike(columns: Mapping[str, Column], table: Table) -> list[dict[str, Column]
 
 
 def missing_rows(columns: Iterable[Column], table: Table) -> list[Indices]:
-    """The rows of the table that name no row of their file, where such rows are dropped."""
+    """Rows of the table without a row number, for each column that drops such rows."""
     return [table.missing(column.row) for column in columns if column.null == "drop"]
 
 
 def row_numbers(column: Column, table: Table) -> Indices:
-    """The row of its file that each row of the table names; int64.
+    """The row of the HDF5 file for each row of the table; int64.
 
     Raises:
-        ManifestError: A row of the table names none.
-        ConfigError: They are no whole numbers.
+        ManifestError: A row of the table has no row number.
+        ConfigError: The column does not hold whole numbers.
     """
     missing = table.missing(column.row)
     if missing.size:
-        raise table.origin.error("no row number; give one, or say null: drop", row=int(missing[0]), column=column.row)
-    found = table.labels(column.row, numbers=True).values
-    if found.dtype.kind == "f" and found.ndim == 1 and (np.abs(found) < 2**53).all() and (found % 1 == 0).all():
-        found = found.astype(np.int64)  # pandas has no other numbers where one is missing
-    if found.dtype.kind != "i" or found.ndim > 1:
-        raise ConfigError(f"row: column {column.row!r} holds no whole numbers, which rows of HDF5 files must be")
-    return found
+        raise table.origin.error("no row number; give one, or set null: drop", row=int(missing[0]), column=column.row)
+    rows = table.labels(column.row, numbers=True).values
+    if rows.dtype.kind == "f" and rows.ndim == 1 and (np.abs(rows) < 2**53).all() and (rows % 1 == 0).all():
+        rows = rows.astype(np.int64)  # pandas holds whole numbers as floats if one is missing
+    if rows.dtype.kind != "i" or rows.ndim > 1:
+        raise ConfigError(
+            f"row: column {column.row!r} does not hold whole numbers; rows of HDF5 files are counted from 0"
+        )
+    return rows

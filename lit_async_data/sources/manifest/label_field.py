@@ -1,4 +1,4 @@
-"""`LabelField`: a field whose values stand in the table itself."""
+"""`LabelField`: a field whose values are in the table itself."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.column import Column
 from lit_async_data.sources.manifest.table.arrow import is_number
 from lit_async_data.sources.manifest.table.labels import Labels
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
 from lit_async_data.sources.manifest.table.table import Table
 
-# Rows from which on nobody means a class for each.
-_SUSPICIOUS = 10
+# From this number of rows on, a distinct class in every row is suspicious.
+_SUSPICIOUS_ROWS = 10
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelField:
-    """Values that stand in a table, as numbers. Nothing in it changes.
+    """Labels as numbers. Immutable.
 
     Attributes:
-        column: What was wanted.
+        column: The options of the field.
         labels: One value per row of the table.
-        origin: Of these rows.
+        origin: Origin of the rows.
     """
 
     column: Column
@@ -42,22 +42,22 @@ class LabelField:
 
     @staticmethod
     def of(column: Column, labels: Labels, table: Table) -> LabelField:
-        """The field of a column whose values have been read.
+        """The field of labels that have been read.
 
         Raises:
-            ConfigError: There is a ``dtype``, and values are numbers of classes that it does not hold.
-            ManifestError: A row has a value that ``dtype`` does not hold; names it.
+            ConfigError: ``dtype`` cannot hold the class numbers.
+            ManifestError: ``dtype`` cannot hold the value of a row; names the row.
         """
         values = cast(labels.values, column.element)
         if isinstance(values, int):
-            message = f"{labels.values[values].tolist()} is nothing that {column.element} holds"
+            message = f"{labels.values[values].tolist()} does not fit into {column.element}; choose another dtype"
             raise table.origin.error(message, row=values, column=", ".join(column.names))
-        own = len(labels.classes or ()) == len(values) >= _SUSPICIOUS and values.ndim == 1
-        if own and column.kind is None and column.classes is None:
+        all_distinct = len(labels.classes or ()) == len(values) >= _SUSPICIOUS_ROWS and values.ndim == 1
+        if all_distinct and column.kind is None and column.classes is None:
             _log.warning(
-                "column %s: each of its %d rows is a class of its own; if these are paths of files, say kind: image or "
-                "kind: npy, and look at root",
-                shown(column.names[0]),
+                "column %s: each of its %d rows is another class; if these are paths of files, set kind: image or "
+                "kind: npy, and check root",
+                quoted(column.names[0]),
                 len(values),
             )
         return LabelField(column, labels._replace(values=values), table.origin)
@@ -69,18 +69,18 @@ class LabelField:
         return FieldSpec(values.shape[1:], values.dtype, classes=self.labels.classes)
 
     def read(self, rows: Indices, out: Array) -> None:
-        """Write the values of some rows."""
-        np.take(self.labels.values, rows, axis=0, out=out, mode="clip")  # which does not copy `out` first
+        """Write the values of rows to ``out``."""
+        np.take(self.labels.values, rows, axis=0, out=out, mode="clip")  # other modes copy `out` first
 
     def with_classes(self, classes: Sequence[str], table: Table) -> LabelField:
-        """The same with the numbers of other classes, such as those of the training set.
+        """The field encoded by other classes, such as those of the training set.
 
         Args:
-            classes: Their names. Where the user gave some, or has said that these are numbers, nothing changes.
-            table: With the column: text that was taken for numbers is read as classes.
+            classes: Names of the classes. Nothing changes if the user gave classes, or numbers as the kind.
+            table: The table with the column; text that was read as numbers is read as classes.
 
         Raises:
-            ManifestError: A row has a class that is none of them; names it.
+            ManifestError: A row has a class that is not in ``classes``; names the row.
         """
         column = self.column
         if column.classes is not None or column.kind == "number" or column.several:
@@ -101,10 +101,10 @@ class LabelField:
         return LabelField.of(column, labels, table)
 
     def _unknown(self, row: int, name: str, classes: Sequence[str]) -> ManifestError:
-        listed = ", ".join(map(shown, classes[:10])) + (", …" if len(classes) > 10 else "")
+        listed = ", ".join(map(quoted, classes[:10])) + (", …" if len(classes) > 10 else "")
         column = self.column.names[0]
         message = (
-            f"{shown(name)} is not one of the {len(classes)} classes ({listed}) of training. If this column is a "
+            f"{quoted(name)} is not one of the {len(classes)} classes ({listed}) of training. If this column is a "
             f'label, name all its classes: {{"name": {json.dumps(column)}, "classes": [...]}}. If it only says whose '
             "samples these are, such as a patient, leave it out of fields: return_indices=true adds sample numbers "
             f"to each batch, and source.column({column!r})[batch['index']] looks up its text"
@@ -113,14 +113,18 @@ class LabelField:
 
 
 def labels_of_column(column: Column, table: Table) -> Labels:
-    """The values of a column; see `Table.labels`."""
+    """The labels of a column; see `Table.labels`."""
     numbers = column.kind == "number" or (
         column.kind is None and column.classes is None and table.untyped and all(_numeric(column, table))
     )
     name: Any = list(column.names) if column.several else column.name
-    multi = column.kind != "number" and not column.several and not numbers and table.lists_text(name, column.separator)
+    multi = (
+        column.kind != "number" and not column.several and not numbers and table.is_text_list(name, column.separator)
+    )
     if column.kind == "class" and not multi and not table.is_text(name):
-        raise ConfigError(f"kind: column {shown(name)} holds no text: its numbers are the labels; leave out kind")
+        raise ConfigError(
+            f"kind: column {quoted(name)} does not hold text; leave out kind to use its numbers as labels"
+        )
     return table.labels(
         name,
         vocabulary=column.classes,
@@ -137,19 +141,19 @@ def _numeric(column: Column, table: Table) -> list[bool]:
 
 def _renumbered(values: npt.NDArray[Any], new: npt.NDArray[np.int64], classes: int) -> npt.NDArray[Any]:
     if values.ndim == 1:
-        known = values >= 0  # what is ignored stays so
-        found = values.astype(np.int64)
-        found[known] = new[found[known]]
-        return found
-    there = new >= 0
-    several = np.zeros((len(values), classes), values.dtype)
-    several[:, new[there]] = values[:, there]
-    several[np.isnan(values).any(axis=1)] = np.nan if values.dtype.kind == "f" else 0
-    return several
+        known = values >= 0  # ignored rows keep their value
+        renumbered = values.astype(np.int64)
+        renumbered[known] = new[renumbered[known]]
+        return renumbered
+    kept = new >= 0
+    renumbered = np.zeros((len(values), classes), values.dtype)
+    renumbered[:, new[kept]] = values[:, kept]
+    renumbered[np.isnan(values).any(axis=1)] = np.nan if values.dtype.kind == "f" else 0
+    return renumbered
 
 
 def cast(values: npt.NDArray[Any], dtype: np.dtype[Any] | None) -> npt.NDArray[Any] | int:
-    """Values as another type, in which fractions may be rounded; or the first row of which one does not fit."""
+    """Values as another dtype, which may round fractions; or the first row with a value that does not fit."""
     if dtype is None or values.dtype == dtype:
         return values
     with np.errstate(invalid="ignore", over="ignore"):

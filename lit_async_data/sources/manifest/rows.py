@@ -1,4 +1,4 @@
-"""`Rows`: the rows of a table as samples, and what they are called."""
+"""`Rows`: the rows of a table as samples. `Paths`: the files that a column names."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from typing import Any, Self
 
 import numpy as np
 
-from lit_async_data.errors import AsyncDataError, ManifestError, MissingError
+from lit_async_data.errors import AsyncDataError, ManifestError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Location, Part
-from lit_async_data.sources.manifest.table.row_origin import GIVEN, named, shown
+from lit_async_data.sources.manifest.files.stored_file import RootDirectory
+from lit_async_data.sources.manifest.table.arrow import split_folders
+from lit_async_data.sources.manifest.table.row_origin import GIVEN, printable_path, quoted
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.places import Places
 
-# How a name in a table may differ from that of a file.
-_FORMS: dict[str, Callable[[str], str]] = {
+# Ways in which a name in a table may differ from the name of the file.
+_NAME_FORMS: dict[str, Callable[[str], str]] = {
     "": str,
-    "space around a name": str.strip,
-    "another Unicode form of a name: unicodedata.normalize('NFC', path) makes it that of the file": functools.partial(
+    "spaces around a name": str.strip,
+    "another Unicode form of a name: unicodedata.normalize('NFC', path) fixes it": functools.partial(
         unicodedata.normalize, "NFC"
     ),
-    "another Unicode form of a name: unicodedata.normalize('NFD', path) makes it that of the file": functools.partial(
+    "another Unicode form of a name: unicodedata.normalize('NFD', path) fixes it": functools.partial(
         unicodedata.normalize, "NFD"
     ),
 }
 
 
 class TableRow(Location):
-    """Where a sample of a table lies: a `Location` whose file is the table, and what the row says.
+    """The `Location` of a sample of a table: ``file`` is the table, and the row adds an id and a path.
 
     Attributes:
-        id: What the sample is called; None where samples have no names.
-        path: Of the first file that the row names; None where it names none.
+        id: Id of the sample; None if samples have no ids.
+        path: Path of the first file that the row names; None if it names none.
 
     Example:
         >>> TableRow("birds.csv", 7, "007", "/data/owl.jpg").id
@@ -46,9 +48,9 @@ class TableRow(Location):
     path: str | None
 
     def __new__(cls, file: str, row: int, id: str | None = None, path: str | None = None) -> Self:  # noqa: A002
-        made = super().__new__(cls, file, "/", row)
-        made.id, made.path = id, path
-        return made
+        location = super().__new__(cls, file, "/", row)
+        location.id, location.path = id, path
+        return location
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return self.file, self.row, self.id, self.path
@@ -57,33 +59,35 @@ class TableRow(Location):
         return f"TableRow(file={self.file!r}, row={self.row}, id={self.id!r}, path={self.path!r})"
 
 
-def _meant(path: str) -> str:
-    """Which file a path that leads to none seems to mean, and what is to be changed in the table; empty if unknown."""
-    found, wrong = "/", ["backslashes"] if "\\" in path else []
+def _similar_path(path: str) -> str:
+    """A hint for a path without a file: the file it seems to mean, and what to change; empty if unknown."""
+    existing, differences = "/", ["backslashes"] if "\\" in path else []
     for name in path.replace("\\", "/").split("/"):
-        forms = [(what, form(name)) for what, form in _FORMS.items()]
+        forms = [(what, form(name)) for what, form in _NAME_FORMS.items()]
         for what, other in forms:
-            if os.path.lexists(os.path.join(found, other)):
-                wrong += [what] if other != name else []
-                found = os.path.join(found, other)
+            if os.path.lexists(os.path.join(existing, other)):
+                differences += [what] if other != name else []
+                existing = os.path.join(existing, other)
                 break
         else:
             return ""
-    return f" There is {shown(found)}; the table has {' and '.join(dict.fromkeys(wrong))}" if wrong else ""
+    return (
+        f" {quoted(existing)} exists; the table has {' and '.join(dict.fromkeys(differences))}" if differences else ""
+    )
 
 
 class Rows:
-    """The rows of a table as samples. Nothing in it changes; safe to use from any thread.
+    """The rows of a table as samples. Immutable and thread-safe.
 
     Args:
-        table: With the column of ids, if there is one.
-        id: Name of the column with what samples are called; None where they have no names.
+        table: The table, with its column of ids if there is one.
+        id: Name of the column of ids; None if samples have no ids.
 
     Example:
         >>> import pyarrow
         >>> table = Table.of(pyarrow.table({"id": ["007", "008", "009"]}), ["id"]).taken(np.array([0, 2]))
-        >>> entries = Rows(table, "id")
-        >>> len(entries), entries.ids([1]), entries.where(1)
+        >>> rows = Rows(table, "id")
+        >>> len(rows), rows.ids([1]), rows.where(1)
         (2, ['009'], "row 2 of the table given, id '009'")
     """
 
@@ -95,18 +99,18 @@ class Rows:
         return len(self.table)
 
     def ids(self, samples: Sequence[int]) -> list[str | None]:
-        """What samples are called; None for each where they have no names."""
+        """Ids of samples; None for each if samples have no ids."""
         if self._id is None:
             return [None] * len(samples)
         return list(self.table.text(self._id, samples))
 
     def place(self, sample: int) -> tuple[str, int]:
-        """File of the table and row there."""
+        """File of the table and row in it."""
         file, row = self.table.origin.place(sample)
         return self.table.origin.folder or GIVEN if file is None else file, row
 
     def locations(self, samples: Indices, paths: Sequence[str | None]) -> list[Location]:
-        """Where samples lie, whose first files have these paths."""
+        """Locations of samples, given the paths of their first files."""
         places = map(self.place, samples.tolist())
         return [
             TableRow(file, row, name, path)
@@ -117,31 +121,33 @@ class Rows:
         """Row and id of a sample, for messages."""
         file, row = self.place(sample)
         (name,) = self.ids([sample])
-        return f"{self.table.origin.row} {row} of {named(file)}" + ("" if name is None else f", id {shown(name)}")
+        return f"{self.table.origin.row} {row} of {printable_path(file)}" + (
+            "" if name is None else f", id {quoted(name)}"
+        )
 
-    def blamed(self, error: AsyncDataError, sample: int, path: str | None = None) -> AsyncDataError:
-        """An error of what a row names, as one that says which row that is.
+    def with_row(self, error: AsyncDataError, sample: int, path: str | None = None) -> AsyncDataError:
+        """An error of a file as an error that also names the row of the table.
 
         Args:
-            error: Its message says what is wrong with the file.
-            sample: Which sample it was read for.
-            path: Of the file.
+            error: The error; its message says what is wrong with the file.
+            sample: The sample.
+            path: Path of the file.
         """
         _, row = self.place(sample)
         kind = type(error)
-        hint = _meant(path) if path is not None and isinstance(error, MissingError) else ""
-        found = kind(
+        hint = _similar_path(path) if path is not None and isinstance(error, MissingError) else ""
+        located = kind(
             f"{self.where(sample)}: {error}{hint}",
             file=path or error.file,
             dataset=error.dataset,
             row=row,
             sample_id=sample,
         )
-        found.__cause__ = error.__cause__
-        return found
+        located.__cause__ = error.__cause__
+        return located
 
     def error(self, sample: int, message: str, *, column: str | None = None) -> ManifestError:
-        """An error that says which row is wrong."""
+        """An error that names the row of a sample."""
         file, row = self.place(sample)
         return ManifestError(f"{self.where(sample)}: {message}", file=file, dataset=column, row=row, sample_id=sample)
 
@@ -152,7 +158,7 @@ class Rows:
         files = self.table.origin.files
         if not files:
             return (Part(self.table.origin.folder or GIVEN, "/", "", len(self)),)
-        counts = np.bincount(self._files(), minlength=len(files)).tolist()
+        counts = np.bincount(self._file_numbers(), minlength=len(files)).tolist()
         above = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
         return tuple(
             Part(file, "/", os.path.relpath(file, above), count)
@@ -161,16 +167,93 @@ class Rows:
         )
 
     def places(self) -> Places:
-        """File of the table and row there of each sample: they stay the same under other filters."""
-        origin, which = self.table.origin, self._files()
-        rows = self._numbers() - origin.starts[which]
-        # A file of which nothing is left is no part.
+        """File of the table and row in it, for each sample; they do not depend on filters."""
+        origin, which = self.table.origin, self._file_numbers()
+        rows = self._row_numbers() - origin.starts[which]
+        # Files without samples are not parts.
         return Places(self.parts(), np.unique(which, return_inverse=True)[1], rows)
 
-    def _numbers(self) -> Indices:
-        """The row of each sample, over all files, before any filter."""
+    def _row_numbers(self) -> Indices:
+        """The row of each sample, counted over all files, before filters."""
         kept = self.table.origin.kept
         return np.arange(len(self.table)) if kept is None else kept
 
-    def _files(self) -> Indices:
-        return np.searchsorted(self.table.origin.starts, self._numbers(), side="right") - 1
+    def _file_numbers(self) -> Indices:
+        return np.searchsorted(self.table.origin.starts, self._row_numbers(), side="right") - 1
+
+
+# Rows whose paths are Python strings at a time.
+_BLOCK = 2**18
+
+
+class Paths:
+    """The file of each sample in one column. Immutable and thread-safe.
+
+    Args:
+        rows: The samples.
+        column: Name of the column of paths.
+        root: The folder that relative paths start from.
+    """
+
+    def __init__(self, rows: Rows, column: str, root: RootDirectory) -> None:
+        self.rows, self.column, self.root = rows, column, root
+
+    def of(self, samples: Indices) -> list[str]:
+        """Absolute paths of the files of samples. Does not access the files.
+
+        Raises:
+            ManifestError: A row has no path, or a path that leaves the root; names the row.
+        """
+        texts = self.rows.table.text(self.column, samples)
+        return [self._path_of(text, sample) for sample, text in zip(samples.tolist(), texts, strict=True)]
+
+    def _path_of(self, text: str, sample: int) -> str:
+        try:
+            return self.root.path_of(text)
+        except SourceError as error:
+            raise self.rows.with_row(error, sample, text) from None
+
+    def distinct(self) -> tuple[Indices, list[str]]:
+        """A number for each sample, and the distinct paths; for columns with few distinct paths.
+
+        Raises:
+            ManifestError: As `of`.
+            MissingError: A file does not exist, or a link leads out of the root.
+        """
+        codes, texts = self.rows.table.encoded(self.column)
+        present, codes = np.unique(codes, return_inverse=True)
+        firsts = np.unique(codes, return_index=True)[1].tolist()
+        paths = []
+        for code, first in zip(present.tolist(), firsts, strict=True):
+            path = self._path_of(texts[code], first)
+            try:
+                paths.append(self.root.checked(path))
+            except SourceError as error:
+                raise self.rows.with_row(error, first, path) from None
+            if not os.path.exists(path):
+                missing = MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path)
+                raise self.rows.with_row(missing, first, path)
+        return codes, paths
+
+    def grouped(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
+        """A group number for each sample, from the name that ``naming`` gives its path; and those names.
+
+        Args:
+            naming: Takes a path relative to the root, so that groups do not change when the folder moves. It is called
+                once per sample, in blocks, so that few paths are Python strings at a time.
+        """
+        numbers: dict[str, int] = {}
+        codes = np.empty(len(self.rows), np.int64)
+        for first in range(0, len(codes), _BLOCK):
+            samples = np.arange(first, min(first + _BLOCK, len(codes)))
+            names = (naming(self.root.within(path)) for path in self.of(samples))
+            codes[samples] = [numbers.setdefault(name, len(numbers)) for name in names]
+        return codes, list(numbers)
+
+    def folders(self) -> Indices:
+        """A number for the folder of each sample's file."""
+        codes, texts = split_folders(self.rows.table.array(self.column))
+        # Several texts can name the same folder.
+        numbers: dict[str, int] = {}
+        folder_numbers = [numbers.setdefault(os.path.normpath(text), len(numbers)) for text in texts]
+        return np.array(folder_numbers, np.int64)[codes]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
+import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -16,62 +18,119 @@ from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import Location, Part, StorageLayout, Turn, shown
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
-from lit_async_data.sources.manifest.column import Given
+from lit_async_data.sources.manifest.column import Column, Given
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.selection import OPTIONS, check_options, chosen_columns, root_of
-from lit_async_data.sources.manifest.table.arrow import plain_of
-from lit_async_data.sources.manifest.table.delimited import TextForm
-from lit_async_data.sources.manifest.table.header import NoColumnError
+from lit_async_data.sources.manifest.table.arrow import numpy_values
+from lit_async_data.sources.manifest.table.delimited import TextFormat
+from lit_async_data.sources.manifest.table.row_origin import NoColumnError
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_cache import TableCache
 from lit_async_data.sources.manifest.table.table_reader import TableReader
 from lit_async_data.sources.manifest.validation import Check, check_paths
 from lit_async_data.sources.places import Places, check_range, whole_numbers
 
+# Options of `ManifestSource` and of images.
+OPTIONS = ["root", "id", "filters", "check_files", "allow_outside_root", "table_cache", "delimiter", "encoding"]
+OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
-class ManifestSource:
-    """Samples that a table names: labels that stand in it, and files whose paths do. Safe to read from several threads.
+# Values of ``check_files``.
+CHECKS = ("first", "all", "none")
 
-    A row is a sample. The table is read once, column by column, and held by pyarrow: about 50 bytes per row, and no
-    object for any of them. Files are read and decoded by threads that hold no lock meanwhile.
 
-    Args:
-        table: A CSV, TSV, Parquet or JSON lines file (CSV, TSV and JSON lines also with ``.gz``), a pattern for
-            several, a folder of Parquet files; or a DataFrame of pandas or polars, a ``pyarrow.Table``, or anything
-            with ``__arrow_c_stream__``. Only columns that are used are read.
-        fields: What a batch holds. A mapping from batch key to column gives dicts; a sequence of columns gives tuples,
-            with their names as keys. A column is a name; a list of names, whose numbers become one vector; or a mapping
-            of the names of `Column`: ``{"name": "tags", "separator": ";"}``. What stands in it is found from its first
-            value: paths of images (JPEG, PNG, TIFF, WebP, BMP), of ``.npy`` files, or of HDF5 files, of which the
-            columns ``row`` and ``dataset`` say more; numbers; or text, which becomes the number of its class.
-        root: The folder that paths begin in. None: that of the table; of one that was given in memory, the working
-            folder.
-        id: Column of what samples are called, as text; no two may be the same. Errors and `locate` say it.
-        filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
-        check_files: Which files are checked now: ``"first"`` those of the first sample, and a few others where all
-            must have one shape; ``"all"``, with a progress bar; or ``"none"``. A file that is not checked raises its
-            error when it is read. HDF5 files are opened in any case.
-        allow_outside_root: Whether paths, and links on them, may leave ``root``.
-        table_cache: A folder in which the columns that are used are kept as they are held, of tables in files from a
-            million rows on: the next source maps them, and all processes of a machine share one copy. They are read
-            anew when a file has changed; what nobody needs any more is yours to delete.
-        delimiter: Between cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
-        encoding: Of the text in CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
-        **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both),
-            ``mode``, ``resize``, ``scale``, ``ratio``, ``interpolation``, ``fill``, ``max_pixels`` and ``depth``, as in
-            `ImageShape`. A field that is a mapping can have others: ``{"name": "mask", "mode": "P"}``.
+def columns_of_fields(fields: Any, image: ImageShape) -> tuple[dict[str, Column], bool]:
+    """The column of each batch key, and whether batches are dicts."""
+    if isinstance(fields, Mapping):
+        pairs = [(key, Column.of(each, f"fields.{key}.", image)) for key, each in fields.items()]
+    elif isinstance(fields, Sequence) and not isinstance(fields, str):
+        listed = [Column.of(each, f"fields.{number}.", image) for number, each in enumerate(fields)]
+        pairs = [("_".join(column.names), column) for column in listed]
+    else:
+        pairs = []
+    if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):
+        raise ConfigError(f"fields: {fields!r} is neither a mapping from batch key to column nor a list of columns")
+    columns = dict(pairs)
+    if len(columns) < len(pairs):
+        raise ConfigError(
+            f"fields: {list(map(str, fields))} names a column twice; use a mapping with another key for each"
+        )
+    return columns, isinstance(fields, Mapping)
 
-    Images are delivered as uint8 (mode I;16: uint16) of shape (C, H, W), a channels-last view of decoded pixels;
-    ``.npy`` and rows of HDF5 files as they are stored; whole numbers as int64, other numbers as they are (float64 from
-    CSV), and classes as int64 from 0 on, in the order of their names.
+
+def root_of(table: Any) -> str:
+    """The folder of a table; for a pattern, the last folder without a wildcard."""
+    if not isinstance(table, str | os.PathLike):
+        return os.getcwd()
+    path = os.path.abspath(os.path.expanduser(table))
+    if os.path.isdir(path):
+        return str(path)
+    while glob.has_magic(path) and not os.path.exists(path):
+        path = os.path.dirname(path)
+        if not glob.has_magic(path):
+            return str(path)
+    return str(os.path.dirname(path))
+
+
+def check_options(root: Any, id: Any, check_files: Any, *, allow_outside_root: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
+    """Check the types of options.
 
     Raises:
-        ConfigError: An option is wrong, or does not fit the table; or pyarrow or Pillow is missing.
-        MissingError: The table, or a file that was looked at, is not there.
-        ManifestError: A row of the table is wrong; names file and row.
-        SourceError: A file that was looked at cannot be read; names row, id and path.
+        ConfigError: An option is invalid or unknown; begins with its name.
+    """
+    if not (root is None or (isinstance(root, str | os.PathLike) and os.fspath(root))):
+        raise ConfigError(f"root: {root!r} is not a folder")
+    if not (id is None or (isinstance(id, str) and id)):
+        raise ConfigError(f"id: {id!r} is not the name of a column")
+    if not isinstance(allow_outside_root, bool):
+        raise ConfigError(f"allow_outside_root: {allow_outside_root!r} is not true or false")
+    if check_files not in CHECKS:
+        raise ConfigError(f"check_files: {check_files!r} is not one of {', '.join(CHECKS)}")
+    check_names(image, OPTIONS)
+
+
+class ManifestSource:
+    """Samples that a table names: labels in the table, and files that it gives the paths of. Thread-safe.
+
+    Each row is a sample. The table is read once, column by column, and held by pyarrow: about 50 bytes per row, and no
+    Python object per row. Threads read and decode files without a lock.
+
+    Args:
+        table: A CSV, TSV, Parquet or JSON lines file (CSV, TSV and JSON lines also with ``.gz``), a pattern for several
+            files, or a folder of Parquet files; a DataFrame of pandas or polars, a ``pyarrow.Table``, or any object
+            with ``__arrow_c_stream__``. Only the columns in use are read.
+        fields: The fields of a batch. A mapping from batch key to column gives dicts; a sequence of columns gives
+            tuples, with the column names as keys. A column is a name; a list of names of numeric columns, which become
+            one vector; or a mapping of the options of `Column`: ``{"name": "tags", "separator": ";"}``. The kind of a
+            column is inferred from its first value: paths of images (JPEG, PNG, TIFF, WebP, BMP, GIF), of ``.npy``
+            files, or of HDF5 files, with the columns ``row`` and ``dataset``; numbers; or text, which becomes a class
+            number.
+        root: The folder that relative paths start from. None: the folder of the table; for a table in memory, the
+            working directory.
+        id: Column of sample ids, read as text; ids must be unique. Errors and `locate` name them.
+        filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
+        check_files: Files to check now: ``"first"``: those of the first sample, and a few others if all must have one
+            shape; ``"all"``, with a progress bar; or ``"none"``. A file that is not checked raises its error when it is
+            read. HDF5 files are always opened.
+        allow_outside_root: Whether paths, and links on them, may leave ``root``.
+        table_cache: A folder that keeps the columns in use of tables in files with a million rows or more. The next
+            source maps them, and all processes of a machine share one copy. Changed files are read again; delete old
+            cache files yourself.
+        delimiter: Separates cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
+        encoding: Encoding of CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
+        **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both),
+            ``mode``, ``resize``, ``scale``, ``ratio``, ``interpolation``, ``fill``, ``max_pixels`` and ``depth``, as in
+            `ImageShape`. A field that is a mapping can have other values: ``{"name": "mask", "mode": "P"}``.
+
+    Images are uint8 (mode I;16: uint16) of shape (C, H, W), a channels-last view of decoded pixels. ``.npy`` files and
+    rows of HDF5 files keep their dtype. Whole numbers are int64, other numbers keep their dtype (float64 from CSV), and
+    classes are int64 from 0 on, in the order of their names.
+
+    Raises:
+        ConfigError: An option is invalid or does not fit the table; or pyarrow or Pillow is missing.
+        MissingError: The table, or a checked file, does not exist.
+        ManifestError: A row of the table is invalid; names file and row.
+        SourceError: A checked file cannot be read; names row, id and path.
 
     Example:
         >>> import numpy, pyarrow, tempfile
@@ -92,7 +151,7 @@ class ManifestSource:
         fields: Mapping[str, Given] | Sequence[Given],
         *,
         root: str | os.PathLike[str] | None = None,
-        id: str | None = None,  # noqa: A002  # what people call it
+        id: str | None = None,  # noqa: A002  # a public name
         filters: Sequence[Sequence[Any]] | None = None,
         check_files: Check = "first",
         allow_outside_root: bool = False,
@@ -103,34 +162,35 @@ class ManifestSource:
     ) -> None:
         check_options(root, id, check_files, allow_outside_root=allow_outside_root, image=image)
         shape = ImageShape(**image)
-        columns, as_mapping = chosen_columns(fields, shape)
-        form = TextForm.of(delimiter, encoding)
-        self._given, self._name = TableReader(table, filters, TableCache(table_cache), form), ""
-        place = RootDirectory(
+        columns, as_mapping = columns_of_fields(fields, shape)
+        text_format = TextFormat.of(delimiter, encoding)
+        self._reader, self._name = TableReader(table, filters, TableCache(table_cache), text_format), ""
+        folder = RootDirectory(
             root_of(table) if root is None else os.fspath(root), allow_outside_root=allow_outside_root
         )
-        self._fields = Fields(columns, self._given, place, id)
+        self._fields = Fields(columns, self._reader, folder, id)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
             given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
-            hint = "say kind: image of a column of paths that do not end as images do"
-            raise ConfigError(f"image_size: none of the fields holds paths of images: {given}; {hint}")
+            hint = "set kind: image for paths without an image suffix, or leave out image_size"
+            raise ConfigError(f"image_size: no field holds paths of images: {given}; {hint}")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
-        check_paths(check_files, self._fields.files, self._fields.stored, self._fields.entries)
+        check_paths(check_files, self._fields.files, self._fields.hdf5, self._fields.rows)
 
     @classmethod
     def from_folder(
         cls, root: str | os.PathLike[str], fields: Mapping[str, Given] | Sequence[Given] | None = None, **options: Any
     ) -> Self:
-        """The images, or ``.npy`` files, in a tree of folders, one for each class.
+        """The images, or ``.npy`` files, in a tree with one folder per class.
 
         Args:
-            root: A folder that holds a folder for each class. Hidden files are left out, and so are files of other
-                kinds, which a warning counts.
-            fields: As for the class, over the columns ``path`` and ``label``; None: ``{"x": "path", "y": "label"}``.
-            **options: As for the class; with ``allow_outside_root`` links to folders are followed.
+            root: A folder with one folder per class. Hidden files are skipped; other files are skipped with a warning
+                that counts them.
+            fields: As for the class, with the columns ``path`` and ``label``; None: ``{"x": "path", "y": "label"}``.
+            **options: As for the class; with ``allow_outside_root``, links to folders are followed.
 
         Raises:
-            ConfigError: It is no folder, holds none, or those of stages (``train``, ``val``), not of classes.
+            ConfigError: ``root`` is not a folder, has no folders, or its folders are stages (``train``, ``val``), not
+                classes.
             MissingError: A class has no files.
 
         Example:
@@ -148,12 +208,12 @@ class ManifestSource:
         check_names(options, OPTIONS)
         path = os.path.abspath(os.path.expanduser(root))
         table = class_folders(path, links=bool(options.get("allow_outside_root")))
-        made = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
-        made._name = path
-        return made
+        source = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
+        source._name = path
+        return source
 
     def __len__(self) -> int:
-        return len(self._fields.entries)
+        return len(self._fields.rows)
 
     def __repr__(self) -> str:
         return shown(self, self.name)
@@ -161,11 +221,11 @@ class ManifestSource:
     @property
     def name(self) -> str:
         """The table or folder, for messages."""
-        return self._name or self._fields.entries.table.origin.name
+        return self._name or self._fields.rows.table.origin.name
 
     @property
     def spec(self) -> BatchSpec:
-        """Keys, shapes and dtypes of the fields, and the names of classes."""
+        """Keys, shapes, dtypes and class names of the fields."""
         return self._spec
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -182,16 +242,16 @@ class ManifestSource:
 
     @property
     def is_random(self) -> bool:
-        """Whether a random part of each image is taken; see `RandomizedSource`."""
+        """Whether images are cropped at random; see `RandomizedSource`."""
         return self._fields.is_random
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples into arrays, with the parts of images that the keys say; see `RandomizedSource`."""
+        """Read samples into arrays, with the image crops that the keys select; see `RandomizedSource`."""
         check_range(samples, self)
         self._fields.read(samples, out, keys)
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """File of the table and row there, and in attributes ``id``, and ``path`` of the first file.
+        """Find samples: file of the table, row, and the attributes ``id`` and ``path`` (of the first file).
 
         Raises:
             IndexError: A number is not in ``range(len(self))``.
@@ -199,23 +259,23 @@ class ManifestSource:
         samples = whole_numbers(ids, self)
         check_range(samples, self)
         paths = self._fields.paths
-        return self._fields.entries.locations(samples, [None] * len(samples) if paths is None else paths.of(samples))
+        return self._fields.rows.locations(samples, [None] * len(samples) if paths is None else paths.of(samples))
 
     def close(self) -> None:
-        """Close every HDF5 file; others are open only while they are read."""
-        for stored in self._fields.stored:
-            stored.source.close()
+        """Close all HDF5 files; other files are open only while they are read."""
+        for fields in self._fields.hdf5:
+            fields.source.close()
 
     # -- classes and columns -----------------------------------------------------------------------------------------
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples with the numbers that other classes have: those of the training set.
+        """The same samples, with text labels encoded by other classes, such as those of the training set.
 
         Args:
-            classes: By batch key. Fields whose classes were given, and those that have none, stay as they are.
+            classes: By batch key. Fields without classes, or with classes that the user gave, do not change.
 
         Raises:
-            ManifestError: A row has a class that is none of them; names it.
+            ManifestError: A row has a class that is not in ``classes``; names the row.
         """
         changed, fields = copy.copy(self), self._fields.with_classes(classes)
         vars(changed).update(_fields=fields, _spec=BatchSpec(fields.specs, as_mapping=self._spec.as_mapping))
@@ -225,23 +285,23 @@ class ManifestSource:
         """One value for each sample; see `PartedSource.column`.
 
         Args:
-            name: A batch key of single numbers, or a column of the table, also one that is not used otherwise: it is
-                read then.
+            name: A batch key with one number per sample, or any column of the table; a column that no field uses is
+                read now.
 
         Raises:
-            MissingError: There is none.
+            MissingError: There is no such field or column.
         """
         field = self._fields.labels.get(name)
         if field is not None and field.labels.values.ndim == 1:
-            found: npt.NDArray[Any] = field.labels.values
+            values: npt.NDArray[Any] = field.labels.values
         else:
-            found = plain_of(self._table_with(name).array(name))
-        return found
+            values = numpy_values(self._table_with(name).array(name))
+        return values
 
     def _table_with(self, name: str) -> Table:
-        table = self._fields.entries.table
+        table = self._fields.rows.table
         try:
-            return table if name in table else table.beside(self._given.columns([name]))
+            return table if name in table else table.with_columns_of(self._reader.columns([name]))
         except NoColumnError as error:
             raise MissingError(str(error), file=error.file, dataset=name) from None
 
@@ -250,30 +310,30 @@ class ManifestSource:
     @property
     def parts(self) -> tuple[Part, ...]:
         """The files of the table; see `PartedSource`."""
-        return self._fields.entries.parts()
+        return self._fields.rows.parts()
 
     @property
     def overlap(self) -> int:
-        """No sample shares values with another one."""
+        """Always 0: samples share no values."""
         return 0
 
     def places(self) -> Places:
         """File and row of each sample in the table."""
-        return self._fields.entries.places()
+        return self._fields.rows.places()
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
-        """A number for each sample, by what a function makes of the path of its first file, and what that is.
+        """A group number for each sample, from the name that ``naming`` gives its first path; and those names.
 
         Raises:
             ConfigError: No field has files.
         """
         if self._fields.paths is None:
-            raise ConfigError("groups: none of the fields holds paths of files")
+            raise ConfigError("groups: no field holds paths of files; group by a column")
         return self._fields.paths.grouped(naming)
 
     @property
     def chunks(self) -> StorageLayout:
-        """Which rows of HDF5 files lie together, and how all fields are read."""
+        """How HDF5 files store samples in chunks, and the most expensive way of reading."""
         return self._chunks
 
     @functools.cached_property
@@ -281,13 +341,13 @@ class ManifestSource:
         return self._fields.chunks
 
     def layout(self) -> StorageLayout:
-        """As `chunks`, also by folders of files; see `layout_of`."""
+        """As `chunks`; without HDF5 files, the files of one folder form chunks. See `layout_of`."""
         return self._fields.layout
 
-    # -- what a `CachingSource` does ---------------------------------------------------------------------------------
+    # -- `CachingSource` and `FetchingSource` ------------------------------------------------------------------------
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Decode the chunks of HDF5 rows, or have files read ahead; see `CachingSource.prepare`."""
+        """Decode chunks of HDF5 files, or read files ahead; see `CachingSource.prepare`."""
         check_range(samples, self)
         return self._fields.prepare(samples, decode=decode)
 
@@ -300,19 +360,19 @@ class ManifestSource:
         return self._fields.file_bytes
 
     def read_ahead(self, nbytes: int) -> Callable[[], None]:
-        """Allow to read files ahead; see `FetchingSource.read_ahead`."""
-        return self._fields.fetching.reserve(nbytes)
+        """Allow reading files ahead; see `FetchingSource.read_ahead`."""
+        return self._fields.prefetcher.reserve(nbytes)
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes that a thread takes to decode a chunk; see `CachingSource.decode_bytes`."""
-        return max((stored.source.decode_bytes for stored in self._fields.stored), default=0)
+        """Bytes that a thread needs to decode a chunk; see `CachingSource.decode_bytes`."""
+        return max((fields.source.decode_bytes for fields in self._fields.hdf5), default=0)
 
     @property
     def decodable_bytes(self) -> int:
-        """Bytes of all chunks that must be decoded; see `CachingSource.decodable_bytes`."""
-        return sum(stored.source.decodable_bytes for stored in self._fields.stored)
+        """Bytes of all HDF5 chunks that must be decoded; see `CachingSource.decodable_bytes`."""
+        return sum(fields.source.decodable_bytes for fields in self._fields.hdf5)
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks of HDF5 files; see `CachingSource.reserve`."""
+        """Reserve memory for decoded chunks of HDF5 files; see `CachingSource.reserve`."""
         return self._fields.reserve(chunks, cache_bytes)

@@ -1,4 +1,4 @@
-"""Looking at the files of a table before training: at the first of them, or at all."""
+"""Checks files of a table before training: the first ones, or all."""
 
 from __future__ import annotations
 
@@ -22,59 +22,60 @@ from lit_async_data.sources.manifest.hdf5_fields import HDF5Fields
 from lit_async_data.sources.manifest.rows import Rows
 
 Check = Literal["first", "all", "none"]
-# Files that are opened to see whether all have one shape, where nothing makes them so.
-LOOKED_AT = 32
-# Samples that a thread looks at in one go.
-_AT_ONCE = 32
-# Rows of HDF5 files that are read in one go.
+# Files whose shapes are compared if the decoder does not make all shapes equal.
+SHAPE_FILES = 32
+# Samples per task of a thread.
+_TASK_SAMPLES = 32
+# Rows of HDF5 files per read.
 _ROWS = 256
-# Rows that a message names.
+# Most rows that a message names.
 _NAMED = 5
 
 
-def check_paths(how: Check, fields: Mapping[str, FileField], stored: Sequence[HDF5Fields], entries: Rows) -> None:
-    """Look at files, as much as is asked for.
+def check_paths(how: Check, fields: Mapping[str, FileField], hdf5: Sequence[HDF5Fields], rows: Rows) -> None:
+    """Check files, as the user chose.
 
     Args:
-        how: ``"first"``: the files of the first sample are decoded, and where nothing makes all of one shape, a few
-            others are opened. ``"all"``: every file is decoded, by as many threads as there are cores, with a progress
-            bar on a terminal. ``"none"``: nothing.
-        fields: Those of one file for each sample, by batch key.
-        stored: Those in rows of HDF5 files, of which ``"all"`` reads every one.
-        entries: The samples.
+        how: ``"first"``: decode the files of the first sample, and compare the shapes of a few other files if the
+            decoder does not make them equal. ``"all"``: decode every file in as many threads as there are cores, with a
+            progress bar on a terminal. ``"none"``: check nothing.
+        fields: Fields with one file per sample, by batch key.
+        hdf5: Fields with rows of HDF5 files; ``"all"`` reads every row.
+        rows: The samples.
 
     Raises:
         SourceError: A file cannot be read or decoded; names row, id and path.
-        ManifestError: Several cannot; names the first five, and its attribute ``errors`` holds the error of each.
-        FormatError: Files are of different shapes.
+        ManifestError: Several files cannot be read; names the first five, and its attribute ``errors`` holds the error
+            of each.
+        FormatError: Files have different shapes.
     """
     if how == "none":
         return
     for key, field in fields.items():
         if not field.decoder.fits_all:
-            _check_shapes(key, field, entries, all_=how == "all")
-    wrong = _wrong(fields, len(entries) if how == "all" else 1)
+            _check_shapes(key, field, rows, all_=how == "all")
+    errors = _file_errors(fields, len(rows) if how == "all" else 1)
     if any(field.decoder.images for field in fields.values()):
         _return_freed_memory()
     if how == "all":
-        wrong += [error for each in stored for error in _wrong_rows(each)]
-    if wrong:
-        _raise(wrong, entries)
+        errors += [error for each in hdf5 for error in _row_errors(each)]
+    if errors:
+        _raise(errors, rows)
 
 
 def _return_freed_memory() -> None:
-    """Have the C library return freed memory to the system: glibc keeps the blocks in which Pillow decodes."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or another system
+    """Return freed memory to the system: glibc keeps the blocks in which Pillow decodes."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _check_shapes(key: str, field: FileField, entries: Rows, *, all_: bool) -> None:
-    """Make sure that files have one shape: of a few, which are spread over the table."""
-    count = len(entries)
-    samples = np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(np.int64)).tolist()
+def _check_shapes(key: str, field: FileField, rows: Rows, *, all_: bool) -> None:
+    """Check that a few files across the table have one shape."""
+    count = len(rows)
+    samples = np.unique(np.linspace(0, count - 1, min(SHAPE_FILES, count)).astype(np.int64)).tolist()
     shapes = {}
     for sample in samples:
-        # What cannot be read is listed with all of its kind, where all are looked at.
+        # With "all", unreadable files are reported together later.
         with contextlib.suppress(SourceError) if all_ else contextlib.nullcontext():
             shapes[sample] = field.shape_of(sample)
     first = next(iter(shapes), 0)
@@ -82,14 +83,14 @@ def _check_shapes(key: str, field: FileField, entries: Rows, *, all_: bool) -> N
     if others:
         paths = field.paths.of(np.array([first, *others[:_NAMED]]))
         named = "; ".join(
-            f"{_shown(shapes[sample])} in {entries.where(sample)} ({path})"
+            f"{_shown(shapes[sample])} in {rows.where(sample)} ({path})"
             for sample, path in zip([first, *others], paths, strict=False)
         )
-        more = f"; … ({len(others)} of {len(samples)} looked at)" if len(others) > _NAMED else ""
+        more = f"; … ({len(others)} of {len(samples)} checked)" if len(others) > _NAMED else ""
         raise FormatError(
-            f"{key}: files are of different shapes: {named}{more}; {field.decoder.advice}",
+            f"{key}: files have different shapes: {named}{more}; {field.decoder.advice}",
             file=paths[1],
-            row=entries.place(others[0])[1],
+            row=rows.place(others[0])[1],
             sample_id=others[0],
         )
 
@@ -98,55 +99,55 @@ def _shown(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape)) or "a single value"
 
 
-def _wrong(fields: Mapping[str, FileField], count: int) -> list[SourceError]:
-    """What is wrong with the files of so many samples, in their order."""
+def _file_errors(fields: Mapping[str, FileField], count: int) -> list[SourceError]:
+    """Errors of the files of the first ``count`` samples, in order."""
     if count == 1:
-        return _decoded(fields, range(1))
-    stretches = (range(first, min(first + _AT_ONCE, count)) for first in range(0, count, _AT_ONCE))
-    wrong: list[SourceError] = []
+        return _decode_errors(fields, range(1))
+    blocks = (range(first, min(first + _TASK_SAMPLES, count)) for first in range(0, count, _TASK_SAMPLES))
+    errors: list[SourceError] = []
     threads = len(os.sched_getaffinity(0))
-    # Said on a terminal only: elsewhere it would fill a log.
+    # On a terminal only; elsewhere the bar would fill a log.
     console = Console(stderr=True)
     with (
         ThreadPoolExecutor(threads, "lit_async_data check") as pool,
         Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
         task = bar.add_task("checking files", total=count)
-        for stretch, found in _in_order(pool, fields, stretches, 2 * threads):
-            wrong += found
-            bar.update(task, advance=len(stretch))
-    return wrong
+        for block, found in _in_order(pool, fields, blocks, 2 * threads):
+            errors += found
+            bar.update(task, advance=len(block))
+    return errors
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, fields: Mapping[str, FileField], stretches: Iterator[range], ahead: int
+    pool: ThreadPoolExecutor, fields: Mapping[str, FileField], blocks: Iterator[range], ahead: int
 ) -> Iterator[tuple[range, list[SourceError]]]:
-    """What is wrong with the files of each stretch, so many of which are looked at ahead: not all are queued."""
-    begun: list[tuple[range, Future[list[SourceError]]]] = []
-    for stretch in itertools.chain(stretches, itertools.repeat(None, ahead)):
-        if stretch is not None:
-            begun.append((stretch, pool.submit(_decoded, fields, stretch)))
-        if begun and (stretch is None or len(begun) > ahead):
-            first, found = begun.pop(0)
-            yield first, found.result()
+    """Errors of each block of samples, in order. At most ``ahead`` blocks are queued."""
+    queue: list[tuple[range, Future[list[SourceError]]]] = []
+    for block in itertools.chain(blocks, itertools.repeat(None, ahead)):
+        if block is not None:
+            queue.append((block, pool.submit(_decode_errors, fields, block)))
+        if queue and (block is None or len(queue) > ahead):
+            first, future = queue.pop(0)
+            yield first, future.result()
 
 
-def _decoded(fields: Mapping[str, FileField], stretch: range) -> list[SourceError]:
-    """Decode the files of a stretch of samples, and throw them away; what went wrong."""
-    wrong = []
+def _decode_errors(fields: Mapping[str, FileField], block: range) -> list[SourceError]:
+    """Errors of decoding the files of a block of samples; the samples are discarded."""
+    errors = []
     for field in fields.values():
         out = np.empty((1, *field.spec.stored_shape), field.spec.dtype)
-        for sample in stretch:
+        for sample in block:
             try:
                 field.read(np.array([sample]), out, None)
             except SourceError as error:
-                wrong.append(error)
-    return sorted(wrong, key=lambda error: error.sample_id or 0)
+                errors.append(error)
+    return sorted(errors, key=lambda error: error.sample_id or 0)
 
 
-def _wrong_rows(stored: HDF5Fields) -> list[SourceError]:
-    """What is wrong with rows of HDF5 files, read in the order in which they lie: each chunk is decoded about once."""
-    wrong: list[SourceError] = []
+def _row_errors(stored: HDF5Fields) -> list[SourceError]:
+    """Errors of reading rows of HDF5 files, in storage order, so that each chunk is decoded about once."""
+    errors: list[SourceError] = []
     order = np.argsort(stored.source.samples, kind="stable")
     for first in range(0, len(order), _ROWS):
         samples = order[first : first + _ROWS]
@@ -154,34 +155,34 @@ def _wrong_rows(stored: HDF5Fields) -> list[SourceError]:
         try:
             stored.source.read_into(samples, out)
         except AsyncDataError:
-            wrong += _each_wrong(stored, samples, out)
-    return sorted(wrong, key=lambda error: error.sample_id or 0)
+            errors += _errors_of_each_row(stored, samples, out)
+    return sorted(errors, key=lambda error: error.sample_id or 0)
 
 
-def _each_wrong(stored: HDF5Fields, samples: Indices, out: Mapping[str, Array]) -> list[SourceError]:
-    wrong = []
+def _errors_of_each_row(stored: HDF5Fields, samples: Indices, out: Mapping[str, Array]) -> list[SourceError]:
+    errors = []
     for place, sample in enumerate(samples.tolist()):
         try:
             stored.read(np.array([sample]), {key: array[place : place + 1] for key, array in out.items()})
         except SourceError as error:
-            wrong.append(error)
-    return wrong
+            errors.append(error)
+    return errors
 
 
-def _raise(wrong: list[SourceError], entries: Rows) -> None:
-    if len(wrong) == 1:
-        raise wrong[0]
-    listed = "\n".join(f"  {error}" for error in wrong[:_NAMED])
-    more = f"\n  … and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-    first = wrong[0]
-    said = (
-        f"{len(wrong)} files of {len(entries)} samples cannot be read; mend them, or leave their rows out; the "
-        "attribute errors of this error lists all, each with file, row and sample_id"
+def _raise(errors: list[SourceError], rows: Rows) -> None:
+    if len(errors) == 1:
+        raise errors[0]
+    listed = "\n".join(f"  {error}" for error in errors[:_NAMED])
+    more = f"\n  … and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
+    first = errors[0]
+    summary = (
+        f"{len(errors)} files of {len(rows)} samples cannot be read; repair them, or leave their rows out; the "
+        "attribute errors of this error holds all errors, each with file, row and sample_id"
     )
     raise ManifestError(
-        f"{said}:\n{listed}{more}",
+        f"{summary}:\n{listed}{more}",
         file=first.file,
         row=first.row,
         sample_id=first.sample_id,
-        errors=wrong,
+        errors=errors,
     )

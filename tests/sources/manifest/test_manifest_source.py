@@ -581,7 +581,9 @@ def test_a_pickled_source_is_the_same(format_, folder):
     assert (copied.spec, copied.parts, copied.locate([3])) == (source.spec, source.parts, source.locate([3]))
     if format_ == "memory":
         # A frame may be large, and what is used of it is held anyway.
-        with pytest.raises(MissingError, match="'even' has not been read, and the table is in another process"):
+        with pytest.raises(
+            MissingError, match="'even': was not read before pickling, and the table is in another process"
+        ):
             copied.column("even")
     else:
         assert copied.column("even").astype(int).tolist() == COLUMNS["even"]
@@ -866,7 +868,7 @@ def test_categories_in_several_orders_are_sorted_and_said(caplog):
     assert source.spec["y"].classes == ("high", "low")
     assert source.column("y").tolist() == [1, 0, 0, 1]
     (record,) = caplog.records
-    assert "column 'a': its parts have ordered categories in different orders" in record.getMessage()
+    assert "column 'a': chunks have ordered categories in different orders" in record.getMessage()
 
 
 def test_patients_that_are_no_label_stay_out_of_the_fields_and_are_looked_up():

@@ -1,1 +1,1 @@
-"""The room `table`; its README says what belongs here."""
+"""Rows and columns of tables; see the README."""

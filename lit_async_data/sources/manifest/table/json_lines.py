@@ -1,4 +1,4 @@
-"""JSON lines: an object in each line."""
+"""Reads JSON lines: files with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -12,29 +12,34 @@ import numpy as np
 
 from lit_async_data.errors import ManifestError
 from lit_async_data.sources.manifest.table.arrow import arrow, is_list
-from lit_async_data.sources.manifest.table.header import check_columns, check_content
 from lit_async_data.sources.manifest.table.numeric import INEXACT
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, named, shown
+from lit_async_data.sources.manifest.table.row_origin import (
+    RowOrigin,
+    check_columns,
+    check_content,
+    printable_path,
+    quoted,
+)
 
-# Bytes that are parsed together, and that a line may have; the second if the first do not do.
+# Block sizes of the parser, which also limit the size of a line; the second is used if a line exceeds the first.
 _BLOCKS = (2**24, 2**28)
 
 
 def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
     """Read keys of the objects in a file of JSON lines.
 
-    Types are taken from the first lines; if later ones do not fit, the file is read again for types that fit all; and
-    if what is not wanted has no type that fits, once more without it, by Python.
+    Types come from the first lines. If later lines do not fit, the file is read again to find types that fit all lines.
+    If a key that is not requested has values of several types, Python removes it and the rest is parsed again.
 
     Args:
-        path: Of the file; ``.gz`` is decompressed.
-        wanted: Keys. One that is missing in a line is null there.
+        path: The file; ``.gz`` is decompressed.
+        wanted: Keys to read. A key that is missing in a line is null there.
 
     Returns:
-        A ``pyarrow.Table``; text is text, also where it looks like a date.
+        A ``pyarrow.Table``; text stays text even if it looks like a date.
 
     Raises:
-        ManifestError: A line is no JSON object, a key has values of two types, or whole numbers would be rounded.
+        ManifestError: A line is not a JSON object, a key has values of two types, or whole numbers would be rounded.
             Names file, row and line.
     """
     origin = RowOrigin([path], np.zeros(2, np.int64))
@@ -45,28 +50,28 @@ def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
         return library.input_stream(path, compression="detect")
 
     try:
-        table = _of_first_lines(opened, wanted)
+        table = _with_types_of_first_lines(opened, wanted)
         if table is None:
-            table = _of_all_lines(opened, wanted, origin)
+            table = _with_types_of_all_lines(opened, wanted, origin)
     except (library.ArrowInvalid, UnicodeDecodeError, EOFError, OSError) as error:
         if isinstance(error, library.ArrowInvalid) and "Empty JSON" in str(error):
-            raise origin.error("is empty; it must hold a JSON object in each line") from None
+            raise origin.error("is empty; it needs a JSON object in each line") from None
         fault = _fault(path, wanted)
         if fault is not None:
             raise fault from error
-        table = _of_what_is_wanted(path, wanted, origin, error)
-    if any(_may_be_rounded(table.column(name)) for name in wanted) and (found := _rounded(path, table, wanted)):
-        raise found
+        table = _from_requested_keys(path, wanted, origin, error)
+    if any(_may_be_rounded(table.column(name)) for name in wanted) and (fault := _rounded(path, table, wanted)):
+        raise fault
     return table
 
 
-def _of_first_lines(opened: Callable[[], Any], wanted: Sequence[str]) -> Any:
-    """The table, if the first lines say of what types it is; else None."""
+def _with_types_of_first_lines(opened: Callable[[], Any], wanted: Sequence[str]) -> Any:
+    """The table, if the first lines determine its types; else None."""
     library, parser = arrow(), arrow("json")
     try:
         with opened() as stream:
             schema = parser.open_json(stream, read_options=parser.ReadOptions(block_size=_BLOCKS[0])).schema
-        kinds = {name: _undated(schema.field(name).type) for name in wanted if name in schema.names}
+        kinds = {name: _without_dates(schema.field(name).type) for name in wanted if name in schema.names}
         if len(kinds) < len(wanted) or any(map(_is_unknown, kinds.values())):
             return None
         return _parsed(opened, kinds)
@@ -74,25 +79,25 @@ def _of_first_lines(opened: Callable[[], Any], wanted: Sequence[str]) -> Any:
         return None
 
 
-def _of_all_lines(opened: Callable[[], Any], wanted: Sequence[str], origin: RowOrigin) -> Any:
+def _with_types_of_all_lines(opened: Callable[[], Any], wanted: Sequence[str], origin: RowOrigin) -> Any:
     table = _parsed(opened, None)
     check_columns(table.column_names, wanted, origin)
     kinds = {name: table.schema.field(name).type for name in wanted}
-    undated = {name: _undated(kind) for name, kind in kinds.items()}
-    return table.select(list(wanted)) if kinds == undated else _parsed(opened, undated)
+    types = {name: _without_dates(kind) for name, kind in kinds.items()}
+    return table.select(list(wanted)) if kinds == types else _parsed(opened, types)
 
 
-def _of_what_is_wanted(path: str, wanted: Sequence[str], origin: RowOrigin, cause: Exception) -> Any:
-    """The table from lines that hold nothing else: another key may have values of several types."""
+def _from_requested_keys(path: str, wanted: Sequence[str], origin: RowOrigin, cause: Exception) -> Any:
+    """The table, parsed from lines without other keys: another key may have values of several types."""
     kept = io.BytesIO()
     try:
         for _, _, content in _objects(path):
             values = json.loads(content)
             kept.write(json.dumps({name: values[name] for name in wanted if name in values}).encode() + b"\n")
         lines = kept.getbuffer()
-        return _of_all_lines(lambda: arrow().BufferReader(lines), wanted, origin)
+        return _with_types_of_all_lines(lambda: arrow().BufferReader(lines), wanted, origin)
     except (arrow().ArrowInvalid, EOFError, OSError, ValueError):
-        raise origin.error(f"cannot be read: {shown(str(cause))}") from cause
+        raise origin.error(f"cannot be read: {quoted(str(cause))}") from cause
 
 
 def _parsed(opened: Callable[[], Any], kinds: dict[str, Any] | None) -> Any:
@@ -114,12 +119,12 @@ def _parsed(opened: Callable[[], Any], kinds: dict[str, Any] | None) -> Any:
     raise AssertionError
 
 
-def _undated(kind: Any) -> Any:
-    """A type with text in place of the dates that pyarrow sees in it."""
+def _without_dates(kind: Any) -> Any:
+    """The type with text in place of dates and times, which pyarrow infers from text."""
     types, library = arrow("types"), arrow()
     if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
         return library.string()
-    return library.list_(_undated(kind.value_type)) if is_list(kind) else kind
+    return library.list_(_without_dates(kind.value_type)) if is_list(kind) else kind
 
 
 def _is_unknown(kind: Any) -> bool:
@@ -127,7 +132,7 @@ def _is_unknown(kind: Any) -> bool:
 
 
 def _may_be_rounded(column: Any) -> bool:
-    """Whether there are numbers so large that they may have been whole ones."""
+    """Whether a float column has values so large that the file may hold whole numbers there."""
     types, compute = arrow("types"), arrow("compute")
     if is_list(column.type):
         return _may_be_rounded(compute.list_flatten(column))
@@ -137,7 +142,7 @@ def _may_be_rounded(column: Any) -> bool:
 
 
 def _objects(path: str) -> Iterator[tuple[int, int, bytes]]:
-    """Row, line and bytes of each."""
+    """Row, line and bytes of each line that is not empty."""
     row = 0
     with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
         for line, content in enumerate(file, 1):
@@ -153,7 +158,7 @@ def _rounded(path: str, table: Any, wanted: Sequence[str]) -> ManifestError | No
         for name in names:
             for value in _flat(values.get(name)):
                 if isinstance(value, int) and abs(value) >= INEXACT and int(float(value)) != value:
-                    message = f"{shown(value)} is more than an int64 holds, or would be rounded beside fractions"
+                    message = f"{quoted(value)} does not fit into int64, or would be rounded in a column with fractions"
                     return _error(path, row, line, f"{message}; write it as text", name)
     return None
 
@@ -167,37 +172,37 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _fault(path: str, wanted: Sequence[str]) -> ManifestError | None:
-    """What is wrong with a file that did not parse, found by going through it in Python; None where nothing is."""
+    """The error of a file that pyarrow does not parse, found by parsing it in Python; None if there is none."""
     kinds: dict[str, tuple[str, int]] = {}
     try:
         for row, line, content in _objects(path):
             if row == 0 and content.lstrip().startswith(b"["):
-                message = (
-                    "an array, where JSON lines have an object in each line; give what pandas.read_json makes of it"
-                )
+                message = "the file is a JSON array, not an object in each line; give the result of pandas.read_json"
                 return _error(path, row, line, message)
             try:
-                values = json.loads(content.decode("utf-8"), object_pairs_hook=_once)
+                values = json.loads(content.decode("utf-8"), object_pairs_hook=_unique_keys)
                 json.dumps(values, ensure_ascii=False).encode("utf-8")
             except (ValueError, RecursionError) as error:
-                return _error(path, row, line, f"no JSON in UTF-8: {shown(str(error))}")
+                return _error(path, row, line, f"not valid JSON in UTF-8: {quoted(str(error))}")
             if not isinstance(values, dict):
-                return _error(path, row, line, f"{shown(values)} is not a JSON object")
+                return _error(path, row, line, f"{quoted(values)} is not a JSON object")
             for name in wanted:
                 value = values.get(name)
                 kind, first = kinds.setdefault(name, (_kind(value), row)) if value is not None else ("", 0)
                 if value is not None and kind != _kind(value):
-                    message = f"{shown(value)} is {_kind(value)}, but row {first} has {kind}; write all in one way"
+                    message = (
+                        f"{quoted(value)} is {_kind(value)}, but row {first} has {kind}; write all values as one type"
+                    )
                     return _error(path, row, line, message, name)
     except (EOFError, OSError):
         return None
     return None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return values
 
 
@@ -212,7 +217,7 @@ def _kind(value: object) -> str:
 
 
 def _error(path: str, row: int, line: int, message: str, column: str | None = None) -> ManifestError:
-    named_column = f", column {shown(column)}" if column is not None else ""
+    named_column = f", column {quoted(column)}" if column is not None else ""
     return ManifestError(
-        f"{named(path)}, row {row} (line {line}){named_column}: {message}", file=path, dataset=column, row=row
+        f"{printable_path(path)}, row {row} (line {line}){named_column}: {message}", file=path, dataset=column, row=row
     )

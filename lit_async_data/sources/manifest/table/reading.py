@@ -1,4 +1,4 @@
-"""Reading a table: from files or from memory, the wanted columns and rows of it."""
+"""Reads the requested columns and rows of a table, from files of any format or from memory."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.errors import ConfigError, CorruptError, MissingError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.table.arrow import arrow
-from lit_async_data.sources.manifest.table.delimited import PLAIN, TextForm, read_delimited
-from lit_async_data.sources.manifest.table.filters import Filter, all_met
-from lit_async_data.sources.manifest.table.header import NoColumnError, check_columns
+from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat, read_delimited
+from lit_async_data.sources.manifest.table.filters import Filter, rows_meeting
 from lit_async_data.sources.manifest.table.json_lines import read_json_lines
-from lit_async_data.sources.manifest.table.parquet import read_parquet
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, named, shown
+from lit_async_data.sources.manifest.table.row_origin import (
+    NoColumnError,
+    RowOrigin,
+    check_columns,
+    printable_path,
+    quoted,
+)
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-# What to do with files that are tables, but none that are read here.
-_OTHERS = {
-    ".xlsx": "it is a spreadsheet: give pandas.read_excel({path!r}), or save it as CSV",
-    ".json": "JSON lines end in .jsonl, with an object in each line; of an array, give pandas.read_json({path!r})",
-    ".zip": "it is an archive: unpack it, and give what is in it",
+# What to do with files of other formats.
+_OTHER_FORMATS = {
+    ".xlsx": "it is a spreadsheet; give pandas.read_excel({path!r}), or save it as CSV",
+    ".json": "name a file of JSON lines .jsonl; for a JSON array, give pandas.read_json({path!r})",
+    ".zip": "it is an archive; unpack it, and give the table inside",
     ".feather": "give pyarrow.feather.read_table({path!r})",
-    ".txt": "if it is a table with a character between its cells, name it .csv and say delimiter=",
+    ".txt": "if a character separates its cells, name it .csv and set delimiter=",
 }
-_OTHERS |= dict.fromkeys((".xls", ".xlsm", ".ods"), _OTHERS[".xlsx"])
-_OTHERS |= dict.fromkeys((".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz"), _OTHERS[".zip"])
-_OTHERS |= dict.fromkeys((".arrow", ".ipc"), _OTHERS[".feather"])
-_OTHERS |= dict.fromkeys((".tab", ".dat", ".psv"), _OTHERS[".txt"])
+_OTHER_FORMATS |= dict.fromkeys((".xls", ".xlsm", ".ods"), _OTHER_FORMATS[".xlsx"])
+_OTHER_FORMATS |= dict.fromkeys((".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz"), _OTHER_FORMATS[".zip"])
+_OTHER_FORMATS |= dict.fromkeys((".arrow", ".ipc"), _OTHER_FORMATS[".feather"])
+_OTHER_FORMATS |= dict.fromkeys((".tab", ".dat", ".psv"), _OTHER_FORMATS[".txt"])
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz", ".ndjson.gz")
 
 
 class FolderTable(NamedTuple):
-    """A table that was made from what lies in a folder.
+    """A folder listed as a table.
 
     Attributes:
-        folder: Its path.
+        folder: Path of the folder.
         table: A ``pyarrow.Table``.
     """
 
@@ -48,7 +52,7 @@ class FolderTable(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """Columns of one file: how many rows it has, and which of them are here; None if all."""
+    """Columns of one file, its number of rows, and the rows that were kept; None for all."""
 
     table: Any
     rows: int
@@ -56,38 +60,38 @@ class _Read(NamedTuple):
 
 
 def read_table(
-    given: Any, wanted: Sequence[str], filters: Sequence[Filter], form: TextForm = PLAIN
+    given: Any, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat = DEFAULT_FORMAT
 ) -> tuple[Any, RowOrigin]:
-    """Columns of a table, and where its rows come from.
+    """Read columns of a table, and the origin of its rows.
 
     Args:
         given: As for `Table.of`.
         wanted: Names of columns, all different.
-        filters: That rows must meet.
-        form: How tables of text are written.
+        filters: Conditions that rows must meet.
+        text_format: How CSV and TSV are written.
 
     Returns:
-        A ``pyarrow.Table`` of at least one row.
+        A ``pyarrow.Table`` with at least one row, and the origin of its rows.
 
     Raises:
-        ConfigError: It is nothing of what can be read; begins with ``table:``.
-        MissingError: There is no such file.
+        ConfigError: ``given`` is not a table; begins with ``table:``.
+        MissingError: A file does not exist.
         ManifestError: See `Table.of`.
     """
-    arrow()  # says what to install, before anything else is wrong
+    arrow()  # raises first if pyarrow is missing
     if isinstance(given, str | os.PathLike):
         files = files_of(os.fspath(given))
-        table, origin = _joined(files, [_of_file(file, wanted, filters, form) for file in files])
+        table, origin = _concatenated(files, [_from_file(file, wanted, filters, text_format) for file in files])
     else:
-        _check_form(form, "a table given in memory")
+        _check_no_text_format(text_format, "a table in memory")
         folder, given = given if isinstance(given, FolderTable) else (None, given)
-        read = _met(_of_memory(given, _all_names(wanted, filters)), wanted, filters, [])
+        read = _filtered_table(_from_memory(given, _all_names(wanted, filters)), wanted, filters, [])
         table, origin = read.table, RowOrigin([], np.array([0, read.rows]), read.kept, folder=folder)
     total = int(origin.starts[-1])
     if not total:
-        raise origin.error("has no rows")
+        raise origin.error("has no rows; a source needs at least one sample")
     if not table.num_rows:
-        raise origin.error(f"the filters leave none of its {total} rows")
+        raise origin.error(f"the filters match none of its {total} rows; change filters")
     return table, origin
 
 
@@ -96,7 +100,7 @@ def _all_names(wanted: Sequence[str], filters: Sequence[Filter]) -> list[str]:
 
 
 def files_of(given: str) -> list[str]:
-    """The files of a path, pattern or folder, in the order of their paths.
+    """The files of a path, pattern or folder, sorted by path.
 
     Raises:
         MissingError: There is none.
@@ -106,32 +110,32 @@ def files_of(given: str) -> list[str]:
             os.path.join(folder, name)
             for folder, _, names in os.walk(given)
             for name in names
-            # What writers leave beside the data begins so.
+            # Writers leave metadata files with these prefixes.
             if name.endswith(".parquet") and not name.startswith(("_", "."))
         ]
         missing = "has no .parquet files in it"
     elif os.path.exists(given) or not glob.has_magic(given):
         found, missing = [given] * os.path.exists(given), "no such file"
     else:
-        found, missing = glob.glob(given, recursive=True), "no file fits this pattern"
+        found, missing = glob.glob(given, recursive=True), "no file matches this pattern"
     if not found:
-        raise MissingError(f"{named(given)}: {missing}", file=given)
+        raise MissingError(f"{printable_path(given)}: {missing}", file=given)
     return sorted(found)
 
 
-def _check_form(form: TextForm, what: str) -> None:
-    if form.given:
-        raise ConfigError(f"{form.given[0]}: says nothing of {what}; it is of CSV and TSV files")
+def _check_no_text_format(text_format: TextFormat, what: str) -> None:
+    if text_format.given:
+        raise ConfigError(f"{text_format.given[0]}: does not apply to {what}, only to CSV and TSV files; leave it out")
 
 
-def _of_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], form: TextForm) -> _Read:
+def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat) -> _Read:
     suffix = next((each for each in _SUFFIXES if path.lower().endswith(each)), None)
     if suffix is None:
-        hint = _OTHERS.get(os.path.splitext(path.lower())[1], "").format(path=path)
-        message = f"table: {named(path)} ends in none of {', '.join(_SUFFIXES)}"
+        hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], "").format(path=path)
+        message = f"table: {printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
         raise ConfigError(f"{message}; {hint}" if hint else message, file=path)
     if suffix.removesuffix(".gz") not in _DELIMITERS:
-        _check_form(form, f"{suffix} files")
+        _check_no_text_format(text_format, f"{suffix} files")
     try:
         if suffix == ".parquet":
             return _Read(*read_parquet(path, wanted, filters))
@@ -140,21 +144,21 @@ def _of_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], form: 
         if delimiter is None:
             table = read_json_lines(path, names)
         else:
-            table = read_delimited(path, form.delimiter or delimiter, names, form.codec)
+            table = read_delimited(path, text_format.delimiter or delimiter, names, text_format.codec)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        raise MissingError(f"{named(path)}: cannot be opened: {error.strerror}", file=path) from error
-    return _met(table, wanted, filters, [path])
+        raise MissingError(f"{printable_path(path)}: cannot be opened: {error.strerror}", file=path) from error
+    return _filtered_table(table, wanted, filters, [path])
 
 
-def _met(table: Any, wanted: Sequence[str], filters: Sequence[Filter], files: list[str]) -> _Read:
+def _filtered_table(table: Any, wanted: Sequence[str], filters: Sequence[Filter], files: list[str]) -> _Read:
     rows = table.num_rows
     if not filters:
         return _Read(table.select(list(wanted)), rows, None)
-    met = all_met(filters, table, RowOrigin(files, np.array([0, rows])))
-    return _Read(table.select(list(wanted)).filter(arrow().array(met)), rows, np.flatnonzero(met))
+    mask = rows_meeting(filters, table, RowOrigin(files, np.array([0, rows])))
+    return _Read(table.select(list(wanted)).filter(arrow().array(mask)), rows, np.flatnonzero(mask))
 
 
-def _joined(files: list[str], read: list[_Read]) -> tuple[Any, RowOrigin]:
+def _concatenated(files: list[str], read: list[_Read]) -> tuple[Any, RowOrigin]:
     starts = np.cumsum([0, *(each.rows for each in read)], dtype=np.int64)
     kept = None
     if any(each.kept is not None for each in read):
@@ -168,7 +172,7 @@ def _joined(files: list[str], read: list[_Read]) -> tuple[Any, RowOrigin]:
 
 
 def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None:
-    """Check that each column has one type in all files, or no values at all."""
+    """Check that each column has one type in all files, or no values."""
     for name in read[0].table.column_names:
         first: tuple[str, Any] | None = None
         for file, each in zip(files, read, strict=True):
@@ -176,7 +180,10 @@ def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None
             if arrow("types").is_null(kind):
                 continue
             if first is not None and kind != first[1]:
-                message = f"is {first[1]} in {named(first[0])}, but {kind} in {named(file)}; write all files alike"
+                message = (
+                    f"is {first[1]} in {printable_path(first[0])}, but {kind} in {printable_path(file)}; write all "
+                    "files with one type"
+                )
                 raise origin.error(message, column=name)
             first = first or (file, kind)
 
@@ -186,30 +193,30 @@ def _are_paths(given: object) -> bool:
     return bool(listed) and all(isinstance(each, str | os.PathLike) for each in listed)
 
 
-def _of_memory(given: Any, names: Sequence[str]) -> Any:
+def _from_memory(given: Any, names: Sequence[str]) -> Any:
     library = arrow()
     origin = RowOrigin([], np.zeros(2, np.int64))
     if _are_paths(given):
         raise ConfigError(
-            f"table: {type(given).__name__} is neither a path nor a table; of several files give a pattern that fits "
-            "them, such as 'part-*.csv', or join a source of each: ConcatSource([...])"
+            f"table: {type(given).__name__} is neither a path nor a table; give a pattern for several files, such as "
+            "'part-*.csv', or concatenate a source for each: ConcatSource([...])"
         )
     module = type(given).__module__.partition(".")[0]
     if isinstance(given, library.Table):
         check_columns(given.column_names, names, origin)
         return given.select(list(names))
     if module in ("pandas", "polars") and hasattr(given, "collect"):
-        raise ConfigError("table: a LazyFrame has no rows yet; give its .collect()")
+        raise ConfigError("table: a LazyFrame has no rows yet; give frame.collect()")
     try:
         if module in ("pandas", "polars") and hasattr(given, "columns"):
             _check_frame(given, names, origin)
             frame = given[list(names)]
-            return _of_pandas(frame) if module == "pandas" else library.table(_with_text(frame))
+            return _from_pandas(frame) if module == "pandas" else library.table(_with_text(frame))
         if hasattr(given, "__arrow_c_stream__"):
-            return _of_stream(library.RecordBatchReader.from_stream(given), names, origin)
+            return _from_stream(library.RecordBatchReader.from_stream(given), names, origin)
     except (library.ArrowException, TypeError) as error:
         raise origin.error(
-            f"is nothing that Arrow can hold: {shown(str(error))}; give each column values of one type"
+            f"cannot be converted to Arrow: {quoted(str(error))}; give each column values of one type"
         ) from error
     raise ConfigError(
         f"table: {type(given).__name__} is neither a path, a DataFrame of pandas or polars, a pyarrow.Table, nor "
@@ -224,11 +231,11 @@ def _check_frame(frame: Any, names: Sequence[str], origin: RowOrigin) -> None:
         index = getattr(frame, "index", None)
         if index is None or error.dataset not in index.names:
             raise
-        message = f"{error}; it is the index of the DataFrame: give frame.reset_index()"
+        message = f"{error}; it is the index of the DataFrame; give frame.reset_index()"
         raise NoColumnError(message, dataset=error.dataset) from None
 
 
-def _of_pandas(frame: Any) -> Any:
+def _from_pandas(frame: Any) -> Any:
     library = arrow()
     try:
         return library.Table.from_pandas(frame, preserve_index=False)
@@ -244,7 +251,7 @@ def _of_pandas(frame: Any) -> Any:
 
 
 def _with_text(frame: Any) -> Any:
-    """A frame of polars with text in place of path objects, which it holds as Python's."""
+    """A polars frame with path objects converted to text."""
     changed = {
         name: [os.fspath(value) if isinstance(value, os.PathLike) else value for value in frame[name].to_list()]
         for name in frame.columns
@@ -253,7 +260,67 @@ def _with_text(frame: Any) -> Any:
     return frame.with_columns(**{name: type(frame[name])(name, values) for name, values in changed.items()})
 
 
-def _of_stream(stream: Any, names: Sequence[str], origin: RowOrigin) -> Any:
+def _from_stream(stream: Any, names: Sequence[str], origin: RowOrigin) -> Any:
     check_columns(stream.schema.names, names, origin)
     schema = arrow().schema([stream.schema.field(name) for name in names])
     return arrow().Table.from_batches([batch.select(list(names)) for batch in stream], schema)
+
+
+def read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) -> tuple[Any, int, Indices | None]:
+    """Read columns of a Parquet file.
+
+    Args:
+        path: The file.
+        wanted: Names of the columns to read.
+        filters: Conditions that rows must meet. They are applied to one row group at a time, so other rows are not
+            held.
+
+    Returns:
+        A ``pyarrow.Table``; the number of rows in the file; and the rows that the table has, None for all.
+
+    Raises:
+        ManifestError: The file is not Parquet, or a column is missing.
+        CorruptError: A page does not decode, or its checksum is wrong.
+    """
+    library, parquet = arrow(), arrow("parquet")
+    origin = RowOrigin([path], np.zeros(2, np.int64))
+    try:
+        file = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+    except (library.ArrowException, OSError) as error:
+        raise origin.error(f"is not a readable Parquet file: {quoted(str(error))}; write it again") from error
+    with file:
+        check_columns(file.schema_arrow.names, [*wanted, *(each.column for each in filters)], origin)
+        try:
+            if not filters:
+                return _all_rows(file, list(wanted)), file.metadata.num_rows, None
+            return _matching_rows(file, wanted, filters, path)
+        except (library.ArrowException, OSError) as error:
+            raise CorruptError(
+                f"{printable_path(path)}: does not decode: {quoted(str(error))}; write it again", file=path
+            ) from error
+
+
+def _all_rows(file: Any, wanted: list[str]) -> Any:
+    try:
+        return file.read(columns=wanted)
+    except arrow().ArrowNotImplementedError:  # pyarrow reads lists of categories one row group at a time only
+        groups = [file.read_row_group(group, columns=wanted) for group in range(file.num_row_groups)]
+        return arrow().concat_tables(groups)
+
+
+def _matching_rows(
+    file: Any, wanted: Sequence[str], filters: Sequence[Filter], path: str
+) -> tuple[Any, int, Indices | None]:
+    filter_columns = list(dict.fromkeys(each.column for each in filters))
+    tables, kept, start = [], [], 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        origin = RowOrigin([path], np.array([0, start + rows]), np.arange(start, start + rows))
+        mask = rows_meeting(filters, file.read_row_group(group, columns=filter_columns), origin)
+        if mask.any():
+            tables.append(file.read_row_group(group, columns=list(wanted)).filter(arrow().array(mask)))
+            kept.append(np.flatnonzero(mask) + start)
+        start += rows
+    if not tables:
+        return file.schema_arrow.empty_table().select(list(wanted)), start, np.empty(0, np.int64)
+    return arrow().concat_tables(tables), start, np.concatenate(kept)

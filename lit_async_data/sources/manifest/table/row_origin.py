@@ -1,8 +1,12 @@
-"""`RowOrigin`: where the rows of a table come from, for messages."""
+"""`RowOrigin`: file and row of each row of a table, and the errors that name rows and columns."""
 
 from __future__ import annotations
 
+import codecs
+import difflib
+import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,37 +15,37 @@ import numpy as np
 from lit_async_data.errors import ManifestError
 from lit_async_data.order.permutation import Indices
 
-# What a table given in memory is called where a file would be.
+# Name of a table in memory, in place of a file.
 GIVEN = "the table given"
-# Of a value or a foreign message, in ours.
-_LONGEST = 200
+# Most characters of a value in a message.
+_MAX_QUOTED = 200
 
 
-def shown(value: object) -> str:
-    r"""A value for a message: printable ASCII on one line, of at most 200 characters.
+def quoted(value: object) -> str:
+    r"""A value for a message: printable ASCII on one line, at most 200 characters.
 
     Example:
-        >>> print(shown("a\nb"))
+        >>> print(quoted("a\nb"))
         'a\nb'
     """
     text = ascii(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
 
 
-def named(path: str) -> str:
-    """A path for a message: as it is, unless it would break the line."""
-    return path if path.isprintable() else shown(path)
+def printable_path(path: str) -> str:
+    """A path for a message, escaped if it has characters that are not printable."""
+    return path if path.isprintable() else quoted(path)
 
 
 class RowOrigin:
-    """Which row of which file each row of a table is.
+    """The file and row that each row of a table comes from.
 
     Args:
-        files: Paths; none if the table was given in memory.
-        starts: The first row of each file, counted over all of them, and at the end how many there are; int64.
-        kept: Which of those rows the table has; int64, ascending. None: all.
-        ids: What the rows of the table are called, an array of Arrow; None where they have no names.
-        folder: Where there is no table: the folder that the rows were found in, each of which is a file.
+        files: Paths; empty for a table in memory.
+        starts: The first row of each file, counted over all files, and the total at the end; int64.
+        kept: The rows of the files that the table has; int64, ascending. None: all.
+        ids: The id of each row of the table, an Arrow array; None if rows have no ids.
+        folder: The folder that was listed as a table, whose rows are files; None for a table.
 
     Example:
         >>> origin = RowOrigin(["a.csv", "b.csv"], np.array([0, 3, 6]), kept=np.array([1, 4]))
@@ -63,12 +67,12 @@ class RowOrigin:
         self._ids = ids
         self.folder = folder
 
-    def called(self, ids: Any) -> RowOrigin:
-        """The same, with what rows are called."""
+    def with_ids(self, ids: Any) -> RowOrigin:
+        """The same origin with the ids of rows."""
         return RowOrigin(self.files, self.starts, self.kept, ids, self.folder)
 
     def taken(self, rows: Indices) -> RowOrigin:
-        """That of some of the rows.
+        """The origin of selected rows.
 
         Args:
             rows: int64, ascending.
@@ -77,24 +81,24 @@ class RowOrigin:
 
     @property
     def untyped(self) -> bool:
-        """Whether the files say nothing of the types of their columns."""
+        """Whether the files store no types of their columns, as CSV and TSV."""
         return any(re.search(r"\.[ct]sv(\.gz)?$", file.lower()) for file in self.files)
 
     @property
     def name(self) -> str:
-        """What the table is called in messages."""
+        """The table in messages."""
         if not self.files:
-            return GIVEN if self.folder is None else named(self.folder)
+            return GIVEN if self.folder is None else printable_path(self.folder)
         first, *others = self.files
-        return named(first) + (f" and {len(others)} more" if others else "")
+        return printable_path(first) + (f" and {len(others)} more" if others else "")
 
     @property
     def row(self) -> str:
-        """What a row is called in messages."""
+        """The word for a row in messages."""
         return "row" if self.folder is None else "file"
 
     def place(self, row: int) -> tuple[str | None, int]:
-        """File and row there of a row of the table; None and the row as it was given where there is no file."""
+        """The file of a row of the table and the row in that file; None and the given row for a table in memory."""
         number = row if self.kept is None else int(self.kept[row])
         if not self.files:
             return None, number
@@ -104,25 +108,86 @@ class RowOrigin:
     def where(self, row: int) -> str:
         """A row, for the middle of a message."""
         file, number = self.place(row)
-        found = f"{self.row} {number}"
-        return found if file is None or len(self.files) == 1 else f"{found} of {named(file)}"
+        text = f"{self.row} {number}"
+        return text if file is None or len(self.files) == 1 else f"{text} of {printable_path(file)}"
 
     def error(self, message: str, *, row: int | None = None, column: str | None = None) -> ManifestError:
-        """An error that says where.
+        """An error that names file, row, id and column.
 
         Args:
             message: What is wrong and what to do.
-            row: Of the table.
-            column: Its name.
+            row: Row of the table.
+            column: Name of the column.
         """
         file, number = (None, None) if row is None else self.place(row)
         if row is None:
             file = self.files[0] if len(self.files) == 1 else None
-        place = [self.name if file is None else named(file)]
+        place = [self.name if file is None else printable_path(file)]
         if number is not None:
             place.append(f"{self.row} {number}")
         if row is not None and self._ids is not None:
-            place.append(f"id {shown(str(self._ids[row].as_py()))}")
+            place.append(f"id {quoted(str(self._ids[row].as_py()))}")
         if column is not None:
-            place.append(f"column {shown(column)}")
+            place.append(f"column {quoted(column)}")
         return ManifestError(f"{', '.join(place)}: {message}", file=file, dataset=column, row=number)
+
+
+# First bytes of files that are not text.
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+# Most columns that a message lists.
+_LISTED = 20
+
+
+class NoColumnError(ManifestError):
+    """The table has no column of the requested name."""
+
+
+def check_content(path: str, origin: RowOrigin, *, codec: str | None) -> None:
+    """Check by its first bytes that a file is a table of text.
+
+    Args:
+        path: The file.
+        origin: For messages.
+        codec: Encoding of the file; None if it must be UTF-8.
+
+    Raises:
+        ManifestError: The file is compressed, an archive, or UTF-16.
+    """
+    with open(path, "rb") as file:
+        first = file.read(4)
+    if first.startswith(_GZIP) and not path.endswith(".gz"):
+        raise origin.error(f"is compressed by gzip; name it {printable_path(os.path.basename(path))}.gz")
+    if first == _ZIP:
+        raise origin.error("is a ZIP archive or a spreadsheet; unpack it, or give the result of pandas.read_excel")
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not (codec or "").startswith("utf-16"):
+        option = "" if codec is None else "say encoding=utf-16, or "
+        raise origin.error(f"its first line is not UTF-8, but UTF-16: {option}save the table as UTF-8")
+
+
+def check_columns(present: Sequence[object], wanted: Sequence[str], origin: RowOrigin) -> None:
+    """Check that the requested columns exist and no name occurs twice.
+
+    Args:
+        present: The column names of the table, in order. Empty names, as in spreadsheets, may repeat.
+        wanted: The requested names.
+        origin: For messages.
+
+    Raises:
+        ManifestError: A name occurs twice.
+        NoColumnError: A column is missing; the message suggests similar names.
+    """
+    twice = [name for name, count in Counter(present).items() if count > 1 and name != ""]
+    if twice:
+        raise origin.error(f"has more than one column {quoted(twice[0])}; rename one")
+    for name in wanted:
+        if name not in present:
+            texts = [each for each in present if isinstance(each, str)]
+            near = difflib.get_close_matches(name.strip(), texts, 3, 0.6)
+            hint = f"did you mean {' or '.join(map(quoted, near))}?" if near else f"it has {_listed(present)}"
+            error = origin.error(f"has no column {quoted(name)}; {hint}")
+            raise NoColumnError(str(error), file=error.file, dataset=name)
+
+
+def _listed(names: Sequence[object]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (", ".join(map(quoted, names[:_LISTED])) or "none") + more

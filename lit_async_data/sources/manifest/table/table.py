@@ -1,4 +1,4 @@
-"""`Table`: the rows of a manifest, one per sample, read once and held in Arrow's memory."""
+"""`Table`: the columns of a manifest, one row per sample, in Arrow memory."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.table.arrow import (
     arrow,
-    as_one,
-    first_true,
-    is_coded,
+    arrow_integers,
+    as_single_array,
+    booleans_of,
+    first_true_row,
+    is_categorical,
     is_ordered,
     is_text,
-    lists_text,
-    numbered,
+    is_text_list,
     text_fault,
-    truth_of,
     values_of,
 )
-from lit_async_data.sources.manifest.table.delimited import PLAIN, TextForm
-from lit_async_data.sources.manifest.table.duplicate_ids import repeats
+from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
+from lit_async_data.sources.manifest.table.duplicate_ids import duplicate_rows
 from lit_async_data.sources.manifest.table.filters import Filter
 from lit_async_data.sources.manifest.table.labels import Labels, Null, labels_of
-from lit_async_data.sources.manifest.table.numeric import as_numbers, read_as
+from lit_async_data.sources.manifest.table.numeric import as_numbers, parsed_text
 from lit_async_data.sources.manifest.table.reading import read_table
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, shown
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
 
-# Rows that a message names.
+# Most rows that a message names.
 _NAMED = 5
 _NONE = np.empty(0, np.int64)
 
@@ -40,14 +40,14 @@ _log = logging.getLogger(__name__)
 
 
 class Table:
-    """Columns of a manifest. Nothing in it changes; it can be read from several threads and be pickled.
+    """Columns of a manifest. Immutable, thread-safe and picklable.
 
-    Text takes its bytes and 4 bytes per row (8 where a column has 2 GiB or more), numbers what their type takes; no
-    row has an object of its own.
+    Text takes its bytes and 4 bytes per row (8 if a column has 2 GiB or more); numbers take the size of their type. No
+    row has a Python object.
 
     Args:
-        columns: Arrays as from `as_one`, all of one length ≥ 1.
-        origin: Where the rows come from.
+        columns: Arrays as from `as_single_array`, all of one length ≥ 1.
+        origin: Origin of the rows.
 
     Example:
         >>> import pyarrow
@@ -71,59 +71,59 @@ class Table:
         given: Any,
         columns: Sequence[str],
         filters: Any = None,
-        form: TextForm = PLAIN,
+        text_format: TextFormat = DEFAULT_FORMAT,
         numbers: Sequence[str] = (),
     ) -> Table:
-        """Read the wanted columns of a table.
+        """Read columns of a table.
 
         Args:
             given: Path of a file (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``, also with ``.gz``; ``.parquet``), a
-                pattern for several, a folder of Parquet files; a DataFrame of pandas or polars, a ``pyarrow.Table`` or
-                anything with ``__arrow_c_stream__``. Several files come in the order of their paths.
-            columns: Names of those that are wanted. In CSV and TSV all are text, and an empty cell is no value.
-            filters: ``[["quality", ">", 0.5]]``: conditions that rows must all meet, with ``==``, ``!=``, ``<``,
-                ``<=``, ``>``, ``>=``, ``in``, ``not in``. A row without a value meets none. Text that is compared with
-                a number is read as one.
-            form: How CSV and TSV are written.
-            numbers: Those of the columns whose text is to be read as numbers: int64, or float64 if some are fractions.
+                pattern for several files, or a folder of Parquet files; a DataFrame of pandas or polars, a
+                ``pyarrow.Table`` or any object with ``__arrow_c_stream__``. Several files are read in the order of
+                their paths.
+            columns: Names of the columns to read. All columns of CSV and TSV are text, and an empty cell is null.
+            filters: Conditions that rows must all meet, such as ``[["quality", ">", 0.5]]``, with ``==``, ``!=``,
+                ``<``, ``<=``, ``>``, ``>=``, ``in``, ``not in``. A row without a value meets none. Text is read as a
+                number if it is compared with one.
+            text_format: How CSV and TSV are written.
+            numbers: Columns whose text is read as numbers: int64, or float64 if some are fractions.
 
         Raises:
-            ConfigError: An option is wrong, or pyarrow is missing.
-            MissingError: There is no such file.
-            ManifestError: The table is empty, a column is missing, or a row is not what it should be; names file and
-                row.
+            ConfigError: An option is invalid, or pyarrow is missing.
+            MissingError: A file does not exist.
+            ManifestError: The table is empty, a column is missing, or a row is invalid; names file and row.
             CorruptError: A Parquet file does not decode.
         """
         names = _names("columns", columns)
         if not names:
-            raise ConfigError("columns: none are wanted")
+            raise ConfigError("columns: empty; name at least one")
         as_number = _names("numbers", numbers)
         stray = [name for name in as_number if name not in names]
         if stray:
-            raise ConfigError(f"numbers: {shown(stray[0])} is not one of the columns {', '.join(map(shown, names))}")
-        read, origin = read_table(given, names, Filter.all_of(filters), form)
-        left: Any = read
-        held = {}
+            raise ConfigError(f"numbers: {quoted(stray[0])} is not one of the columns {', '.join(map(quoted, names))}")
+        read, origin = read_table(given, names, Filter.all_of(filters), text_format)
+        remaining: Any = read
+        arrays = {}
         for name in names:
-            column = left.column(name)
-            # Not held twice: this was all that still needed it.
-            left = left.drop_columns(name) if left.num_columns > 1 else None
-            array = as_one(column)
+            column = remaining.column(name)
+            # Drop the chunks of this column, so that it is not held twice.
+            remaining = remaining.drop_columns(name) if remaining.num_columns > 1 else None
+            array = as_single_array(column)
             if is_ordered(column.type) and not is_ordered(array.type):
                 _log.warning(
-                    "%s, column %s: its parts have ordered categories in different orders, so classes are sorted by "
-                    "name; say in which order with classes: [...]",
+                    "%s, column %s: chunks have ordered categories in different orders, so classes are sorted by name; "
+                    "give the order by classes: [...]",
                     origin.name,
-                    shown(name),
+                    quoted(name),
                 )
             del column
             fault = text_fault(array)
             if fault:
                 raise origin.error(fault[1], row=fault[0], column=name)
-            if name in as_number and (is_text(array.type) or is_coded(array.type)):
-                array = as_numbers(array.dictionary_decode() if is_coded(array.type) else array, name, origin)
-            held[name] = array
-        return cls(held, origin)
+            if name in as_number and (is_text(array.type) or is_categorical(array.type)):
+                array = as_numbers(array.dictionary_decode() if is_categorical(array.type) else array, name, origin)
+            arrays[name] = array
+        return cls(arrays, origin)
 
     def __len__(self) -> int:
         """Number of rows, ≥ 1."""
@@ -131,12 +131,12 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the columns take."""
+        """Bytes of memory of the columns."""
         kept = 0 if self.origin.kept is None else self.origin.kept.nbytes
         return kept + sum(int(array.nbytes) for array in self._columns.values())
 
     def text(self, name: str, rows: Sequence[int] | Indices) -> list[str]:
-        """The text of some rows; whole numbers as digits.
+        """The text of selected rows; whole numbers as digits.
 
         Args:
             name: A column of text or whole numbers.
@@ -144,19 +144,19 @@ class Table:
 
         Raises:
             IndexError: A row is not in ``range(len(self))``.
-            ManifestError: A row has no value, or the column holds something else.
+            ManifestError: A row has no value, or the column has another type.
         """
-        array = self._worded(name)
+        array = self._text_column(name)
         wanted = np.asarray(rows, np.int64).reshape(-1)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
-            raise IndexError(f"rows: {self.origin.name} has {len(self)}, from 0 on")
-        numbers = numbered(wanted)
-        codes = array.indices if is_coded(array.type) else None
-        found = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
-        if found.null_count:
-            place = first_true(found.is_null())
+            raise IndexError(f"rows: {self.origin.name} has the rows 0 to {len(self) - 1}")
+        numbers = arrow_integers(wanted)
+        codes = array.indices if is_categorical(array.type) else None
+        texts = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
+        if texts.null_count:
+            place = first_true_row(texts.is_null())
             raise self.origin.error("no value; give one, or leave the row out", row=int(wanted[place]), column=name)
-        values: list[Any] = found.to_pylist()
+        values: list[Any] = texts.to_pylist()
         return values if not values or isinstance(values[0], str) else list(map(str, values))
 
     def labels(
@@ -171,150 +171,160 @@ class Table:
     ) -> Labels:
         """One value per row.
 
-        Whole numbers become int64; floats and bools stay what they are; text becomes the number of its class; a list
-        of numbers becomes a vector, and all must be equally long.
+        Whole numbers become int64; floats and bools keep their type; text becomes the number of its class; lists of
+        numbers become vectors, and all must have one length.
 
         Args:
-            name: A column; or several of numbers, which become the columns of one array.
-            vocabulary: Names of all classes in their order, such as those of the training set. None: the categories of
-                an ordered categorical column, all of them in their order; of other text what occurs, sorted.
-            null: Of rows without a value, or with NaN: ``"error"``, ``"ignore"`` (−100, or NaN in floats) or
-                ``"drop"`` (they are listed).
-            multi: The column holds lists of text: 1 for each class that is in the list, else 0.
+            name: A column; or several columns of numbers, which become the columns of one array.
+            vocabulary: Names of all classes in order, such as those of the training set. None: the categories of an
+                ordered categorical column, in their order; for other text, the distinct values, sorted.
+            null: What to do with rows without a value, or with NaN: ``"error"``, ``"ignore"`` (−100, or NaN in floats)
+                or ``"drop"`` (they are listed).
+            multi: The column holds lists of text: 1 for each class in the list, else 0.
             numbers: Text is read as numbers: int64, or float64 if some are fractions.
-            separator: What stands between several values of one cell of text, which then count as a list.
+            separator: Separates several values in one text cell, which then counts as a list.
 
         Raises:
             ConfigError: An option does not fit the column.
-            ManifestError: A row has no value, one that is not in the vocabulary, or one that does not fit; the column
-                holds dates, decimals or other things that are no labels.
+            ManifestError: A row has no value, one that is not in the vocabulary, or one that does not fit; or the
+                column has a type that cannot be a label, such as dates or decimals.
         """
         if null not in ("error", "ignore", "drop"):
-            raise ConfigError(f"null: {shown(null)} is not one of error, ignore, drop")
+            raise ConfigError(f"null: {quoted(null)} is not one of error, ignore, drop")
         together = not isinstance(name, str)
         names = _names("columns", name if together else [name])
         if not names or (together and (vocabulary is not None or multi)):
-            raise ConfigError("columns: several must be one or more, of numbers, without vocabulary and multi")
-        columns = [(each, read_as(self._column(each), each, self.origin, separator, numbers=numbers)) for each in names]
+            raise ConfigError("columns: give one or more columns of numbers, without vocabulary and multi")
+        columns = [
+            (each, parsed_text(self._column(each), each, self.origin, separator, numbers=numbers)) for each in names
+        ]
         return labels_of(columns, self.origin, vocabulary=vocabulary, null=null, multi=multi, together=together)
 
     def first(self, name: str, separator: str | None = None) -> Any:
-        """The first value of a column that is one: text, a number, a list; None if no row has a value.
+        """The first value of a column: text, a number or a list; None if no row has a value.
 
         Args:
             name: A column.
-            separator: As for `labels`; then the first of the cell.
+            separator: As for `labels`; then the first value of the cell.
         """
         array = self._column(name)
         valid = array.is_valid()
-        row = first_true(valid)
+        row = first_true_row(valid)
         if row < 0:
             return None
         value = array[row].as_py()
         return value.split(separator)[0] if separator is not None and isinstance(value, str) else value
 
-    def coded(self, name: str) -> tuple[Indices, list[str]]:
-        """A number for each value of a column of text or whole numbers, and the values.
+    def encoded(self, name: str) -> tuple[Indices, list[str]]:
+        """A number for each row of a column of text or whole numbers, and the distinct values.
 
         Raises:
-            ManifestError: A row has no value, or the column holds something else.
+            ManifestError: A row has no value, or the column has another type.
         """
-        array, missing = self._worded(name), self.missing(name)
+        array, missing = self._text_column(name), self.missing(name)
         if missing.size:
             raise self.origin.error("no value; give one, or leave the row out", row=int(missing[0]), column=name)
-        encoded = array if is_coded(array.type) else array.dictionary_encode()
+        encoded = array if is_categorical(array.type) else array.dictionary_encode()
         return values_of(encoded.indices).astype(np.int64), list(map(str, encoded.dictionary.to_pylist()))
 
     def array(self, name: str) -> Any:
-        """A column as it is held: an array of Arrow, as from `as_one`."""
+        """A column as an Arrow array, as from `as_single_array`."""
         return self._column(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
 
-    def beside(self, other: Table) -> Table:
-        """This table with the columns of another one of the same rows.
+    def with_columns_of(self, other: Table) -> Table:
+        """This table with the columns of another table that has the same rows.
 
         Raises:
-            ChangedError: It has not as many: the file has been written to meanwhile.
+            ChangedError: The other table has another number of rows: the file changed meanwhile.
         """
         if len(other) != len(self):
-            raise ChangedError(f"{self.origin.name}: had {len(self)} rows, and now {len(other)}; do not write to it")
+            raise ChangedError(
+                f"{self.origin.name}: had {len(self)} rows, and now has {len(other)}; build the source again"
+            )
         return Table(self._columns | other._columns, self.origin)
 
     def taken(self, rows: Indices) -> Table:
-        """Some of its rows.
+        """Selected rows of the table.
 
         Args:
             rows: int64, shape (n,), ascending.
         """
-        numbers = numbered(rows)
+        numbers = arrow_integers(rows)
         return Table({name: array.take(numbers) for name, array in self._columns.items()}, self.origin.taken(rows))
 
-    def called(self, name: str) -> Table:
-        """This table, whose messages name rows by a column too."""
-        return Table(self._columns, self.origin.called(self._worded(name)))
+    def with_ids(self, name: str) -> Table:
+        """This table, whose messages name rows by a column of ids too."""
+        return Table(self._columns, self.origin.with_ids(self._text_column(name)))
 
     def missing(self, name: str) -> Indices:
         """The rows in which a column has no value; int64, ascending."""
         array = self._column(name)
-        return np.flatnonzero(truth_of(array.is_null())) if array.null_count else _NONE
+        return np.flatnonzero(booleans_of(array.is_null())) if array.null_count else _NONE
 
     @property
     def untyped(self) -> bool:
-        """Whether everything in it was read as text: CSV and TSV say nothing of types."""
+        """Whether all columns were read as text because the files store no types."""
         return self.origin.untyped
 
     def is_text(self, name: str) -> bool:
         """Whether a column holds text."""
         kind = self._column(name).type
-        return is_text(kind) or is_coded(kind)
+        return is_text(kind) or is_categorical(kind)
 
-    def lists_text(self, name: str, separator: str | None) -> bool:
-        """Whether cells hold several texts: lists, or what a separator cuts."""
+    def is_text_list(self, name: str, separator: str | None) -> bool:
+        """Whether cells hold several texts: lists, or text that a separator splits."""
         kind = self._column(name).type
-        return lists_text(kind) or (separator is not None and self.is_text(name))
+        return is_text_list(kind) or (separator is not None and self.is_text(name))
 
     def check_ids(self, name: str) -> None:
-        """Check that no two rows have the same value.
+        """Check that no two rows have the same id.
 
         Args:
             name: A column of text or whole numbers.
 
         Raises:
-            ManifestError: Some have, or a row has no value; names the first five.
+            ManifestError: An id occurs twice, or a row has no id; names the first five.
         """
-        array = self._worded(name)
+        array = self._text_column(name)
         if array.null_count:
-            row = first_true(array.is_null())
-            raise self.origin.error(f"no id, as in {array.null_count} rows in all", row=row, column=name)
-        again, first = repeats(array)
-        if again.size:
-            pairs = zip(again[:_NAMED].tolist(), first[:_NAMED].tolist(), strict=True)
+            row = first_true_row(array.is_null())
+            raise self.origin.error(
+                f"no id, as in {array.null_count} rows in all; give each row one", row=row, column=name
+            )
+        repeated, first = duplicate_rows(array)
+        if repeated.size:
+            pairs = zip(repeated[:_NAMED].tolist(), first[:_NAMED].tolist(), strict=True)
             named = ", ".join(
-                f"{shown(array[row].as_py())} in {self.origin.where(row)} and {self.origin.where(before)}"
+                f"{quoted(array[row].as_py())} in {self.origin.where(row)} and {self.origin.where(before)}"
                 for row, before in pairs
             )
-            more = f", … ({again.size} rows in all)" if again.size > _NAMED else ""
-            message = f"ids stand more than once: {named}{more}; each sample needs one of its own"
-            raise self.origin.error(message, row=int(again[0]), column=name)
+            more = f", … ({repeated.size} rows in all)" if repeated.size > _NAMED else ""
+            message = f"ids occur more than once: {named}{more}; give each row another id"
+            raise self.origin.error(message, row=int(repeated[0]), column=name)
 
-    def _worded(self, name: str) -> Any:
-        """A column of text or whole numbers."""
+    def _text_column(self, name: str) -> Any:
+        """A column of text or whole numbers, else an error."""
         array = self._column(name)
-        if not (is_text(array.type) or is_coded(array.type) or arrow("types").is_integer(array.type)):
-            raise self.origin.error(f"holds {array.type}; it must be text or whole numbers", column=name)
+        if not (is_text(array.type) or is_categorical(array.type) or arrow("types").is_integer(array.type)):
+            raise self.origin.error(f"holds {array.type}; give text or whole numbers", column=name)
         return array
 
     def _column(self, name: str) -> Any:
         if name not in self._columns:
             near = difflib.get_close_matches(name, self._columns, 1)
-            hint = f"did you mean {shown(near[0])}?" if near else f"they are {', '.join(map(shown, self._columns))}"
-            raise ConfigError(f"columns: {shown(name)} is not one of those that were read; {hint}")
+            hint = (
+                f"did you mean {quoted(near[0])}?"
+                if near
+                else f"the columns are {', '.join(map(quoted, self._columns))}"
+            )
+            raise ConfigError(f"columns: {quoted(name)} was not read; {hint}")
         return self._columns[name]
 
 
 def _names(option: str, given: Any) -> list[str]:
     if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-        raise ConfigError(f"{option}: {shown(given)} is not a list of names")
+        raise ConfigError(f"{option}: {quoted(given)} is not a list of names")
     return list(dict.fromkeys(given))

@@ -400,17 +400,13 @@ def test_files_of_other_kinds_are_counted(tree, caplog):
     (tree / "auk/phone.HEIC").write_bytes(b"nothing")
     ManifestSource.from_folder(tree)
     (record,) = caplog.records
-    assert "left out what is no image or .npy file: 1 .heic, 1 .txt" in record.getMessage()
+    assert "skipped files that are neither images nor .npy: 1 .heic, 1 .txt" in record.getMessage()
     (tree / "dodo").mkdir()
     (tree / "dodo/phone.HEIC").write_bytes(b"nothing")
-    with pytest.raises(
-        MissingError, match=r"^from_folder: .*dodo has no images .*in it, but 1 \.heic; convert those, or"
-    ):
+    with pytest.raises(MissingError, match=r"^from_folder: .*dodo has no images .*, but 1 \.heic; convert those, or"):
         ManifestSource.from_folder(tree)
     (tree / "dodo/phone.HEIC").unlink()
-    with pytest.raises(
-        MissingError, match=r"dodo has no images or .npy files in it; put some there, or move the folder"
-    ):
+    with pytest.raises(MissingError, match=r"dodo has no images or .npy files; add some, or move the folder"):
         ManifestSource.from_folder(tree)
 
 
@@ -421,12 +417,12 @@ STAGES = [["train"], ["train", "val"], ["Train", "valid", "TEST"], ["training", 
 def test_folders_of_stages_are_no_classes(stages, tree, tmp_path):
     for stage in stages:
         shutil.copytree(tree, tmp_path / "img" / stage)
-    with pytest.raises(ConfigError, match="is divided into stages") as caught:
+    with pytest.raises(ConfigError, match="has folders of stages") as caught:
         ManifestSource.from_folder(tmp_path / "img")
     for stage in stages:
         assert f"from_folder('{tmp_path}/img/{stage}')" in str(caught.value)
         assert len(ManifestSource.from_folder(tmp_path / "img" / stage)) == 12
-    assert "if these are the classes, rename one" in str(caught.value)
+    assert "rename one if these are the classes" in str(caught.value)
     (tmp_path / "img" / stages[0]).rename(tmp_path / "img/bus")
     assert "bus" in ManifestSource.from_folder(tmp_path / "img").spec["y"].classes
 
@@ -435,7 +431,7 @@ def test_folders_of_stages_among_which_is_one_of_files(tree, tmp_path):
     # Tests without labels: their files lie beside each other.
     shutil.copytree(tree, tmp_path / "img/train")
     shutil.copytree(tree / "owl", tmp_path / "img/test")
-    with pytest.raises(ConfigError, match="is divided into stages"):
+    with pytest.raises(ConfigError, match="has folders of stages"):
         ManifestSource.from_folder(tmp_path / "img")
 
 
@@ -470,13 +466,13 @@ def test_links_in_a_tree(tree, tmp_path):
         ManifestSource.from_folder(tree)
     (tree / "kiwi").unlink()
     with pytest.raises(
-        ConfigError, match=r"from_folder: .*owl/more' is a link to a folder; write allow_outside_root=True"
+        ConfigError, match=r"from_folder: .*owl/more' is a link to a folder; set allow_outside_root=True"
     ):
         ManifestSource.from_folder(tree)
     (tree / "owl/more").unlink()
     (tree / "kiwi").symlink_to(tmp_path / "kiwi")
     # A class is not left out without a word.
-    with pytest.raises(ConfigError, match=r"from_folder: .*kiwi' is a link to a folder; write allow_outside_root=True"):
+    with pytest.raises(ConfigError, match=r"from_folder: .*kiwi' is a link to a folder; set allow_outside_root=True"):
         ManifestSource.from_folder(tree)
     source = ManifestSource.from_folder(tree, allow_outside_root=True)
     assert source.spec["y"].classes == ("auk", "emu", "kiwi", "owl")
@@ -533,10 +529,10 @@ def test_rows_of_hdf5_files_may_be_whole_fractions(stored):
     )
     np.testing.assert_array_equal(read(source, [3])["x"], values[order[[4]]])
     source.close()
-    with pytest.raises(ManifestError, match=r"row 3.*no row number; give one, or say null: drop"):
+    with pytest.raises(ManifestError, match=r"row 3.*no row number; give one, or set null: drop"):
         ManifestSource(pa.table({**table, "row": pa.array(rows)}), {"x": "path"}, root=folder)
     for wrong in (0.5, 1e19, np.inf, -(2.0**60)):
-        with pytest.raises(ConfigError, match="holds no whole numbers"):
+        with pytest.raises(ConfigError, match="does not hold whole numbers"):
             ManifestSource(pa.table({**table, "row": (order % 40) + wrong}), {"x": "path"}, root=folder)
 
 
@@ -558,17 +554,17 @@ def test_paths_that_are_taken_for_classes_are_told(tmp_path, caplog):
         root=tmp_path,
     )
     assert [record.getMessage()[:62] for record in caplog.records] == [
-        "column 'p': each of its 10 rows is a class of its own; if thes"
+        "column 'p': each of its 10 rows is another class; if these are"
     ]
 
 
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (["scan.dat", "1.png", "2.png"], r"begins with 'scan\.dat', which is no file .* but also holds '1\.png'; mend"),
-        (["gone", "1.png", "1.png"], r"begins with 'gone', which is no file .* also holds '1\.png'"),
-        (["gone", "plain", "gone"], r"begins with 'gone', which is no file .* also holds 'plain'"),
-        (["a.dcm", "b.dcm", "a.dcm"], r"begins with 'a\.dcm', and all end in \.dcm, but there is no such file in "),
+        (["scan.dat", "1.png", "2.png"], r"begins with 'scan\.dat', which is not a file .* but also holds '1\.png'"),
+        (["gone", "1.png", "1.png"], r"begins with 'gone', which is not a file .* also holds '1\.png'"),
+        (["gone", "plain", "gone"], r"begins with 'gone', which is not a file .* also holds 'plain'"),
+        (["a.dcm", "b.dcm", "a.dcm"], r"begins with 'a\.dcm', and all values end in \.dcm, but .* has no such file"),
     ],
 )
 @pytest.mark.parametrize("table", [dict, "csv", "dictionary"], ids=["memory", "csv", "dictionary"])
@@ -584,7 +580,7 @@ def test_paths_are_not_made_classes_in_silence(paths, message, table, tmp_path):
         given = pa.table({"p": pa.array(paths).dictionary_encode()})
     with pytest.raises(ConfigError, match=rf"^fields\.x\.kind: column 'p' {message}") as caught:
         ManifestSource(given, {"x": "p"}, root=tmp_path)
-    assert "say kind: image, npy or hdf5 if these are paths, or kind: class if they are classes" in str(caught.value)
+    assert "set kind: image, npy or hdf5 if these are paths, or kind: class if they are classes" in str(caught.value)
     source = ManifestSource(given, {"x": {"name": "p", "kind": "class"}}, root=tmp_path)
     assert source.spec["x"].classes == tuple(sorted(set(paths)))
 
@@ -596,14 +592,14 @@ def test_class_names_with_dots_and_slashes_are_classes(tmp_path, caplog):
     assert not caplog.records
     ManifestSource(pa.table({"y": ["a/alley", "b/beach"]}), {"y": "y"}, root=tmp_path)
     (record,) = caplog.records
-    assert "'a/alley' and others like it are taken for classes, since there are no such files" in record.getMessage()
+    assert "'a/alley' and similar values are taken for classes, because " in record.getMessage()
     given = {"name": "y", "kind": "class"}
     ManifestSource(pa.table({"y": ["a/alley", "b/beach"]}), {"y": given}, root=tmp_path)
     assert len(caplog.records) == 1
 
 
 def test_image_size_without_images_says_kind(tmp_path):
-    with pytest.raises(ConfigError, match=r"^image_size: .*: x \(column 'p'\); say kind: image of a column of paths"):
+    with pytest.raises(ConfigError, match=r"^image_size: .*: x \(column 'p'\); set kind: image for paths"):
         ManifestSource(pa.table({"p": ["one", "two"]}), {"x": "p"}, image_size=8)
 
 

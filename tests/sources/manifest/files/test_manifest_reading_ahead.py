@@ -153,7 +153,7 @@ def read_in_steps(source, disk, room):
         functools.partial(EpochPlan, length=len(source), batch_size=BATCH, shuffle="global", seed=1), shuffled=True
     )
     prepare, out = DecodeAhead(source, schedule, AHEAD + 1), {"x": np.empty((BATCH, *source.spec["x"].shape), "u1")}
-    files = source._fields.fetching._files
+    files = source._fields.prefetcher._files
     give_back, order, late = source.read_ahead(room), [], []
     for step in range(STEPS):
         samples = schedule.plan(0).batch(step).samples

@@ -18,7 +18,7 @@ from support.oracle import read
 
 from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError, MissingError
-from lit_async_data.sources.manifest.table.delimited import TextForm
+from lit_async_data.sources.manifest.table.delimited import TextFormat
 from lit_async_data.sources.manifest.table.table import Table
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
@@ -72,11 +72,9 @@ def test_a_tab_as_command_lines_write_it(folder):
 )
 def test_another_delimiter_is_named(delimiter, name, folder):
     (folder / name).write_text(written(delimiter))
-    with pytest.raises(
-        ManifestError, match=r"has no column 'path'; it seems that .* stands between its cells"
-    ) as caught:
+    with pytest.raises(ManifestError, match=r"has no column 'path'; its cells seem to be separated by") as caught:
         checked(folder / name)
-    assert f"say delimiter={delimiter!r}" in str(caught.value)
+    assert f"set delimiter={delimiter!r}" in str(caught.value)
     assert caught.value.file == str(folder / name)
 
 
@@ -88,7 +86,7 @@ def test_the_line_of_excel_is_named(folder):
                 ManifestError, match=r"begins with a line 'sep=.', which only Excel reads; remove it"
             ) as caught:
                 checked(folder / "t.csv", **options)
-            assert f"say delimiter={delimiter!r}" in str(caught.value)
+            assert f"set delimiter={delimiter!r}" in str(caught.value)
 
 
 def test_a_column_that_is_not_there_is_no_question_of_the_delimiter(folder):
@@ -100,13 +98,13 @@ def test_a_column_that_is_not_there_is_no_question_of_the_delimiter(folder):
 @pytest.mark.parametrize("wrong", ["", ";;", '"', "\n", "ä", 3])
 def test_what_is_no_delimiter(wrong, folder):
     (folder / "t.csv").write_text(written(","))
-    with pytest.raises(ConfigError, match=r"^delimiter: .* is not one character"):
+    with pytest.raises(ConfigError, match=r"^delimiter: .* is not a single character"):
         checked(folder / "t.csv", delimiter=wrong)
 
 
 def test_a_comma_in_a_number_is_named(folder):
     (folder / "t.csv").write_text('number\n1.5\n"2,5"\n')
-    with pytest.raises(ManifestError, match=r"row 1, column 'number': '2,5' is not a number: write it with a point"):
+    with pytest.raises(ManifestError, match=r"row 1, column 'number': '2,5' is not a number; write it with a point"):
         ManifestSource(folder / "t.csv", {"n": "number"})
 
 
@@ -133,8 +131,8 @@ def test_columns_that_are_read_later_and_kept_ones_are_in_the_same_form(folder, 
         source = ManifestSource(
             folder / "t.csv", {"y": "name"}, delimiter=";", encoding=encoding, table_cache=folder / "cache"
         )
-        read_as = content.encode("cp1252").decode(encoding).split("\n")[1].split(";")
-        assert [*source.spec["y"].classes, *source.column("was")] == read_as
+        parsed_text = content.encode("cp1252").decode(encoding).split("\n")[1].split(";")
+        assert [*source.spec["y"].classes, *source.column("was")] == parsed_text
         seen.add(len(os.listdir(folder / "cache")))
     assert seen == {2, 4}
 
@@ -144,17 +142,17 @@ def test_another_encoding_is_named(where, folder):
     content = "pfäd,label\n0.npy,a\n" if where == "header" else "path,label\n0.npy,a\n1.npy,Käfer\n"
     (folder / "t.csv").write_bytes(content.encode("cp1252"))
     place = "its first line is" if where == "header" else r"row 1 \(line 3\), column 'label': text that is"
-    with pytest.raises(ManifestError, match=f"{place} not UTF-8; .* say encoding=cp1252, else save"):
+    with pytest.raises(ManifestError, match=f"{place} not UTF-8; set encoding=cp1252 if Windows wrote it, else save"):
         Table.of(folder / "t.csv", ["label"])
     (folder / "t.csv").write_bytes(content.encode("cp1252").replace(b"\xe4", b"\x81"))  # nothing in cp1252
-    with pytest.raises(ManifestError, match=f"{place} not cp1252, as encoding says; leave that out if it is UTF-8"):
-        Table.of(folder / "t.csv", ["label"], form=TextForm.of(None, "cp1252"))
+    with pytest.raises(ManifestError, match=f"{place} not cp1252, as encoding says; leave out encoding if it is UTF-8"):
+        Table.of(folder / "t.csv", ["label"], text_format=TextFormat.of(None, "cp1252"))
 
 
 @pytest.mark.parametrize("wrong", ["utf-99", "", 3, "base64", "rot13"])
 def test_what_is_no_encoding(wrong, folder):
     (folder / "t.csv").write_text(written(","))
-    with pytest.raises(ConfigError, match=r"^encoding: .* is no encoding of text that Python knows"):
+    with pytest.raises(ConfigError, match=r"^encoding: .* is not a text encoding of Python"):
         checked(folder / "t.csv", encoding=wrong)
 
 
@@ -177,9 +175,9 @@ def test_forms_of_text_say_nothing_of_other_tables(option, value, folder):
     for given, what in (
         (folder / "t.jsonl", r"\.jsonl files"),
         (folder / "t.parquet", r"\.parquet files"),
-        (pa.table({"number": [1]}), "a table given in memory"),
+        (pa.table({"number": [1]}), "a table in memory"),
     ):
-        with pytest.raises(ConfigError, match=f"^{option}: says nothing of {what}; it is of CSV and TSV files"):
+        with pytest.raises(ConfigError, match=f"^{option}: does not apply to {what}, only to CSV and TSV files"):
             ManifestSource(given, {"n": "number"}, **{option: value})
 
 
@@ -198,7 +196,7 @@ def test_what_is_packed_and_called_csv_is_named(folder):
     with zipfile.ZipFile(folder / "z.csv", "w") as archive:
         archive.writestr("t.csv", written(","))
     with pytest.raises(
-        ManifestError, match=r"is a ZIP archive, or a spreadsheet: unpack it, or give what pandas\.read_ex"
+        ManifestError, match=r"is a ZIP archive or a spreadsheet; unpack it, or give the result of pandas\.read_ex"
     ):
         checked(folder / "z.csv")
 
@@ -206,21 +204,21 @@ def test_what_is_packed_and_called_csv_is_named(folder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("t.xlsx", r"it is a spreadsheet: give pandas\.read_excel\('.*/t\.xlsx'\), or save it as CSV"),
-        ("T.XLS", r"it is a spreadsheet: give pandas\.read_excel"),
-        ("t.json", r"JSON lines end in \.jsonl, .* of an array, give pandas\.read_json\('.*/t\.json'\)"),
-        ("t.zip", "it is an archive: unpack it"),
-        ("t.csv.bz2", "it is an archive: unpack it"),
+        ("t.xlsx", r"it is a spreadsheet; give pandas\.read_excel\('.*/t\.xlsx'\), or save it as CSV"),
+        ("T.XLS", r"it is a spreadsheet; give pandas\.read_excel"),
+        ("t.json", r"name a file of JSON lines \.jsonl; for a JSON array, give pandas\.read_json\('.*/t\.json'\)"),
+        ("t.zip", "it is an archive; unpack it"),
+        ("t.csv.bz2", "it is an archive; unpack it"),
         ("t.feather", r"give pyarrow\.feather\.read_table\('.*/t\.feather'\)"),
-        ("t.txt", r"name it \.csv and say delimiter="),
-        ("t.pkl", r"ends in none of \.csv, .*\.ndjson\.gz$"),
+        ("t.txt", r"name it \.csv and set delimiter="),
+        ("t.pkl", r"does not end in one of \.csv, .*\.ndjson\.gz$"),
     ],
 )
 def test_files_of_other_kinds_say_what_reads_them(name, message, folder):
     (folder / name).write_bytes(b"anything")
     with pytest.raises(
         ConfigError,
-        match=rf"^table: .*{re.escape(name)} ends in none of .*{message.lstrip('^')}"
+        match=rf"^table: .*{re.escape(name)} does not end in one of .*{message.lstrip('^')}"
         if name != "t.pkl"
         else f"^table: .*t.pkl {message}",
     ):
@@ -232,9 +230,7 @@ def test_an_array_in_json_lines_is_named(indent, folder):
     pandas = pytest.importorskip("pandas")
     rows = [{"path": f"{n}.npy", "label": NAMES[n], "number": n} for n in range(COUNT)]
     (folder / "t.jsonl").write_text(json.dumps(rows, indent=indent))
-    with pytest.raises(
-        ManifestError, match=r"row 0 \(line 1\): an array, where JSON lines have .* pandas\.read_json"
-    ) as e:
+    with pytest.raises(ManifestError, match=r"row 0 \(line 1\): the file is a JSON array, .* pandas\.read_json") as e:
         checked(folder / "t.jsonl")
     assert e.value.file == str(folder / "t.jsonl")
     checked(pandas.read_json(folder / "t.jsonl"), root=folder)
@@ -246,7 +242,7 @@ def test_a_list_of_files_says_what_joins_them(folder):
     parts = [folder / "part-0.csv", str(folder / "part-1.csv")]
     for given in (parts, tuple(parts)):
         with pytest.raises(
-            ConfigError, match=r"several files give a pattern .* 'part-\*\.csv', or .* ConcatSource\(\["
+            ConfigError, match=r"a pattern for several files, .* 'part-\*\.csv', or .* ConcatSource\(\["
         ):
             ManifestSource(given, {"y": "label"})
     assert len(ManifestSource(folder / "part-*.csv", {"y": "label"})) == 2 * COUNT
@@ -254,9 +250,7 @@ def test_a_list_of_files_says_what_joins_them(folder):
 
 def test_decimals_say_what_to_cast_them_to():
     column = pa.array([1, 2], pa.decimal128(9, 2))
-    with pytest.raises(
-        ManifestError, match=r"holds decimal128\(9, 2\), .*; cast it to float64, or to int64 if it holds"
-    ):
+    with pytest.raises(ManifestError, match=r"holds decimal128\(9, 2\), .* or cast it to float64 or int64"):
         ManifestSource(pa.table({"y": column}), {"y": "y"})
     assert ManifestSource(pa.table({"y": column.cast("float64")}), {"y": "y"}).column("y").tolist() == [1, 2]
 
@@ -277,7 +271,7 @@ def test_path_objects_are_paths(library, folder):
 
 def test_a_frame_that_holds_what_no_table_holds_is_refused_still():
     pandas = pytest.importorskip("pandas")
-    with pytest.raises(ManifestError, match=r"is nothing that Arrow can hold: .*; give each column values of one type"):
+    with pytest.raises(ManifestError, match=r"cannot be converted to Arrow: .*; give each column values of one type"):
         ManifestSource(pandas.DataFrame({"y": [object(), object()]}), {"y": "y"})
 
 
@@ -285,7 +279,7 @@ def test_an_index_that_is_wanted_as_a_column_is_named(folder):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"id": ["a", "b", "c"], "path": [f"{n}.npy" for n in range(COUNT)]})
     with pytest.raises(
-        ManifestError, match=r"no column 'id'; .*; it is the index of the DataFrame: give frame\.reset_ind"
+        ManifestError, match=r"no column 'id'; .*; it is the index of the DataFrame; give frame\.reset_ind"
     ):
         ManifestSource(frame.set_index("id"), {"x": "path"}, id="id", root=folder)
     with pytest.raises(ManifestError, match=r"no column 'id'; it has 'path'$"):
@@ -300,9 +294,9 @@ def test_an_index_that_is_wanted_as_a_column_is_named(folder):
     ("path", "hint"),
     [
         ("sub\\1.npy", "backslashes"),
-        (" 1.npy", "space around a name"),
-        ("sub/1.npy ", "space around a name"),
-        ("sub\\ 1.npy", "backslashes and space around a name"),
+        (" 1.npy", "spaces around a name"),
+        ("sub/1.npy ", "spaces around a name"),
+        ("sub\\ 1.npy", "backslashes and spaces around a name"),
         (
             unicodedata.normalize("NFD", "Bär/1.npy"),
             r"another Unicode form of a name: unicodedata\.normalize\('NFC', path\)",
@@ -316,14 +310,14 @@ def test_paths_that_differ_from_those_of_files_say_in_what(path, hint, kind, fol
         (folder / inside / "1.npy").write_bytes((folder / "1.npy").read_bytes())
     table = pa.table({"path": [path], "row": [0]})
     with pytest.raises(
-        MissingError, match=rf"^row 0 of the table given: .*no such file; .*\? There is '.*1\.npy'; .*{hint}"
+        MissingError, match=rf"^row 0 of the table given: .*no such file; .*\? '.*1\.npy' exists; .*{hint}"
     ):
         ManifestSource(table, {"x": {"name": "path", "kind": kind}}, root=folder)
 
 
 @pytest.mark.parametrize("path", ["1.npy ", " 1.npy"])
 def test_a_first_path_with_space_around_it_is_a_path(path, folder):
-    with pytest.raises(MissingError, match="the table has space around a name"):
+    with pytest.raises(MissingError, match="the table has spaces around a name"):
         ManifestSource(pa.table({"path": [path, path]}), {"x": "path"}, root=folder)
 
 

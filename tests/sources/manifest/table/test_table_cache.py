@@ -151,7 +151,7 @@ def test_what_is_damaged_is_read_anew_and_said(tmp_path, cache, damage, caplog):
         kept.write_bytes(whole[:-1] if damage == "the end" else b"")
     caplog.clear()
     assert same(ManifestSource(path, FIELDS, table_cache=cache), ManifestSource(path, FIELDS))
-    assert re.search(r"t\.csv .* is of no use .*: it is read anew", caplog.text)
+    assert re.search(r"t\.csv: .* cannot be used .*; reading the table again", caplog.text)
     caplog.clear()
     assert same(ManifestSource(path, FIELDS, table_cache=cache), ManifestSource(path, FIELDS))
     assert not caplog.text  # what was damaged has been replaced
@@ -198,9 +198,9 @@ def test_what_cannot_be_opened_now_is_not_thrown_away(tmp_path, cache, monkeypat
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as context:
-        context.setattr(table_cache, "_content", none_left)
+        context.setattr(table_cache, "read_batch", none_left)
         ManifestSource(path, FIELDS, table_cache=cache)
-    assert "is of no use" in caplog.text
+    assert "cannot be used" in caplog.text
     assert [os.path.samefile(each, tmp_path / "held") for each in cache.iterdir()] == [True]
 
 
@@ -242,7 +242,7 @@ def test_a_table_that_is_written_to_while_it_is_read_is_refused(tmp_path, cache,
         return found
 
     monkeypatch.setattr(given.Table, "of", slowly)
-    with pytest.raises(ChangedError, match=r"t.csv: has been written to"):
+    with pytest.raises(ChangedError, match=r"t.csv: changed since the source was built"):
         ManifestSource(path, FIELDS, table_cache=cache if kept else None)
     assert not list(cache.iterdir())
 
@@ -255,7 +255,7 @@ def test_where_nothing_can_be_kept_the_table_is_used_as_it_was_read(tmp_path, ca
 
     monkeypatch.setattr(os, "replace", full)
     assert same(ManifestSource(path, FIELDS, table_cache=cache), ManifestSource(path, FIELDS))
-    assert "cannot be kept" in caplog.text
+    assert "cannot be cached" in caplog.text
     assert not list(cache.iterdir())
 
 
@@ -281,9 +281,9 @@ def forged(path, cache):
     """Kept columns with a right head and sum, and the rows backwards; and what the true ones are."""
     true = values(ManifestSource(path, {"n": "number"}, table_cache=cache))
     (kept,) = cache.iterdir()
-    batch = table_cache._content(str(kept), table_cache.TableKey({str(path): (0, 0, 0, 0)}, (), None))
+    batch = table_cache.read_batch(str(kept), table_cache.TableKey({str(path): (0, 0, 0, 0)}, (), None))
     kept.unlink()
-    table_cache._write(str(kept), batch.take(pa.array(range(COUNT)[::-1])), 0o644)
+    table_cache.write_batch_file(str(kept), batch.take(pa.array(range(COUNT)[::-1])), 0o644)
     assert values(ManifestSource(path, {"n": "number"}, table_cache=cache))["n"] == true["n"][::-1]
     return kept, true
 
@@ -310,7 +310,7 @@ def test_columns_that_others_may_write_to_are_not_believed_and_replaced(tmp_path
     with caplog.at_level("INFO"):
         for _ in range(2):
             assert values(ManifestSource(path, {"n": "number"}, table_cache=cache)) == true
-    assert f"in {kept} is not believed: others may write to it: its mode is 0o664" in caplog.text
+    assert f"in {kept} are not trusted: others may write to it: its mode is 0o664" in caplog.text
     assert [file.stat().st_mode & 0o777 for file in cache.iterdir()] == [0o644]
 
 
