@@ -32,7 +32,7 @@ from peers import Way
 from program import arguments, ran
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.sources.hdf5.storage.index_cache import YOUNG_NS
+from lit_async_data.sources.file_times import RECENT_NS
 
 MIB = 2**20
 # A control group that holds more would need a file that takes too long to write.
@@ -322,7 +322,7 @@ def opening(run: Run) -> Figures:
             loader.next()
             return time.perf_counter() - started
 
-    time.sleep(YOUNG_NS / 1e9)  # the index of a file that was written just now is not kept
+    time.sleep(RECENT_NS / 1e9)  # the index of a file that was written just now is not kept
     first("auto")
     turns = [(first("auto"), first(index_cache=False)) for _ in range(5 * run.rounds)]
     kept, built = map(statistics.median, zip(*turns, strict=True))

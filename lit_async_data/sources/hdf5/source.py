@@ -15,7 +15,7 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Location, Part, StorageLayout, Turn, shown
-from lit_async_data.sources.hdf5.readers.part_readers import PartReaders
+from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.schema.chunk_grouping import locality, widest
 from lit_async_data.sources.hdf5.schema.part import StoredPart, Wanted, check_same, inspect_file, warn_of
 from lit_async_data.sources.hdf5.schema.samples import check_distinct, checked_stride, chosen_rows, with_samples

@@ -18,7 +18,7 @@ import pytest
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
-from lit_async_data.sources import cache_files
+from lit_async_data.sources import cache_files, file_times
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.storage import index, index_cache, index_file
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
@@ -32,7 +32,7 @@ VALUES = np.arange(20 * 6, dtype="i4").reshape(20, 6)
 def user_cache(tmp_path, monkeypatch):
     """The user's cache folder; small files count as large ones, and new ones as old: no program can set their time."""
     monkeypatch.setattr(index_cache, "FEWEST_CHUNKS", 2)
-    monkeypatch.setattr(index_cache, "YOUNG_NS", 0)
+    monkeypatch.setattr(file_times, "RECENT_NS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     return tmp_path / "user" / "lit_async_data"
 
@@ -230,12 +230,12 @@ def test_switched_off_it_leaves_nothing_behind_and_reads_nothing(path, built, us
 
 
 def test_a_file_changed_a_moment_ago_is_not_kept_yet(path, monkeypatch):
-    monkeypatch.setattr(index_cache, "YOUNG_NS", 2 * 10**9)
+    monkeypatch.setattr(file_times, "RECENT_NS", 2 * 10**9)
     now = os.stat(path).st_ctime_ns  # its time of writing was set back
-    monkeypatch.setattr(index_cache.time, "time_ns", lambda: now + 10**9)
+    monkeypatch.setattr(file_times.time, "time_ns", lambda: now + 10**9)
     opened(path)
     assert beside(path) == []
-    monkeypatch.setattr(index_cache.time, "time_ns", lambda: now + 3 * 10**9)
+    monkeypatch.setattr(file_times.time, "time_ns", lambda: now + 3 * 10**9)
     opened(path)
     assert len(beside(path)) == 1
 

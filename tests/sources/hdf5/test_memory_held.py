@@ -12,7 +12,7 @@ import pytest
 from support.oracle import read
 
 from lit_async_data import Field, HDF5Source
-from lit_async_data.sources.hdf5.readers import part_reader, part_readers
+from lit_async_data.sources.hdf5.readers import field_reader, part_reader
 
 MIB = 2**20
 SMALL = 512 * 1024  # objects of Python's own, and the steps of a check sum
@@ -46,7 +46,7 @@ def test_decoding_takes_no_more_than_is_counted_for_it(h5, dtype, shuffle, chunk
 
 
 def test_samples_of_several_files_are_read_aside_in_pieces(h5, monkeypatch):
-    monkeypatch.setattr(part_readers, "BLOCK_BYTES", 2**18)
+    monkeypatch.setattr(part_reader, "BLOCK_BYTES", 2**18)
     paths = [h5(f"{k}.h5", data=ROWS + k, labels=np.arange(128) + 1000 * k) for k in range(2)]
     source = HDF5Source(paths)
     order = np.random.default_rng(1).permutation(256)
@@ -58,7 +58,7 @@ def test_samples_of_several_files_are_read_aside_in_pieces(h5, monkeypatch):
 
 
 def test_values_that_are_converted_are_read_aside_in_pieces(h5, monkeypatch):
-    monkeypatch.setattr(part_reader, "BLOCK_BYTES", 2**18)
+    monkeypatch.setattr(field_reader, "BLOCK_BYTES", 2**18)
     source = HDF5Source(h5(data=ROWS.astype("f8")), {"x": Field("data", dtype="float32")})
     order = np.random.default_rng(1).permutation(128)
     out = {"x": np.empty((128, *ROWS.shape[1:]), np.float32)}

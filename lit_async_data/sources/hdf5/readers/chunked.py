@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
-from lit_async_data.sources.hdf5.readers.bands import Bands, IndexedBands
 from lit_async_data.sources.hdf5.readers.base import Reader, labels
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
 from lit_async_data.sources.hdf5.readers.ranges import pieces, touched
+from lit_async_data.sources.hdf5.readers.slabs import Bands, IndexedBands
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 
 Array = npt.NDArray[Any]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lit_async_data.sources.hdf5.readers.base import Reader
-from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.part import StoredPart
@@ -27,13 +26,17 @@ class DecodeMemory:
     """
 
     def __init__(
-        self, readers: Sequence[PartReader], lies: ChunkGrouping, parts: Sequence[StoredPart], widest: str
+        self,
+        readers: Sequence[Mapping[str, Reader]],
+        lies: ChunkGrouping,
+        parts: Sequence[StoredPart],
+        widest: str,
     ) -> None:
         field = parts[0].fields[widest]
         self._lies = lies
-        self._spans = readers[0].spans()
+        self._spans = parts[0].spans()
         # The datasets that chunks are counted by, and the rows that are read of them around an anchor.
-        self._own = {readers[0].name(dataset) for dataset in field.datasets}
+        self._own = {parts[0].dataset_key(dataset) for dataset in field.datasets}
         self._own_span = None if isinstance(field.stored, StoredRanges) else field.span
         if self._own_span is None:
             self._reach = max((run.rows for run in lies.runs), default=1) * max(part.anchors.stride for part in parts)
@@ -41,7 +44,7 @@ class DecodeMemory:
             self._reach = lies.bands * max(part.fields[widest].values.chunk_rows for part in parts)
         self._datasets: dict[str, list[Reader]] = {}
         for part in readers:
-            for name, reader in part.datasets.items():
+            for name, reader in part.items():
                 self._datasets.setdefault(name, []).append(reader)
 
     def decoded_bytes(self, chunks: int) -> int:

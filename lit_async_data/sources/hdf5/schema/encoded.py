@@ -16,7 +16,7 @@ from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.storage.identity import Others
+from lit_async_data.sources.hdf5.storage.external_files import Others
 
 #: Looks at a dataset by its name.
 InspectDataset = Callable[[str], StoredDataset]

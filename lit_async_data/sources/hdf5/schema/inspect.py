@@ -17,8 +17,8 @@ import numpy as np
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.storage.codecs import filters_of
+from lit_async_data.sources.hdf5.storage.external_files import Others, other_files
 from lit_async_data.sources.hdf5.storage.failures import FOREIGN, retried
-from lit_async_data.sources.hdf5.storage.identity import Others, other_files
 from lit_async_data.sources.hdf5.storage.index import (
     MISSING,
     ChunkIndex,

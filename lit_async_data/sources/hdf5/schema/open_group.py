@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, opened_dataset
+from lit_async_data.sources.hdf5.storage.external_files import other_files
 from lit_async_data.sources.hdf5.storage.failures import FOREIGN
-from lit_async_data.sources.hdf5.storage.identity import other_files
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 #: Values that are looked up, by name, column and axis.

@@ -17,12 +17,14 @@ from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
 from lit_async_data.sources.hdf5.schema.selection import chosen_groups
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField, inspect_field
-from lit_async_data.sources.hdf5.schema.window_starts import WindowStarts, room
+from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts, room
+from lit_async_data.sources.hdf5.storage.external_files import Others
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, opened
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity, Others
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,22 @@ class StoredPart:
         """How many samples behind one share rows with it."""
         spans = [field.span for field in self.fields.values()]
         return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
+
+    def dataset_key(self, stored: StoredDataset) -> str:
+        """A dataset, the same in all groups, and its axis of rows: two fields may lay it out in two ways."""
+        return f"{stored.name.strip('/').removeprefix(self.group.strip('/') + '/')} {stored.axis}"
+
+    def spans(self) -> dict[str, Span | None]:
+        """The rows around an anchor that are read of each dataset; None where it holds elements and not rows."""
+        found: dict[str, Span | None] = {}
+        for field in self.fields.values():
+            if isinstance(field.stored, StoredRanges):
+                found |= dict.fromkeys(map(self.dataset_key, field.datasets), None)
+                continue
+            name = self.dataset_key(field.stored)
+            begin, end = found.get(name) or field.span
+            found[name] = min(begin, field.span[0]), max(end, field.span[1])
+        return found
 
     def sample(self, dataset: str | None, row: int, among: Indices) -> int | None:
         """The first of these samples that takes a row of a dataset, or an element; None if none does."""

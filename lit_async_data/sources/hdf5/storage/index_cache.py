@@ -14,16 +14,14 @@ import dataclasses
 import hashlib
 import logging
 import os
-import time
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.cache_files import MOST_BYTES, ForeignError, is_foreign, own_name, trim, used, user_folder
+from lit_async_data.sources.file_times import changed_recently
 from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, StaleError, read, write
 
 # Indexes of fewer chunks are built in less time than anyone notices (20 to 40 ms), and leave no files behind.
 FEWEST_CHUNKS = 2**14
-# File systems that count in seconds cannot tell two changes within this time from one.
-YOUNG_NS = 2 * 10**9
 # Letters of the data file's name in that of its index: what fits into a file name whatever the letters.
 NAME_SHOWN = 50
 EXTENSION = ".chunks"
@@ -93,7 +91,7 @@ class IndexCache:
         """
         if not self._kept(key):
             return columns
-        if abs(time.time_ns() - max(key.mtime_ns, key.ctime_ns)) < YOUNG_NS:
+        if changed_recently(key.mtime_ns, key.ctime_ns):
             _log.debug("%s was changed a moment ago: its index is not kept yet", key)
             return columns
         if self.where == "auto" and key.file_bytes > MOST_BYTES:

@@ -15,7 +15,6 @@ import logging
 import operator
 import os
 import secrets
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ import numpy as np
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.cache_files import ForeignError, is_foreign, on_network, opened, own_name, owner
+from lit_async_data.sources.file_times import changed_recently
 from lit_async_data.sources.manifest.table.arrow import arrow, numbered, values_of
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin
 from lit_async_data.sources.manifest.table.table import Table
@@ -34,8 +34,6 @@ from lit_async_data.sources.manifest.table.table import Table
 Identity = tuple[int, int, int, int]
 # Tables of fewer rows are read in less than a second.
 FEWEST_ROWS = 10**6
-# File systems that count in seconds cannot tell two changes within this time from one.
-YOUNG_NS = 2 * 10**9
 # To be counted up when what is held changes.
 VERSION = 2
 SUM_BYTES = 4
@@ -124,7 +122,7 @@ class TableCache:
         path = next((path for path in self._paths(key) if not is_foreign(path)), None)
         if path is None or len(table) < FEWEST_ROWS:
             return table
-        if any(abs(time.time_ns() - max(state[2:])) < YOUNG_NS for state in key.files.values()):
+        if any(changed_recently(*state[2:]) for state in key.files.values()):
             _log.debug("%s was changed a moment ago: its columns are not kept yet", _named(key))
             return table
         try:
