@@ -25,8 +25,8 @@ GZIP = {"compression": "gzip", "compression_opts": 1}
 def decodings(monkeypatch):
     """The chunks that were decoded, as they are stored."""
     count = []
-    once = FilterPipeline.decoded
-    monkeypatch.setattr(FilterPipeline, "decoded", lambda *args: count.append(bytes(args[1])) or once(*args))
+    once = FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda *args: count.append(bytes(args[1])) or once(*args))
     return count
 
 
@@ -140,10 +140,10 @@ def test_validation_on_the_same_source_costs_training_one_group_at_most(h5, deco
 def test_a_small_part_of_a_large_chunk_holds_no_more_than_its_rows(h5):
     path = h5(data={"data": numbered((10, 100)), "chunks": (250, 100), "maxshape": (None, 100), **GZIP})
     with contextlib.closing(HDF5Source(path, {"x": "data"})) as source:
-        bands = source._reader.parts[0].fields["x"].bands
-        band = bands.decoded(0)
-        assert (band.shape, source.decodable_bytes) == ((10, 100), 1000)
-        assert band.base is None or band.base.nbytes == 1000
+        decoder = source._reader.parts[0].fields["x"].decoder
+        slab = decoder.decode(0)
+        assert (slab.shape, source.decodable_bytes) == ((10, 100), 1000)
+        assert slab.base is None or slab.base.nbytes == 1000
 
 
 def test_windows_of_plain_data_need_no_order_of_chunks(h5):

@@ -16,11 +16,23 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Location, Part, StorageLayout, Turn, shown
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
-from lit_async_data.sources.hdf5.schema.chunk_grouping import locality, widest
-from lit_async_data.sources.hdf5.schema.part import StoredPart, Wanted, check_same, inspect_file, warn_of
-from lit_async_data.sources.hdf5.schema.samples import check_distinct, checked_stride, chosen_rows, with_samples
-from lit_async_data.sources.hdf5.schema.selection import Given, Path, chosen_fields, chosen_files, chosen_layouts
-from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, drawn
+from lit_async_data.sources.hdf5.schema.chunk_grouping import group_samples, grouping_key
+from lit_async_data.sources.hdf5.schema.part import (
+    PartRequest,
+    StoredPart,
+    check_compatible,
+    inspect_file,
+    log_warnings,
+)
+from lit_async_data.sources.hdf5.schema.samples import check_distinct, checked_stride, drop_empty, select_rows
+from lit_async_data.sources.hdf5.schema.selection import (
+    FieldLike,
+    PathLike,
+    chosen_fields,
+    chosen_files,
+    chosen_layouts,
+)
+from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 
@@ -80,14 +92,14 @@ class HDF5Source:
 
     def __init__(
         self,
-        path: Path | Sequence[Path],
-        fields: Mapping[str, Given] | Sequence[Given] = ("data", "labels"),
+        path: PathLike | Sequence[PathLike],
+        fields: Mapping[str, FieldLike] | Sequence[FieldLike] = ("data", "labels"),
         *,
         layout: str | Mapping[str, str] | None = None,
         group: str | None = None,
         rows: str | npt.ArrayLike | None = None,
         stride: int | None = None,
-        index_cache: Path | bool = "auto",
+        index_cache: PathLike | bool = "auto",
         memory_map: bool = True,
         allow_external: bool = False,
     ) -> None:
@@ -95,7 +107,7 @@ class HDF5Source:
             if not isinstance(given, bool):
                 raise ConfigError(f"{name}: {given!r} is not true or false")
         chosen, as_mapping = chosen_fields(fields)
-        wanted = Wanted(
+        request = PartRequest(
             fields=chosen,
             layouts=chosen_layouts(layout, list(chosen)),
             group=group,
@@ -106,33 +118,33 @@ class HDF5Source:
         self._names = chosen_files(path)
         self.paths = list(self._names)
         cache = IndexCache(index_cache)
-        looked_at = [inspect_file(file, wanted, cache) for file in self.paths]
-        check_distinct({path: identity for path, (identity, _) in zip(self.paths, looked_at, strict=True)})
-        parts = [part for _, found in looked_at for part in found]
+        inspected = [inspect_file(file, request, cache) for file in self.paths]
+        check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
+        parts = [part for _, found in inspected for part in found]
         for part in parts:
-            check_same(part, parts[0])
-        warn_of(parts[0])
-        self._stored = with_samples(parts if wanted.rows or rows is None else chosen_rows(parts, rows))
+            check_compatible(part, parts[0])
+        log_warnings(parts[0])
+        self._stored = drop_empty(parts if request.rows or rows is None else select_rows(parts, rows))
         self._identities = {
             path: identity.with_pieces(path, list(_pieces(found, identity)))
-            for path, (identity, found) in zip(self.paths, looked_at, strict=True)
+            for path, (identity, found) in zip(self.paths, inspected, strict=True)
         }
         specs = {key: field.spec for key, field in parts[0].fields.items()}
         self._spec = BatchSpec(specs, as_mapping=as_mapping)
-        self._widest = widest(parts[0])
-        self._lies = locality(self._stored, self._widest)
+        self._grouping_key = grouping_key(parts[0])
+        self._grouping = group_samples(self._stored, self._grouping_key)
         self._memory_map, self._allow_external = memory_map, allow_external
-        self._reader = self._made_reader()
+        self._reader = self._new_reader()
 
-    def _made_reader(self) -> PartReaders:
-        return PartReaders(self._stored, self._identities, self._lies, self._widest, mapped=self._memory_map)
+    def _new_reader(self) -> PartReaders:
+        return PartReaders(self._stored, self._identities, self._grouping, self._grouping_key, mapped=self._memory_map)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_reader"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._reader = self._made_reader()
+        self._reader = self._new_reader()
 
     def __len__(self) -> int:
         return int(self._reader.starts[-1])
@@ -158,14 +170,14 @@ class HDF5Source:
 
     @functools.cached_property
     def _chunks(self) -> StorageLayout:
-        lies = self._lies
+        grouping = self._grouping
         return StorageLayout(
-            lies.runs if any(run.rows > 1 for run in lies.runs) else (),
-            compressed=any(part.fields[self._widest].values.filtered for part in self._stored),
+            grouping.runs if any(run.rows > 1 for run in grouping.runs) else (),
+            compressed=any(part.fields[self._grouping_key].values.filtered for part in self._stored),
             reading=self._reader.reading,
-            spread=lies.spread,
-            chunks_per_run=lies.chunks_per_run,
-            largest=all(_fits(part, self._widest) for part in self._stored),
+            spread=grouping.spread,
+            chunks_per_run=grouping.chunks_per_run,
+            largest=all(_fits(part, self._grouping_key) for part in self._stored),
         )
 
     @property
@@ -177,7 +189,7 @@ class HDF5Source:
                 part.group,
                 self._names[part.path] + ("" if part.group == "/" else f":/{part.group}"),
                 part.anchors.count,
-                part.anchors.choice(part.rows),
+                part.anchors.fingerprint(part.rows),
             )
             for part in self._stored
         )
@@ -243,17 +255,17 @@ class HDF5Source:
 
     def decoded_bytes(self, chunks: int) -> int:
         """Bytes of decoded chunks that are held between batches; see `CachingSource.decoded_bytes`."""
-        return self._reader.holding.decoded_bytes(chunks)
+        return self._reader.memory.decoded_bytes(chunks)
 
     @property
     def decode_bytes(self) -> int:
         """Bytes that a thread takes to decode a chunk; see `CachingSource.decode_bytes`."""
-        return self._reader.holding.decode_bytes
+        return self._reader.memory.decode_bytes
 
     @property
     def decodable_bytes(self) -> int:
         """Bytes of everything that must be decoded; see `CachingSource.decodable_bytes`."""
-        return self._reader.holding.decodable_bytes
+        return self._reader.memory.decodable_bytes
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `CachingSource.reserve`."""
@@ -270,10 +282,10 @@ class HDF5Source:
             raise IndexError(f"sample {bad} of {len(self)} in {self.name}")
 
 
-def _fits(part: StoredPart, widest: str) -> bool:
+def _fits(part: StoredPart, grouping_key: str) -> bool:
     """Whether no other field of a part takes chunks that samples of several chunks of the widest take."""
-    rows = part.fields[widest].values.chunk_rows
-    others = (field for key, field in part.fields.items() if key != widest and field.values.filtered)
+    rows = part.fields[grouping_key].values.chunk_rows
+    others = (field for key, field in part.fields.items() if key != grouping_key and field.values.filtered)
     return all(field.values.chunk_rows <= rows and field.span[1] - field.span[0] == 1 for field in others)
 
 
@@ -283,9 +295,9 @@ def _pieces(parts: Sequence[StoredPart], identity: FileIdentity) -> Iterator[tup
     secrets.SystemRandom().shuffle(datasets)
     for stored in itertools.islice(itertools.cycle(datasets), PIECES):
         if stored.offset is not None:
-            yield drawn(stored.offset, stored.nbytes)
+            yield random_piece(stored.offset, stored.nbytes)
         elif stored.index is None:
-            yield drawn(0, identity.size)  # only libhdf5 knows where
+            yield random_piece(0, identity.size)  # only libhdf5 knows where
         else:
             number = secrets.randbelow(len(stored.index.offsets))
             begin, size = int(stored.index.offsets[number]), int(stored.index.sizes[number])

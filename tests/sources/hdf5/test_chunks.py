@@ -45,7 +45,7 @@ def way_of(path):
 @pytest.fixture(params=["libdeflate", "zlib"])
 def inflater(request, monkeypatch):
     if request.param == "zlib":
-        monkeypatch.setattr(codecs, "_inflated", codecs._inflated_by_zlib)
+        monkeypatch.setattr(codecs, "_inflate", codecs._inflate_with_zlib)
 
 
 filters = st.lists(st.sampled_from([SHUFFLE, DEFLATE, FLETCHER32]), unique=True)  # in any order
@@ -67,7 +67,7 @@ def test_a_chunk_decodes_to_what_was_encoded(content, which, itemsize, left_out)
         else:
             stored += checksum(stored).to_bytes(4, "little")
     pipeline = tuple(Filter(filter_, (itemsize,)) for filter_ in which)
-    decoded = FilterPipeline(pipeline, len(content)).decoded(np.frombuffer(stored, np.uint8), mask)
+    decoded = FilterPipeline(pipeline, len(content)).decode(np.frombuffer(stored, np.uint8), mask)
     assert decoded.tobytes() == content
 
 
@@ -111,7 +111,7 @@ def test_the_checksum_is_exact_over_many_words(monkeypatch):
 )
 def test_what_does_not_decode_to_exactly_a_chunk_is_refused(which, stored):
     with pytest.raises(CorruptError):
-        FilterPipeline(tuple(Filter(w) for w in which), 16).decoded(np.frombuffer(stored, np.uint8), 0)
+        FilterPipeline(tuple(Filter(w) for w in which), 16).decode(np.frombuffer(stored, np.uint8), 0)
 
 
 # -- the index ---------------------------------------------------------------------------------------------------------
@@ -230,7 +230,9 @@ def records_in(path):
 
 def columns_from(path, rows, monkeypatch):
     """What is made of records, two at a time."""
-    monkeypatch.setattr(records, "records_of", lambda dataset, enter: all(enter(rows[i : i + 2]) for i in (0, 2, 4)))
+    monkeypatch.setattr(
+        records, "records_of", lambda dataset, consume: all(consume(rows[i : i + 2]) for i in (0, 2, 4))
+    )
     with h5py.File(path) as file:
         return records.columns_of(file["data"])
 
@@ -241,10 +243,10 @@ def test_a_file_longer_than_4_gib_has_no_chunk_that_long(tmp_path):
         file.create_dataset("data", data=np.zeros((20, 6), "i4"), chunks=(4, 6), compression="gzip")
     os.truncate(path, 2**33)
     with h5py.File(path) as file:
-        possible = records._Possible.of(file["data"])
+        rules = records._ChunkRules.of(file["data"])
     one = np.array([1000])
-    assert possible.all_of(one, np.array([2**32 - 1]), one * 0)
-    assert not possible.all_of(one, np.array([2**32]), one * 0)
+    assert rules.allow(one, np.array([2**32 - 1]), one * 0)
+    assert not rules.allow(one, np.array([2**32]), one * 0)
 
 
 def with_user_block(tmp_path):
@@ -295,7 +297,7 @@ def test_records_that_are_only_unusual_are_left_to_h5py(tmp_path, monkeypatch, c
     path = with_user_block(tmp_path)
     rows = records_in(path)
     rows[:, column] = change(rows)
-    monkeypatch.setattr(records, "records_of", lambda dataset, enter: enter(rows))
+    monkeypatch.setattr(records, "records_of", lambda dataset, consume: consume(rows))
     assert way_of(path) == "locked"
     assert (read(path, [3, 19]) == 0).all()
 
@@ -440,8 +442,8 @@ def test_a_healthy_index_is_never_refused(tmp_path, seed):
 def test_batches_smaller_than_a_chunk_decode_it_once_in_order(h5, monkeypatch):
     path, _ = chunked(h5, shape=(64, 6), chunks=(32, 6), compression="gzip")
     decoded = []
-    once = FilterPipeline.decoded
-    monkeypatch.setattr(FilterPipeline, "decoded", lambda *args: decoded.append(1) or once(*args))
+    once = FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda *args: decoded.append(1) or once(*args))
     source = HDF5Source(path, ["data"])
     decoded.clear()
     with AsyncLoader(source, {"batch_size": 4, "shuffle": "none", "workers": 0, "queue_depth": 1}) as loader:

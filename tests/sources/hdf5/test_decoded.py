@@ -22,78 +22,78 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.hdf5.readers import chunk_cache as decoded
 from lit_async_data.sources.hdf5.readers import decode_memory as holding
-from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES, BandMemory
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
+from lit_async_data.sources.hdf5.readers.slab_pool import MIN_POOLED_BYTES, SlabPool
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.threads import Gate
 
-BAND = np.arange(4, dtype=np.int64)
+SLAB = np.arange(4, dtype=np.int64)
 
 
-def fetched(bands, key, *, wait=True):
+def fetched(slabs, key, *, wait=True):
     made = []
-    band = bands.fetch(key, lambda: made.append(key) or BAND, wait=wait)
-    return band is not None, bool(made)
+    slab = slabs.fetch(key, lambda: made.append(key) or SLAB, wait=wait)
+    return slab is not None, bool(made)
 
 
-# -- recent bands ------------------------------------------------------------------------------------------------------
+# -- recent slabs ------------------------------------------------------------------------------------------------------
 
 
-def test_the_band_decoded_first_goes_first_however_often_it_was_used():
-    bands = DecodedChunkCache()
-    bands.add_room(2 * BAND.nbytes)
-    assert [fetched(bands, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
-    assert [fetched(bands, key)[1] for key in (2, 3, 1)] == [False, False, True]
+def test_the_slab_decoded_first_goes_first_however_often_it_was_used():
+    slabs = DecodedChunkCache()
+    slabs.add_room(2 * SLAB.nbytes)
+    assert [fetched(slabs, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
+    assert [fetched(slabs, key)[1] for key in (2, 3, 1)] == [False, False, True]
 
 
 def test_without_room_nothing_is_held():
-    bands = DecodedChunkCache()
-    assert [fetched(bands, 1)[1] for _ in range(2)] == [True, True]
+    slabs = DecodedChunkCache()
+    assert [fetched(slabs, 1)[1] for _ in range(2)] == [True, True]
 
 
-def test_turns_whose_bands_have_all_moved_on_leave_nothing():
-    """As under shuffle=chunk where all chunks fit: each turn finds the bands of the one before, and evicts none."""
-    bands = DecodedChunkCache()
-    bands.add_room(2 * BAND.nbytes)
+def test_turns_whose_slabs_have_all_moved_on_leave_nothing():
+    """As under shuffle=chunk where all chunks fit: each turn finds the slabs of the one before, and evicts none."""
+    slabs = DecodedChunkCache()
+    slabs.add_room(2 * SLAB.nbytes)
     for number in (1, 2):
-        bands.fetch(("x", number), lambda: BAND, wait=True, turn=(0, 0))
+        slabs.fetch(("x", number), lambda: SLAB, wait=True, turn=(0, 0))
     for turn in range(1, 50):
-        assert not len(bands.missing("x", np.array([1, 2]), (0, turn)))
-    assert [len(of_turn) for of_turn in bands._order.values()] == [2]
-    bands.clear()
-    assert not bands._bands
-    assert not bands._order
+        assert not len(slabs.missing("x", np.array([1, 2]), (0, turn)))
+    assert [len(of_turn) for of_turn in slabs._order.values()] == [2]
+    slabs.clear()
+    assert not slabs._slabs
+    assert not slabs._order
 
 
 def test_room_that_is_given_back_is_emptied():
-    bands = DecodedChunkCache()
-    bands.add_room(2 * BAND.nbytes)
+    slabs = DecodedChunkCache()
+    slabs.add_room(2 * SLAB.nbytes)
     for key in (1, 2):
-        fetched(bands, key)
-    bands.add_room(-BAND.nbytes)
-    assert [fetched(bands, key)[1] for key in (2, 1)] == [False, True]
+        fetched(slabs, key)
+    slabs.add_room(-SLAB.nbytes)
+    assert [fetched(slabs, key)[1] for key in (2, 1)] == [False, True]
 
 
 class Slow:
     """A decoding that another thread is in the middle of."""
 
-    def __init__(self, bands, error=None):
+    def __init__(self, slabs, error=None):
         self.begun, self.go = threading.Event(), threading.Event()
         self._error = error
-        self.thread = threading.Thread(target=self._run, args=(bands,))
+        self.thread = threading.Thread(target=self._run, args=(slabs,))
         self.thread.start()
         assert self.begun.wait(10)
 
-    def _run(self, bands):
+    def _run(self, slabs):
         def decode():
             self.begun.set()
             assert self.go.wait(10)
             if self._error:
                 raise self._error
-            return BAND
+            return SLAB
 
         with contextlib.suppress(CorruptError):
-            bands.fetch(1, decode, wait=True)
+            slabs.fetch(1, decode, wait=True)
 
     def finish(self):
         self.go.set()
@@ -101,24 +101,24 @@ class Slow:
 
 
 def test_what_another_thread_decodes_is_not_decoded_again():
-    bands = DecodedChunkCache()
-    bands.add_room(BAND.nbytes)
-    slow = Slow(bands)
-    assert fetched(bands, 1, wait=False) == (False, False)
+    slabs = DecodedChunkCache()
+    slabs.add_room(SLAB.nbytes)
+    slow = Slow(slabs)
+    assert fetched(slabs, 1, wait=False) == (False, False)
     slow.finish()
-    assert fetched(bands, 1) == (True, False)
+    assert fetched(slabs, 1) == (True, False)
 
 
 def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
     """1. A decodes. 2. B waits for it. 3. A fails, and is told so. 4. B wakes, finds nothing, and tries itself."""
-    bands = DecodedChunkCache()
-    bands.add_room(BAND.nbytes)
-    slow = Slow(bands, CorruptError("bad"))
+    slabs = DecodedChunkCache()
+    slabs.add_room(SLAB.nbytes)
+    slow = Slow(slabs, CorruptError("bad"))
     waits = threading.Event()
     wait = Gate.wait
     monkeypatch.setattr(Gate, "wait", lambda gate, timeout: waits.set() or wait(gate, timeout))
     got = []
-    waiter = threading.Thread(target=lambda: got.append(fetched(bands, 1)))
+    waiter = threading.Thread(target=lambda: got.append(fetched(slabs, 1)))
     waiter.start()
     assert waits.wait(10)
     slow.finish()
@@ -126,43 +126,43 @@ def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
     assert got == [(True, True)]
 
 
-# -- kept bands --------------------------------------------------------------------------------------------------------
+# -- kept slabs --------------------------------------------------------------------------------------------------------
 
 
-def kept_bands(room):
+def kept_slabs(room):
     return PersistentChunkCache(10, 4, (2,), np.dtype("i4"), room)
 
 
 def test_what_is_kept_stays_and_comes_out_right():
     values = np.arange(20, dtype="i4").reshape(10, 2)
-    kept = kept_bands(ByteBudget(2 * 4 * 8))
+    kept = kept_slabs(ByteBudget(2 * 4 * 8))
     for number in (2, 0, 1, 0):
         kept.put(number, values[4 * number : 4 * number + 4])
     rows, out = np.array([9, 3, 5, 8, 0]), np.zeros((5, 2), "i4")
-    assert kept.taken(rows, out, lambda taken, _: taken).tolist() == [2]
+    assert kept.copy_rows(rows, out, lambda taken, _: taken).tolist() == [2]
     assert out.tolist() == [[18, 19], [6, 7], [0, 0], [16, 17], [0, 1]]
-    assert kept.taken(rows[[0, 1]], out[:2], lambda taken, _: taken) is None
+    assert kept.copy_rows(rows[[0, 1]], out[:2], lambda taken, _: taken) is None
 
 
 def test_room_is_shared_and_given_back():
     room = ByteBudget(3 * 4 * 8)
-    first, second = kept_bands(room), kept_bands(room)
-    band = np.ones((4, 2), "i4")
+    first, second = kept_slabs(room), kept_slabs(room)
+    slab = np.ones((4, 2), "i4")
     for number in (0, 1, 2):
-        first.put(number, band)
-        second.put(number, band)
+        first.put(number, slab)
+        second.put(number, slab)
     out = np.empty((3, 2), "i4")
     rows = np.array([0, 4, 8])
-    missing = [kept.taken(rows, out, lambda taken, _: taken).tolist() for kept in (first, second)]
+    missing = [kept.copy_rows(rows, out, lambda taken, _: taken).tolist() for kept in (first, second)]
     assert missing == [[2], [1, 2]]
     first.clear()
-    second.put(1, band)
-    assert second.taken(rows, out, lambda taken, _: taken).tolist() == [2]
+    second.put(1, slab)
+    assert second.copy_rows(rows, out, lambda taken, _: taken).tolist() == [2]
 
 
 def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeypatch):
-    """1. A looks for band 1. 2. All is let go of, and band 2 is kept in its place. 3. A copies."""
-    kept = kept_bands(ByteBudget(4 * 8))
+    """1. A looks for slab 1. 2. All is let go of, and slab 2 is kept in its place. 3. A copies."""
+    kept = kept_slabs(ByteBudget(4 * 8))
     kept.put(1, np.full((4, 2), 1, "i4"))
     divmod_ = np.divmod
 
@@ -174,12 +174,12 @@ def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeyp
 
     monkeypatch.setattr(np, "divmod", meanwhile)
     out = np.zeros((2, 2), "i4")
-    assert kept.taken(np.array([4, 8]), out, lambda taken, _: taken).tolist() == [1]
+    assert kept.copy_rows(np.array([4, 8]), out, lambda taken, _: taken).tolist() == [1]
     assert out.tolist() == [[1, 1], [0, 0]]
 
 
-def huge_bands(room):
-    """Of a dataset of 64 GiB, in bands of 64 KiB."""
+def huge_slabs(room):
+    """Of a dataset of 64 GiB, in slabs of 64 KiB."""
     return PersistentChunkCache(2**20, 1, (2**16,), np.dtype("u1"), room)
 
 
@@ -200,25 +200,25 @@ def mapped(monkeypatch, fails=False):
 
 def test_only_what_the_budget_holds_is_mapped(monkeypatch):
     made = mapped(monkeypatch)
-    kept = huge_bands(ByteBudget(3 * 2**16 + 5))
+    kept = huge_slabs(ByteBudget(3 * 2**16 + 5))
     for number in (2**19, 7, 8, 9):
         kept.put(number, np.full((1, 2**16), number % 251, np.uint8))
     assert made == [3 * 2**16]
     out = np.zeros((4, 2**16), np.uint8)
-    assert kept.taken(np.array([9, 8, 7, 2**19]), out, lambda taken, _: taken).tolist() == [0]
+    assert kept.copy_rows(np.array([9, 8, 7, 2**19]), out, lambda taken, _: taken).tolist() == [0]
     assert out[1:, 0].tolist() == [8, 7, 2**19 % 251]
 
 
 def test_room_that_another_loader_adds_later_is_used_too(monkeypatch):
     made = mapped(monkeypatch)
     room = ByteBudget(2**16)
-    kept = huge_bands(room)
+    kept = huge_slabs(room)
     kept.put(1, np.full((1, 2**16), 1, np.uint8))
     room.add(2**16)
     for number in (2, 1):
         kept.put(number, np.full((1, 2**16), number, np.uint8))
     out = np.zeros((2, 2**16), np.uint8)
-    assert kept.taken(np.array([1, 2]), out, lambda taken, _: taken) is None
+    assert kept.copy_rows(np.array([1, 2]), out, lambda taken, _: taken) is None
     assert out[:, 0].tolist() == [1, 2]
     assert made == [2**16, 2**17]
     assert room.add(0) == 0
@@ -246,8 +246,8 @@ def test_where_nothing_can_be_mapped_there_is_no_cache_and_one_warning(file, mon
 def decodings(monkeypatch):
     """The chunks that were decoded, as they are stored."""
     count = []
-    once = FilterPipeline.decoded
-    monkeypatch.setattr(FilterPipeline, "decoded", lambda *args: count.append(bytes(args[1])) or once(*args))
+    once = FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda *args: count.append(bytes(args[1])) or once(*args))
     return count
 
 
@@ -424,7 +424,7 @@ def test_a_cache_is_given_back_with_its_loader_unless_another_wants_it(file, dec
         assert len(list(first)) == 38
         assert decodings == []
     reader = source._reader.parts[0].fields["data"]
-    assert reader._kept._kept is None
+    assert reader._persistent._content is None
     source.close()
 
 
@@ -482,74 +482,74 @@ def test_auto_goes_by_chunks_where_several_compressed_samples_share_one(file, tm
     assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.chunk_order.chunks == 6
 
 
-# -- memory of bands ---------------------------------------------------------------------------------------------------
+# -- memory of slabs ---------------------------------------------------------------------------------------------------
 
 
 def large(value):
-    return np.full((4, LEAST_BYTES), value, np.uint8)
+    return np.full((4, MIN_POOLED_BYTES), value, np.uint8)
 
 
 def address(array):
     return array.__array_interface__["data"][0]
 
 
-def test_a_band_is_copied_into_memory_that_is_used_again_when_nobody_sees_it():
-    memory = BandMemory()
-    first = memory.copied(large(1))
+def test_a_slab_is_copied_into_memory_that_is_used_again_when_nobody_sees_it():
+    memory = SlabPool()
+    first = memory.copy(large(1))
     seen = first[2, 5:9]  # a view of a view keeps it
     place = address(first)
     del first
-    second = memory.copied(large(2))
+    second = memory.copy(large(2))
     assert address(second) != place
     assert (seen == 1).all()
     del seen
-    third = memory.copied(large(3))
+    third = memory.copy(large(3))
     assert address(third) == place
     assert (second == 2).all()
     assert (third == 3).all()
 
 
-def test_the_end_of_a_band_runs_no_python_code():
+def test_the_end_of_a_slab_runs_no_python_code():
     """Else an interrupt can arrive there, which CPython prints and drops: Ctrl-C would have no effect."""
-    memory = BandMemory()
-    kept, called = memory.copied(large(1))[3:], []
+    memory = SlabPool()
+    kept, called = memory.copy(large(1))[3:], []
     sys.setprofile(lambda frame, event, argument: called.append((event, frame.f_code.co_name)))
     try:
         del kept
     finally:
         sys.setprofile(None)
     assert [name for event, name in called if event == "call"] == []
-    assert [vacant.qsize() for vacant in memory._vacant.values()] == [1]
+    assert [vacant.qsize() for vacant in memory._free.values()] == [1]
 
 
 def test_leases_that_have_ended_are_forgotten():
-    memory = BandMemory()
+    memory = SlabPool()
     for value in range(3):
-        band = memory.copied(large(value))
+        slab = memory.copy(large(value))
     assert len(memory._leases) == 2  # one is seen, one is vacant
-    del band
-    memory.copied(np.zeros((5, LEAST_BYTES), np.uint8))
+    del slab
+    memory.copy(np.zeros((5, MIN_POOLED_BYTES), np.uint8))
     memory.clear()
     assert not memory._leases
 
 
 def test_memory_of_another_size_is_given_back_before_more_is_taken():
-    memory = BandMemory()
+    memory = SlabPool()
     for rows in (4, 5, 6):
-        memory.copied(np.zeros((rows, LEAST_BYTES), np.uint8))  # nobody keeps it
-        assert sum(vacant.qsize() for vacant in memory._vacant.values()) == 1
+        memory.copy(np.zeros((rows, MIN_POOLED_BYTES), np.uint8))  # nobody keeps it
+        assert sum(vacant.qsize() for vacant in memory._free.values()) == 1
     memory.clear()
-    assert not sum(vacant.qsize() for vacant in memory._vacant.values())
+    assert not sum(vacant.qsize() for vacant in memory._free.values())
 
 
 def test_memory_that_was_seen_while_another_size_was_taken_is_used_again():
-    memory = BandMemory()
-    first, second, third = (memory.copied(large(value)) for value in range(3))
+    memory = SlabPool()
+    first, second, third = (memory.copy(large(value)) for value in range(3))
     place = address(second)
     del first
-    other = memory.copied(np.zeros((5, LEAST_BYTES), np.uint8))
+    other = memory.copy(np.zeros((5, MIN_POOLED_BYTES), np.uint8))
     del second
-    assert address(memory.copied(large(4))) == place
+    assert address(memory.copy(large(4))) == place
     assert (third == 2).all()
     assert not other.any()
 
@@ -572,12 +572,12 @@ class Noticed:
 def test_memory_of_several_sizes_may_be_taken_by_two_threads(monkeypatch):
     """1. A finds no vacant memory of its size and goes through the others. 2. B takes memory of a size that was never
     seen, or waits for A. 3. A goes on."""
-    memory, reached = BandMemory(), threading.Event()
+    memory, reached = SlabPool(), threading.Event()
     monkeypatch.setattr(memory, "_lock", Noticed(reached), raising=False)
     found = []
 
     def other():
-        found.append(memory.copied(np.full((9, LEAST_BYTES), 9, np.uint8)))
+        found.append(memory.copy(np.full((9, MIN_POOLED_BYTES), 9, np.uint8)))
         reached.set()
 
     thread = threading.Thread(target=other)
@@ -594,40 +594,40 @@ def test_memory_of_several_sizes_may_be_taken_by_two_threads(monkeypatch):
                 self.get_nowait()
             return True
 
-    memory._vacant = {1: Vacant(), 2: Vacant()}
-    assert (memory.copied(large(3)) == 3).all()
+    memory._free = {1: Vacant(), 2: Vacant()}
+    assert (memory.copy(large(3)) == 3).all()
     thread.join(10)
     assert (found[0] == 9).all()
 
 
-def test_a_small_band_stays_where_it_is():
-    band = np.zeros(LEAST_BYTES - 1, np.uint8)
-    assert BandMemory().copied(band) is band
+def test_a_small_slab_stays_where_it_is():
+    slab = np.zeros(MIN_POOLED_BYTES - 1, np.uint8)
+    assert SlabPool().copy(slab) is slab
 
 
 def test_what_is_being_copied_while_all_is_let_go_of_counts_afterwards(monkeypatch):
-    # 1. A worker has decoded a band, made room for it, and is copying it. 2. Another closes the source: all bands go.
-    # 3. The band is filed. Were its bytes forgotten in step 2, one more band than there is room for would be kept.
-    bands = DecodedChunkCache()
-    bands.add_room(2 * large(0).nbytes)
-    copied = bands._memory.copied
-    monkeypatch.setattr(bands._memory, "copied", lambda band: bands.clear() or copied(band))
-    bands.fetch("a", lambda: large(1), wait=True)
+    # 1. A worker has decoded a slab, made room for it, and is copying it. 2. Another closes the source: all slabs go.
+    # 3. The slab is filed. Were its bytes forgotten in step 2, one more slab than there is room for would be kept.
+    slabs = DecodedChunkCache()
+    slabs.add_room(2 * large(0).nbytes)
+    copied = slabs._pool.copy
+    monkeypatch.setattr(slabs._pool, "copy", lambda slab: slabs.clear() or copied(slab))
+    slabs.fetch("a", lambda: large(1), wait=True)
     monkeypatch.undo()
     for key in "bcd":
-        bands.fetch(key, lambda: large(2), wait=True)
-    assert len(bands._bands) == 2
-    assert bands._held == 2 * large(0).nbytes
+        slabs.fetch(key, lambda: large(2), wait=True)
+    assert len(slabs._slabs) == 2
+    assert slabs._held_bytes == 2 * large(0).nbytes
 
 
 def test_a_copy_that_fails_takes_no_room(monkeypatch):
-    bands = DecodedChunkCache()
-    bands.add_room(2 * large(0).nbytes)
+    slabs = DecodedChunkCache()
+    slabs.add_room(2 * large(0).nbytes)
 
-    def fails(band):
+    def fails(slab):
         raise MemoryError
 
-    monkeypatch.setattr(bands._memory, "copied", fails)
+    monkeypatch.setattr(slabs._pool, "copy", fails)
     with pytest.raises(MemoryError):
-        bands.fetch("a", lambda: large(1), wait=True)
-    assert (bands._held, bands._decoding) == (0, {})
+        slabs.fetch("a", lambda: large(1), wait=True)
+    assert (slabs._held_bytes, slabs._decoding) == (0, {})

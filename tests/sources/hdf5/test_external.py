@@ -95,7 +95,10 @@ def test_what_is_missing_two_files_further_is_an_error_too(here):
         with h5py.File(here / name, "w") as file:
             file.create_virtual_dataset("there", layout)
     source = HDF5Source("a.h5", ["there"], allow_external=True)
-    assert [path.rpartition("/")[2] for path, _ in source._stored[0].fields["there"].stored.others] == ["b.h5", "c.h5"]
+    assert [path.rpartition("/")[2] for path, _ in source._stored[0].fields["there"].stored.external] == [
+        "b.h5",
+        "c.h5",
+    ]
     (here / "c.h5").unlink()
     with pytest.raises(MissingError, match=r"takes values from c\.h5, which is not in"):
         HDF5Source("a.h5", ["there"], allow_external=True)

@@ -15,7 +15,7 @@ import pytest
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.storage import open_file
-from lit_async_data.sources.hdf5.storage.failures import errno_of, opened, opened_descriptor, retried, source_error
+from lit_async_data.sources.hdf5.storage.failures import errno_of, open_descriptor, open_h5py, retry_once, source_error
 
 
 def read(source, rows=(0,)):
@@ -92,7 +92,7 @@ def test_an_input_error_that_passes_is_not_seen(large, monkeypatch):
 def test_only_input_errors_are_tried_again():
     for number in (errno.EMFILE, errno.ENOENT):
         with pytest.raises(OSError, match=os.strerror(number)):
-            retried(failing(int, number, 1))
+            retry_once(failing(int, number, 1))
 
 
 @pytest.mark.parametrize("storage", ["one piece", "compressed", "through h5py"])
@@ -128,7 +128,7 @@ def test_a_pipe_in_place_of_a_file_that_is_open_is_refused_where_h5py_opens_it_t
 
 
 def test_a_folder_is_no_file_either(tmp_path):
-    for each in (opened, opened_descriptor):
+    for each in (open_h5py, open_descriptor):
         with pytest.raises(FormatError, match=rf"{tmp_path} is a folder; for all files in it write"):
             each(str(tmp_path))
 

@@ -142,7 +142,7 @@ def test_a_kept_index_has_the_columns_of_a_new_one(path, mapped):
         assert mine.tolist() == other.tolist()
         assert not mine.flags.writeable
     assert (old.offsets < 0).sum() == 3
-    assert (old.kept is not None) == mapped
+    assert (old.cache_entry is not None) == mapped
 
 
 def test_a_chunk_takes_16_bytes(path):
@@ -362,11 +362,11 @@ def test_two_that_make_room_at_once_both_end_well(user_cache, monkeypatch):
 def test_on_a_network_it_is_copied_and_not_mapped(path, monkeypatch):
     monkeypatch.setattr(index_file, "MOST_READ_BYTES", 0)
     opened(path)
-    assert index_file.read(kept(path), key_of(path)).kept_in == kept(path)
+    assert index_file.read_columns(kept(path), key_of(path)).mapped_from == kept(path)
     for kind in ("nfs4", "fuse.sshfs", "lustre", None):
         monkeypatch.setattr(cache_files, "file_system", lambda _, kind=kind: kind)
-        columns = index_file.read(kept(path), key_of(path))
-        assert columns.kept_in is None
+        columns = index_file.read_columns(kept(path), key_of(path))
+        assert columns.mapped_from is None
         assert len(columns.offsets) == 5
     assert (opened(path) == VALUES).all()
 
@@ -465,7 +465,7 @@ def test_each_part_of_its_key_counts(path, field):
     value = getattr(key, field)
     other = {int: 1, str: "other", tuple: (5, 6)}[type(value)]
     with pytest.raises(ValueError, match="present state"):
-        index_file.read(kept(path), dataclasses.replace(key, **{field: other}))
+        index_file.read_columns(kept(path), dataclasses.replace(key, **{field: other}))
 
 
 def test_a_copy_of_the_same_size_and_time_is_another_file(path):
@@ -504,7 +504,7 @@ WAYS = [given_away] + ([really_given_away] if os.geteuid() == 0 else [])
 
 def forged(path):
     """An index with a right head and sum, of which all chunks but the first and the last have changed places."""
-    columns = index_file.read(kept(path), key_of(path))
+    columns = index_file.read_columns(kept(path), key_of(path))
     order = np.array([0, 2, 3, 1, 4])
     os.remove(kept(path))
     IndexCache("beside").store(
@@ -586,9 +586,9 @@ def test_no_byte_can_change_unnoticed(path, mapped):
         damaged[at] ^= 1 << at % 8
         Path(file).write_bytes(damaged)
         with pytest.raises(ValueError, match=r"damaged|present state"):
-            index_file.read(file, key)
+            index_file.read_columns(file, key)
     Path(file).write_bytes(content)
-    assert index_file.read(file, key).kept_in == (file if mapped else None)
+    assert index_file.read_columns(file, key).mapped_from == (file if mapped else None)
 
 
 @pytest.mark.usefixtures("mapped")
@@ -622,7 +622,7 @@ def test_one_that_is_whole_but_not_true_is_built_anew(path, built, caplog, colum
     """As if the file had been replaced and nothing that is known of it had changed."""
     opened(path)
     key = key_of(path)
-    columns = index_file.read(kept(path), key)
+    columns = index_file.read_columns(kept(path), key)
     false = getattr(columns, column).copy()
     false[0] = value % 2**32 if column != "offsets" else value
     os.remove(kept(path))
@@ -635,7 +635,7 @@ def test_one_that_is_whole_but_not_true_is_built_anew(path, built, caplog, colum
 def test_one_that_is_possible_is_still_proved_by_some_chunks(path, built):
     opened(path)
     key = key_of(path)
-    columns = index_file.read(kept(path), key)
+    columns = index_file.read_columns(kept(path), key)
     os.remove(kept(path))
     IndexCache("beside").store(
         key, columns._replace(offsets=columns.offsets[::-1].copy(), sizes=columns.sizes[::-1].copy())
@@ -706,14 +706,14 @@ def test_two_that_write_at_once_both_end_well(path, built, monkeypatch):
     monkeypatch.setattr(os, "replace", replacing)
     assert (opened(path) == VALUES).all()
     assert len(built) == 2
-    assert index_file.read(kept(path), key_of(path)).sizes.all()
+    assert index_file.read_columns(kept(path), key_of(path)).sizes.all()
 
 
 def test_one_that_holds_the_same_is_not_replaced(path):
     """Over NFS, a file that is replaced is gone for those on other machines who have mapped it."""
     opened(path)
     key, before = key_of(path), os.stat(kept(path))
-    IndexCache("beside").store(key, index_file.read(kept(path), key))
+    IndexCache("beside").store(key, index_file.read_columns(kept(path), key))
     assert os.stat(kept(path)).st_ino == before.st_ino
 
 
@@ -786,6 +786,6 @@ def test_ten_million_chunks_are_kept_in_24_bytes_each_or_less(path, tmp_path):
     IndexCache(tmp_path).store(key, columns)
     found = IndexCache(tmp_path).load(key)
     assert found is not None
-    assert os.stat(found.kept_in).st_size <= 24 * many
+    assert os.stat(found.mapped_from).st_size <= 24 * many
     assert all((mine == other).all() for mine, other in zip(found[:3], columns[:3]))
-    os.remove(found.kept_in)
+    os.remove(found.mapped_from)

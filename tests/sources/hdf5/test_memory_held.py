@@ -41,7 +41,7 @@ def test_decoding_takes_no_more_than_is_counted_for_it(h5, dtype, shuffle, chunk
     rows, out = np.arange(100)[::-1].copy(), np.empty((100, *ROWS.shape[1:]), source.spec["data"].dtype)
     taken = peak(lambda: source.read_into(rows, {"data": out}))
     assert (out == ROWS[rows]).all()
-    assert taken < reader.work_bytes + SMALL
+    assert taken < reader.decode_bytes + SMALL
     source.close()
 
 

@@ -15,7 +15,7 @@ from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.storage.failures import FOREIGN, retried, source_error
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once, source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 
 Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ class Reader:
     Attributes:
         reading: As in `StorageLayout`.
         rows: Samples that it reads together.
-        band_bytes: Bytes of these, if they are held for the batches to come.
+        slab_bytes: Bytes of these, if they are held for the batches to come.
         decodable_bytes: Bytes of everything that it decodes.
         work_bytes: Bytes that a thread takes for itself while it decodes, beside what is held.
     """
@@ -36,7 +36,7 @@ class Reader:
     rows = 1
     chunk_bytes = 0
     decodable_bytes = 0
-    work_bytes = 0
+    decode_bytes = 0
 
     def read(self, rows: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
@@ -78,10 +78,10 @@ class StridedReader(Reader):
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
         assert stored.offset is not None
-        raw = self._file.map(at_random=False)[stored.offset : stored.offset + stored.nbytes]
+        raw = self._file.map(random_access=False)[stored.offset : stored.offset + stored.nbytes]
         table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
         for first, end, where in runs(rows):
-            out[where] = labels(table[first:end], stored, out.dtype, np.arange(first, end))
+            out[where] = checked_labels(table[first:end], stored, out.dtype, np.arange(first, end))
 
 
 class H5pyReader(Reader):
@@ -97,7 +97,7 @@ class H5pyReader(Reader):
     def read(self, rows: Indices, out: Array) -> None:
         for first, end, where in runs(rows):
             values = h5py_rows(self._stored, self._file, first, end)
-            out[where] = labels(values, self._stored, out.dtype, np.arange(first, end))
+            out[where] = checked_labels(values, self._stored, out.dtype, np.arange(first, end))
 
 
 def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, cached: bool = True) -> Array:
@@ -116,10 +116,10 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
     """
     try:
         dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)
-        block = retried(lambda: dataset[(*(slice(None),) * stored.axis, slice(first, end))])
+        block = retry_once(lambda: dataset[(*(slice(None),) * stored.axis, slice(first, end))])
     except AsyncDataError:
         raise
-    except FOREIGN as error:
+    except LIBRARY_ERRORS as error:
         rows = f"row {first}" if end - first == 1 else f"rows {first} to {end - 1}"
         raise source_error(
             error, f"{stored}, {rows}", "cannot be read", file=stored.path, dataset=stored.name, row=first
@@ -127,7 +127,7 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
     return np.moveaxis(block, stored.axis, 0)
 
 
-def labels(values: Array, stored: StoredDataset, to: np.dtype[Any], rows: Indices) -> Array:
+def checked_labels(values: Array, stored: StoredDataset, to: np.dtype[Any], rows: Indices) -> Array:
     """Values of these rows as they are, after a look at whether those of uint64 that are delivered as int64 can be."""
     if to == np.int64 and values.dtype.kind == "u" and int(values.max()) > np.iinfo(np.int64).max:
         row = int(rows[values.reshape(len(rows), -1).max(axis=1).argmax()])

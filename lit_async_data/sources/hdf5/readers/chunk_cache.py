@@ -1,6 +1,6 @@
 """Decoded chunks in memory: `DecodedChunkCache`, until newer ones need room; `PersistentChunkCache`, for good.
 
-A *band* is what is decoded together: the samples that share chunks, as one array with the samples on its first axis.
+A *slab* is what is decoded together: the samples that share chunks, as one array with the samples on its first axis.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
-from lit_async_data.sources.hdf5.readers.band_memory import BandMemory
+from lit_async_data.sources.hdf5.readers.slab_pool import SlabPool
 from lit_async_data.threads import Gate
 
 Array = npt.NDArray[Any]
@@ -31,15 +31,15 @@ TURNS = 8
 _log = logging.getLogger(__name__)
 
 
-class _Held(NamedTuple):
-    """A band that is kept."""
+class _Entry(NamedTuple):
+    """A slab that is kept."""
 
     turn: int  # its number
-    band: Array
+    slab: Array
 
 
 class _Decoding:
-    """A band that one thread is decoding."""
+    """A slab that one thread is decoding."""
 
     def __init__(self) -> None:
         self.nbytes = 0  # room that it takes already
@@ -47,11 +47,11 @@ class _Decoding:
 
 
 class DecodedChunkCache:
-    """The bands that were decoded last, each by one thread only. Safe from several threads.
+    """The slabs that were decoded last, each by one thread only. Safe from several threads.
 
-    Those of the earliest turn go first: a shuffle by chunks deals from one group of bands while the next is decoded,
+    Those of the earliest turn go first: a shuffle by chunks deals from one group of slabs while the next is decoded,
     and what is older is used up. Among those of one turn the oldest goes first, by when it was decoded, not by when it
-    was used. (By age alone, a band that is decoded late pushes one out that is still wanted, which is then late.)
+    was used. (By age alone, a slab that is decoded late pushes one out that is still wanted, which is then late.)
 
     An interrupt (Ctrl-C) can end any method at any call, and garbage collection that closes a loader can call
     `add_room` inside it. So what belongs together changes in statements between which nothing is called.
@@ -59,16 +59,16 @@ class DecodedChunkCache:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant, since garbage collection can close a loader inside it
-        self._bands: dict[Hashable, _Held] = {}
-        self._held = 0  # bytes of these bands
-        # Which go first, by the number of their turn. Only a hint: it may name bands that are gone or of another turn,
+        self._slabs: dict[Hashable, _Entry] = {}
+        self._held_bytes = 0  # bytes of these slabs
+        # Which go first, by the number of their turn. Only a hint: it may name slabs that are gone or of another turn,
         # and where it names too few it is made anew.
         self._order: dict[int, collections.OrderedDict[Hashable, None]] = {}
         self._turns: dict[Turn, int] = {}  # numbers of the last turns, in their order
         self._newest = 0
         self._decoding: dict[Hashable, _Decoding] = {}
         self._room = 0
-        self._memory = BandMemory()
+        self._pool = SlabPool()
 
     def add_room(self, nbytes: int) -> None:
         """Room for this many bytes more, or less."""
@@ -77,68 +77,68 @@ class DecodedChunkCache:
             self._make_room()
 
     def fetch(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn = False) -> Array | None:
-        """A band; decoded now, if it is not there.
+        """A slab; decoded now, if it is not there.
 
         Args:
-            key: Which band.
+            key: Which slab.
             decode: Makes it; called without any lock.
             wait: Whether to wait if another thread is decoding it.
             turn: The turn that it is decoded for; False where it is read at once.
 
         Returns:
-            The band, or None if another thread is decoding it and ``wait`` is false.
+            The slab, or None if another thread is decoding it and ``wait`` is false.
         """
-        mine = None
+        own = None
         try:  # around everything: an interrupt must leave no key behind for which others would wait
-            while mine is None:
+            while own is None:
                 with self._lock:
-                    if key in self._bands:
-                        return self._bands[key].band
+                    if key in self._slabs:
+                        return self._slabs[key].slab
                     other = self._decoding.get(key)
                     if other is None:
                         begun = _Decoding()
-                        self._decoding[key] = mine = begun
+                        self._decoding[key] = own = begun
                 if other is not None:
                     if not wait:
                         return None
                     other.ended.wait(POLL_S)
-            band = decode()
-            return self._kept(key, band, mine, turn)
+            slab = decode()
+            return self._store(key, slab, own, turn)
         finally:
-            if mine is not None:
+            if own is not None:
                 # Without the lock, for which an interrupt could come before it.
-                if key in self._decoding and self._decoding[key] is mine:
+                if key in self._decoding and self._decoding[key] is own:
                     del self._decoding[key]
-                mine.ended.open()
+                own.ended.open()
 
-    def _kept(self, key: Hashable, band: Array, mine: _Decoding, turn: Turn) -> Array:
-        """A band, kept if there can be room for it."""
+    def _store(self, key: Hashable, slab: Array, own: _Decoding, turn: Turn) -> Array:
+        """A slab, kept if there can be room for it."""
         with self._lock:
-            if band.nbytes > self._room:
-                return band
-            mine.nbytes = band.nbytes
+            if slab.nbytes > self._room:
+                return slab
+            own.nbytes = slab.nbytes
             self._make_room()
-        band = self._memory.copied(band)
+        slab = self._pool.copy(slab)
         with self._lock:
-            self._put(key, _Held(self._number(turn), band))
+            self._insert(key, _Entry(self._turn_number(turn), slab))
             self._make_room()  # some may have been taken back meanwhile
-        return band
+        return slab
 
     def missing(self, name: object, numbers: Indices, turn: Turn) -> Indices:
-        """Those of these bands of one dataset that are neither here nor being decoded.
+        """Those of these slabs of one dataset that are neither here nor being decoded.
 
         Args:
             name: Of the dataset.
-            numbers: Of its bands.
+            numbers: Of its slabs.
             turn: The turn that they are wanted for, which those here then belong to; False for none.
         """
         keys = [(name, number) for number in numbers.tolist()]
         with self._lock:
-            here = [key for key in keys if key in self._bands] if turn else []
-            number = self._number(turn) if here else 0
+            here = [key for key in keys if key in self._slabs] if turn else []
+            number = self._turn_number(turn) if here else 0
             for key in here:
                 self._move(key, number)
-            left = [number for _, number in keys if (name, number) not in self._bands]
+            left = [number for _, number in keys if (name, number) not in self._slabs]
             if self._decoding:
                 left = [number for number in left if (name, number) not in self._decoding]
         return np.array(left, np.int64)
@@ -146,44 +146,44 @@ class DecodedChunkCache:
     def clear(self) -> None:
         """Let go of all of them."""
         with self._lock:
-            bands: dict[Hashable, _Held] = {}
+            slabs: dict[Hashable, _Entry] = {}
             order: dict[int, collections.OrderedDict[Hashable, None]] = {}
-            self._bands, self._held, self._order = bands, 0, order
-            self._memory.clear()
+            self._slabs, self._held_bytes, self._order = slabs, 0, order
+            self._pool.clear()
 
-    def _put(self, key: Hashable, held: _Held) -> None:
-        """Keep a band that this thread has decoded, in the room that it has taken."""
-        nbytes = held.band.nbytes
-        self._named(key, held.turn)
+    def _insert(self, key: Hashable, held: _Entry) -> None:
+        """Keep a slab that this thread has decoded, in the room that it has taken."""
+        nbytes = held.slab.nbytes
+        self._add_to_order(key, held.turn)
         # From here on nothing is called.
-        self._bands[key] = held
-        self._held += nbytes
+        self._slabs[key] = held
+        self._held_bytes += nbytes
         if key in self._decoding:
             self._decoding[key].nbytes = 0
 
     def _move(self, key: Hashable, turn: int) -> None:
-        """Make a band that is here one of another turn."""
-        if key not in self._bands:
+        """Make a slab that is here one of another turn."""
+        if key not in self._slabs:
             return
-        before, band = self._bands[key]
+        before, slab = self._slabs[key]
         if before == turn:
             return
-        moved = _Held(turn, band)
-        self._named(key, turn)
-        if key in self._bands:  # what was called may have collected garbage, and made room
-            self._bands[key] = moved
+        moved = _Entry(turn, slab)
+        self._add_to_order(key, turn)
+        if key in self._slabs:  # what was called may have collected garbage, and made room
+            self._slabs[key] = moved
         if before in self._order:
             of_turn = self._order[before]
             of_turn.pop(key, None)
             if not of_turn and before in self._order:
                 del self._order[before]
 
-    def _named(self, key: Hashable, turn: int) -> None:
-        """Name a band in the order; before it belongs there, since none must be missing."""
+    def _add_to_order(self, key: Hashable, turn: int) -> None:
+        """Name a slab in the order; before it belongs there, since none must be missing."""
         of_turn = self._order.setdefault(turn, collections.OrderedDict())
         of_turn[key] = None
 
-    def _number(self, turn: Turn) -> int:
+    def _turn_number(self, turn: Turn) -> int:
         """The number of a turn. What has none belongs to the one before the newest, which is being dealt."""
         if not isinstance(turn, tuple):
             return self._newest - 1
@@ -194,27 +194,27 @@ class DecodedChunkCache:
         return self._turns[turn]
 
     def _make_room(self) -> None:
-        while self._bands and self._held + self._reserved() > self._room:
-            first = self._first()
+        while self._slabs and self._held_bytes + self._reserved_bytes() > self._room:
+            first = self._next_victim()
             if first is None:
                 continue
             key, turn = first
             # From here on nothing is called.
-            if key in self._bands and self._bands[key].turn == turn:
-                band = self._bands[key].band
-                del self._bands[key]
-                self._held -= band.nbytes
+            if key in self._slabs and self._slabs[key].turn == turn:
+                slab = self._slabs[key].slab
+                del self._slabs[key]
+                self._held_bytes -= slab.nbytes
 
-    def _reserved(self) -> int:
-        """Bytes of what is being copied, which is not among the bands yet."""
+    def _reserved_bytes(self) -> int:
+        """Bytes of what is being copied, which is not among the slabs yet."""
         # A list, since other threads end their decoding without the lock.
         return sum([each.nbytes for each in list(self._decoding.values())]) if self._decoding else 0
 
-    def _first(self) -> tuple[Hashable, int] | None:
-        """The band that goes first and its turn, taken out of the order; None if the order has no longer known any."""
+    def _next_victim(self) -> tuple[Hashable, int] | None:
+        """The slab that goes first and its turn, taken out of the order; None if the order has no longer known any."""
         if not self._order:
-            for key, held in list(self._bands.items()):
-                self._named(key, held.turn)
+            for key, held in list(self._slabs.items()):
+                self._add_to_order(key, held.turn)
         turn = min(list(self._order), default=None)
         of_turn = None if turn is None else self._order.get(turn)
         if turn is None or of_turn is None:
@@ -251,7 +251,7 @@ class ByteBudget:
         with self._lock:
             self._taken -= nbytes
 
-    def taken(self, nbytes: int) -> bool:
+    def try_take(self, nbytes: int) -> bool:
         """Take this many bytes of it, if they are left."""
         with self._lock:
             fits = self._taken + nbytes <= self.limit
@@ -260,7 +260,7 @@ class ByteBudget:
 
 
 class PersistentChunkCache:
-    """Bands of one dataset that stay, as many as there is room for; their samples lie in one table.
+    """SlabDecoder of one dataset that stay, as many as there is room for; their samples lie in one table.
 
     What came first stays: under any order that goes through all samples once per epoch, each byte of room then saves as
     much as any other, where the most recent would be dropped just before they are wanted again. Safe from several
@@ -268,7 +268,7 @@ class PersistentChunkCache:
 
     Args:
         samples: Samples in the dataset.
-        rows: Samples in one band.
+        rows: Samples in one slab.
         shape: Of a sample, as stored.
         dtype: Of a value, in native byte order.
         room: Where bytes are taken from.
@@ -280,33 +280,33 @@ class PersistentChunkCache:
         self._dtype = dtype
         self._room = room
         self._lock = threading.RLock()  # as in `ByteBudget`
-        self._band_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self._bands = -(-samples // rows)
-        # The table, and the place of each band in it, -1 where it is not there: together, so that nobody looks up in
+        self._slab_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._slabs = -(-samples // rows)
+        # The table, and the place of each slab in it, -1 where it is not there: together, so that nobody looks up in
         # one what is in another, when all is let go of and kept anew meanwhile.
-        self._kept: tuple[Array, Indices] | None = None
+        self._content: tuple[Array, Indices] | None = None
         self._next = 0
-        self._refused = False  # by the system, for want of address space
+        self._map_failed = False  # by the system, for want of address space
 
     @property
-    def wanted(self) -> bool:
+    def enabled(self) -> bool:
         """Whether there is any room."""
-        return self._room.limit > 0 and not (self._refused and self._kept is None)
+        return self._room.limit > 0 and not (self._map_failed and self._content is None)
 
     def missing(self, numbers: Indices) -> Indices:
-        """Those of these bands that are not kept."""
-        kept = self._kept
+        """Those of these slabs that are not kept."""
+        kept = self._content
         return numbers if kept is None else numbers[kept[1][numbers] < 0]
 
-    def band(self, number: int) -> Array | None:
-        """A band, if it is kept; the last of a dataset may have rows behind its own."""
-        kept = self._kept
+    def slab(self, number: int) -> Array | None:
+        """A slab, if it is kept; the last of a dataset may have rows behind its own."""
+        kept = self._content
         if kept is None or kept[1][number] < 0:
             return None
         first = int(kept[1][number]) * self._rows
         return kept[0][first : first + self._rows]
 
-    def taken(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
+    def copy_rows(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
         """Copy those of these rows that are kept.
 
         Args:
@@ -317,64 +317,64 @@ class PersistentChunkCache:
         Returns:
             Places of the rows that are not there; None if all are.
         """
-        kept = self._kept
+        kept = self._content
         if kept is None:
             return np.arange(len(rows))
         table, place = kept
-        bands, inside = np.divmod(rows, self._rows)
-        places = place[bands]
+        slabs, inside = np.divmod(rows, self._rows)
+        places = place[slabs]
         there = places >= 0
-        wanted = places * self._rows + inside
+        table_rows = places * self._rows + inside
         if there.all() and out.dtype == self._dtype:
-            table.take(wanted, axis=0, out=out, mode="clip")
+            table.take(table_rows, axis=0, out=out, mode="clip")
             return None
         if there.any():
-            out[there] = check(table[wanted[there]], rows[there])
+            out[there] = check(table[table_rows[there]], rows[there])
         return None if there.all() else np.flatnonzero(~there)
 
-    def put(self, number: int, band: Array) -> None:
-        """Keep a band, if there is room."""
-        if not self.wanted:
+    def put(self, number: int, slab: Array) -> None:
+        """Keep a slab, if there is room."""
+        if not self.enabled:
             return
         with self._lock:
-            kept = self._made()
+            kept = self._ensure_table()
             if kept is None:
                 return
             table, place = kept
             first = self._next * self._rows
-            if place[number] >= 0 or first + self._rows > len(table) or not self._room.taken(self._band_bytes):
+            if place[number] >= 0 or first + self._rows > len(table) or not self._room.try_take(self._slab_bytes):
                 return
-            table[first : first + len(band)] = band
-            place[number] = self._next  # now: whoever sees it finds the band there
+            table[first : first + len(slab)] = slab
+            place[number] = self._next  # now: whoever sees it finds the slab there
             self._next += 1
 
     def clear(self) -> None:
         """Let go of all of them."""
         with self._lock:
-            self._room.give_back(self._next * self._band_bytes)
-            self._kept, self._next, self._refused = None, 0, False
+            self._room.give_back(self._next * self._slab_bytes)
+            self._content, self._next, self._map_failed = None, 0, False
 
-    def _made(self) -> tuple[Array, Indices] | None:
-        """The table, for as many bands as there may be; None if there can be none."""
-        bands = min(self._bands, self._room.limit // max(self._band_bytes, 1))
+    def _ensure_table(self) -> tuple[Array, Indices] | None:
+        """The table, for as many slabs as there may be; None if there can be none."""
+        slabs = min(self._slabs, self._room.limit // max(self._slab_bytes, 1))
         # One that is full begins anew, larger, when another loader has made more room.
-        full = self._kept is None or self._next * self._rows == len(self._kept[0])
-        if self._refused or not full or bands <= self._next:
-            return self._kept
-        # Not reserved: other datasets may have taken the room meanwhile. `ByteBudget` says how many bands are kept.
+        full = self._content is None or self._next * self._rows == len(self._content[0])
+        if self._map_failed or not full or slabs <= self._next:
+            return self._content
+        # Not reserved: other datasets may have taken the room meanwhile. `ByteBudget` says how many slabs are kept.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         try:
-            memory = mmap.mmap(-1, bands * self._band_bytes, flags=flags)
+            memory = mmap.mmap(-1, slabs * self._slab_bytes, flags=flags)
         except (OSError, MemoryError, OverflowError) as error:
-            self._refused = True
+            self._map_failed = True
             _log.warning(
                 "%d bytes for the cache of decoded chunks cannot be mapped (%s): no more are kept of this dataset; "
                 "raise the limit on memory (ulimit -v), or set a smaller cache_bytes",
-                bands * self._band_bytes,
+                slabs * self._slab_bytes,
                 error,
             )
-            return self._kept
+            return self._content
         self.clear()
         table = np.frombuffer(memory, self._dtype).reshape(-1, *self._shape)
-        self._kept = table, np.full(self._bands, -1, np.int64)
-        return self._kept
+        self._content = table, np.full(self._slabs, -1, np.int64)
+        return self._content

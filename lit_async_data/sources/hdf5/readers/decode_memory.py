@@ -10,8 +10,8 @@ from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.part import StoredPart
 
-# Bytes of decoded bands that are kept for each dataset between batches, or two bands if those are larger: so that
-# batches smaller than a band, read in order, decode it once.
+# Bytes of decoded slabs that are kept for each dataset between batches, or two slabs if those are larger: so that
+# batches smaller than a slab, read in order, decode it once.
 RECENT_BYTES = 16 * 2**20
 
 
@@ -28,20 +28,22 @@ class DecodeMemory:
     def __init__(
         self,
         readers: Sequence[Mapping[str, Reader]],
-        lies: ChunkGrouping,
+        grouping: ChunkGrouping,
         parts: Sequence[StoredPart],
-        widest: str,
+        grouping_key: str,
     ) -> None:
-        field = parts[0].fields[widest]
-        self._lies = lies
+        field = parts[0].fields[grouping_key]
+        self._grouping = grouping
         self._spans = parts[0].spans()
         # The datasets that chunks are counted by, and the rows that are read of them around an anchor.
         self._own = {parts[0].dataset_key(dataset) for dataset in field.datasets}
         self._own_span = None if isinstance(field.stored, StoredRanges) else field.span
         if self._own_span is None:
-            self._reach = max((run.rows for run in lies.runs), default=1) * max(part.anchors.stride for part in parts)
+            self._reach = max((run.rows for run in grouping.runs), default=1) * max(
+                part.anchors.stride for part in parts
+            )
         else:
-            self._reach = lies.bands * max(part.fields[widest].values.chunk_rows for part in parts)
+            self._reach = grouping.max_slabs * max(part.fields[grouping_key].values.chunk_rows for part in parts)
         self._datasets: dict[str, list[Reader]] = {}
         for part in readers:
             for name, reader in part.items():
@@ -58,17 +60,17 @@ class DecodeMemory:
         held = [reader for reader in self._datasets[name] if reader.chunk_bytes]
         if not held:
             return 0
-        band, whole = max(each.chunk_bytes for each in held), sum(each.decodable_bytes for each in held)
+        slab, whole = max(each.chunk_bytes for each in held), sum(each.decodable_bytes for each in held)
         if not chunks:
-            return min(max(2 * band, RECENT_BYTES), whole)
-        bands = self._bands(name, min(each.rows for each in held))
-        return whole if bands is None else min(chunks * bands * band, whole)
+            return min(max(2 * slab, RECENT_BYTES), whole)
+        slabs = self._slabs(name, min(each.rows for each in held))
+        return whole if slabs is None else min(chunks * slabs * slab, whole)
 
-    def _bands(self, name: str, rows: int) -> int | None:
-        """Bands of a dataset that the samples of a run's chunk take, at most; None where that is not known."""
+    def _slabs(self, name: str, rows: int) -> int | None:
+        """SlabDecoder of a dataset that the samples of a run's chunk take, at most; None where that is not known."""
         span = self._spans[name]
         if name in self._own and span == self._own_span:
-            return self._lies.bands
+            return self._grouping.max_slabs
         if span is None:
             return None
         more = span[1] - span[0] - 1
@@ -78,7 +80,7 @@ class DecodeMemory:
 
     @property
     def decode_bytes(self) -> int:
-        return max((reader.work_bytes for reader in self._readers), default=0)
+        return max((reader.decode_bytes for reader in self._readers), default=0)
 
     @property
     def decodable_bytes(self) -> int:

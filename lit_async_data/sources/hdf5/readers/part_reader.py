@@ -20,8 +20,8 @@ from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.readers.decode_memory import DecodeMemory
 from lit_async_data.sources.hdf5.readers.field_reader import FieldReader
 from lit_async_data.sources.hdf5.readers.ranged import LengthsReader, PaddedReader, SparseReader
-from lit_async_data.sources.hdf5.readers.raw import RawReader, lies_raw
-from lit_async_data.sources.hdf5.readers.slabs import H5pyBands, IndexedBands
+from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
+from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
 from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -42,8 +42,8 @@ class PartReader:
     Args:
         part: The part.
         file: Its file.
-        recent: The bands decoded last, of all parts, by the name of the dataset.
-        room: Room for bands that are kept for good.
+        recent: The slabs decoded last, of all parts, by the name of the dataset.
+        room: Room for slabs that are kept for good.
 
     Attributes:
         datasets: The reader of each dataset; fields of the same one share it, so that it is decoded once.
@@ -102,14 +102,14 @@ class PartReader:
     def _fastest(self, stored: StoredDataset) -> Reader:
         """The fastest reader that reads a dataset right."""
         recent = self._recent[self._part.dataset_key(stored)]
-        if lies_raw(stored):
+        if is_raw(stored):
             return RawReader(stored, self._file)
         if stored.offset is not None and self._file.mapped:
             return StridedReader(stored, self._file)
         if stored.index is not None:
-            return ChunkedReader(stored, IndexedBands(stored, stored.index, self._file), recent, self._room)
+            return ChunkedReader(stored, IndexedSlabDecoder(stored, stored.index, self._file), recent, self._room)
         if stored.filtered:
-            return ChunkedReader(stored, H5pyBands(stored, self._file), recent, self._room)
+            return ChunkedReader(stored, H5pySlabDecoder(stored, self._file), recent, self._room)
         return H5pyReader(stored, self._file)
 
 
@@ -133,30 +133,33 @@ class PartReaders:
         self,
         stored: Sequence[StoredPart],
         files: Mapping[str, FileIdentity],
-        lies: ChunkGrouping,
-        widest: str,
+        grouping: ChunkGrouping,
+        grouping_key: str,
         *,
         mapped: bool,
     ) -> None:
         self._stored = stored
         self.starts = np.cumsum([0] + [part.anchors.count for part in stored])
-        others: dict[str, set[Any]] = {path: set() for path in files}
+        external: dict[str, set[Any]] = {path: set() for path in files}
         for part in stored:
-            others[part.path].update(part.others)
+            external[part.path].update(part.external)
         numbers = {path: number for number, path in enumerate(files)}
         self._file_of = [numbers[part.path] for part in stored]
         self._files = OpenFiles(
-            [OpenFile(path, identity, others=tuple(others[path]), mapped=mapped) for path, identity in files.items()]
+            [
+                OpenFile(path, identity, external=tuple(external[path]), mapped=mapped)
+                for path, identity in files.items()
+            ]
         )
-        # One for each dataset: bands of labels, wanted again and again, are not to go because those of images come.
+        # One for each dataset: slabs of labels, wanted again and again, are not to go because those of images come.
         self.recent: collections.defaultdict[str, DecodedChunkCache] = collections.defaultdict(DecodedChunkCache)
         self._room = ByteBudget()
         self.parts = [
             PartReader(part, self._files[number], self.recent, self._room)
             for part, number in zip(stored, self._file_of, strict=True)
         ]
-        self.holding = DecodeMemory([part.datasets for part in self.parts], lies, stored, widest)
-        self._layout = None if lies.bands == 1 else ChunkExtents(lies.runs)
+        self.memory = DecodeMemory([part.datasets for part in self.parts], grouping, stored, grouping_key)
+        self._layout = None if grouping.max_slabs == 1 else ChunkExtents(grouping.runs)
 
     @property
     def reading(self) -> Reading:
@@ -187,7 +190,7 @@ class PartReaders:
                 for key, piece in some.items():
                     out[key][places] = piece
 
-    def _neighbours(self, samples: Indices) -> Indices:
+    def _whole_chunks(self, samples: Indices) -> Indices:
         """These samples, with all that lie together with them, if those may take other chunks."""
         if self._layout is None:
             return samples
@@ -208,7 +211,7 @@ class PartReaders:
     def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         own = samples - self.starts[part]
         try:
-            with self._files.used(self._file_of[part]):
+            with self._files.use(self._file_of[part]):
                 self.parts[part].read(own, out)
         except SourceError as error:
             if error.row is not None and error.sample_id is None:
@@ -225,11 +228,11 @@ class PartReaders:
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
         """Get ready what will be read soon of samples, of which there is at least one; see `CachingSource.prepare`."""
         if decode:
-            samples = self._neighbours(samples)
+            samples = self._whole_chunks(samples)
         useful = False
         for part, where in self.by_part(samples) if samples.size else ():
             try:
-                with self._files.used(self._file_of[part]):
+                with self._files.use(self._file_of[part]):
                     useful |= self.parts[part].prepare(samples[where] - self.starts[part], decode=decode)
             except (OSError, MemoryError) as error:
                 raise self._unreadable(part, error) from error
@@ -238,7 +241,7 @@ class PartReaders:
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `CachingSource.reserve`."""
         self._files.check_process()  # before any lock, which another thread may have held when this process was forked
-        rooms = self.holding.room(chunks)
+        rooms = self.memory.room(chunks)
         for name, nbytes in rooms.items():
             self.recent[name].add_room(nbytes)
         self._room.add(cache_bytes)

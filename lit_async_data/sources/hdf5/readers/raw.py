@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
-from lit_async_data.sources.hdf5.readers.base import Reader, labels
+from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
 from lit_async_data.sources.hdf5.readers.ranges import Pieces, pieces
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 _GRAIN = 32768
 
 
-def lies_raw(stored: StoredDataset) -> bool:
+def is_raw(stored: StoredDataset) -> bool:
     """Whether each row of a dataset lies in the file in one piece."""
     if stored.axis != 0:
         return False
@@ -40,7 +40,7 @@ class RawReader(Reader):
     """Gathers rows from the file; holds no lock meanwhile, neither Python's nor libhdf5's.
 
     Args:
-        stored: A dataset that `lies_raw`.
+        stored: A dataset that `is_raw`.
         file: The file.
     """
 
@@ -70,7 +70,7 @@ class RawReader(Reader):
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
         self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
         if not as_stored:
-            out[...] = labels(values, stored, out.dtype, rows)  # they become int64
+            out[...] = checked_labels(values, stored, out.dtype, rows)  # they become int64
         elif not stored.dtype.isnative:
             out.byteswap(inplace=True)
 
@@ -183,7 +183,7 @@ def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
     unit = math.gcd(8, length, int(np.bitwise_or.reduce(offsets)))
     unit = unit if unit in (8, 4, 2) and out.ctypes.data % unit == data.ctypes.data % unit == 0 else 1
     dtype = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.uint8}[unit]
-    flat = torch.from_numpy(_unlocked(data[: len(data) // unit * unit]).view(dtype))
+    flat = torch.from_numpy(_as_writable(data[: len(data) // unit * unit]).view(dtype))
     width = length // unit
     windows = torch.as_strided(flat, (len(flat) - width + 1, width), (1, 1))
     target, starts = torch.from_numpy(out.view(dtype)), torch.from_numpy(offsets // unit)
@@ -192,7 +192,7 @@ def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
         torch.index_select(windows, 0, starts[begin : begin + step], out=target[begin : begin + step])
 
 
-class _Unlocked:
+class _WritableView:
     """Read-only memory under another name: torch warns of tensors that must not be written to, and nobody does."""
 
     def __init__(self, data: Bytes) -> None:
@@ -200,5 +200,5 @@ class _Unlocked:
         self.__array_interface__ = data.__array_interface__ | {"data": (data.ctypes.data, False)}
 
 
-def _unlocked(data: Bytes) -> Bytes:
-    return np.asarray(_Unlocked(data))
+def _as_writable(data: Bytes) -> Bytes:
+    return np.asarray(_WritableView(data))

@@ -1,6 +1,6 @@
-"""Decoding chunked datasets band by band: `IndexedBands` without libhdf5, `H5pyBands` through it.
+"""Decoding chunked datasets slab by slab: `IndexedSlabDecoder` without libhdf5, `H5pySlabDecoder` through it.
 
-A *band* is what is decoded together: the samples that share chunks.
+A *slab* is what is decoded together: the samples that share chunks.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ PLANES_BYTES = 256 * 1024
 COPY_BYTES = 64 * 1024
 
 
-class Bands(Protocol):
-    """Decodes the bands of one dataset."""
+class SlabDecoder(Protocol):
+    """Decodes the slabs of one dataset."""
 
-    #: Samples in a band; the last may have fewer.
+    #: Samples in a slab; the last may have fewer.
     rows: int
     #: As in `StorageLayout`.
     reading: Reading
-    #: Bytes that a thread takes while it decodes a band, with the band.
-    work_bytes: int
+    #: Bytes that a thread takes while it decodes a slab, with the slab.
+    decode_bytes: int
 
     @property
     def cold(self) -> bool:
@@ -47,11 +47,11 @@ class Bands(Protocol):
         ...
 
     def fetch(self, numbers: Indices) -> None:
-        """Have the kernel fetch bands from the disk, if it seems that they are not in memory; see `ReadAhead`."""
+        """Have the kernel fetch slabs from the disk, if it seems that they are not in memory; see `ReadAhead`."""
         ...
 
-    def decoded(self, number: int) -> Array:
-        """A band: an array of shape ``(n, *stored sample shape)`` in native byte order.
+    def decode(self, number: int) -> Array:
+        """A slab: an array of shape ``(n, *stored sample shape)`` in native byte order.
 
         Raises:
             CorruptError: It does not decode to exactly its bytes; names the chunk.
@@ -59,8 +59,8 @@ class Bands(Protocol):
         ...
 
 
-class IndexedBands:
-    """Bands from chunks that are found by an index and decoded in the thread that wants them, without any lock.
+class IndexedSlabDecoder:
+    """SlabDecoder from chunks that are found by an index and decoded in the thread that wants them, without any lock.
 
     Args:
         stored: The dataset.
@@ -76,29 +76,29 @@ class IndexedBands:
         self._file = file
         self.rows = index.shape[stored.axis]
         self._ahead = ReadAhead(file)
-        # The chunks of the first band, and how many further those of the next are.
+        # The chunks of the first slab, and how many further those of the next are.
         places = np.indices([1 if axis == stored.axis else n for axis, n in enumerate(index.grid)])
         self._first = np.ravel_multi_index(tuple(places.reshape(len(index.grid), -1)), index.grid)
         self._stride = math.prod(index.grid[stored.axis + 1 :])
-        # One chunk makes a band, lying in it as it shall lie in the batch.
+        # One chunk makes a slab, lying in it as it shall lie in the batch.
         across = [n for axis, n in enumerate(index.grid) if axis != stored.axis]
         whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
         self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
-        self.work_bytes = self._work_bytes()
+        self.decode_bytes = self._decode_bytes()
 
-    def _work_bytes(self) -> int:
-        """The stored bytes of a chunk, what is made of them step by step, and the band that chunks are put into."""
+    def _decode_bytes(self) -> int:
+        """The stored bytes of a chunk, what is made of them step by step, and the slab that chunks are put into."""
         index, stored = self._index, self._stored
         chunk = math.prod(index.shape) * stored.dtype.itemsize
-        band = min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
+        slab = min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
         steps = sum(which.number != FLETCHER32 for which in index.filters.filters)
         made = min(steps, 2) * chunk  # of more, those before have been dropped
-        if self.rows == 1 and self.plain and index.filters.shuffled > 1:
+        if self.rows == 1 and self.plain and index.filters.shuffle_itemsize > 1:
             made = chunk + 2 * max(chunk, PLANES_BYTES)
         elif not self.plain:
-            made += band
+            made += slab
         if not stored.dtype.isnative:
-            made = max(made, 2 * band)
+            made = max(made, 2 * slab)
         return int(index.sizes.max()) + int(made)
 
     @property
@@ -109,14 +109,14 @@ class IndexedBands:
         chunks = (self._first + numbers[:, None] * self._stride).ravel()
         self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
 
-    def decoded(self, number: int) -> Array:
+    def decode(self, number: int) -> Array:
         stored = self._stored
         count = min(self.rows, stored.rows - number * self.rows)
         if self.plain:
             values = self.chunk(number)
             # A view would keep all of a chunk of which few rows are in the dataset.
             return self._native(values if count == len(values) else values[:count].copy())
-        band = np.empty((count, *stored.spec.stored_shape), stored.dtype)
+        slab = np.empty((count, *stored.spec.stored_shape), stored.dtype)
         axes = ([number] if axis == stored.axis else range(n) for axis, n in enumerate(self._index.grid))
         for place in itertools.product(*axes):
             spans = [
@@ -125,8 +125,8 @@ class IndexedBands:
             ]
             spans.pop(stored.axis)
             values = np.moveaxis(self.chunk(int(np.ravel_multi_index(place, self._index.grid))), stored.axis, 0)
-            band[(slice(None), *spans)] = values[(slice(count), *(slice(span.stop - span.start) for span in spans))]
-        return self._native(band)
+            slab[(slice(None), *spans)] = values[(slice(count), *(slice(span.stop - span.start) for span in spans))]
+        return self._native(slab)
 
     def chunk(self, number: int) -> Array:
         """The values of a chunk, as stored."""
@@ -135,7 +135,7 @@ class IndexedBands:
         if offset < 0:
             return np.full(index.shape, index.fill, stored.dtype)
         try:
-            data = index.filters.decoded(self._file.bytes_at(offset, size), int(index.masks[number]))
+            data = index.filters.decode(self._file.bytes_at(offset, size), int(index.masks[number]))
         except CorruptError as error:
             raise self._corrupt(number, error) from error
         return data.view(stored.dtype).reshape(index.shape)
@@ -155,7 +155,7 @@ class IndexedBands:
         for place, number in zip(where[odd].tolist(), chosen[odd].tolist(), strict=True):
             target[place] = self.chunk(number).view(np.uint8).ravel()
         usual = where[~odd]
-        if index.filters.shuffled > 1:
+        if index.filters.shuffle_itemsize > 1:
             self._read_planes(numbers[usual], usual, target)
         else:
             self._copy(numbers[usual], self._decoded, usual.tolist(), target)
@@ -174,7 +174,7 @@ class IndexedBands:
         wants it back, and is put to sleep and woken, which takes longer than the copy did. With four such copies for
         each chunk of 16 KiB, two threads were no faster than one.
         """
-        itemsize = self._index.filters.shuffled
+        itemsize = self._index.filters.shuffle_itemsize
         together = max(PLANES_BYTES // target.shape[1], 1)
         planes = np.empty((min(together, len(chosen)), target.shape[1]), np.uint8)
         for first in range(0, len(chosen), together):
@@ -204,7 +204,7 @@ class IndexedBands:
                 target[place] = found
 
     def _decoded(self, data: Bytes) -> Bytes:
-        return self._index.filters.decoded(data, 0)
+        return self._index.filters.decode(data, 0)
 
     def _native(self, values: Array) -> Array:
         return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
@@ -222,8 +222,8 @@ class IndexedBands:
         )
 
 
-class H5pyBands:
-    """Bands read through h5py, under its lock: for filters that only libhdf5 decodes."""
+class H5pySlabDecoder:
+    """SlabDecoder read through h5py, under its lock: for filters that only libhdf5 decodes."""
 
     reading: Reading = "locked"
     cold = False
@@ -233,11 +233,11 @@ class H5pyBands:
         self._file = file
         self.rows = stored.chunk_rows
         # The values that libhdf5 hands over, and what it holds itself meanwhile, in one thread at a time.
-        self.work_bytes = 2 * min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
+        self.decode_bytes = 2 * min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
 
     def fetch(self, numbers: Indices) -> None: ...
 
-    def decoded(self, number: int) -> Array:
+    def decode(self, number: int) -> Array:
         first = number * self.rows
         rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows), cached=False)
         return np.ascontiguousarray(rows, rows.dtype.newbyteorder("="))

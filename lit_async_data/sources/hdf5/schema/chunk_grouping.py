@@ -19,9 +19,9 @@ from lit_async_data.sources.hdf5.schema.part import StoredPart
 # Chunks that are taken together for each one that samples reach into: a quarter of the decoding is then done twice.
 CHUNKS_PER_RUN = 4
 # Decoding that is done twice, as a share of all, up to which chunks are not taken together.
-LITTLE = 0.05
+MAX_DECODED_TWICE = 0.05
 # Share of the bytes of the largest field from which a compressed one is worth an order of its own.
-WORTH = 0.1
+MIN_SHARE = 0.1
 
 
 class ChunkGrouping(NamedTuple):
@@ -31,16 +31,16 @@ class ChunkGrouping(NamedTuple):
         runs: As in `StorageLayout`.
         spread: As there.
         together: As there.
-        bands: Chunks of storage that the samples of a run's chunk take, at most.
+        slabs: Chunks of storage that the samples of a run's chunk take, at most.
     """
 
     runs: tuple[ChunkRun, ...]
     spread: float
     chunks_per_run: int
-    bands: int
+    max_slabs: int
 
 
-def widest(part: StoredPart) -> str:
+def grouping_key(part: StoredPart) -> str:
     """The key of the field that samples are put together by: the one that takes most bytes.
 
     But where another is compressed in chunks of several samples, and has a tenth as many bytes, that one: what is not
@@ -50,12 +50,12 @@ def widest(part: StoredPart) -> str:
     decoded = {
         key: sizes[key]
         for key, field in part.fields.items()
-        if field.values.filtered and field.values.chunk_rows > 1 and sizes[key] >= WORTH * max(sizes.values())
+        if field.values.filtered and field.values.chunk_rows > 1 and sizes[key] >= MIN_SHARE * max(sizes.values())
     }
     return max(decoded or sizes, key=sizes.__getitem__)
 
 
-def locality(parts: Sequence[StoredPart], key: str) -> ChunkGrouping:
+def group_samples(parts: Sequence[StoredPart], key: str) -> ChunkGrouping:
     """How the samples of all parts lie, by one field of them."""
     if all(_is_plain(part, key) for part in parts):
         runs = tuple(ChunkRun(part.rows, part.fields[key].values.chunk_rows) for part in parts)
@@ -63,11 +63,11 @@ def locality(parts: Sequence[StoredPart], key: str) -> ChunkGrouping:
     if not any(part.fields[key].values.filtered for part in parts):
         # Nothing is decoded, so nothing is gained by taking samples together; and there may be very many chunks.
         return ChunkGrouping((ChunkRun(sum(part.anchors.count for part in parts), 1),), 1.0, 1, 1)
-    alone = _found(parts, key, 1)
-    reach = alone.bands - 1
-    if alone.spread <= 1 + LITTLE or not reach:
+    alone = _grouping(parts, key, 1)
+    reach = alone.max_slabs - 1
+    if alone.spread <= 1 + MAX_DECODED_TWICE or not reach:
         return alone
-    return _found(parts, key, CHUNKS_PER_RUN * reach)
+    return _grouping(parts, key, CHUNKS_PER_RUN * reach)
 
 
 def _is_plain(part: StoredPart, key: str) -> bool:
@@ -77,24 +77,24 @@ def _is_plain(part: StoredPart, key: str) -> bool:
     return field.stored is field.values and field.span == (0, 1) and all_rows
 
 
-def _found(parts: Sequence[StoredPart], key: str, chunks_per_run: int) -> ChunkGrouping:
+def _grouping(parts: Sequence[StoredPart], key: str, chunks_per_run: int) -> ChunkGrouping:
     runs: list[ChunkRun] = []
-    touched = distinct = bands = 0
+    touched = distinct = max_slabs = 0
     for part in parts:
         if part.anchors.count:
-            counts, firsts, lasts = _pieces(part, key, chunks_per_run)
+            counts, firsts, lasts = _grouped_extents(part, key, chunks_per_run)
             runs += _runs(counts)
             each = lasts - firsts + 1
-            touched, distinct = touched + int(each.sum()), distinct + _distinct(firsts, lasts)
-            bands = max(bands, int(each.max()))
-    return ChunkGrouping(tuple(runs), max(touched / distinct, 1.0), chunks_per_run, bands)
+            touched, distinct = touched + int(each.sum()), distinct + _count_distinct(firsts, lasts)
+            max_slabs = max(max_slabs, int(each.max()))
+    return ChunkGrouping(tuple(runs), max(touched / distinct, 1.0), chunks_per_run, max_slabs)
 
 
-def _pieces(part: StoredPart, key: str, chunks_per_run: int) -> tuple[Indices, Indices, Indices]:
+def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[Indices, Indices, Indices]:
     """Stretches of samples that begin in the same chunks: how many samples, and their first and last chunk."""
     field, count = part.fields[key], part.anchors.count
     rows = field.values.chunk_rows
-    begins = _stretches(part, key, chunks_per_run)
+    begins = _group_starts(part, key, chunks_per_run)
     counts = np.diff(np.append(begins, count))
     if part.anchors.chosen is None and field.stored is field.values:
         ends = part.anchors.rows(begins + counts - 1)
@@ -103,7 +103,7 @@ def _pieces(part: StoredPart, key: str, chunks_per_run: int) -> tuple[Indices, I
     return counts, np.minimum.reduceat(first // rows, begins), np.maximum.reduceat(last // rows, begins)
 
 
-def _stretches(part: StoredPart, key: str, chunks_per_run: int) -> Indices:
+def _group_starts(part: StoredPart, key: str, chunks_per_run: int) -> Indices:
     """The first sample of each stretch."""
     field, anchors = part.fields[key], part.anchors
     rows = field.values.chunk_rows * chunks_per_run
@@ -127,7 +127,7 @@ def _runs(counts: Indices) -> Iterator[ChunkRun]:
         yield ChunkRun(size * many, size)
 
 
-def _distinct(firsts: Indices, lasts: Indices) -> int:
+def _count_distinct(firsts: Indices, lasts: Indices) -> int:
     """How many chunks lie between these firsts and lasts, each counted once."""
     order = np.argsort(firsts, kind="stable")
     ends = np.maximum.accumulate(lasts[order])

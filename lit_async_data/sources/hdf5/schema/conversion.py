@@ -55,7 +55,7 @@ class Packing:
             dtype=wanted if wanted.kind == "f" else np.dtype(np.float64 if wide else np.float32),
         )
 
-    def unpacked(self, values: Array) -> Array:
+    def unpack(self, values: Array) -> Array:
         """Values as they are meant."""
         missing = np.zeros(values.shape, np.bool_)
         for value in self.missing:  # one by one, in the stored type: several make floats of large integers
@@ -133,7 +133,7 @@ class Conversion:
             self._check((values < 0) | (values >= count), values, rows, f"is no row of a table of {count}")
             values = self.table[values]
         if self.packing is not None:
-            values = self.packing.unpacked(values)
+            values = self.packing.unpack(values)
         if self.classes is not None:
             why = f"is none of its {self.classes} classes"
             self._check((values < 0) | (values >= self.classes), values, rows, why)
@@ -147,11 +147,11 @@ class Conversion:
             if dtype.kind in "fc":
                 self._check(np.isinf(cast) & ~np.isinf(values), values, rows, f"is beyond what {dtype} holds")
             else:
-                self._check(self._changed(values, cast), values, rows, f"is nothing that {dtype} holds")
+                self._check(self._lossy(values, cast), values, rows, f"is nothing that {dtype} holds")
         return cast
 
     @staticmethod
-    def _changed(values: Array, cast: Array) -> Array:
+    def _lossy(values: Array, cast: Array) -> Array:
         """Where a cast to integers has not kept the value; NaN is unequal to all."""
         changed: Array = cast.astype(values.dtype) != values
         if values.dtype.kind in "iu" and cast.dtype.kind in "iu":

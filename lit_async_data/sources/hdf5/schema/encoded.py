@@ -16,7 +16,7 @@ from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.storage.external_files import Others
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
 
 #: Looks at a dataset by its name.
 InspectDataset = Callable[[str], StoredDataset]
@@ -51,9 +51,9 @@ class StoredRanges:
         return len(self.offsets) - 1
 
     @property
-    def others(self) -> Others:
+    def external(self) -> ExternalFiles:
         """Other files that values lie in."""
-        return self.values.others + (() if self.columns is None else self.columns.others)
+        return self.values.external + (() if self.columns is None else self.columns.external)
 
     def __str__(self) -> str:
         return f"{self.path}:/{self.name.strip('/')}"
@@ -80,19 +80,19 @@ def inspect_sparse(group: h5py.Group, path: str, name: str, inspect_dataset: Ins
     Raises:
         FormatError: It is not one; says what is wrong.
     """
-    where: dict[str, Any] = {"file": path, "dataset": name}
-    full = f"{path}:/{name.strip('/')}"
+    context: dict[str, Any] = {"file": path, "dataset": name}
+    where = f"{path}:/{name.strip('/')}"
     shape = [int(n) for n in np.asarray(group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))).ravel()]
     if len(shape) != 2 or min(shape) < 1:
-        raise FormatError(f"{full} is a sparse matrix of the shape {tuple(shape)}, which holds no samples", **where)
+        raise FormatError(f"{where} is a sparse matrix of the shape {tuple(shape)}, which holds no samples", **context)
     values, columns = (inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
     inspect_dataset(f"{name.rstrip('/')}/{SPARSE[2]}")  # that it may be read
-    offsets = _offsets(group, SPARSE[2], shape[0], values.rows, where)
+    offsets = _offsets(group, SPARSE[2], shape[0], values.rows, context)
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
         raise FormatError(
-            f"{full} has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}: a sparse "
+            f"{where} has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}: a sparse "
             "matrix has one whole-number index for each value",
-            **where,
+            **context,
         )
     return StoredRanges(path, name, offsets, values, columns, FieldSpec((shape[1],), values.dtype.newbyteorder("=")))
 
@@ -112,20 +112,20 @@ def inspect_variable(
     Raises:
         FormatError: One is longer than that, or the group is not what it seems.
     """
-    where: dict[str, Any] = {"file": path, "dataset": name}
-    full = f"{path}:/{name.strip('/')}"
+    context: dict[str, Any] = {"file": path, "dataset": name}
+    where = f"{path}:/{name.strip('/')}"
     values = inspect_dataset(f"{name.rstrip('/')}/values")
     inspect_dataset(f"{name.rstrip('/')}/offsets")  # that it may be read
-    offsets = _offsets(group, "offsets", None, values.rows, where)
+    offsets = _offsets(group, "offsets", None, values.rows, context)
     lengths = np.diff(offsets)
     longest = int(lengths.argmax())
     if most is not None and lengths[longest] > most:
         row = int((lengths > most).argmax())
         raise FormatError(
-            f"{full}, row {row}: {lengths[row]} values, more than max_length {most}; the longest has "
+            f"{where}, row {row}: {lengths[row]} values, more than max_length {most}; the longest has "
             f"{lengths[longest]}",
             row=row,
-            **where,
+            **context,
         )
     width = int(lengths[longest]) if most is None else most
     spec = FieldSpec((max(width, 1), *values.spec.stored_shape), values.dtype.newbyteorder("="))
@@ -139,23 +139,23 @@ def names_of(categories: h5py.Dataset) -> tuple[str, ...]:
     return tuple(str(each) for each in names.tolist())
 
 
-def _offsets(group: h5py.Group, name: str, rows: int | None, elements: int, where: dict[str, Any]) -> Indices:
+def _offsets(group: h5py.Group, name: str, rows: int | None, elements: int, context: dict[str, Any]) -> Indices:
     """Where samples begin and end, checked: nothing else would notice if it were wrong."""
-    full = f"{where['file']}:/{where['dataset'].strip('/')}"
+    where = f"{context['file']}:/{context['dataset'].strip('/')}"
     dataset = group.get(name)
     if not isinstance(dataset, h5py.Dataset) or dataset.ndim != 1 or dataset.dtype.kind not in "iu":
-        raise FormatError(f"{full} has no {name} of one axis of whole numbers", **where)
+        raise FormatError(f"{where} has no {name} of one axis of whole numbers", **context)
     if dataset.shape[0] < 2 or (rows is not None and dataset.shape[0] != rows + 1):
         wanted = f"one more than its {rows} rows" if rows is not None else "one more than there are samples"
-        raise FormatError(f"{full}/{name} has {dataset.shape[0]} values; it must have {wanted}", **where)
+        raise FormatError(f"{where}/{name} has {dataset.shape[0]} values; it must have {wanted}", **context)
     offsets: Indices = dataset[...].astype(np.int64)
     falling = np.diff(offsets) < 0
     if falling.any() or offsets[0] != 0 or offsets[-1] != elements:
         row = int(falling.argmax()) if falling.any() else 0 if offsets[0] else len(offsets) - 2
         raise CorruptError(
-            f"{full}/{name}, row {row}: {offsets[row]} to {offsets[row + 1]} of {elements} elements; it must begin "
+            f"{where}/{name}, row {row}: {offsets[row]} to {offsets[row + 1]} of {elements} elements; it must begin "
             f"with 0, never fall and end with {elements}",
             row=row,
-            **where,
+            **context,
         )
     return offsets

@@ -63,9 +63,9 @@ class Field:
             if not (isinstance(value, str) and value.strip("/")) and not (name == "lookup" and value is None):
                 raise ConfigError(f"{name}: {value!r} is not the name of a dataset")
         if self.column is not None:
-            self._set("column", _whole("column", self.column, 0))
+            self._set("column", _integer("column", self.column, 0))
         if self.max_length is not None:
-            self._set("max_length", _whole("max_length", self.max_length, 1))
+            self._set("max_length", _integer("max_length", self.max_length, 1))
         self._set("dtype", _tensor_type(self.dtype))
         self._set("window", _window(self.window))
         self._set("classes", _class_names(self.classes))
@@ -122,12 +122,12 @@ class Field:
 _NO_NAME = ConfigError("name: missing; which dataset is it?")
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    if not _is_whole(value) or value < least:
+def _integer(name: str, value: Any, least: int) -> int:
+    if not _is_integer(value) or value < least:
         raise ConfigError(f"{name}: {value!r} is not a whole number from {least} on")
     return int(value)
 
@@ -148,10 +148,10 @@ def _tensor_type(given: Any) -> np.dtype[Any] | None:
 def _window(given: Any) -> int | tuple[int, int] | None:
     if given is None:
         return None
-    if _is_whole(given):
+    if _is_integer(given):
         return int(given)
     pair = isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2
-    if not pair or not all(map(_is_whole, given)) or given[0] >= given[1]:
+    if not pair or not all(map(_is_integer, given)) or given[0] >= given[1]:
         raise ConfigError(f"window: {given!r} is not a pair of whole numbers, the first below the second")
     return int(given[0]), int(given[1])
 

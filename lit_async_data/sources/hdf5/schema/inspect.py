@@ -17,23 +17,23 @@ import numpy as np
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.storage.codecs import filters_of
-from lit_async_data.sources.hdf5.storage.external_files import Others, other_files
-from lit_async_data.sources.hdf5.storage.failures import FOREIGN, retried
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once
 from lit_async_data.sources.hdf5.storage.index import (
-    MISSING,
+    NOT_INSTALLED,
     ChunkIndex,
-    check_refused,
+    check_unindexed,
+    has_numpy_layout,
     in_one_file,
     index_of,
-    lies_as_numpy,
-    refusal,
+    unsupported_reason,
 )
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 log = logging.getLogger(__name__)
 
 # Values at either end that are read both ways before an offset is believed.
-PROVED = 512
+PROBED_VALUES = 512
 # Names shown when one was not found.
 NAMES_SHOWN = 12
 
@@ -67,7 +67,7 @@ class StoredDataset:
     chunk_rows: int
     filtered: bool
     index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
-    others: Others = ()
+    external: ExternalFiles = ()
     slow: str | None = None
 
     @property
@@ -103,15 +103,15 @@ def inspect_dataset(
         CorruptError: It is damaged.
         ConfigError: ``layout`` does not fit it.
     """
-    dataset = opened_dataset(file, path, name)
-    where: dict[str, Any] = {"file": path, "dataset": name}
-    full = f"{path}:/{name.strip('/')}"
-    others = other_files(dataset, file, name, allowed=allow_external)
-    _check_values(dataset, full, where)
+    dataset = open_dataset(file, path, name)
+    context: dict[str, Any] = {"file": path, "dataset": name}
+    where = f"{path}:/{name.strip('/')}"
+    external = external_files(dataset, file, name, allowed=allow_external)
+    _check_values(dataset, where, context)
     shape = tuple(int(n) for n in dataset.shape)
-    axis, channel = axes(layout, shape, full)
+    axis, channel = axes(layout, shape, where)
     if shape[axis] == 0 or math.prod(shape) == 0:
-        raise FormatError(f"{full} has shape {shape}: there are no samples in it", **where)
+        raise FormatError(f"{where} has shape {shape}: there are no samples in it", **context)
     stored = [n for position, n in enumerate(shape) if position != axis]
     if channel is not None:
         stored.insert(0, stored.pop(channel))
@@ -119,8 +119,8 @@ def inspect_dataset(
     if not stored and dtype.kind in "iu":
         dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
-    offset = None if others else _raw_offset(dataset)
-    index, slow = (None, "its values lie in other files") if others else _index(dataset, cache, full, where)
+    offset = None if external else _raw_offset(dataset)
+    index, slow = (None, "its values lie in other files") if external else _index(dataset, cache, where, context)
     return StoredDataset(
         path=path,
         name=name,
@@ -132,7 +132,7 @@ def inspect_dataset(
         chunk_rows=min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1,
         filtered=filtered,
         index=index,
-        others=others,
+        external=external,
         slow=slow if offset is None and index is None else None,
     )
 
@@ -172,7 +172,7 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, i
     return layout.index("N"), rest.index("C") if "C" in rest else None
 
 
-def opened_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
+def open_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
     """A dataset of a file that is open.
 
     Args:
@@ -185,8 +185,8 @@ def opened_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
         FormatError: It is something else.
         CorruptError: It is there, but libhdf5 cannot open it.
     """
-    full = f"{path}:/{name.strip('/')}"
-    where: dict[str, Any] = {"file": path, "dataset": name}
+    where = f"{path}:/{name.strip('/')}"
+    context: dict[str, Any] = {"file": path, "dataset": name}
     try:
         found = file[name]
     except KeyError as error:
@@ -194,33 +194,35 @@ def opened_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
     except RuntimeError as error:
         if "too many links" not in str(error):
             raise
-        raise FormatError(f"{full} cannot be opened, since its links lead in a circle: {error}", **where) from error
+        raise FormatError(f"{where} cannot be opened, since its links lead in a circle: {error}", **context) from error
     if isinstance(found, h5py.Group):
-        raise FormatError(f"{full} is a group, not a dataset; {_names_in(found)}", **where)
+        raise FormatError(f"{where} is a group, not a dataset; {_names_in(found)}", **context)
     if not isinstance(found, h5py.Dataset):
-        raise FormatError(f"{full} is a {type(found).__name__}, not a dataset", **where)
+        raise FormatError(f"{where} is a {type(found).__name__}, not a dataset", **context)
     return found
 
 
 def _not_found(file: h5py.File, path: str, name: str, error: KeyError) -> SourceError:
     """Why h5py does not find a dataset: there is no link of this name, its link leads nowhere, or it is damaged."""
-    full = f"{path}:/{name.strip('/')}"
-    where: dict[str, Any] = {"file": path, "dataset": name}
+    where = f"{path}:/{name.strip('/')}"
+    context: dict[str, Any] = {"file": path, "dataset": name}
     try:
         link = file.get(name, getlink=True)
     except TypeError:
-        return FormatError(f"{full} is a link of a kind that h5py cannot follow; give the dataset it leads to", **where)
+        return FormatError(
+            f"{where} is a link of a kind that h5py cannot follow; give the dataset it leads to", **context
+        )
     if link is None:
-        return MissingError(f"{path} has no dataset {name!r}{_instead(file, name)}", **where)
+        return MissingError(f"{path} has no dataset {name!r}{_suggestion(file, name)}", **context)
     if isinstance(link, h5py.ExternalLink):
         to = f"{link.path} of {link.filename}"
-        return MissingError(f"{full} is a link to {to}, which is not there: {_text(error)}", **where)
+        return MissingError(f"{where} is a link to {to}, which is not there: {_text(error)}", **context)
     if isinstance(link, h5py.SoftLink):
         target = posixpath.join(posixpath.dirname(f"/{name.strip('/')}"), link.path)
         if not isinstance(file.get(target, getlink=True), h5py.HardLink):
-            return MissingError(f"{full} is a link to {link.path}, which is not there", **where)
+            return MissingError(f"{where} is a link to {link.path}, which is not there", **context)
     return CorruptError(
-        f"{full} is in the file, but cannot be opened: {_text(error)}; the file is damaged: restore it", **where
+        f"{where} is in the file, but cannot be opened: {_text(error)}; the file is damaged: restore it", **context
     )
 
 
@@ -228,7 +230,7 @@ def _text(error: KeyError) -> str:
     return str(error.args[0]) if error.args else "no reason is given"  # the text of a KeyError is quoted
 
 
-def _instead(file: h5py.File, name: str) -> str:
+def _suggestion(file: h5py.File, name: str) -> str:
     """What may have been meant by a dataset that is not there."""
     above, _, last = name.strip("/").rpartition("/")
     holder: Any = file.get(above) if above else file
@@ -249,7 +251,7 @@ def _names_in(group: h5py.Group) -> str:
     what = "the file" if group.name == "/" else group.name
     try:
         names = _names_of(group)
-    except FOREIGN as error:
+    except LIBRARY_ERRORS as error:
         return f"the names in {what} cannot be listed: {error}"
     shown = ", ".join(names[:NAMES_SHOWN]) + (f", … ({len(names)} in all)" if len(names) > NAMES_SHOWN else "")
     return f"{what} holds: {shown or 'nothing'}"
@@ -261,15 +263,15 @@ def _names_of(group: h5py.Group) -> list[str]:
     return [each.decode(errors="backslashreplace") if isinstance(each, bytes) else each for each in names]
 
 
-def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> None:
+def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
     if not dataset.shape:
         what = "no value" if dataset.shape is None else "a single value"
-        raise FormatError(f"{full} holds {what}: a field has one per sample", **where)
+        raise FormatError(f"{where} holds {what}: a field has one per sample", **context)
     try:
         dtype = dataset.dtype
-    except FOREIGN as error:
+    except LIBRARY_ERRORS as error:
         raise FormatError(
-            f"{full} holds values of a type that numpy has not: {error}; store it as another type", **where
+            f"{where} holds values of a type that numpy has not: {error}; store it as another type", **context
         ) from error
     refusals = {
         "text; store class numbers, and give their names as Field(classes=[…])": bool(h5py.check_string_dtype(dtype))
@@ -281,48 +283,50 @@ def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> No
     }
     for reason, applies in refusals.items():
         if applies:
-            raise FormatError(f"{full} holds {reason}", **where)
+            raise FormatError(f"{where} holds {reason}", **context)
     if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES or dtype.subdtype:
-        raise FormatError(f"{full} holds {dtype}, which no tensor can hold; store it as another type", **where)
+        raise FormatError(f"{where} holds {dtype}, which no tensor can hold; store it as another type", **context)
     if h5py.h5t.find(dataset.id.get_type(), h5py.h5t.py_create(dtype)) is None:
-        raise FormatError(f"{full} holds values that libhdf5 cannot make {dtype} of; store it as another type", **where)
+        raise FormatError(
+            f"{where} holds values that libhdf5 cannot make {dtype} of; store it as another type", **context
+        )
 
 
 def _raw_offset(dataset: h5py.Dataset) -> int | None:
     """Where the raw values lie in the file, if they do so in one piece and as numpy would have them."""
     offset = dataset.id.get_offset()
-    if offset is None or dataset.chunks is not None or not in_one_file(dataset) or not lies_as_numpy(dataset):
+    if offset is None or dataset.chunks is not None or not in_one_file(dataset) or not has_numpy_layout(dataset):
         return None
     # A last proof that the offset means what it seems to: the first and the last values, read both ways.
-    values = min(dataset.shape[-1], PROVED)
+    values = min(dataset.shape[-1], PROBED_VALUES)
     length = values * dataset.dtype.itemsize
     last = offset + math.prod(dataset.shape) * dataset.dtype.itemsize - length
     ends = ((0, slice(0, values), offset), (-1, slice(dataset.shape[-1] - values, None), last))
     handle = dataset.file.id.get_vfd_handle()
     for corner, some, at in ends:
-        line = retried(functools.partial(dataset.__getitem__, (*(corner,) * (dataset.ndim - 1), some)))
-        found = retried(functools.partial(os.pread, handle, length, at))
+        line = retry_once(functools.partial(dataset.__getitem__, (*(corner,) * (dataset.ndim - 1), some)))
+        found = retry_once(functools.partial(os.pread, handle, length, at))
         if found != line.astype(dataset.dtype, copy=False).tobytes():
             return None
     return int(offset)
 
 
 def _index(
-    dataset: h5py.Dataset, cache: IndexCache, full: str, where: dict[str, Any]
+    dataset: h5py.Dataset, cache: IndexCache, where: str, context: dict[str, Any]
 ) -> tuple[ChunkIndex | None, str | None]:
     """The index of a dataset, or None and why, if h5py must read it, and can."""
-    reason = refusal(dataset)
+    reason = unsupported_reason(dataset)
     if reason is not None:
-        check_refused(dataset)
+        check_unindexed(dataset)
     index = None if reason else index_of(dataset, cache)
     if index is not None:
         return index, None
-    _check_filters(dataset, full, where, missing=reason == MISSING)
+    _check_filters(dataset, where, context, missing=reason == NOT_INSTALLED)
     # Of a missing codec more has been said already.
-    return None, None if reason == MISSING else reason or "its chunks are not where, or what, its index says"
+    return None, None if reason == NOT_INSTALLED else reason or "its chunks are not where, or what, its index says"
 
 
-def _check_filters(dataset: h5py.Dataset, full: str, where: dict[str, Any], *, missing: bool) -> None:
+def _check_filters(dataset: h5py.Dataset, where: str, context: dict[str, Any], *, missing: bool) -> None:
     """Make sure that h5py has what it needs to decode a dataset; a word on what would make that fast."""
     properties = dataset.id.get_create_plist()
     for place, which in enumerate(filters_of(dataset)):
@@ -333,14 +337,14 @@ def _check_filters(dataset: h5py.Dataset, full: str, where: dict[str, Any], *, m
             name, install = codec.name, f"pip install 'lit-async-data[{codec.extra}]'"
         if not h5py.h5z.filter_avail(which.number):
             raise FormatError(
-                f"{full} went through the HDF5 filter {name} ({which.number}), which nothing here undoes; {install}",
-                **where,
+                f"{where} went through the HDF5 filter {name} ({which.number}), which nothing here undoes; {install}",
+                **context,
             )
         if codec is not None and codec.missing:
-            _say_slow(name, install)
+            _warn_slow_filter(name, install)
 
 
 @functools.cache
-def _say_slow(name: str, install: str) -> None:
+def _warn_slow_filter(name: str, install: str) -> None:
     """Once: there may be a thousand such files."""
     log.warning("%s is decoded by h5py, one chunk at a time; %s makes it fast", name, install)

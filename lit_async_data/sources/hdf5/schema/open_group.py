@@ -9,9 +9,9 @@ import h5py
 import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, opened_dataset
-from lit_async_data.sources.hdf5.storage.external_files import other_files
-from lit_async_data.sources.hdf5.storage.failures import FOREIGN
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, open_dataset
+from lit_async_data.sources.hdf5.storage.external_files import external_files
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 #: Values that are looked up, by name, column and axis.
@@ -46,7 +46,7 @@ class OpenGroup:
         """What has this name, if that can be said; `inspect_dataset` says what is wrong with it."""
         try:
             return self.file.get(name)
-        except FOREIGN:
+        except LIBRARY_ERRORS:
             return None
 
     def whole(self, name: str, what: str) -> h5py.Dataset:
@@ -63,10 +63,10 @@ class OpenGroup:
         """
         name = self.name(name)
         try:
-            dataset = opened_dataset(self.file, self.path, name)
+            dataset = open_dataset(self.file, self.path, name)
         except SourceError as error:
             raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
-        other_files(dataset, self.file, name, allowed=self.allow_external)
+        external_files(dataset, self.file, name, allowed=self.allow_external)
         return dataset
 
     def inspect_dataset(self, name: str, layout: str | None = None) -> StoredDataset:

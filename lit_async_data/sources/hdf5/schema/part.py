@@ -21,9 +21,9 @@ from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
 from lit_async_data.sources.hdf5.schema.selection import chosen_groups
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField, inspect_field
-from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts, room
-from lit_async_data.sources.hdf5.storage.external_files import Others
-from lit_async_data.sources.hdf5.storage.failures import as_source_errors, opened
+from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts, anchor_range
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class PartRequest:
     """What is wanted of each part.
 
     Attributes:
@@ -73,9 +73,9 @@ class StoredPart:
         return next(iter(self.fields.values())).stored.rows
 
     @property
-    def others(self) -> Others:
+    def external(self) -> ExternalFiles:
         """Other files that values lie in."""
-        return tuple(other for field in self.fields.values() for other in field.stored.others)
+        return tuple(file for field in self.fields.values() for file in field.stored.external)
 
     @property
     def overlap(self) -> int:
@@ -125,7 +125,7 @@ class StoredPart:
             FormatError: It has not one value for each row, or lies elsewhere.
         """
         full = f"{self.path}:/{name.strip('/')}"
-        with as_source_errors(full, "cannot be read", file=self.path, dataset=name), opened(self.path) as file:
+        with as_source_errors(full, "cannot be read", file=self.path, dataset=name), open_h5py(self.path) as file:
             dataset = OpenGroup(file, self.path, self.group, IndexCache(False), allow_external).whole(name, "")
             if dataset.shape != (self.rows,):
                 raise FormatError(
@@ -147,7 +147,7 @@ class StoredPart:
         Raises:
             ConfigError: The window of one does not lie inside the part; names its row.
         """
-        first, last = room(self.rows, [field.span for field in self.fields.values()])
+        first, last = anchor_range(self.rows, [field.span for field in self.fields.values()])
         wrong = (rows < first) | (rows > last)
         if wrong.any():
             row = int(rows[wrong.argmax()])
@@ -156,12 +156,12 @@ class StoredPart:
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 
-def inspect_file(path: str, wanted: Wanted, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
+def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
     """Look at the parts of one file.
 
     Args:
         path: The file.
-        wanted: What is wanted of it.
+        request: What is read from it.
         cache: Where indices of chunks are kept.
 
     Raises:
@@ -171,25 +171,25 @@ def inspect_file(path: str, wanted: Wanted, cache: IndexCache) -> tuple[FileIden
         SourceError: The system does not let it be read; says what to do.
         ConfigError: What is wanted does not fit.
     """
-    with as_source_errors(path, "cannot be read", file=path), opened(path) as file:
+    with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.stat(path))
         tables: Tables = {}
-        groups = chosen_groups(file, path, wanted.group)
+        groups = chosen_groups(file, path, request.group)
         return identity, [
-            _inspect_part(OpenGroup(file, path, group, cache, wanted.allow_external, tables), wanted)
+            _inspect_part(OpenGroup(file, path, group, cache, request.allow_external, tables), request)
             for group in groups
         ]
 
 
-def _inspect_part(within: OpenGroup, wanted: Wanted) -> StoredPart:
+def _inspect_part(within: OpenGroup, request: PartRequest) -> StoredPart:
     path = within.path
     fields: dict[str, StoredField] = {}
-    for key, field in wanted.fields.items():
+    for key, field in request.fields.items():
         name = within.name(field.name)
         full = f"{path}:/{name.strip('/')}"
         with as_source_errors(full, "cannot be read", file=path, dataset=name):
-            found = inspect_field(within, key, field, wanted.layouts.get(key))
-        twice = set(found) & (set(fields) | set(wanted.fields) - {key})
+            found = inspect_field(within, key, field, request.layouts.get(key))
+        twice = set(found) & (set(fields) | set(request.fields) - {key})
         if twice:
             raise ConfigError(f"fields: {twice.pop()} is the key of the lengths of {key}; give that field another one")
         fields |= found
@@ -199,9 +199,9 @@ def _inspect_part(within: OpenGroup, wanted: Wanted) -> StoredPart:
         raise FormatError(f"{path}: the fields are of different lengths: {said}; {_advice(fields)}", file=path)
     spans = [field.span for field in fields.values()]
     rows = next(iter(lengths.values()))
-    part = StoredPart(path, within.group, fields, WindowStarts.within(rows, spans, wanted.stride))
-    if wanted.rows is not None:
-        dataset = within.whole(wanted.rows, "rows: ")
+    part = StoredPart(path, within.group, fields, WindowStarts.within(rows, spans, request.stride))
+    if request.rows is not None:
+        dataset = within.whole(request.rows, "rows: ")
         return part.at(row_numbers(dataset[...], part.rows, f"{path}:{dataset.name}"))
     return part
 
@@ -261,7 +261,7 @@ def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:
     return found.astype(np.int64)
 
 
-def warn_of(part: StoredPart) -> None:
+def log_warnings(part: StoredPart) -> None:
     """Say of the datasets of a part why they are slow, and what seems to be meant otherwise than it is delivered."""
     slow = {str(field.values): field.values.slow for field in part.fields.values() if field.values.slow}
     for name, reason in slow.items():
@@ -272,7 +272,7 @@ def warn_of(part: StoredPart) -> None:
         log.warning("%s has %s: values come as stored; Field(mask_and_scale=True) applies it", name, said)
 
 
-def check_same(part: StoredPart, first: StoredPart) -> None:
+def check_compatible(part: StoredPart, first: StoredPart) -> None:
     """Make sure that the samples of a part are like those of the first.
 
     Raises:

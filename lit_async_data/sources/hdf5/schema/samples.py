@@ -50,7 +50,7 @@ def checked_stride(stride: Any, rows: object) -> int:
     return int(stride)
 
 
-def chosen_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list[StoredPart]:
+def select_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list[StoredPart]:
     """Parts with the samples at chosen rows.
 
     Args:
@@ -78,7 +78,7 @@ def chosen_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list
     ]
 
 
-def with_samples(parts: Sequence[StoredPart]) -> list[StoredPart]:
+def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """Those parts that have samples; the others are named, since a window may be meant to be shorter.
 
     Raises:

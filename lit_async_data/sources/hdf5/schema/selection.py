@@ -15,9 +15,9 @@ import h5py
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.sources.hdf5.schema.field import Field
 
-Path = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 #: A field as it may be given.
-Given = str | Field | Mapping[str, Any]
+FieldLike = str | Field | Mapping[str, Any]
 
 
 def _natural(path: str) -> list[tuple[bool, int, str]]:
@@ -25,7 +25,7 @@ def _natural(path: str) -> list[tuple[bool, int, str]]:
     return [(piece.isdecimal(), int(piece) if piece.isdecimal() else 0, piece) for piece in re.split(r"(\d+)", path)]
 
 
-def chosen_files(path: Path | Sequence[Path]) -> dict[str, str]:
+def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
     """The files meant by a path, a glob or a list of these.
 
     Returns:
@@ -62,7 +62,7 @@ def _folder(pattern: str) -> str:
     return pattern
 
 
-def chosen_fields(fields: Mapping[str, Given] | Sequence[Given]) -> tuple[dict[str, Field], bool]:
+def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tuple[dict[str, Field], bool]:
     """The field of each batch key, and whether batches are dicts.
 
     Raises:

@@ -99,7 +99,7 @@ def inspect_field(within: OpenGroup, key: str, field: Field, layout: str | None)
     if kind in ("csr", "csc", "variable"):
         if layout is not None:
             raise ConfigError(f"layout: {layout!r} for {key}: {within.path}:/{name.strip('/')} holds {RANGES[kind]}")
-        return _look_at_ranges(within, key, field, kind)
+        return _inspect_ranges(within, key, field, kind)
     if kind == "categorical":
         categories = within.whole(f"/{name.strip('/')}/categories", "")
         name, found = f"{name.rstrip('/')}/codes", names_of(categories)
@@ -115,7 +115,7 @@ def inspect_field(within: OpenGroup, key: str, field: Field, layout: str | None)
             _check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
     else:
-        looked_up, table = _table(within, name, field, layout, where)
+        looked_up, table = _lookup_table(within, name, field, layout, where)
         stored = within.inspect_dataset(within.name(field.lookup))
         _check_row_numbers(stored, where)
         row = looked_up.spec if field.column is None else FieldSpec((), table.dtype)
@@ -136,7 +136,7 @@ def inspect_field(within: OpenGroup, key: str, field: Field, layout: str | None)
             f"{where}.classes: {stored} holds {native}{' values, packed' if packing else ''}, not classes"
         )
     made = dataclasses.replace(row, dtype=packing.dtype if packing else native, classes=tuple(classes or ()))
-    spec = _delivered(field, made, where)
+    spec = _delivered_spec(field, made, where)
     windowed = field.rows is not None
     # Windows are read as they are stored, and rows of one whole number as int64.
     read = stored.dtype.newbyteorder("=") if windowed else stored.spec.dtype
@@ -146,7 +146,7 @@ def inspect_field(within: OpenGroup, key: str, field: Field, layout: str | None)
     return {key: StoredField(stored, spec, field.span, chosen, windowed, packed=packed)}
 
 
-def _look_at_ranges(within: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:
+def _inspect_ranges(within: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:
     name, where = within.name(field.name), f"fields.{key}"
     full = f"{within.path}:/{name.strip('/')}"
     for option in (
@@ -169,19 +169,19 @@ def _look_at_ranges(within: OpenGroup, key: str, field: Field, kind: str) -> dic
     group = within.node(name)
     if kind == "csr":
         stored = inspect_sparse(group, within.path, name, within.inspect_dataset)
-        return {key: _ranged(stored, field, where)}
+        return {key: _ranged_field(stored, field, where)}
     stored = inspect_variable(group, within.path, name, within.inspect_dataset, most=field.max_length)
     lengths = StoredField(stored, FieldSpec((), np.dtype(np.int64)), lengths=True)
-    return {key: _ranged(stored, field, where), f"{key}_length": lengths}
+    return {key: _ranged_field(stored, field, where), f"{key}_length": lengths}
 
 
-def _ranged(stored: StoredRanges, field: Field, where: str) -> StoredField:
-    spec = _delivered(field, stored.spec, where)
+def _ranged_field(stored: StoredRanges, field: Field, where: str) -> StoredField:
+    spec = _delivered_spec(field, stored.spec, where)
     conversion = Conversion(stored.path, stored.name) if spec.dtype != stored.spec.dtype else None
     return StoredField(stored, spec, conversion=conversion)
 
 
-def _delivered(field: Field, row: FieldSpec, where: str) -> FieldSpec:
+def _delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     """What a field looks like in a batch, from what its rows are after everything but the cast."""
     shape, channel, dtype = row.shape, row.channel, row.dtype
     if field.rows is not None:
@@ -200,7 +200,7 @@ def _delivered(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     return FieldSpec(shape, to, channel, row.classes, narrow)
 
 
-def _table(
+def _lookup_table(
     within: OpenGroup, name: str, field: Field, layout: str | None, where: str
 ) -> tuple[StoredDataset, npt.NDArray[Any]]:
     """The values that are looked up, in memory: one row for each number; the same for all groups of a file."""

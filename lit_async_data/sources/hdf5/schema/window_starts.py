@@ -42,7 +42,7 @@ class WindowStarts:
             spans: Of each field, first row and one more than the last, relative to the anchor.
             stride: From one to the next.
         """
-        first, last = room(rows, spans)
+        first, last = anchor_range(rows, spans)
         return cls(first, stride, max((last - first) // stride + 1, 0))
 
     @classmethod
@@ -58,7 +58,7 @@ class WindowStarts:
             return samples
         return self.first + samples * self.stride
 
-    def choice(self, rows: int) -> int:
+    def fingerprint(self, rows: int) -> int:
         """A number that tells these anchors from others in a part of so many rows; 0 if they are all rows."""
         if self.chosen is not None:
             return zlib.crc32(self.chosen.tobytes()) + 1
@@ -76,6 +76,6 @@ class WindowStarts:
         return self.count - 1 if most and (np.diff(self.chosen) < 0).any() else most
 
 
-def room(rows: int, spans: Sequence[Span]) -> Span:
+def anchor_range(rows: int, spans: Sequence[Span]) -> Span:
     """The first and the last row of a part around which all windows lie inside it; no row if the last is the lower."""
     return max(0, *(-begin for begin, _ in spans)), rows - max(1, *(end for _, end in spans))

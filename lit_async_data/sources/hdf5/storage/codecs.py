@@ -18,7 +18,14 @@ import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.storage.extra_codecs import DECODERS, NAMES, Decoder, installed, packs, understood
+from lit_async_data.sources.hdf5.storage.extra_codecs import (
+    DECODERS,
+    NAMES,
+    Decoder,
+    changes_size,
+    is_installed,
+    is_supported,
+)
 
 DEFLATE, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
 # Bytes that fletcher32 puts behind a chunk.
@@ -29,7 +36,7 @@ _SUM_WORDS = 2**15
 _WEIGHTS = np.arange(_SUM_WORDS, 0, -1, dtype=np.float64)
 
 
-def _inflated_by_zlib(data: Any, nbytes: int) -> Any:
+def _inflate_with_zlib(data: Any, nbytes: int) -> Any:
     inflater = zlib.decompressobj()
     try:
         return inflater.decompress(data, nbytes + 1)
@@ -37,12 +44,12 @@ def _inflated_by_zlib(data: Any, nbytes: int) -> Any:
         raise CorruptError(str(error)) from error
 
 
-def _inflater() -> Callable[[Any, int], Any]:
+def _choose_inflate() -> Callable[[Any, int], Any]:
     """libdeflate, 2 to 3 times as fast as zlib, if it is installed."""
     try:
         import deflate
     except ImportError:
-        return _inflated_by_zlib
+        return _inflate_with_zlib
 
     def inflated(data: Any, nbytes: int) -> Any:
         try:
@@ -53,14 +60,14 @@ def _inflater() -> Callable[[Any, int], Any]:
     return inflated
 
 
-_inflated = _inflater()
+_inflate = _choose_inflate()
 
 
-def _deflate(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return np.frombuffer(_inflated(data, nbytes), np.uint8)
+def _undo_deflate(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    return np.frombuffer(_inflate(data, nbytes), np.uint8)
 
 
-def _summed(data: Bytes, _nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+def _undo_fletcher32(data: Bytes, _nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
     if len(data) < SUM_BYTES:
         raise CorruptError("too short for its checksum")
     content, stored = data[:-SUM_BYTES], int.from_bytes(data[-SUM_BYTES:].tobytes(), "little")
@@ -111,7 +118,7 @@ def unshuffle(planes: Bytes, out: Bytes) -> None:
         columns[:, :, byte] = planes[:, byte]
 
 
-def _unshuffled(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Bytes:
+def _undo_shuffle(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Bytes:
     """Byte k of every value, for each k in turn, back to values; what does not fill a value stays behind."""
     (itemsize,) = parameters
     if itemsize == 1:
@@ -140,13 +147,13 @@ class Codec(NamedTuple):
     @property
     def missing(self) -> bool:
         """Whether its library is not installed."""
-        return self.extra is not None and not installed()
+        return self.extra is not None and not is_installed()
 
 
 CODECS = {
-    SHUFFLE: Codec("shuffle", _unshuffled),
-    DEFLATE: Codec("deflate", _deflate),
-    FLETCHER32: Codec("fletcher32", _summed),
+    SHUFFLE: Codec("shuffle", _undo_shuffle),
+    DEFLATE: Codec("deflate", _undo_deflate),
+    FLETCHER32: Codec("fletcher32", _undo_fletcher32),
     **{number: Codec(NAMES[number], decode, "codecs") for number, decode in DECODERS.items()},
 }
 
@@ -161,15 +168,15 @@ class Filter(NamedTuple):
     def codec(self) -> Codec | None:
         """What undoes it; None if only libhdf5 might."""
         codec = CODECS.get(self.number)
-        known = understood(*self) if codec and codec.extra else True
+        known = is_supported(*self) if codec and codec.extra else True
         if self.number == SHUFFLE:
             known = len(self.parameters) == 1 and self.parameters[0] > 0
         return codec if known else None
 
     @property
-    def packs(self) -> bool:
+    def changes_size(self) -> bool:
         """Whether it changes how many bytes there are, by more than a checksum."""
-        return self.number not in (SHUFFLE, FLETCHER32) and packs(*self)
+        return self.number not in (SHUFFLE, FLETCHER32) and changes_size(*self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +192,7 @@ class FilterPipeline:
     filters: tuple[Filter, ...]
     nbytes: int
 
-    def decoded(self, stored: Bytes, mask: int) -> Bytes:
+    def decode(self, stored: Bytes, mask: int) -> Bytes:
         """The bytes of a chunk. Holds no lock while it decodes; safe from any thread.
 
         Args:
@@ -195,21 +202,21 @@ class FilterPipeline:
         Raises:
             CorruptError: They do not decode to exactly the bytes of a chunk, or their sum is wrong.
         """
-        return self._done(stored, self._steps_of(mask) if mask else self._steps)
+        return self._run(stored, self._steps_of(mask) if mask else self._steps)
 
     def planes(self, stored: Bytes) -> Bytes:
-        """The bytes of a chunk but for its last step, where `shuffled` says that this is shuffle; as `decoded`."""
-        return self._done(stored, self._steps[:-1])
+        """The bytes of a chunk but for its last step, where `shuffle_itemsize` says that this is shuffle; as `decoded`."""
+        return self._run(stored, self._steps[:-1])
 
     @functools.cached_property
-    def shuffled(self) -> int:
+    def shuffle_itemsize(self) -> int:
         """Bytes of a value whose bytes lie in planes until the last step; 1 where that is another one."""
         if not self.filters or self.filters[0].number != SHUFFLE:
             return 1
         (itemsize,) = self.filters[0].parameters
         return itemsize if self.nbytes % itemsize == 0 else 1
 
-    def _done(self, data: Bytes, steps: Sequence[tuple[Decoder, int, tuple[int, ...]]]) -> Bytes:
+    def _run(self, data: Bytes, steps: Sequence[tuple[Decoder, int, tuple[int, ...]]]) -> Bytes:
         for decode, nbytes, parameters in steps:
             data = decode(data, nbytes, parameters)
         if len(data) != self.nbytes:

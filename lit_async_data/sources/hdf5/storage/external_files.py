@@ -10,10 +10,10 @@ import h5py
 from lit_async_data.errors import FormatError, MissingError
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 
-Others = tuple[tuple[str, FileIdentity], ...]
+ExternalFiles = tuple[tuple[str, FileIdentity], ...]
 
 
-def other_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: bool) -> Others:
+def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: bool) -> ExternalFiles:
     """The other files that a dataset takes values from, with their states.
 
     What is missing there comes out of libhdf5 as fill values, without a word. So they are refused unless the user
@@ -29,14 +29,14 @@ def other_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: b
         FormatError: There are some, and they are not allowed; or they are named by a pattern.
         MissingError: One is not there, or has not the dataset that is taken from it.
     """
-    where: dict[str, Any] = {"file": file.filename, "dataset": name}
+    context: dict[str, Any] = {"file": file.filename, "dataset": name}
     here = os.path.abspath(file.filename)
-    full = f"{file.filename}:/{name.strip('/')}"
+    where = f"{file.filename}:/{name.strip('/')}"
     linked = dataset.file.filename != file.filename
     if not allowed:
-        _refuse(dataset, full, linked=linked, where=where)
+        _refuse(dataset, where, linked=linked, context=context)
     found: set[str] = set()
-    _follow(dataset, full, where, found, frozenset())
+    _follow(dataset, where, context, found, frozenset())
     if linked:
         found.add(os.path.abspath(dataset.file.filename))
     found.discard(here)
@@ -44,22 +44,22 @@ def other_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: b
 
 
 def _follow(
-    dataset: h5py.Dataset, full: str, where: dict[str, Any], found: set[str], above: frozenset[tuple[str, str]]
+    dataset: h5py.Dataset, where: str, context: dict[str, Any], found: set[str], above: frozenset[tuple[str, str]]
 ) -> None:
     """Add the files that a dataset takes values from, those of the datasets there, and so on."""
     path = os.path.abspath(dataset.file.filename)
     me = (path, dataset.name or "")
     if me in above:
-        raise FormatError(f"{full} takes values from itself, by {path}:{dataset.name}", **where)
+        raise FormatError(f"{where} takes values from itself, by {path}:{dataset.name}", **context)
     for stored, _, _ in dataset.external or ():
-        found.add(_resolved(os.fsdecode(stored), [os.getcwd()], full, where))  # libhdf5 looks nowhere else
+        found.add(_resolved(os.fsdecode(stored), [os.getcwd()], where, context))  # libhdf5 looks nowhere else
     seen: set[tuple[str, str]] = set()
     for part in dataset.virtual_sources() if dataset.is_virtual else ():
         if "%b" in part.file_name or "%b" in part.dset_name:
-            raise FormatError(f"{full} takes values from files by a pattern, {part.file_name}; list them", **where)
+            raise FormatError(f"{where} takes values from files by a pattern, {part.file_name}; list them", **context)
         other = path
         if part.file_name != ".":
-            other = _resolved(part.file_name, [os.path.dirname(path), os.getcwd()], full, where)
+            other = _resolved(part.file_name, [os.path.dirname(path), os.getcwd()], where, context)
         if (other, part.dset_name) in seen:
             continue
         seen.add((other, part.dset_name))
@@ -68,39 +68,39 @@ def _follow(
             with h5py.File(other, "r", locking="best-effort") as file:
                 source = file.get(part.dset_name)
                 if not isinstance(source, h5py.Dataset):
-                    raise _absent(other, part.dset_name, full, where)
-                _follow(source, full, where, found, above | {me})
+                    raise _absent(other, part.dset_name, where, context)
+                _follow(source, where, context, found, above | {me})
         except OSError as error:
-            raise _absent(other, part.dset_name, full, where) from error
+            raise _absent(other, part.dset_name, where, context) from error
 
 
-def _refuse(dataset: h5py.Dataset, full: str, *, linked: bool, where: dict[str, Any]) -> None:
+def _refuse(dataset: h5py.Dataset, where: str, *, linked: bool, context: dict[str, Any]) -> None:
     allow = "or allow it with allow_external=True"
     if linked:
         raise FormatError(
-            f"{full} is a link into another file, {dataset.file.filename}; give that file as path, {allow}", **where
+            f"{where} is a link into another file, {dataset.file.filename}; give that file as path, {allow}", **context
         )
     if dataset.is_virtual:
         raise FormatError(
-            f"{full} is a virtual dataset: a missing part would come out as fill values; give the files it is made of "
+            f"{where} is a virtual dataset: a missing part would come out as fill values; give the files it is made of "
             f"as path, write its values to a dataset of their own, {allow}",
-            **where,
+            **context,
         )
     if dataset.external:
         raise FormatError(
-            f"{full} keeps its values in another file, {dataset.external[0][0]}; write them to a dataset of this one, "
+            f"{where} keeps its values in another file, {dataset.external[0][0]}; write them to a dataset of this one, "
             f"{allow}",
-            **where,
+            **context,
         )
 
 
-def _resolved(name: str, folders: list[str], full: str, where: dict[str, Any]) -> str:
+def _resolved(name: str, folders: list[str], where: str, context: dict[str, Any]) -> str:
     for folder in folders:
         path = os.path.join(folder, name)
         if os.path.isfile(path):
             return path
-    raise MissingError(f"{full} takes values from {name}, which is not in {' or '.join(folders)}", **where)
+    raise MissingError(f"{where} takes values from {name}, which is not in {' or '.join(folders)}", **context)
 
 
-def _absent(path: str, name: str, full: str, where: dict[str, Any]) -> MissingError:
-    return MissingError(f"{full} takes values from {path}:/{name.strip('/')}, which cannot be opened", **where)
+def _absent(path: str, name: str, where: str, context: dict[str, Any]) -> MissingError:
+    return MissingError(f"{where} takes values from {path}:/{name.strip('/')}, which cannot be opened", **context)

@@ -30,7 +30,7 @@ _BLOSC_HEADER = 16
 _HEADER = struct.Struct(">QI")
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Whether `imagecodecs` can be imported."""
     try:
         _library()
@@ -39,20 +39,20 @@ def installed() -> bool:
     return True
 
 
-def understood(number: int, parameters: tuple[int, ...]) -> bool:
+def is_supported(number: int, parameters: tuple[int, ...]) -> bool:
     """Whether a filter with these parameters is decoded here."""
     if number == BITSHUFFLE:
         return (
             len(parameters) >= 3
             and parameters[2] > 0
-            and _blocks_of(parameters) in (PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS)
+            and _block_compression(parameters) in (PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS)
         )
     return number in DECODERS
 
 
-def packs(number: int, parameters: tuple[int, ...]) -> bool:
+def changes_size(number: int, parameters: tuple[int, ...]) -> bool:
     """Whether it changes how many bytes there are."""
-    return number != BITSHUFFLE or _blocks_of(parameters) != PLAIN_BLOCKS
+    return number != BITSHUFFLE or _block_compression(parameters) != PLAIN_BLOCKS
 
 
 def _library() -> Any:
@@ -61,7 +61,7 @@ def _library() -> Any:
     return imagecodecs
 
 
-def _filled(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -> Bytes:
+def _decode_into(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -> Bytes:
     if not len(data):
         raise CorruptError("no bytes at all")  # liblzf reads the first before it looks
     try:
@@ -74,38 +74,40 @@ def _filled(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -
 
 
 def _lzf(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return _filled(np.empty(nbytes, np.uint8), _library().lzf_decode, data)
+    return _decode_into(np.empty(nbytes, np.uint8), _library().lzf_decode, data)
 
 
 def _zstd(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return _filled(np.empty(nbytes, np.uint8), _library().zstd_decode, data)
+    return _decode_into(np.empty(nbytes, np.uint8), _library().zstd_decode, data)
 
 
 def _lz4(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
     """Blocks, each with its stored length before it; one that is as long as its content is not packed."""
     _block_bytes(data, nbytes)
-    return _filled(np.empty(nbytes, np.uint8), _library().lz4h5_decode, data)
+    return _decode_into(np.empty(nbytes, np.uint8), _library().lz4h5_decode, data)
 
 
 def _blosc(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
     """A header that ends with the length of the whole, and what c-blosc makes of the rest."""
     if len(data) < _BLOSC_HEADER or int.from_bytes(data[_BLOSC_HEADER - 4 : _BLOSC_HEADER], "little") > len(data):
         raise CorruptError(f"shorter than it says, {len(data)} bytes")
-    return _filled(np.empty(nbytes, np.uint8), _library().blosc_decode, data, numthreads=1)
+    return _decode_into(np.empty(nbytes, np.uint8), _library().blosc_decode, data, numthreads=1)
 
 
 def _bitshuffle(data: Bytes, nbytes: int, parameters: tuple[int, ...]) -> Bytes:
     itemsize = parameters[2]
     block = (parameters[3] if len(parameters) > 3 else 0) * itemsize
-    if _blocks_of(parameters) != PLAIN_BLOCKS:
+    if _block_compression(parameters) != PLAIN_BLOCKS:
         block = _block_bytes(data, nbytes)
-        data = _unpacked(data, np.empty(nbytes, np.uint8), block, _BIT_GROUP * itemsize, _blocks_of(parameters))
+        data = _decompress_blocks(
+            data, np.empty(nbytes, np.uint8), block, _BIT_GROUP * itemsize, _block_compression(parameters)
+        )
     # As a memoryview: of an array, it takes the size of a value from the type.
     options = {"itemsize": itemsize, "blocksize": block // itemsize}
-    return _filled(np.empty(nbytes, np.uint8), _library().bitshuffle_decode, data.data, **options)
+    return _decode_into(np.empty(nbytes, np.uint8), _library().bitshuffle_decode, data.data, **options)
 
 
-def _blocks_of(parameters: tuple[int, ...]) -> int:
+def _block_compression(parameters: tuple[int, ...]) -> int:
     return parameters[4] if len(parameters) > 4 else PLAIN_BLOCKS
 
 
@@ -119,7 +121,7 @@ def _block_bytes(data: Bytes, nbytes: int) -> int:
     return int(block)
 
 
-def _unpacked(data: Bytes, out: Bytes, block: int, group: int, compression: int) -> Bytes:
+def _decompress_blocks(data: Bytes, out: Bytes, block: int, group: int, compression: int) -> Bytes:
     """Decompress bitshuffle's blocks: whole ones, a shorter one of whole groups, and what is left as it is.
 
     The whole ones in one call: one for each would take and leave Python's lock that often. They fill their place only
@@ -146,21 +148,21 @@ def _unpacked(data: Bytes, out: Bytes, block: int, group: int, compression: int)
 
 
 def _zstd_blocks(out: Bytes, blocks: list[memoryview], _length: int) -> None:
-    _filled(out, _library().zstd_decode, b"".join(blocks))
+    _decode_into(out, _library().zstd_decode, b"".join(blocks))
 
 
 def _lz4_blocks(out: Bytes, blocks: list[memoryview], length: int) -> None:
     """As the lz4 filter would have stored them: a block that is as long as its content is then not packed."""
     library = _library()
     if len(blocks) == 1:
-        _filled(out, library.lz4_decode, blocks[0])
+        _decode_into(out, library.lz4_decode, blocks[0])
         return
     pieces: list[Any] = [_HEADER.pack(len(out), length)]
     for block in blocks:
         pieces.append(len(block).to_bytes(4, "big"))
         same = len(block) == length
-        pieces.append(_filled(np.empty(length, np.uint8), library.lz4_decode, block).data if same else block)
-    _filled(out, library.lz4h5_decode, b"".join(pieces))
+        pieces.append(_decode_into(np.empty(length, np.uint8), library.lz4_decode, block).data if same else block)
+    _decode_into(out, library.lz4h5_decode, b"".join(pieces))
 
 
 NAMES = {LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle", ZSTD: "zstd"}

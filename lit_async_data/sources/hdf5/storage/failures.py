@@ -1,6 +1,6 @@
 """What h5py, numpy and the system raise, as errors of this package: which file and dataset, and what to do.
 
-`opened` and `opened_descriptor` open a file, and refuse what is no regular file: a pipe would block them for ever.
+`open_h5py` and `open_descriptor` open a file, and refuse what is no regular file: a pipe would block them for ever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import h5py
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
 
 # What h5py raises for whatever libhdf5 finds wrong, and numpy and the system while they read.
-FOREIGN = (OSError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError)
+LIBRARY_ERRORS = (OSError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError)
 # The first bytes of the formats that NetCDF had before it was HDF5.
 NETCDF3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 # What the system refuses though nothing is wrong with the data, and what to do about it.
@@ -83,10 +83,10 @@ def source_error(
         kind, advice = SourceError, "the system refuses it"
     elif isinstance(error, TypeError | NotImplementedError):
         kind, advice = FormatError, "h5py does not support what is stored there; write it as numbers of another type"
-    return kind(f"{where} {doing}: {_said(error)}; {advice}", file=file, dataset=dataset, row=row)
+    return kind(f"{where} {doing}: {_error_text(error)}; {advice}", file=file, dataset=dataset, row=row)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """What an error says; with its name where that says more than the text."""
     text = str(error) or "no reason is given"
     return text if isinstance(error, OSError | RuntimeError) else f"{type(error).__name__}: {text}"
@@ -102,11 +102,11 @@ def as_source_errors(where: str, doing: str, *, file: str, dataset: str | None =
         yield
     except AsyncDataError:
         raise  # some are a ValueError or an OSError too
-    except FOREIGN as error:
+    except LIBRARY_ERRORS as error:
         raise source_error(error, where, doing, file=file, dataset=dataset) from error
 
 
-def retried(read: Callable[[], _T]) -> _T:
+def retry_once(read: Callable[[], _T]) -> _T:
     """What a call returns; after an input/output error it is made once more, since some of these pass."""
     try:
         return read()
@@ -116,7 +116,7 @@ def retried(read: Callable[[], _T]) -> _T:
     return read()
 
 
-def opened(path: str) -> h5py.File:
+def open_h5py(path: str) -> h5py.File:
     """A file, opened by h5py for reading.
 
     Raises:
@@ -132,18 +132,18 @@ def opened(path: str) -> h5py.File:
         raise source_error(error, path, "cannot be opened", file=path) from error
     _refuse_irregular(path, status)
     try:
-        return retried(lambda: h5py.File(path, "r", locking="best-effort"))
-    except FOREIGN as error:
+        return retry_once(lambda: h5py.File(path, "r", locking="best-effort"))
+    except LIBRARY_ERRORS as error:
         if errno_of(error) in REMEDIES and "unable to lock" not in str(error):
             raise source_error(error, path, "cannot be opened", file=path) from error
-        raise FormatError(f"{path} {_what_is_wrong(path, error)}: {error}", file=path) from error
+        raise FormatError(f"{path} {_why_not_hdf5(path, error)}: {error}", file=path) from error
 
 
-def opened_descriptor(path: str) -> int:
-    """A descriptor for reading a file; as `opened`."""
+def open_descriptor(path: str) -> int:
+    """A descriptor for reading a file; as `open_h5py`."""
     try:
         # A pipe would block until somebody writes to it; of a regular file O_NONBLOCK changes nothing.
-        descriptor = retried(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        descriptor = retry_once(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
         raise source_error(error, path, "cannot be opened", file=path) from error
     try:
@@ -163,11 +163,11 @@ def _refuse_irregular(path: str, status: os.stat_result) -> None:
     raise FormatError(f"{path} is {what}", file=path)
 
 
-def _what_is_wrong(path: str, error: BaseException) -> str:
+def _why_not_hdf5(path: str, error: BaseException) -> str:
     if "unable to lock" in str(error) or "already open for write" in str(error):
         return "is open for writing in another process; wait until it is closed"
     with contextlib.suppress(OSError, SourceError):
-        descriptor = opened_descriptor(path)
+        descriptor = open_descriptor(path)
         try:
             head = os.pread(descriptor, 4, 0)
         finally:

@@ -1,4 +1,4 @@
-"""`FileIdentity`: what tells one state of a file from another; and `other_files`, which a dataset takes values from."""
+"""`FileIdentity`: what tells one state of a file from another; and `external_files`, which a dataset takes values from."""
 
 from __future__ import annotations
 
@@ -73,21 +73,21 @@ class FileIdentity:
         Raises:
             MissingError: It cannot be opened any more.
         """
-        places = places or [drawn(0, self.size) for _ in range(PIECES if self.size else 0)]
+        places = places or [random_piece(0, self.size) for _ in range(PIECES if self.size else 0)]
         try:
-            with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+            with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
                 pieces = tuple(Piece(at, size, _digest(file.fileno(), at, size)) for at, size in places)
         except OSError as error:
             raise MissingError(f"{path} cannot be opened: {error}", file=path) from error
         return dataclasses.replace(self, pieces=pieces)
 
-    def holds(self, descriptor: int) -> bool:
+    def matches(self, descriptor: int) -> bool:
         """Whether the pieces of a file are what they were; False if none is known."""
         same = (_digest(descriptor, piece.offset, piece.size) == piece.digest for piece in self.pieces)
         return bool(self.pieces) and all(same)
 
 
-def drawn(begin: int, nbytes: int) -> tuple[int, int]:
+def random_piece(begin: int, nbytes: int) -> tuple[int, int]:
     """Place and size of a piece somewhere in a part of a file; another one each time."""
     size = min(nbytes, PIECE_BYTES)
     return begin + secrets.randbelow(nbytes - size + 1), size
@@ -97,5 +97,5 @@ def _digest(descriptor: int, offset: int, size: int) -> bytes:
     return hashlib.blake2b(os.pread(descriptor, size, offset), digest_size=16).digest()
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,6 +1,6 @@
 """Where the chunks of a dataset lie: `ChunkIndex`, built once through h5py and believed only after many checks.
 
-With it chunks are read and decoded without libhdf5. Whatever is not known to come out right is left to h5py: `refusal`
+With it chunks are read and decoded without libhdf5. Whatever is not known to come out right is left to h5py: `unsupported_reason`
 says why.
 """
 
@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of
-from lit_async_data.sources.hdf5.storage.failures import FOREIGN, REMEDIES, errno_of, opened, retried
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, errno_of, open_h5py, retry_once
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
-from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, read
+from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, read_columns
 from lit_async_data.sources.hdf5.storage.records import check_records, columns_of, grid_of, plausible
 
 # Larger chunks are no unit of reading ahead.
@@ -33,8 +33,8 @@ MOST_CHUNK_BYTES = 2**30
 MOST_CHUNKS = 5 * 10**7
 # Chunks read both ways before the index is believed: the first, the last and some between.
 PROBES = 5
-# The one `refusal` that an installation lifts.
-MISSING = "what decodes its filters is not installed"
+# The one `unsupported_reason` that an installation lifts.
+NOT_INSTALLED = "what decodes its filters is not installed"
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class ChunkIndex:
         masks: uint32: bit i says that filter i was left out.
         filters: How to decode one.
         fill: The value of what was never written.
-        kept: What it is of, and the file that the columns are mapped from; None if they are in memory of their own.
+        cache_entry: What it is of, and the file that the columns are mapped from; None if they are in memory of their own.
             Pickled are columns in memory; of those in a file its name, and they are mapped again.
     """
 
@@ -62,23 +62,23 @@ class ChunkIndex:
     masks: npt.NDArray[np.uint32]
     filters: FilterPipeline
     fill: Any
-    kept: tuple[IndexKey, str] | None = None
+    cache_entry: tuple[IndexKey, str] | None = None
 
     def __reduce__(self) -> Any:
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        if self.kept is None:
+        if self.cache_entry is None:
             return ChunkIndex, tuple(values)
         nothing = Columns(self.offsets[:0].copy(), self.sizes[:0].copy(), self.masks[:0].copy())
-        return _unpickled, (self.with_columns(nothing, self.kept[0]), *self.kept)
+        return _restored, (self.with_columns(nothing, self.cache_entry[0]), *self.cache_entry)
 
     def with_columns(self, columns: Columns, key: IndexKey) -> ChunkIndex:
         """The same with the same columns elsewhere."""
-        kept = None if columns.kept_in is None else (key, columns.kept_in)
+        cache_entry = None if columns.mapped_from is None else (key, columns.mapped_from)
         offsets, sizes, masks, _ = columns
-        return dataclasses.replace(self, offsets=offsets, sizes=sizes, masks=masks, kept=kept)
+        return dataclasses.replace(self, offsets=offsets, sizes=sizes, masks=masks, cache_entry=cache_entry)
 
 
-def refusal(dataset: h5py.Dataset) -> str | None:
+def unsupported_reason(dataset: h5py.Dataset) -> str | None:
     """Why h5py must read a chunked dataset; None if its chunks may be indexed.
 
     Before the index is built: what is known to be wrong or unknown about layout, type and filters.
@@ -87,13 +87,13 @@ def refusal(dataset: h5py.Dataset) -> str | None:
     unlimited = [axis for axis, most in enumerate(dataset.maxshape or ()) if most is None]
     reasons = {
         "it is not chunked": dataset.chunks is None,
-        "its values do not lie there as numpy has them": not lies_as_numpy(dataset),
+        "its values do not lie there as numpy has them": not has_numpy_layout(dataset),
         "it has filters that only libhdf5 decodes": any(which.codec is None for which in filters)
-        or sum(which.packs for which in filters) > 1,
+        or sum(which.changes_size for which in filters) > 1,
         # They would take a chunk at an edge that was never filtered for one that was.
         "its filters fit whatever lies there": dataset.chunks is not None
         and len(filters) > 0
-        and not any(which.packs or which.number == FLETCHER32 for which in filters)
+        and not any(which.changes_size or which.number == FLETCHER32 for which in filters)
         and any(n % c for n, c in zip(dataset.shape, dataset.chunks, strict=True)),
         # HDF5 1.12 to 2.0 gives wrong places of chunks for these, without an error.
         "it is unlimited along one axis that is not the first": len(unlimited) == 1 and unlimited != [0],
@@ -102,13 +102,13 @@ def refusal(dataset: h5py.Dataset) -> str | None:
         "it has too many chunks": dataset.chunks is not None
         and math.prod(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)) > MOST_CHUNKS,
         "the file is spread over several": not in_one_file(dataset),
-        MISSING: any(which.codec is not None and which.codec.missing for which in filters),
+        NOT_INSTALLED: any(which.codec is not None and which.codec.missing for which in filters),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def check_refused(dataset: h5py.Dataset) -> None:
-    """Make sure that the index of a dataset with a `refusal` is possible: h5py would read wherever it leads.
+def check_unindexed(dataset: h5py.Dataset) -> None:
+    """Make sure that the index of a dataset with a `unsupported_reason` is possible: h5py would read wherever it leads.
 
     Raises:
         CorruptError: It cannot be true; names a chunk.
@@ -125,7 +125,7 @@ def in_one_file(dataset: h5py.Dataset) -> bool:
     return bool(dataset.file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
-def lies_as_numpy(dataset: h5py.Dataset) -> bool:
+def has_numpy_layout(dataset: h5py.Dataset) -> bool:
     """Whether the bytes of its values in the file are those that numpy has in memory.
 
     An enumeration, and what h5py makes of bool is one, lies there as the integers that it is based on.
@@ -140,7 +140,7 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
     """The index of a dataset, or None where it cannot be believed and h5py must read.
 
     Args:
-        dataset: Open, and without a `refusal`.
+        dataset: Open, and without a `unsupported_reason`.
         cache: Where it may have been kept, and is kept.
 
     Raises:
@@ -150,24 +150,24 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
     key = IndexKey.of(dataset)
     kept = cache.load(key)
     if kept is not None:
-        index = _believed(dataset, kept, key) if plausible(dataset, kept) else None
+        index = _verified(dataset, kept, key) if plausible(dataset, kept) else None
         if index is not None:
             return index
         _log.warning("the kept index of %s is not true: it is built anew", key)
     built = columns_of(dataset)
-    index = None if built is None else _believed(dataset, built, key)
+    index = None if built is None else _verified(dataset, built, key)
     if built is None or index is None or IndexKey.of(dataset) != key:
         return index  # of a file that changed meanwhile: reading it is an error; or one that is not believed
     return index.with_columns(cache.store(key, built), key)
 
 
-def _unpickled(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
+def _restored(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
     """An index whose columns are in a file: mapped again, or built again if that is gone."""
     columns = None
     with contextlib.suppress(OSError, ValueError):
-        columns = read(path, key)
+        columns = read_columns(path, key)
     if columns is None:
-        with contextlib.suppress(*FOREIGN, MissingError, FormatError), opened(key.path) as file:
+        with contextlib.suppress(*LIBRARY_ERRORS, MissingError, FormatError), open_h5py(key.path) as file:
             dataset: Any = file[key.name]
             columns = columns_of(dataset) if IndexKey.of(dataset) == key else None
     if columns is None:
@@ -175,11 +175,11 @@ def _unpickled(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
     return bare.with_columns(columns, key)
 
 
-def _believed(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIndex | None:
+def _verified(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIndex | None:
     """The index that has these columns, if some chunks prove it and none is missing that must be there."""
     fill = None  # undefined, or never written by whoever made it: then every chunk must be there
     if dataset.id.get_create_plist().get_fill_time() != h5py.h5d.FILL_TIME_NEVER:
-        with contextlib.suppress(*FOREIGN):
+        with contextlib.suppress(*LIBRARY_ERRORS):
             fill = dataset.fillvalue
     if fill is None and (columns.offsets < 0).any():
         return None
@@ -187,10 +187,10 @@ def _believed(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIn
     nbytes = math.prod(chunk) * dataset.dtype.itemsize
     pipeline = FilterPipeline(filters_of(dataset), nbytes)
     index = ChunkIndex(chunk, grid_of(dataset), *columns[:3], pipeline, fill)
-    return index.with_columns(columns, key) if _proved(dataset, index) else None
+    return index.with_columns(columns, key) if _probes_match(dataset, index) else None
 
 
-def _proved(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
+def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     """Whether some chunks are the same read by offset and by libhdf5, and those at an edge decode to the same values.
 
     Of files with a user block, offsets count from it before HDF5 1.14.4 and from the file's start since. And a dataset
@@ -202,25 +202,25 @@ def _proved(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
         return True
     # Drawn anew each time: who makes a false index must not know which chunks to leave alone.
     between = np.random.default_rng(secrets.randbits(128)).integers(len(there), size=PROBES - 2).tolist()
-    edges = _edges(dataset, index)
+    edges = _edge_chunks(dataset, index)
     for number in {*(int(there[which]) for which in (0, -1, *between)), *edges}:
         corner = tuple(int(n) * c for n, c in zip(np.unravel_index(number, index.grid), index.shape, strict=True))
         handle, size, offset = dataset.file.id.get_vfd_handle(), int(index.sizes[number]), int(index.offsets[number])
         try:
-            mask, stored = retried(functools.partial(dataset.id.read_direct_chunk, corner))
-            found = retried(functools.partial(os.pread, handle, size, offset))
-        except FOREIGN as error:
+            mask, stored = retry_once(functools.partial(dataset.id.read_direct_chunk, corner))
+            found = retry_once(functools.partial(os.pread, handle, size, offset))
+        except LIBRARY_ERRORS as error:
             if errno_of(error) in REMEDIES:
                 raise
             return False
         if mask != index.masks[number] or found != stored:
             return False
-        if number in edges and not _decodes(dataset, index, corner, found):
+        if number in edges and not _is_filtered(dataset, index, corner, found):
             return False
     return True
 
 
-def _edges(dataset: h5py.Dataset, index: ChunkIndex) -> set[int]:
+def _edge_chunks(dataset: h5py.Dataset, index: ChunkIndex) -> set[int]:
     """For each axis that ends within a chunk, the first chunk at that edge that is there and is said to be filtered."""
     found = set()
     for axis, (n, c) in enumerate(zip(dataset.shape, index.shape, strict=True)):
@@ -236,7 +236,7 @@ def _edges(dataset: h5py.Dataset, index: ChunkIndex) -> set[int]:
     return found
 
 
-def _decodes(dataset: h5py.Dataset, index: ChunkIndex, corner: tuple[int, ...], stored: bytes) -> bool:
+def _is_filtered(dataset: h5py.Dataset, index: ChunkIndex, corner: tuple[int, ...], stored: bytes) -> bool:
     """Whether a chunk at an edge went through the filters.
 
     It did if it has not the size of one that was left unfiltered; then, if it is damaged, that shall be an error when
@@ -247,9 +247,9 @@ def _decodes(dataset: h5py.Dataset, index: ChunkIndex, corner: tuple[int, ...], 
         return True
     inside = tuple(slice(at, min(at + c, n)) for at, c, n in zip(corner, index.shape, dataset.shape, strict=True))
     try:
-        values = index.filters.decoded(np.frombuffer(stored, np.uint8), 0)
+        values = index.filters.decode(np.frombuffer(stored, np.uint8), 0)
         read_by_h5py = dataset[inside]
-    except (CorruptError, *FOREIGN):
+    except (CorruptError, *LIBRARY_ERRORS):
         return False  # stored as it is, perhaps, or damaged
     mine = values.view(dataset.dtype).reshape(index.shape)[tuple(slice(s.stop - s.start) for s in inside)]
     # Of single bytes, shuffle changes nothing in any case.

@@ -18,7 +18,7 @@ import os
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.cache_files import MOST_BYTES, ForeignError, is_foreign, own_name, trim, used, user_folder
 from lit_async_data.sources.file_times import changed_recently
-from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, StaleError, read, write
+from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, StaleError, read_columns, write_columns
 
 # Indexes of fewer chunks are built in less time than anyone notices (20 to 40 ms), and leave no files behind.
 FEWEST_CHUNKS = 2**14
@@ -65,7 +65,7 @@ class IndexCache:
         """The columns kept for a dataset in the state it is in; None if there are none that are whole and believed."""
         for path in self._paths(key):
             try:
-                columns = read(path, key)
+                columns = read_columns(path, key)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             # The reason as text: the log would keep the error, and with it the frames that hold a map.
@@ -89,26 +89,28 @@ class IndexCache:
         Returns:
             The columns to be used from now on: those kept, or those given.
         """
-        if not self._kept(key):
+        if not self._is_cacheable(key):
             return columns
         if changed_recently(key.mtime_ns, key.ctime_ns):
             _log.debug("%s was changed a moment ago: its index is not kept yet", key)
             return columns
         if self.where == "auto" and key.file_bytes > MOST_BYTES:
-            self._say(f"that of {key} has {key.file_bytes} bytes, and the user's cache folder takes {MOST_BYTES}")
+            self._report_failure(
+                f"that of {key} has {key.file_bytes} bytes, and the user's cache folder takes {MOST_BYTES}"
+            )
             return columns
         paths = self._paths(key)
         if not paths:
-            self._say("there is no cache folder of the user")
+            self._report_failure("there is no cache folder of the user")
         for path in paths:
             if is_foreign(path):
                 continue
             try:
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                write(path, key, columns)
-                kept = read(path, key)
+                write_columns(path, key, columns)
+                kept = read_columns(path, key)
             except (OSError, ValueError) as error:
-                self._say(f"{path}: {error}")
+                self._report_failure(f"{path}: {error}")
                 return columns
             _log.info("the index of %s, %d chunks, is kept in %s", key, key.chunks, path)
             if self.where == "auto":
@@ -116,7 +118,7 @@ class IndexCache:
             return kept
         return columns
 
-    def _say(self, reason: str) -> None:
+    def _report_failure(self, reason: str) -> None:
         if not self._reasons:
             _log.info(
                 "an index of chunks cannot be kept, and is built at each opening (%s); index_cache takes another "
@@ -125,12 +127,12 @@ class IndexCache:
             )
         self._reasons.append(reason)
 
-    def _kept(self, key: IndexKey) -> bool:
+    def _is_cacheable(self, key: IndexKey) -> bool:
         return self.where is not False and key.chunks >= FEWEST_CHUNKS
 
     def _paths(self, key: IndexKey) -> list[str]:
         """Where an index may be kept; where others can write too, a second name in case that they have the first."""
-        if not self._kept(key):
+        if not self._is_cacheable(key):
             return []
         # Where the data lie and not a link to them, so that all links share one.
         folder, file = os.path.split(os.path.realpath(key.path))

@@ -52,7 +52,7 @@ class Columns(NamedTuple):
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.uint32]
     masks: npt.NDArray[np.uint32]
-    kept_in: str | None = None
+    mapped_from: str | None = None
 
     def little_endian(self) -> tuple[memoryview, memoryview, memoryview]:
         """The bytes of the columns as they are kept."""
@@ -60,11 +60,11 @@ class Columns(NamedTuple):
         return offsets.data, sizes.astype("<u4", copy=False).data, masks.astype("<u4", copy=False).data
 
     @classmethod
-    def of(cls, buffer: Any, begin: int, chunks: int, kept_in: str | None) -> Columns:
+    def of(cls, buffer: Any, begin: int, chunks: int, mapped_from: str | None) -> Columns:
         """Columns that lie in a buffer one after the other."""
         offsets = np.frombuffer(buffer, "<i8", chunks, begin)
         sizes = np.frombuffer(buffer, "<u4", chunks, begin + 8 * chunks)
-        return cls(offsets, sizes, np.frombuffer(buffer, "<u4", chunks, begin + 12 * chunks), kept_in)
+        return cls(offsets, sizes, np.frombuffer(buffer, "<u4", chunks, begin + 12 * chunks), mapped_from)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ class IndexKey:
         return f"{self.path}:/{self.name.strip('/')}"
 
 
-def read(path: str, key: IndexKey) -> Columns:
+def read_columns(path: str, key: IndexKey) -> Columns:
     """The columns kept in a file.
 
     Raises:
@@ -169,7 +169,7 @@ def read(path: str, key: IndexKey) -> Columns:
     return Columns.of(buffer, len(head), key.chunks, path if mapped else None)
 
 
-def write(path: str, key: IndexKey, columns: Columns) -> None:
+def write_columns(path: str, key: IndexKey, columns: Columns) -> None:
     """Write a file and then give it its name, so that there is never half a file of that name.
 
     If one that holds the same has that name by now, it stays: others may have mapped it.
@@ -192,17 +192,17 @@ def write(path: str, key: IndexKey, columns: Columns) -> None:
                 file.write(column)
                 total = zlib.crc32(column, total)
             file.write(total.to_bytes(SUM_BYTES, "little"))
-        if not _holds(path, key, columns):
+        if not _has_columns(path, key, columns):
             os.replace(new, path)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(new)
 
 
-def _holds(path: str, key: IndexKey, columns: Columns) -> bool:
+def _has_columns(path: str, key: IndexKey, columns: Columns) -> bool:
     """Whether a file holds these very columns."""
     try:
-        offsets, sizes, masks, _ = read(path, key)
+        offsets, sizes, masks, _ = read_columns(path, key)
     except (OSError, ValueError):
         return False
     same = np.array_equal(offsets, columns.offsets) and np.array_equal(sizes, columns.sizes)

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, CorruptError, MissingError, WorkerError
-from lit_async_data.sources.hdf5.storage.external_files import Others
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
 from lit_async_data.sources.hdf5.storage.failures import (
     as_source_errors,
     errno_of,
-    opened,
-    opened_descriptor,
+    open_descriptor,
+    open_h5py,
     source_error,
 )
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
@@ -52,21 +52,21 @@ class OpenFile:
         mapped: Whether a map of it may be used.
     """
 
-    def __init__(self, path: str, identity: FileIdentity, *, others: Others = (), mapped: bool = True) -> None:
+    def __init__(self, path: str, identity: FileIdentity, *, external: ExternalFiles = (), mapped: bool = True) -> None:
         self.path = path
-        self._others = others
+        self._external = external
         self.mapped = mapped
         self._identity = identity
         self._lock = threading.Lock()
-        self._reading = 0
+        self._readers = 0
         # The time of the last change of any kind at which pieces of a file were compared, by path.
-        self._seen: dict[str, int] = {}
+        self._compared_ctimes: dict[str, int] = {}
         self._reset()
 
     def _reset(self) -> None:
         self._pid: int | None = None  # of the process that opened the handles
-        self._closer: weakref.finalize[Any, Any] | None = None
-        self._leaving = False
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._close_pending = False
         self._descriptor: int | None = None
         self._maps: dict[bool, npt.NDArray[np.uint8]] = {}
         self._h5py: h5py.File | None = None
@@ -87,8 +87,8 @@ class OpenFile:
         with self._lock:
             if self._descriptor is None:
                 self._pid = os.getpid()
-                self._descriptor = opened_descriptor(self.path)
-                self._closer = weakref.finalize(self, os.close, self._descriptor)
+                self._descriptor = open_descriptor(self.path)
+                self._finalizer = weakref.finalize(self, os.close, self._descriptor)
             return self._descriptor
 
     def check(self) -> None:
@@ -102,9 +102,9 @@ class OpenFile:
         """
         # Once per file and batch: a descriptor that is there belongs to this process, or `check_process` has failed.
         self._check_same(self.descriptor() if self._descriptor is None else self._descriptor)
-        for path, was in self._others:
+        for path, was in self._external:
             try:
-                self._check_other(path, was)
+                self._check_external(path, was)
             except OSError as error:
                 raise MissingError(
                     f"{path}, which {self.path} takes values from, is gone: {error}", file=path
@@ -115,44 +115,44 @@ class OpenFile:
         same = now.st_mtime_ns == was.mtime_ns and now.st_size == was.size
         if not same or now.st_ino != was.inode or now.st_dev != was.device:
             _refuse_changed(self.path, was, now)
-        if now.st_ctime_ns != self._seen.get(self.path, was.ctime_ns):
+        if now.st_ctime_ns != self._compared_ctimes.get(self.path, was.ctime_ns):
             self._check_pieces(self.path, was, now, descriptor)
 
-    def _check_other(self, path: str, was: FileIdentity) -> None:
+    def _check_external(self, path: str, was: FileIdentity) -> None:
         now = os.stat(path)
         _refuse_changed(path, was, now)
-        if now.st_ctime_ns != self._seen.get(path, was.ctime_ns):
+        if now.st_ctime_ns != self._compared_ctimes.get(path, was.ctime_ns):
             with open(path, "rb", buffering=0) as file:
                 self._check_pieces(path, was, now, file.fileno())
 
     def _check_pieces(self, path: str, was: FileIdentity, now: os.stat_result, descriptor: int) -> None:
         """Of a file of which something has changed, but nothing else shows what: rights, links, or its values."""
-        if not was.holds(descriptor):
+        if not was.matches(descriptor):
             raise ChangedError(
                 f"{path} was written to since the source was built, and its time of writing set back; build it again",
                 file=path,
             )
-        self._seen[path] = now.st_ctime_ns
+        self._compared_ctimes[path] = now.st_ctime_ns
 
-    def map(self, *, at_random: bool = True) -> npt.NDArray[np.uint8]:
+    def map(self, *, random_access: bool = True) -> npt.NDArray[np.uint8]:
         """The bytes of the whole file, read-only; pages are read as they are touched.
 
         Args:
-            at_random: Whether what is wanted is fetched by name (`ReadAhead`); else every page that is missing is read
+            random_access: Whether what is wanted is fetched by name (`ReadAhead`); else every page that is missing is read
                 with its neighbours, up to several MiB of them.
         """
         descriptor = self.descriptor()
-        mapped_before = self._maps.get(at_random)
+        mapped_before = self._maps.get(random_access)
         if mapped_before is not None:
             return mapped_before
         with self._lock:
-            if at_random not in self._maps:
+            if random_access not in self._maps:
                 with as_source_errors(self.path, "cannot be mapped", file=self.path):
                     mapped = mmap.mmap(descriptor, self._identity.size, access=mmap.ACCESS_READ)
-                if at_random and is_cold(descriptor, 0) is not None:
+                if random_access and is_cold(descriptor, 0) is not None:
                     mapped.madvise(mmap.MADV_RANDOM)
-                self._maps[at_random] = np.frombuffer(mapped, np.uint8)
-            return self._maps[at_random]
+                self._maps[random_access] = np.frombuffer(mapped, np.uint8)
+            return self._maps[random_access]
 
     def read_at(self, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill ``out`` with the bytes from an offset on.
@@ -210,11 +210,11 @@ class OpenFile:
         """Read inside: the file is checked before and after, and stays open until the last reader has left."""
         self.check_process()  # before the lock, which another thread may have held when this process was forked
         with self._lock:
-            self._reading += 1
+            self._readers += 1
         try:
             self.check()
         except BaseException:
-            self._leave()
+            self._end_read()
             raise
         return self
 
@@ -224,12 +224,12 @@ class OpenFile:
             if error is None or isinstance(error, CorruptError):
                 self.check()
         finally:
-            self._leave()
+            self._end_read()
 
-    def _leave(self) -> None:
+    def _end_read(self) -> None:
         with self._lock:
-            self._reading -= 1
-            if self._leaving and not self._reading:
+            self._readers -= 1
+            if self._close_pending and not self._readers:
                 self._close()
 
     def dataset(self, name: str, chunk_bytes: int) -> h5py.Dataset:
@@ -237,7 +237,7 @@ class OpenFile:
         self.check_process()
         with self._lock:
             if self._h5py is None:
-                found = opened(self.path)
+                found = open_h5py(self.path)
                 # By path, unlike the descriptor: it may be another file by now.
                 self._check_same(found.id.get_vfd_handle())
                 self._h5py, self._pid = found, os.getpid()
@@ -254,8 +254,8 @@ class OpenFile:
         if not self._lock.acquire(timeout=LOCK_S):
             return
         try:
-            if self._reading:
-                self._leaving = True
+            if self._readers:
+                self._close_pending = True
             else:
                 self._close()
         finally:
@@ -265,8 +265,8 @@ class OpenFile:
         if self._pid in (os.getpid(), None):
             if self._h5py is not None:
                 self._h5py.close()
-            if self._closer is not None:
-                self._closer()
+            if self._finalizer is not None:
+                self._finalizer()
         self._reset()
 
     @property
@@ -300,15 +300,15 @@ class OpenFiles:
     def __init__(self, files: Sequence[OpenFile]) -> None:
         self._files = files
         self._lock = threading.Lock()
-        self._used: collections.OrderedDict[int, None] = collections.OrderedDict()
+        self._recently_used: collections.OrderedDict[int, None] = collections.OrderedDict()
         # A file takes up to three descriptors (its map has one too); a quarter of those there may be is left to others.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most = max(limit // 4, 1)
-        if len(files) > self._most:
+        self._max_open = max(limit // 4, 1)
+        if len(files) > self._max_open:
             _log.warning(
                 "only %d of %d files are kept open, since this process may open %d: in random order they are opened "
                 "again and again; ulimit -n %d would be enough",
-                self._most,
+                self._max_open,
                 len(files),
                 limit,
                 4 * len(files),
@@ -317,9 +317,9 @@ class OpenFiles:
     def __getitem__(self, number: int) -> OpenFile:
         return self._files[number]
 
-    def used(self, number: int) -> OpenFile:
+    def use(self, number: int) -> OpenFile:
         """One of them, to be read inside ``with``; the one used longest ago is closed if there are too many."""
-        oldest = self._use(number)
+        oldest = self._mark_used(number)
         if oldest is not None:
             self._files[oldest].close()
         return self._files[number]
@@ -334,15 +334,15 @@ class OpenFiles:
         for file in self._files:
             file.check_process()
 
-    def _use(self, number: int) -> int | None:
+    def _mark_used(self, number: int) -> int | None:
         with self._lock:
-            self._used[number] = None
-            self._used.move_to_end(number)
-            return self._used.popitem(last=False)[0] if len(self._used) > self._most else None
+            self._recently_used[number] = None
+            self._recently_used.move_to_end(number)
+            return self._recently_used.popitem(last=False)[0] if len(self._recently_used) > self._max_open else None
 
     def close(self) -> None:
         """Close them all."""
         for file in self._files:
             file.close()
         with self._lock:
-            self._used.clear()
+            self._recently_used.clear()

@@ -41,12 +41,12 @@ class ReadAhead:
         self.cold = any(is_cold(descriptor, at) for at in begins[:: max(len(begins) // PROBES, 1)].tolist())
         if not self.cold:
             return
-        for first, end in _joined(begins, ends):
+        for first, end in _merged(begins, ends):
             for begin in range(first, end, FETCHED_BYTES):
                 os.posix_fadvise(descriptor, begin, min(FETCHED_BYTES, end - begin), os.POSIX_FADV_WILLNEED)
 
 
-def _joined(begins: Indices, ends: Indices) -> list[tuple[int, int]]:
+def _merged(begins: Indices, ends: Indices) -> list[tuple[int, int]]:
     """Pieces in the order of the file, those that touch made one."""
     order = np.argsort(begins)
     begins, ends = begins[order], np.maximum.accumulate(ends[order])

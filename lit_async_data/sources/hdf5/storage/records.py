@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError, SourceError
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, SUM_BYTES, Filter, filters_of
-from lit_async_data.sources.hdf5.storage.failures import FOREIGN, source_error
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, source_error
 from lit_async_data.sources.hdf5.storage.index_file import Columns
 
 # A chunk's address behind the smallest superblock there is, counted from the end of the user block.
@@ -45,28 +45,28 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
     if chunks >= MANY_CHUNKS:
         _log.info("indexing up to %d chunks of %s:%s, 1 to 2 µs each", chunks, dataset.file.filename, dataset.name)
     columns = Columns(np.full(chunks, -1, np.int64), np.zeros(chunks, np.uint32), np.zeros(chunks, np.uint32))
-    possible, usual = _Possible.of(dataset), True
+    rules, usual = _ChunkRules.of(dataset), True
 
-    def enter(records: npt.NDArray[np.int64]) -> bool:
+    def consume(records: npt.NDArray[np.int64]) -> bool:
         nonlocal usual
         corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
         places, inside = np.divmod(corners, chunk)
         outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
         if outside.any():
-            raise possible.corrupt(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
-        if not possible.all_of(offsets, sizes, masks):
-            possible.refuse_impossible(corners, offsets, sizes, masks)
+            raise rules.corrupt_error(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
+        if not rules.allow(offsets, sizes, masks):
+            rules.check(corners, offsets, sizes, masks)
             usual = False  # but one of the others may be impossible
         at = np.ravel_multi_index(tuple(places.T), grid)
         twice, number = columns.offsets[at] >= 0, np.arange(at.size)
         columns.offsets[at] = number
         twice |= columns.offsets[at] != number  # another of this block has taken its place
         if twice.any():
-            raise possible.corrupt(corners[twice.argmax()], "is listed twice")
+            raise rules.corrupt_error(corners[twice.argmax()], "is listed twice")
         columns.offsets[at], columns.sizes[at], columns.masks[at] = offsets, sizes.astype(np.uint32), masks
         return True
 
-    if not records_of(dataset, enter):
+    if not records_of(dataset, consume):
         return None
     there = np.flatnonzero(columns.offsets >= 0)
 
@@ -74,7 +74,7 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
         corner: npt.NDArray[Any] = np.array(np.unravel_index(there[number], grid)) * chunk
         return corner
 
-    _refuse_overlap(possible, columns.offsets[there], columns.sizes[there], corner_of)
+    _check_overlap(rules, columns.offsets[there], columns.sizes[there], corner_of)
     return columns if usual else None
 
 
@@ -85,29 +85,29 @@ def check_records(dataset: h5py.Dataset) -> None:
         CorruptError: They cannot; names a chunk.
         SourceError: The system does not let libhdf5 read them.
     """
-    possible, rank = _Possible.of(dataset), len(dataset.shape)
+    rules, rank = _ChunkRules.of(dataset), len(dataset.shape)
     entered: list[npt.NDArray[np.int64]] = []
 
-    def enter(records: npt.NDArray[np.int64]) -> bool:
+    def consume(records: npt.NDArray[np.int64]) -> bool:
         masks, offsets, sizes = records[:, rank:].T
-        if not possible.all_of(offsets, sizes, masks):
-            possible.refuse_impossible(records[:, :rank], offsets, sizes, masks)
+        if not rules.allow(offsets, sizes, masks):
+            rules.check(records[:, :rank], offsets, sizes, masks)
         entered.append(records)
         return True
 
-    if records_of(dataset, enter) and entered:
+    if records_of(dataset, consume) and entered:
         found = np.concatenate(entered)
-        _refuse_overlap(possible, found[:, -2], found[:, -1], lambda number: found[number, :rank])
+        _check_overlap(rules, found[:, -2], found[:, -1], lambda number: found[number, :rank])
 
 
-def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], bool]) -> bool:
+def records_of(dataset: h5py.Dataset, consume: Callable[[npt.NDArray[np.int64]], bool]) -> bool:
     """Have what libhdf5 says of each chunk that is there entered, a row each: its corner, filter mask, offset and size.
 
     About 1 µs per chunk in this way; asking for one after the other is quadratic.
 
     Args:
         dataset: Open.
-        enter: Gets some rows at a time, and says whether to go on.
+        consume: Gets some rows at a time, and says whether to go on.
 
     Returns:
         Whether all were entered; not where one has an address that no integer holds, which libhdf5 refuses to read.
@@ -122,7 +122,7 @@ def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], b
     def flushed() -> bool:
         rows = np.array(records, np.int64).reshape(-1, width)
         del records[:]
-        return not len(rows) or enter(rows)
+        return not len(rows) or consume(rows)
 
     def take(info: Any) -> bool | None:
         corner, mask, offset, size = info
@@ -135,7 +135,7 @@ def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], b
         return False
     except SourceError:
         raise
-    except FOREIGN as error:
+    except LIBRARY_ERRORS as error:
         path = dataset.file.filename
         raise source_error(
             error, f"{path}:{dataset.name}", "has chunks that libhdf5 cannot list", file=path, dataset=dataset.name
@@ -143,7 +143,7 @@ def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], b
 
 
 @dataclasses.dataclass(frozen=True)
-class _Possible:
+class _ChunkRules:
     """What can be true of the chunks of a dataset: their bytes undecoded, their filters, and where they may lie."""
 
     path: str
@@ -154,7 +154,7 @@ class _Possible:
     end: int
 
     @classmethod
-    def of(cls, dataset: h5py.Dataset) -> _Possible:
+    def of(cls, dataset: h5py.Dataset) -> _ChunkRules:
         return cls(
             dataset.file.filename,
             dataset.name or "",
@@ -164,7 +164,7 @@ class _Possible:
             os.fstat(dataset.file.id.get_vfd_handle()).st_size,
         )
 
-    def all_of(self, offsets: npt.NDArray[Any], sizes: npt.NDArray[Any], masks: npt.NDArray[Any]) -> bool:
+    def allow(self, offsets: npt.NDArray[Any], sizes: npt.NDArray[Any], masks: npt.NDArray[Any]) -> bool:
         """Whether chunks that are there may lie so."""
         return bool(
             (sizes < 2**32).all()
@@ -179,13 +179,13 @@ class _Possible:
         fits = sizes > 0
         for mask in np.unique(masks).tolist() if masks.any() else [0]:
             applied = [which for number, which in enumerate(self.filters) if not mask >> number & 1]
-            if not any(which.packs for which in applied):
+            if not any(which.changes_size for which in applied):
                 sums = SUM_BYTES * sum(which.number == FLETCHER32 for which in applied)
                 # Without the sums where a dataset was told not to filter chunks at an edge.
                 fits &= (masks != mask) | (sizes == self.nbytes + sums) | (sizes == self.nbytes)
         return fits
 
-    def refuse_impossible(
+    def check(
         self,
         corners: npt.NDArray[Any],
         offsets: npt.NDArray[Any],
@@ -207,9 +207,9 @@ class _Possible:
         for reason, wrong in reasons.items():
             if wrong.any():
                 at = int(wrong.argmax())
-                raise self.corrupt(corners[at], f"of {sizes[at]} bytes at byte {offsets[at]} {reason}")
+                raise self.corrupt_error(corners[at], f"of {sizes[at]} bytes at byte {offsets[at]} {reason}")
 
-    def corrupt(self, corner: npt.NDArray[Any], what: str) -> CorruptError:
+    def corrupt_error(self, corner: npt.NDArray[Any], what: str) -> CorruptError:
         """The error that names a chunk."""
         chunk = tuple(int(n) for n in corner)
         return CorruptError(
@@ -222,19 +222,19 @@ class _Possible:
 
 def plausible(dataset: h5py.Dataset, columns: Columns) -> bool:
     """Whether columns that were kept can be true, but for chunks that overlap: that takes longer than all the rest."""
-    possible = _Possible.of(dataset)
+    rules = _ChunkRules.of(dataset)
     for begin in range(0, len(columns.offsets), BLOCK):
         offsets, sizes, masks = (column[begin : begin + BLOCK] for column in columns[:3])
         there = offsets != -1
         if not there.all():
             offsets, sizes, masks = offsets[there], sizes[there], masks[there]
-        if not possible.all_of(offsets, sizes, masks):
+        if not rules.allow(offsets, sizes, masks):
             return False
     return True
 
 
-def _refuse_overlap(
-    possible: _Possible,
+def _check_overlap(
+    rules: _ChunkRules,
     offsets: npt.NDArray[np.int64],
     sizes: npt.NDArray[Any],
     corner_of: Callable[[int], npt.NDArray[Any]],
@@ -247,7 +247,7 @@ def _refuse_overlap(
     reached = np.maximum.accumulate((offsets + sizes)[order])
     at = int((begins[1:] < reached[:-1]).argmax())
     one, other = (corner_of(number) for number in order[at : at + 2].tolist())
-    raise possible.corrupt(other, f"at byte {begins[at + 1]} lies in the bytes of chunk {tuple(one.tolist())}")
+    raise rules.corrupt_error(other, f"at byte {begins[at + 1]} lies in the bytes of chunk {tuple(one.tolist())}")
 
 
 def grid_of(dataset: h5py.Dataset) -> tuple[int, ...]:
