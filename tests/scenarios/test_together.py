@@ -101,7 +101,7 @@ def test_a_wrong_label_names_the_sample_that_it_belongs_to(h5):
         HDF5Source(h5(x=np.zeros(1300, "f4"), y=np.append(labels, np.zeros(600, "u1"))), fields)
     ) as source:
         out = {key: np.empty((2, *field.stored_shape), field.dtype) for key, field in source.spec.fields.items()}
-        with pytest.raises(FormatError, match="row 600: 7 is none of its 2 classes") as caught:
+        with pytest.raises(FormatError, match="row 600: 7 is not one of its 2 classes") as caught:
             source.read_into(np.array([200, 600]), out)
     assert caught.value.sample_id == 600
 

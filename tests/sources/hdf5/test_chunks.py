@@ -259,18 +259,22 @@ def with_user_block(tmp_path):
 @pytest.mark.parametrize(
     ("place", "change", "said"),
     [
-        ((0, 3), lambda rows: rows[1, 3] + 1, r"chunk \(0, 0\) at byte \d+ lies in the bytes of chunk \(4, 0\)"),
-        ((4, 3), lambda rows: 47, r"chunk \(16, 0\) of \d+ bytes at byte 47 lies in the head of the file"),
-        ((4, 3), lambda rows: 2**62, r"chunk \(16, 0\) .*ends behind the \d+ bytes of the file; was it truncated"),
-        ((4, 4), lambda rows: 2**32, r"chunk \(16, 0\) .*ends behind"),
-        ((4, 4), lambda rows: 0, r"chunk \(16, 0\) of 0 bytes .*is no chunk: one has 96 bytes before its filters"),
-        ((4, 2), lambda rows: 1, r"chunk \(16, 0\) .*is no chunk"),  # left unfiltered, but not of the full size
-        ((4, 2), lambda rows: 2**32 - 1, r"chunk \(16, 0\) .*is no chunk"),  # the same, as some writers say it
-        ((4, 1), lambda rows: -6, r"chunk \(16, -6\) is listed, but no chunk begins there"),
-        ((4, 0), lambda rows: 20, r"chunk \(20, 0\) is listed, but"),
-        ((4, 0), lambda rows: 1, r"chunk \(1, 0\) is listed, but"),
-        ((4, 0), lambda rows: 0, r"chunk \(0, 0\) is listed twice"),
-        ((1, 0), lambda rows: 0, r"chunk \(0, 0\) is listed twice"),  # one after the other
+        ((0, 3), lambda rows: rows[1, 3] + 1, r"chunk \(0, 0\): at byte \d+ lies in the bytes of chunk \(4, 0\)"),
+        ((4, 3), lambda rows: 47, r"chunk \(16, 0\): of \d+ bytes at byte 47 lies in the head of the file"),
+        ((4, 3), lambda rows: 2**62, r"chunk \(16, 0\): .*ends behind the \d+ bytes of the file; was it truncated"),
+        ((4, 4), lambda rows: 2**32, r"chunk \(16, 0\): .*ends behind"),
+        (
+            (4, 4),
+            lambda rows: 0,
+            r"chunk \(16, 0\): of 0 bytes .*has the wrong size: a chunk has 96 bytes before its filters",
+        ),
+        ((4, 2), lambda rows: 1, r"chunk \(16, 0\): .*has the wrong size"),  # left unfiltered, but not of the full size
+        ((4, 2), lambda rows: 2**32 - 1, r"chunk \(16, 0\): .*has the wrong size"),  # the same, as some writers say it
+        ((4, 1), lambda rows: -6, r"chunk \(16, -6\): is listed, but no chunk begins there"),
+        ((4, 0), lambda rows: 20, r"chunk \(20, 0\): is listed, but"),
+        ((4, 0), lambda rows: 1, r"chunk \(1, 0\): is listed, but"),
+        ((4, 0), lambda rows: 0, r"chunk \(0, 0\): is listed twice"),
+        ((1, 0), lambda rows: 0, r"chunk \(0, 0\): is listed twice"),  # one after the other
     ],
 )
 def test_one_record_that_cannot_be_true_is_damage_and_names_its_chunk(tmp_path, monkeypatch, place, change, said):
@@ -317,7 +321,7 @@ def test_records_are_checked_in_blocks_and_a_chunk_may_not_be_in_two(h5, monkeyp
     assert (read(path, np.arange(20)) == values).all()
     rows = records_in(path)
     rows[4, :2] = rows[0, :2]
-    with pytest.raises(CorruptError, match=r"chunk \(0, 0\) is listed twice"):
+    with pytest.raises(CorruptError, match=r"chunk \(0, 0\): is listed twice"):
         columns_from(path, rows, monkeypatch)
 
 
@@ -347,7 +351,9 @@ def test_a_chunk_without_compression_that_has_not_its_bytes_is_damage(tmp_path, 
     if not mask and libver == "v110" and nbytes == 120 and "shuffle" not in options and "fletcher32" not in options:
         assert (read(path, np.arange(8, 12)) == 0).all()  # its first bytes are all of it
         return
-    with pytest.raises(CorruptError, match=rf"{path}:/data, chunk \(\d+, \d+\) .*(is no chunk|lies in the bytes)"):
+    with pytest.raises(
+        CorruptError, match=rf"{path}:/data, chunk \(\d+, \d+\): .*(has the wrong size|lies in the bytes)"
+    ):
         HDF5Source(path, ["data"])
 
 
@@ -361,7 +367,7 @@ def test_every_chunk_is_looked_at_whatever_the_others_are(tmp_path, monkeypatch,
         dataset = file.create_dataset("data", (20, 6), "i4", chunks=(4, 6), **options)
         for row, nbytes in [(0, 96), (4, 96), (8, 40), (12, 96)]:
             dataset.id.write_direct_chunk((row, 0), bytes(nbytes), filter_mask=unusual if row == 0 else 0)
-    with pytest.raises(CorruptError, match=r"chunk \(8, 0\) of 40 bytes .*is no chunk"):
+    with pytest.raises(CorruptError, match=r"chunk \(8, 0\): of 40 bytes .*has the wrong size"):
         HDF5Source(path, ["data"])
 
 
@@ -371,7 +377,9 @@ def test_an_index_that_libhdf5_cannot_go_through_is_damage(h5):
         at = file.read().rindex(b"TREE")  # that of the chunks: the other is of the group's names
         file.seek(at + 5)
         file.write(b"\xff")  # the level of this node
-    with pytest.raises(CorruptError, match=rf"{path}:/data has chunks that libhdf5 cannot list: .*the file is damaged"):
+    with pytest.raises(
+        CorruptError, match=rf"{path}:/data: has chunks that libhdf5 cannot list: .*the file is damaged"
+    ):
         HDF5Source(path, ["data"])
 
 
@@ -493,13 +501,13 @@ def test_a_damaged_chunk_is_an_error_also_where_the_edge_of_the_dataset_is_damag
 def test_what_h5py_must_read_is_said_with_the_reason(h5, caplog):
     path = h5(data={"data": np.ones((20, 8), "f4"), "chunks": (4, 8), "maxshape": (20, None), "compression": "gzip"})
     HDF5Source(path, ["data"]).close()
-    assert f"{path}:/data is read by h5py, one thread at a time: it is unlimited along one axis" in caplog.text
+    assert f"{path}:/data: is read by h5py, one thread at a time: it is unlimited along one axis" in caplog.text
 
 
 def test_a_file_that_a_link_leads_to_is_not_taken_twice(h5, tmp_path):
     path = h5(data=np.ones(3))
     (tmp_path / "latest.h5").symlink_to(path)
-    with pytest.raises(ConfigError, match="same file; its samples would count double"):
+    with pytest.raises(ConfigError, match="same file, whose samples would count twice"):
         HDF5Source([path, tmp_path / "latest.h5"], ["data"])
 
 

@@ -234,8 +234,8 @@ def test_where_nothing_can_be_mapped_there_is_no_cache_and_one_warning(file, mon
     assert made == [600 * 50 * 4]
     (said,) = [record.message for record in caplog.records if "cannot be mapped" in record.message]
     assert said == (
-        "120000 bytes for the cache of decoded chunks cannot be mapped ([Errno 12] Cannot allocate memory): no more "
-        "are kept of this dataset; raise the limit on memory (ulimit -v), or set a smaller cache_bytes"
+        "cache of decoded chunks: 120000 bytes cannot be mapped ([Errno 12] Cannot allocate memory), so no more "
+        "of this dataset is cached; raise the limit on memory (ulimit -v), or set a smaller cache_bytes"
     )
 
 

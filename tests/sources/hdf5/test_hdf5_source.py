@@ -551,7 +551,7 @@ def test_a_file_that_changes_after_the_source_was_built_is_refused(old, storage,
         read(source, [1])
     IN_PLACE[change](path)
     for samples in ([0], [1, 2], [ROWS - 1]):
-        with pytest.raises(ChangedError, match="build it again") as caught:
+        with pytest.raises(ChangedError, match="build the source again") as caught:
             read(source, samples)
         assert str(path) in str(caught.value)
         assert caught.value.file == str(path)
@@ -664,7 +664,7 @@ def test_a_label_that_no_int64_holds_is_refused(h5, chunks):
     path = h5(labels={"data": np.array([5, 2**63], np.uint64), "chunks": chunks})
     source = HDF5Source(path, ["labels"])
     assert read(source, [0])["labels"].tolist() == [5]
-    with pytest.raises(FormatError, match=f"{path}:/labels, row 1, holds the label {2**63}"):
+    with pytest.raises(FormatError, match=f"{path}:/labels, row 1: holds the label {2**63}"):
         read(source, [0, 1])
     source.close()
 

@@ -301,8 +301,8 @@ def test_without_any_place_it_is_built_each_time_and_one_line_of_the_log_says_so
     assert len(built) == 2
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    assert "cannot be kept, and is built at each opening" in record.message
-    assert "index_cache takes another folder, or false" in record.message
+    assert "so it is built at every opening" in record.message
+    assert "give another folder, or False" in record.message
 
 
 def used_at(file, seconds):
@@ -334,7 +334,7 @@ def test_an_index_larger_than_the_users_folder_may_be_is_not_kept(path, monkeypa
     with caplog.at_level(logging.INFO, "lit_async_data"):
         opened(path, index_cache="auto")
     assert not user_cache.exists()
-    assert "the user's cache folder takes 100" in caplog.text
+    assert "the user's cache folder may hold 100" in caplog.text
 
 
 def test_what_a_killed_process_left_is_removed_after_a_day(user_cache):
@@ -441,8 +441,8 @@ def test_of_a_file_that_was_changed_it_is_built_anew_and_the_log_says_so(path, b
     with caplog.at_level(logging.INFO, "lit_async_data"):
         assert (opened(path) == expected).all()
     assert len(built) == 2
-    assert f"the index of {path}:/data in {kept(path)} is of no use" in caplog.text
-    assert "not of the file in its present state" in caplog.text
+    assert f"{path}:/data: the cached index in {kept(path)} is unusable" in caplog.text
+    assert "it describes another state of the data file" in caplog.text
     assert (opened(path) == expected).all()
     assert len(built) == 2
 
@@ -464,7 +464,7 @@ def test_each_part_of_its_key_counts(path, field):
     key = key_of(path)
     value = getattr(key, field)
     other = {int: 1, str: "other", tuple: (5, 6)}[type(value)]
-    with pytest.raises(ValueError, match="present state"):
+    with pytest.raises(ValueError, match="another state"):
         index_file.read_columns(kept(path), dataclasses.replace(key, **{field: other}))
 
 
@@ -522,7 +522,7 @@ def test_an_index_that_somebody_else_has_made_is_not_believed(path, built, caplo
     with caplog.at_level(logging.INFO, "lit_async_data"):
         assert (opened(path) == VALUES).all()
     assert len(built) == 2
-    assert f"{file} is not believed: it belongs to user {STRANGER}" in caplog.text
+    assert f"{file} is not trusted: it belongs to user {STRANGER}" in caplog.text
     assert len(beside(path)) == 2  # theirs is left alone, and mine has another name
     assert (opened(path) == VALUES).all()
     assert len(built) == 2
@@ -585,7 +585,7 @@ def test_no_byte_can_change_unnoticed(path, mapped):
         damaged = bytearray(content)
         damaged[at] ^= 1 << at % 8
         Path(file).write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"damaged|present state"):
+        with pytest.raises(ValueError, match=r"damaged|another state"):
             index_file.read_columns(file, key)
     Path(file).write_bytes(content)
     assert index_file.read_columns(file, key).mapped_from == (file if mapped else None)
@@ -629,7 +629,7 @@ def test_one_that_is_whole_but_not_true_is_built_anew(path, built, caplog, colum
     IndexCache("beside").store(key, columns._replace(**{column: false}))
     assert (opened(path) == VALUES).all()
     assert len(built) == 2
-    assert "is not true: it is built anew" in caplog.text
+    assert "the cached index of chunks is wrong; building it again" in caplog.text
 
 
 def test_one_that_is_possible_is_still_proved_by_some_chunks(path, built):
@@ -755,7 +755,7 @@ def test_without_its_file_and_of_changed_data_a_pickled_index_is_an_error(path, 
     pickled = pickle.dumps(source_of(path))
     os.remove(kept(path))
     change(path)
-    with pytest.raises(ChangedError, match=rf"{path}:/data is not what it was .* build it again"):
+    with pytest.raises(ChangedError, match=rf"{path}:/data: has changed since .* build the source again"):
         pickle.loads(pickled)
 
 

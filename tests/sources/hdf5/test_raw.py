@@ -147,7 +147,7 @@ def test_a_row_that_the_file_ends_before_is_an_error(tmp_path, monkeypatch):
     source = HDF5Source(path, ["data"], memory_map=False)
     os.truncate(path, source._stored[0].fields["data"].stored.offset + 49 * 24 + 3)
     monkeypatch.setattr(open_file.OpenFile, "check", lambda self: self.descriptor())
-    with pytest.raises(ChangedError, match="in the middle of a sample: it shrank"):
+    with pytest.raises(ChangedError, match="in the middle of a sample, so it shrank"):
         source.read_into(np.arange(50), {"data": np.empty((50, 6), "i4")})
     source.close()
 
@@ -199,10 +199,10 @@ def test_large_pieces_are_fetched_bit_by_bit(monkeypatch, tmp_path):
     (tmp_path / "x").write_bytes(b"x")
     kernel = Kernel(monkeypatch)
     file = open_file.OpenFile(str(tmp_path / "x"), None)
-    readahead.ReadAhead(file).fetch(np.array([100, -1]), 2 * readahead.FETCHED_BYTES + 1)
+    readahead.ReadAhead(file).fetch(np.array([100, -1]), 2 * readahead.MAX_FETCH_BYTES + 1)
     file.close()
     sizes = [end - begin for begin, end in kernel.fetched]
-    assert sizes == [readahead.FETCHED_BYTES, readahead.FETCHED_BYTES, 1]
+    assert sizes == [readahead.MAX_FETCH_BYTES, readahead.MAX_FETCH_BYTES, 1]
 
 
 @pytest.mark.parametrize("rows", [1, 8])

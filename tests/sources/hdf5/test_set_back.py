@@ -68,7 +68,9 @@ def test_what_was_rewritten_and_set_back_is_an_error(path, pickled):
     rewritten(path)
     again = pickle.loads(pickle.dumps(source)) if pickled else source
     for each in {source, again}:
-        with pytest.raises(ChangedError, match=r"x\.h5 was written to .*, and its time of writing set back; build it"):
+        with pytest.raises(
+            ChangedError, match=r"x\.h5: was written to .*, and its modification time was set back; build"
+        ):
             read(each, np.arange(10))
         each.close()
 
@@ -118,7 +120,7 @@ def test_values_in_another_file_are_compared_too(tmp_path):
     linked(str(tmp_path / "other.h5"))
     assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
     rewritten(str(tmp_path / "other.h5"))
-    with pytest.raises(ChangedError, match=r"other\.h5 was written to"):
+    with pytest.raises(ChangedError, match=r"other\.h5: was written to"):
         read(source, np.arange(10))
     source.close()
 

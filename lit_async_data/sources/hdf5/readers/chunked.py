@@ -1,4 +1,4 @@
-"""`ChunkedReader`: reading chunked datasets slab by slab; each that a batch touches is decoded once for it."""
+"""`ChunkedReader`: reads chunked datasets slab by slab, and decodes each slab once per batch at most."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder, SlabDe
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 
 Array = npt.NDArray[Any]
-# Bytes of a row from which rows are copied one by one: taken together, each is copied twice. Of 64 chunks at a time,
-# rows of 12 KiB then take 0.6 of the time.
+# Rows of this size and more are copied one by one; a fancy index would copy each twice. With 64 chunks at a time, rows
+# of 12 KiB then take 0.6 of the time.
 ONE_BY_ONE = 4096
 
 
 class ChunkedReader(Reader):
-    """Takes rows from slabs that are decoded when they are first wanted.
+    """Copies rows from slabs, which it decodes on first use.
 
     Args:
         stored: The dataset.
-        decoder: Decodes them.
-        recent: The slabs decoded last, of all fields and files.
-        room: Room for slabs that are kept for good.
+        decoder: Decodes its slabs.
+        recent: Caches recently decoded slabs, of all files.
+        room: Bytes for slabs that are kept for good.
     """
 
     def __init__(
@@ -43,23 +43,23 @@ class ChunkedReader(Reader):
         native = stored.dtype.newbyteorder("=")
         rows = min(decoder.rows, stored.rows)
         self._persistent = PersistentChunkCache(stored.rows, rows, stored.spec.stored_shape, native, room)
-        # Nobody else wants anything of a slab of one row: it goes straight into the batch.
+        # A slab of one row is decoded straight into the batch: no other row needs it.
         self._single_rows = decoder.rows == 1
         self._large = stored.nbytes // stored.rows >= ONE_BY_ONE
         self.rows = decoder.rows
         self.reading = decoder.reading
-        chunk_bytes = rows * stored.nbytes // stored.rows
-        self.chunk_bytes = 0 if self._single_rows else chunk_bytes
-        # A slab that is copied from stays with its reader, although others may have pushed it out of those held.
-        self.decode_bytes = decoder.decode_bytes + self.chunk_bytes
-        self.decodable_bytes = -(-stored.rows // decoder.rows) * chunk_bytes
-        self._name = object()  # not the reader itself, which refers to the recent slabs
+        slab_bytes = rows * stored.nbytes // stored.rows
+        self.slab_bytes = 0 if self._single_rows else slab_bytes
+        # A reader still holds the slab it copies from after the cache has evicted it.
+        self.decode_bytes = decoder.decode_bytes + self.slab_bytes
+        self.decodable_bytes = -(-stored.rows // decoder.rows) * slab_bytes
+        self._name = object()  # not the reader itself, which would make a reference cycle with the cache
 
     def read(self, rows: Indices, out: Array) -> None:
         """As `Reader.read`.
 
         Raises:
-            CorruptError: A chunk does not decode to exactly its bytes; names the chunk.
+            CorruptError: The decoded size of a chunk is wrong; names the chunk.
         """
         missing = self._persistent.copy_rows(
             rows, out, lambda values, which: checked_labels(values, self._stored, out.dtype, which)
@@ -71,10 +71,10 @@ class ChunkedReader(Reader):
         if self._single_rows:
             self._read_single_rows(rows, missing, out)
             return
-        wanted = [(number, missing[where]) for number, where in _group_by_slab(rows[missing] // self.rows)]
-        for number, slab, where in self._iter_slabs(wanted):
+        slabs = [(number, missing[where]) for number, where in _group_by_slab(rows[missing] // self.rows)]
+        for number, slab, where in self._iter_slabs(slabs):
             self._copy_rows(number, slab, rows, out, where)
-            del slab  # before the next is decoded
+            del slab  # before the next one is decoded
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
         if self._single_rows:
@@ -91,13 +91,13 @@ class ChunkedReader(Reader):
                 out[first : first + end - begin] = slab[begin:end]
             del slab
 
-    def _iter_slabs(self, wanted: list[tuple[int, Indices]]) -> Iterator[tuple[int, Array, Indices]]:
-        """SlabDecoder as they come to be there, with what each is wanted for."""
-        left = collections.deque(wanted)
+    def _iter_slabs(self, slabs: list[tuple[int, Indices]]) -> Iterator[tuple[int, Array, Indices]]:
+        """Yields slabs in any order, each with the places that need it."""
+        left = collections.deque(slabs)
         postponed = 0
         while left:
             number, where = left.popleft()
-            # What another thread is decoding is wanted last, when there is nothing else to do but wait for it.
+            # Slabs that other threads are decoding come last, when waiting is all that is left to do.
             slab = self._persistent.slab(number)
             if slab is None:
                 slab = self._slab(number, wait=postponed > len(left))
@@ -120,7 +120,7 @@ class ChunkedReader(Reader):
             self._copy_rows(int(rows[where]), self.decoder.decode(int(rows[where])), rows, out, [where])
 
     def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        """Have the kernel fetch these rows, and decode their slabs, unless that has been done or is being done."""
+        """Have the kernel fetch these rows, and decode their slabs unless they are cached or being decoded."""
         return self._prepare(np.unique(rows // self.rows), decode=decode)
 
     def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:
@@ -137,8 +137,8 @@ class ChunkedReader(Reader):
             self._slab(number, wait=False, turn=decode)
         return True
 
-    def forget(self) -> None:
-        """Let go of what is kept for good; the recent slabs are their owner's."""
+    def clear(self) -> None:
+        """Drop the slabs that are kept for good. The owner of the recent ones drops those."""
         self._persistent.clear()
 
     def _slab(self, number: int, *, wait: bool, turn: Turn = False) -> Array | None:
@@ -158,7 +158,7 @@ class ChunkedReader(Reader):
 
 
 def _group_by_slab(numbers: Indices) -> list[tuple[int, Indices]]:
-    """Each of these slabs once, with its places among them."""
+    """The distinct slab numbers, each with its places in ``numbers``."""
     order = np.argsort(numbers, kind="stable")
     edges = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(numbers)] if len(numbers) else [0]
     return [(int(numbers[order[begin]]), order[begin:end]) for begin, end in itertools.pairwise(edges)]

@@ -1,4 +1,4 @@
-"""`FieldReader`: reads a field that is not stored as it is delivered."""
+"""`FieldReader`: reads fields whose samples are windows of rows, or need a conversion."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField
 
 Array = npt.NDArray[Any]
-# Bytes of values that are read aside and converted at a time.
+# Bytes of values that are read into a temporary block and converted from there.
 BLOCK_BYTES = 2**20
 
 
 class FieldReader(Reader):
-    """Reads a field that is more than a row as it is stored.
+    """Reads a field whose samples are not stored rows as they are.
 
     Args:
         field: The field.
-        reader: Reads its rows.
+        reader: Reads the rows of its dataset.
     """
 
     def __init__(self, field: StoredField, reader: Reader) -> None:
@@ -46,13 +46,13 @@ class FieldReader(Reader):
             self._read(rows, values)
             out[...] = field.conversion(values, rows + field.span[0], out.dtype)
             return
-        # In the order in which they lie, where they may share a chunk: it is then decoded once.
+        # In storage order where rows may share a chunk, which is then decoded once.
         order = None if self.reading == "copied" else np.argsort(rows, kind="stable")
         for first in range(0, len(rows), block):
             places = slice(first, first + block) if order is None else order[first : first + block]
-            some = rows[places]
-            self._read(some, values[: len(some)])
-            out[places] = field.conversion(values[: len(some)], some + field.span[0], out.dtype)
+            block_rows = rows[places]
+            self._read(block_rows, values[: len(block_rows)])
+            out[places] = field.conversion(values[: len(block_rows)], block_rows + field.span[0], out.dtype)
 
     def _read(self, rows: Indices, out: Array) -> None:
         begin, end = self._field.span

@@ -32,21 +32,21 @@ from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
 
 Array = npt.NDArray[Any]
-# Bytes of samples of one part that are read aside at a time, before they go to their places in the batch.
+# Bytes of samples that are read into a temporary block of one part, and copied to their places in the batch.
 BLOCK_BYTES = 2**20
 
 
 class PartReader:
-    """Reads one part. Safe from several threads.
+    """Reads one part. Thread-safe.
 
     Args:
         part: The part.
         file: Its file.
-        recent: The slabs decoded last, of all parts, by the name of the dataset.
-        room: Room for slabs that are kept for good.
+        recent: Caches of recently decoded slabs, shared by all parts, by `StoredPart.dataset_key`.
+        room: Bytes for slabs that are kept for good.
 
     Attributes:
-        datasets: The reader of each dataset; fields of the same one share it, so that it is decoded once.
+        datasets: The reader of each dataset. Fields of one dataset share it, so that it is decoded once.
         fields: The reader of each field.
     """
 
@@ -59,7 +59,7 @@ class PartReader:
         self.fields = {key: self._field_reader(field) for key, field in part.fields.items()}
 
     def read(self, samples: Indices, out: Mapping[str, Array]) -> None:
-        """Fill arrays with samples, counted from the first of the part."""
+        """Fill arrays with samples, counted from the start of the part."""
         rows = self._part.anchors.rows(samples)
         for key, array in out.items():
             self.fields[key].read(rows, array)
@@ -74,10 +74,10 @@ class PartReader:
         """How each field is read."""
         return (reader.reading for reader in self.fields.values())
 
-    def forget(self) -> None:
-        """Let go of decoded values that are kept for good."""
+    def clear(self) -> None:
+        """Drop the slabs that are kept for good."""
         for reader in self.datasets.values():
-            reader.forget()
+            reader.clear()
 
     def _field_reader(self, field: StoredField) -> Reader:
         stored = field.stored
@@ -100,7 +100,7 @@ class PartReader:
         return self.datasets[name]
 
     def _fastest(self, stored: StoredDataset) -> Reader:
-        """The fastest reader that reads a dataset right."""
+        """The fastest reader that fits a dataset."""
         recent = self._recent[self._part.dataset_key(stored)]
         if is_raw(stored):
             return RawReader(stored, self._file)
@@ -114,18 +114,18 @@ class PartReader:
 
 
 class PartReaders:
-    """Reads samples of all parts. Safe from several threads.
+    """Reads samples of all parts. Thread-safe.
 
     Args:
         stored: The parts.
-        files: The identity of each file, by its path.
-        lies: How samples of the widest field lie.
-        widest: Its key.
+        files: The identity of each file, by path.
+        grouping: How samples share chunks of the field ``grouping_key``.
+        grouping_key: Key of that field.
         mapped: Whether files may be mapped.
 
     Attributes:
         parts: The reader of each part.
-        holding: What decoded chunks take.
+        memory: The memory of decoded chunks.
         starts: The first sample of each part, and the end of the last.
     """
 
@@ -151,7 +151,7 @@ class PartReaders:
                 for path, identity in files.items()
             ]
         )
-        # One for each dataset: slabs of labels, wanted again and again, are not to go because those of images come.
+        # One cache per dataset, so that slabs of images do not evict slabs of labels.
         self.recent: collections.defaultdict[str, DecodedChunkCache] = collections.defaultdict(DecodedChunkCache)
         self._room = ByteBudget()
         self.parts = [
@@ -163,44 +163,44 @@ class PartReaders:
 
     @property
     def reading(self) -> Reading:
-        """How they are read, over all fields; as in `StorageLayout`."""
+        """How the slowest field is read; as in `StorageLayout`."""
         return slowest(how for part in self.parts for how in part.reading)
 
     def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Read samples, of which there is at least one, into arrays; see `Source.read_into`."""
+        """Read one or more samples into arrays; see `Source.read_into`."""
         if len(self._stored) == 1:
             self._read_part(0, samples, out)
             return
         sample_bytes = sum(array.nbytes for array in out.values()) // len(samples)
         block = max(BLOCK_BYTES // max(sample_bytes, 1), 1)
-        pieces: dict[str, npt.NDArray[Any]] = {}
+        blocks: dict[str, npt.NDArray[Any]] = {}
         for part, where in self.by_part(samples):
             if len(where) == len(samples):
                 self._read_part(part, samples, out)
                 return
-            # Taken once for all parts: memory that is fresh from the system costs more than the copy.
-            if not pieces:
-                pieces = {key: np.empty_like(array[:block]) for key, array in out.items()}
-            # In the order in which they lie, if in several blocks: a chunk that samples share is then decoded once.
+            # Allocated once for all parts: the kernel clears new pages, which takes longer than the copy.
+            if not blocks:
+                blocks = {key: np.empty_like(array[:block]) for key, array in out.items()}
+            # Several blocks are read in storage order: a chunk that samples share is then decoded once.
             order = where[np.argsort(samples[where], kind="stable")] if len(where) > block else where
             for first in range(0, len(order), block):
                 places = order[first : first + block]
-                some = {key: piece[: len(places)] for key, piece in pieces.items()}
-                self._read_part(part, samples[places], some)
-                for key, piece in some.items():
-                    out[key][places] = piece
+                views = {key: array[: len(places)] for key, array in blocks.items()}
+                self._read_part(part, samples[places], views)
+                for key, view in views.items():
+                    out[key][places] = view
 
-    def _whole_chunks(self, samples: Indices) -> Indices:
-        """These samples, with all that lie together with them, if those may take other chunks."""
+    def _with_group(self, samples: Indices) -> Indices:
+        """These samples and all others of their groups, if a group may read several chunks."""
         if self._layout is None:
             return samples
         firsts, counts = self._layout.extents(np.unique(self._layout.chunks_of(samples)))
         ends = np.cumsum(counts)
-        found: Indices = np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
-        return found
+        grouped: Indices = np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
+        return grouped
 
     def by_part(self, samples: Indices) -> Iterator[tuple[int, Indices]]:
-        """The parts that samples are in, each with the places of its samples among them."""
+        """The parts of samples, each with the places of its samples."""
         parts = np.searchsorted(self.starts, samples, side="right") - 1
         order = np.argsort(parts, kind="stable")
         ordered = parts[order]
@@ -215,8 +215,8 @@ class PartReaders:
                 self.parts[part].read(own, out)
         except SourceError as error:
             if error.row is not None and error.sample_id is None:
-                found = self._stored[part].sample(error.dataset, error.row, own)
-                error.sample_id = None if found is None else int(self.starts[part]) + found
+                sample = self._stored[part].sample(error.dataset, error.row, own)
+                error.sample_id = None if sample is None else int(self.starts[part]) + sample
             raise
         except (OSError, MemoryError) as error:
             raise self._unreadable(part, error) from error
@@ -226,9 +226,9 @@ class PartReaders:
         return source_error(error, path, "cannot be read", file=path)
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Get ready what will be read soon of samples, of which there is at least one; see `CachingSource.prepare`."""
+        """Prepare for reading one or more samples; see `CachingSource.prepare`."""
         if decode:
-            samples = self._whole_chunks(samples)
+            samples = self._with_group(samples)
         useful = False
         for part, where in self.by_part(samples) if samples.size else ():
             try:
@@ -240,7 +240,7 @@ class PartReaders:
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `CachingSource.reserve`."""
-        self._files.check_process()  # before any lock, which another thread may have held when this process was forked
+        self._files.check_process()  # before taking a lock, which a thread may have held when this process was forked
         rooms = self.memory.room(chunks)
         for name, nbytes in rooms.items():
             self.recent[name].add_room(nbytes)
@@ -250,19 +250,19 @@ class PartReaders:
             for name, nbytes in rooms.items():
                 self.recent[name].add_room(-nbytes)
             if self._room.add(-cache_bytes) < 0:
-                self._forget()
+                self._clear_readers()
 
         return give_back
 
     def close(self) -> None:
-        """Close every file and let go of what was decoded. Reading opens them again."""
+        """Close every file and drop what was decoded. Reading opens files again."""
         if self._files.forked:
-            return  # nothing here is this process's, and a lock may have been held when it was forked
+            return  # handles belong to the parent, and a lock may have been held when it forked
         self._files.close()
         for recent in self.recent.values():
             recent.clear()
-        self._forget()
+        self._clear_readers()
 
-    def _forget(self) -> None:
+    def _clear_readers(self) -> None:
         for part in self.parts:
-            part.forget()
+            part.clear()

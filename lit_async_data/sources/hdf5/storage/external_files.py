@@ -1,4 +1,4 @@
-"""`external_files`: the other files that a dataset takes values from."""
+"""`external_files`: the other files that hold values of a dataset."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ ExternalFiles = tuple[tuple[str, FileIdentity], ...]
 
 
 def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: bool) -> ExternalFiles:
-    """The other files that a dataset takes values from, with their states.
+    """The other files that hold values of a dataset, with their identities.
 
-    What is missing there comes out of libhdf5 as fill values, without a word. So they are refused unless the user
-    allows them, must be there when the source is built, and are checked like any other file when they are read.
+    libhdf5 silently reads fill values where such a file is missing. So external files are refused unless the user
+    allows them; they must exist when the source is built, and every read checks them like the main file.
 
     Args:
-        dataset: Open.
-        file: The file that it was opened in.
+        dataset: An open dataset.
+        file: The file it was opened in.
         name: Its name.
-        allowed: Whether the user allows them.
+        allowed: Whether the user allows external files.
 
     Raises:
-        FormatError: There are some, and they are not allowed; or they are named by a pattern.
-        MissingError: One is not there, or has not the dataset that is taken from it.
+        FormatError: External files are not allowed, or a pattern names them.
+        MissingError: A file or the dataset in it does not exist.
     """
     context: dict[str, Any] = {"file": file.filename, "dataset": name}
     here = os.path.abspath(file.filename)
@@ -46,17 +46,19 @@ def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed
 def _follow(
     dataset: h5py.Dataset, where: str, context: dict[str, Any], found: set[str], above: frozenset[tuple[str, str]]
 ) -> None:
-    """Add the files that a dataset takes values from, those of the datasets there, and so on."""
+    """Collect the external files of a dataset, and those of the datasets it refers to, recursively."""
     path = os.path.abspath(dataset.file.filename)
     me = (path, dataset.name or "")
     if me in above:
-        raise FormatError(f"{where} takes values from itself, by {path}:{dataset.name}", **context)
+        raise FormatError(f"{where}: takes values from itself, by {path}:{dataset.name}; correct the links", **context)
     for stored, _, _ in dataset.external or ():
-        found.add(_resolved(os.fsdecode(stored), [os.getcwd()], where, context))  # libhdf5 looks nowhere else
+        found.add(_resolved(os.fsdecode(stored), [os.getcwd()], where, context))  # the only folder libhdf5 searches
     seen: set[tuple[str, str]] = set()
     for part in dataset.virtual_sources() if dataset.is_virtual else ():
         if "%b" in part.file_name or "%b" in part.dset_name:
-            raise FormatError(f"{where} takes values from files by a pattern, {part.file_name}; list them", **context)
+            raise FormatError(
+                f"{where}: takes values from files named by a pattern, {part.file_name}; list the files", **context
+            )
         other = path
         if part.file_name != ".":
             other = _resolved(part.file_name, [os.path.dirname(path), os.getcwd()], where, context)
@@ -78,18 +80,18 @@ def _refuse(dataset: h5py.Dataset, where: str, *, linked: bool, context: dict[st
     allow = "or allow it with allow_external=True"
     if linked:
         raise FormatError(
-            f"{where} is a link into another file, {dataset.file.filename}; give that file as path, {allow}", **context
+            f"{where}: is a link into another file, {dataset.file.filename}; give that file as path, {allow}", **context
         )
     if dataset.is_virtual:
         raise FormatError(
-            f"{where} is a virtual dataset: a missing part would come out as fill values; give the files it is made of "
-            f"as path, write its values to a dataset of their own, {allow}",
+            f"{where}: is a virtual dataset, and a missing part would be read as fill values; give the files it is "
+            f"made of as path, write its values to a dataset of their own, {allow}",
             **context,
         )
     if dataset.external:
         raise FormatError(
-            f"{where} keeps its values in another file, {dataset.external[0][0]}; write them to a dataset of this one, "
-            f"{allow}",
+            f"{where}: stores its values in another file, {dataset.external[0][0]}; write them to a dataset of this "
+            f"file, {allow}",
             **context,
         )
 
@@ -99,8 +101,12 @@ def _resolved(name: str, folders: list[str], where: str, context: dict[str, Any]
         path = os.path.join(folder, name)
         if os.path.isfile(path):
             return path
-    raise MissingError(f"{where} takes values from {name}, which is not in {' or '.join(folders)}", **context)
+    raise MissingError(
+        f"{where}: takes values from {name}, which is not in {' or '.join(folders)}; restore that file", **context
+    )
 
 
 def _absent(path: str, name: str, where: str, context: dict[str, Any]) -> MissingError:
-    return MissingError(f"{where} takes values from {path}:/{name.strip('/')}, which cannot be opened", **context)
+    return MissingError(
+        f"{where}: takes values from {path}:/{name.strip('/')}, which cannot be opened; restore that file", **context
+    )

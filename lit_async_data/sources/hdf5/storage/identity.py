@@ -1,4 +1,4 @@
-"""`FileIdentity`: what tells one state of a file from another; and `external_files`, which a dataset takes values from."""
+"""`FileIdentity`: tells one state of a file from another."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from lit_async_data.errors import MissingError
 
-# Pieces of a file that are compared when only the time of its last change of any kind differs, and their bytes at most.
+# Pieces of a file that are compared if only its ctime has changed, and their largest size.
 PIECES = 8
 PIECE_BYTES = 4096
 
 
 class Piece(NamedTuple):
-    """Some bytes of a file, as they were."""
+    """Some bytes of a file, as a digest."""
 
     offset: int
     size: int
@@ -26,19 +26,19 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FileIdentity:
-    """What tells one state of a file from another.
+    """The state of a file: device, inode, size and times, with digests of a few pieces.
 
-    Programs set the time of writing (rsync, touch, tar), and so can hide that a file was written to. The time of any
-    change cannot be set, but other rights, one more link or a backup change it too. So it is no part of what is
-    compared: where it alone differs, pieces of the file decide.
+    Programs such as rsync, touch and tar set the mtime, so it can hide a write. Nobody can set the ctime, but chmod, a
+    new hard link or a backup changes it too. So the ctime is not compared; if it alone differs, pieces of the file
+    decide.
 
     Attributes:
-        device: Where it lies.
-        inode: Its number there.
+        device: Number of the file system.
+        inode: Number of the file on it.
         size: In bytes.
-        mtime_ns: When it was written to, as far as programs tell the truth.
-        ctime_ns: When anything about it changed.
-        pieces: Some of its bytes.
+        mtime_ns: Time of the last write, unless a program has set it.
+        ctime_ns: Time of the last change to the content or the metadata.
+        pieces: Digests of some bytes.
     """
 
     device: int
@@ -50,11 +50,11 @@ class FileIdentity:
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileIdentity:
-        """The state that ``os.stat`` or ``os.fstat`` found, without pieces."""
+        """The identity in a result of ``os.stat`` or ``os.fstat``, without pieces."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     def difference(self, now: FileIdentity) -> str | None:
-        """What has happened to the file since, in words; None if nothing has."""
+        """What happened to the file since, for messages; None if nothing did."""
         if now == self:
             return None
         if (now.device, now.inode) != (self.device, self.inode):
@@ -64,31 +64,31 @@ class FileIdentity:
         return "was written to"
 
     def with_pieces(self, path: str, places: Sequence[tuple[int, int]] = ()) -> FileIdentity:
-        """The same with pieces.
+        """A copy with digests of pieces of the file.
 
         Args:
             path: The file.
-            places: First byte and bytes of each; none for some drawn from anywhere in the file.
+            places: Offset and size of each piece; random ones if empty.
 
         Raises:
-            MissingError: It cannot be opened any more.
+            MissingError: The file can no longer be opened.
         """
         places = places or [random_piece(0, self.size) for _ in range(PIECES if self.size else 0)]
         try:
             with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
                 pieces = tuple(Piece(at, size, _digest(file.fileno(), at, size)) for at, size in places)
         except OSError as error:
-            raise MissingError(f"{path} cannot be opened: {error}", file=path) from error
+            raise MissingError(f"{path}: cannot be opened: {error}; was it moved or deleted?", file=path) from error
         return dataclasses.replace(self, pieces=pieces)
 
     def matches(self, descriptor: int) -> bool:
-        """Whether the pieces of a file are what they were; False if none is known."""
+        """Whether an open file still has the same pieces; False if no piece is known."""
         same = (_digest(descriptor, piece.offset, piece.size) == piece.digest for piece in self.pieces)
         return bool(self.pieces) and all(same)
 
 
 def random_piece(begin: int, nbytes: int) -> tuple[int, int]:
-    """Place and size of a piece somewhere in a part of a file; another one each time."""
+    """Offset and size of a random piece of a range of bytes."""
     size = min(nbytes, PIECE_BYTES)
     return begin + secrets.randbelow(nbytes - size + 1), size
 

@@ -1,4 +1,4 @@
-"""`OpenFile`: the handles on one file, which is checked to be the one that was looked at."""
+"""`OpenFile`: the handles on one file; `OpenFiles`: the files of a source, with a limit on how many are open."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from lit_async_data.sources.hdf5.storage.residency import is_cold
 
 # Seconds that `close` waits for a thread that is opening the file.
 LOCK_S = 1.0
-# libhdf5 keeps chunks of this many bytes, or two if they are larger, for each dataset that it reads.
+# libhdf5 caches chunks of this many bytes per dataset, or two chunks if they are larger.
 H5PY_CACHE_BYTES = 2**20
-# From this size on, pread is about as fast as a map: 0.89 to 0.98 of its speed for 600 kB, 0.98 to 1.03 for 2.4 MB, 0.8
-# to 1.2 for 150 kB. And a file that shrinks is then an error, while touching a map of it ends the process.
+# Rows of this size and more are read by pread, which is about as fast as a map: 0.8 to 1.2 of its speed for 150 kB,
+# 0.89 to 0.98 for 600 kB, 0.98 to 1.03 for 2.4 MB. If the file shrinks, pread fails; touching a map ends the process.
 PREAD_BYTES = 512 * 1024
-# The same for what is decoded then, which takes many times as long as reading it.
+# The same limit for compressed chunks. Decoding takes many times as long as reading.
 PREAD_CHUNK_BYTES = 32 * 1024
 
 _log = logging.getLogger(__name__)
 
 
 class OpenFile:
-    """The handles on one file, opened on first use and checked to be the file that was looked at.
+    """The handles on one file, opened on first use. Checks that the file is the one the source was built from.
 
     Args:
         path: The file.
-        identity: What it was when the source was built.
-        others: Other files that its values lie in, and what they were.
-        mapped: Whether a map of it may be used.
+        identity: Its identity when the source was built.
+        external: Other files with values of its datasets, and their identities.
+        mapped: Whether the file may be mapped.
     """
 
     def __init__(self, path: str, identity: FileIdentity, *, external: ExternalFiles = (), mapped: bool = True) -> None:
@@ -59,7 +59,7 @@ class OpenFile:
         self._identity = identity
         self._lock = threading.Lock()
         self._readers = 0
-        # The time of the last change of any kind at which pieces of a file were compared, by path.
+        # By path: the ctime at which the pieces of the file were last compared.
         self._compared_ctimes: dict[str, int] = {}
         self._reset()
 
@@ -73,12 +73,12 @@ class OpenFile:
         self._datasets: dict[str, h5py.Dataset] = {}
 
     def descriptor(self) -> int:
-        """A file descriptor; `check` tells whether it is on the file that was looked at.
+        """The file descriptor. Only `check` verifies that it belongs to the original file.
 
         Raises:
             MissingError: The file is gone.
-            FormatError: There is a pipe or a folder in its place.
-            SourceError: The system does not open it; says what to do.
+            FormatError: A pipe or a folder has replaced it.
+            SourceError: The system refuses to open it.
             WorkerError: This process is a fork of the one that opened it.
         """
         self.check_process()
@@ -92,14 +92,15 @@ class OpenFile:
             return self._descriptor
 
     def check(self) -> None:
-        """Make sure that the file is what it was.
+        """Check that the file has not changed.
 
-        To be called before and after every read: a file that shrinks gives zeros through h5py and kills the process
-        through a map, and one that is written to gives a mixture.
+        Call this before and after every read: from a file that shrank, h5py reads zeros and a map ends the process; a
+        file that is being written yields a mix of old and new values.
 
         Raises:
-            ChangedError: It is not; says what differs.
+            ChangedError: The file has changed; the message says how.
         """
+        # Runs for every file and batch. An open descriptor belongs to this process, or `check_process` has raised.
         # Once per file and batch: a descriptor that is there belongs to this process, or `check_process` has failed.
         self._check_same(self.descriptor() if self._descriptor is None else self._descriptor)
         for path, was in self._external:
@@ -107,7 +108,7 @@ class OpenFile:
                 self._check_external(path, was)
             except OSError as error:
                 raise MissingError(
-                    f"{path}, which {self.path} takes values from, is gone: {error}", file=path
+                    f"{path}: cannot be opened ({error}), and {self.path} takes values from it; restore it", file=path
                 ) from error
 
     def _check_same(self, descriptor: int) -> None:
@@ -126,20 +127,21 @@ class OpenFile:
                 self._check_pieces(path, was, now, file.fileno())
 
     def _check_pieces(self, path: str, was: FileIdentity, now: os.stat_result, descriptor: int) -> None:
-        """Of a file of which something has changed, but nothing else shows what: rights, links, or its values."""
+        """Compare pieces of a file of which only the ctime differs: from chmod, a new link, or a hidden write."""
         if not was.matches(descriptor):
             raise ChangedError(
-                f"{path} was written to since the source was built, and its time of writing set back; build it again",
+                f"{path}: was written to since the source was built, and its modification time was set back; build the "
+                "source again",
                 file=path,
             )
         self._compared_ctimes[path] = now.st_ctime_ns
 
     def map(self, *, random_access: bool = True) -> npt.NDArray[np.uint8]:
-        """The bytes of the whole file, read-only; pages are read as they are touched.
+        """The bytes of the whole file, read-only. The kernel reads pages when they are touched.
 
         Args:
-            random_access: Whether what is wanted is fetched by name (`ReadAhead`); else every page that is missing is read
-                with its neighbours, up to several MiB of them.
+            random_access: Disables the kernel's own read-ahead, since `ReadAhead` fetches what will be read. Otherwise
+                the kernel reads every missing page with up to several MiB of its neighbours.
         """
         descriptor = self.descriptor()
         mapped_before = self._maps.get(random_access)
@@ -158,8 +160,8 @@ class OpenFile:
         """Fill ``out`` with the bytes from an offset on.
 
         Raises:
-            ChangedError: The file ends before that.
-            SourceError: The system does not read them, tried twice; names the byte.
+            ChangedError: The file ends too early.
+            SourceError: The system failed to read twice; the message names the byte.
         """
         descriptor, view, done = self.descriptor(), out.data, 0
         while done < len(view):
@@ -169,14 +171,14 @@ class OpenFile:
                 got = self._read_again(error, descriptor, view[done:], offset + done)
             if not got:
                 raise ChangedError(
-                    f"{self.path} ends at byte {offset + done}, in the middle of a sample: it shrank since the source "
-                    "was built; build it again",
+                    f"{self.path}: ends at byte {offset + done}, in the middle of a sample, so it shrank since the "
+                    "source was built; build the source again",
                     file=self.path,
                 )
             done += got
 
     def _read_again(self, error: OSError, descriptor: int, view: memoryview, offset: int) -> int:
-        """Read once more after an error of input or output, which may pass."""
+        """Read once more after an input/output error, which may be transient."""
         try:
             if errno_of(error) != errno.EIO:
                 raise error
@@ -186,7 +188,7 @@ class OpenFile:
             raise source_error(again, where, "cannot be read", file=self.path) from again
 
     def bytes_at(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """Some bytes: of the map, if they are few and there may be one, else a copy.
+        """The bytes at an offset: a view of the map if they are few and maps are allowed, else a copy.
 
         Raises:
             ChangedError: As `read_at`.
@@ -198,7 +200,7 @@ class OpenFile:
         return found
 
     def pieces(self, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes at each of several places, one after the other; as `bytes_at`."""
+        """Yields the bytes at each of several offsets, as `bytes_at` returns them."""
         mapped = self.map() if self.mapped else None
         for offset, size in zip(offsets, sizes, strict=True):
             if mapped is not None and size < PREAD_CHUNK_BYTES:
@@ -207,7 +209,7 @@ class OpenFile:
                 yield self.bytes_at(offset, size)
 
     def __enter__(self) -> Self:
-        """Read inside: the file is checked before and after, and stays open until the last reader has left."""
+        """Check the file and keep it open until the last reader leaves; `__exit__` checks it again."""
         self.check_process()  # before the lock, which another thread may have held when this process was forked
         with self._lock:
             self._readers += 1
@@ -220,7 +222,7 @@ class OpenFile:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
-            # A file that is written to is no damaged one: that is looked at first.
+            # A changed file may look damaged: report the change.
             if error is None or isinstance(error, CorruptError):
                 self.check()
         finally:
@@ -233,24 +235,24 @@ class OpenFile:
                 self._close()
 
     def dataset(self, name: str, chunk_bytes: int) -> h5py.Dataset:
-        """A dataset through h5py, with a chunk cache that holds at least two of its chunks; none where they are 0."""
+        """A dataset opened by h5py, whose chunk cache holds at least two chunks; no cache if ``chunk_bytes`` is 0."""
         self.check_process()
         with self._lock:
             if self._h5py is None:
-                found = open_h5py(self.path)
-                # By path, unlike the descriptor: it may be another file by now.
-                self._check_same(found.id.get_vfd_handle())
-                self._h5py, self._pid = found, os.getpid()
+                file = open_h5py(self.path)
+                # h5py opens by path, which may lead to another file than the descriptor by now.
+                self._check_same(file.id.get_vfd_handle())
+                self._h5py, self._pid = file, os.getpid()
             if name not in self._datasets:
                 access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-                # Slots of the cache's table: a prime well above the chunks it can hold, as HDF5 advises.
+                # Hash slots: a prime well above the number of cached chunks, as HDF5 advises.
                 access.set_chunk_cache(12421, max(H5PY_CACHE_BYTES, 2 * chunk_bytes) if chunk_bytes else 0, 0.75)
                 self._datasets[name] = h5py.Dataset(h5py.h5d.open(self._h5py.id, name.encode(), access))
             return self._datasets[name]
 
     def close(self) -> None:
-        """Close every handle, now or when the last reader has left. The map goes with the last array made from it."""
-        # With a time-out: a thread may be stuck while it opens the file, on a disk that is gone.
+        """Close every handle, now or when the last reader leaves. A map lives until the last array that views it."""
+        # With a timeout: another thread may be stuck opening the file on a disk that is gone.
         if not self._lock.acquire(timeout=LOCK_S):
             return
         try:
@@ -271,43 +273,43 @@ class OpenFile:
 
     @property
     def forked(self) -> bool:
-        """Whether the file is open in the process that this one was forked from."""
+        """Whether a parent process opened the file before it forked this one."""
         return self._pid not in (os.getpid(), None)
 
     def check_process(self) -> None:
-        """Raise `WorkerError` if that is so."""
+        """Raise `WorkerError` if the file is `forked`."""
         if self.forked:
             raise WorkerError(
-                f"{self.path} was opened in process {self._pid} and cannot be read in its fork {os.getpid()}: HDF5 "
-                "handles do not survive a fork; build the source in the child, or start it by spawn",
+                f"{self.path}: was opened in process {self._pid} and cannot be read in its fork {os.getpid()}, since "
+                "HDF5 handles do not survive a fork; build the source in the child, or start the child by spawn",
                 file=self.path,
             )
 
 
 def _refuse_changed(path: str, was: FileIdentity, now: os.stat_result) -> None:
-    what = was.difference(FileIdentity.of(now))
-    if what is not None:
-        raise ChangedError(f"{path} {what} since the source was built; build it again", file=path)
+    change = was.difference(FileIdentity.of(now))
+    if change is not None:
+        raise ChangedError(f"{path}: {change} since the source was built; build the source again", file=path)
 
 
 class OpenFiles:
-    """The files of a source, of which only so many are open at once: those used last. Safe from several threads.
+    """The files of a source. Keeps only the most recently used ones open. Thread-safe.
 
     Args:
-        files: All of them.
+        files: All files.
     """
 
     def __init__(self, files: Sequence[OpenFile]) -> None:
         self._files = files
         self._lock = threading.Lock()
         self._recently_used: collections.OrderedDict[int, None] = collections.OrderedDict()
-        # A file takes up to three descriptors (its map has one too); a quarter of those there may be is left to others.
+        # A file takes up to three descriptors, its map included. A quarter of the limit is left to other code.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_open = max(limit // 4, 1)
         if len(files) > self._max_open:
             _log.warning(
-                "only %d of %d files are kept open, since this process may open %d: in random order they are opened "
-                "again and again; ulimit -n %d would be enough",
+                "only %d of %d files stay open, since this process may open %d: reading them in random order reopens "
+                "them again and again; ulimit -n %d would be enough",
                 self._max_open,
                 len(files),
                 limit,
@@ -318,7 +320,7 @@ class OpenFiles:
         return self._files[number]
 
     def use(self, number: int) -> OpenFile:
-        """One of them, to be read inside ``with``; the one used longest ago is closed if there are too many."""
+        """A file to read inside ``with``. Closes the least recently used one if too many are open."""
         oldest = self._mark_used(number)
         if oldest is not None:
             self._files[oldest].close()
@@ -326,11 +328,11 @@ class OpenFiles:
 
     @property
     def forked(self) -> bool:
-        """Whether files are open in the process that this one was forked from."""
+        """Whether a parent process opened any of the files before it forked this one."""
         return any(file.forked for file in self._files)
 
     def check_process(self) -> None:
-        """Raise `WorkerError` if that is so."""
+        """Raise `WorkerError` if any file is `forked`."""
         for file in self._files:
             file.check_process()
 
@@ -341,7 +343,7 @@ class OpenFiles:
             return self._recently_used.popitem(last=False)[0] if len(self._recently_used) > self._max_open else None
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all files."""
         for file in self._files:
             file.close()
         with self._lock:
