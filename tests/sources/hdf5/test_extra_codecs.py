@@ -73,9 +73,7 @@ def read(path, rows, name="data"):
 
 
 def readers_of(path, *names):
-    source = HDF5Source(path, names or ["data"])
-    source.close()
-    return {reader.reading for reader in source._reader.parts[0].fields.values()}
+    return {HDF5Source(path, [name]).chunks.reading for name in names or ["data"]}
 
 
 def stored_chunks(path, name="data"):

@@ -11,9 +11,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support.stored import stored_spans
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
 from lit_async_data.sources.hdf5.storage.failures import errno_of, open_descriptor, open_h5py, retry_once, source_error
 
@@ -139,7 +141,7 @@ def test_a_folder_is_no_file_either(tmp_path):
 def test_an_input_error_names_file_and_byte(large, monkeypatch):
     source = HDF5Source(large, ["data"])
     read(source)
-    offset = source._stored[0].fields["data"].values.offset + 2**19
+    offset = stored_spans(large)[0][0] + 2**19
     monkeypatch.setattr(open_file.os, "preadv", failing(os.preadv, errno.EIO, 9))
     said = rf"{large}, {2**19} bytes at byte {offset}: cannot be read: \[Errno 5\] Input/output error; .*dmesg"
     with pytest.raises(SourceError, match=said) as caught:
@@ -185,7 +187,7 @@ def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, erro
         raise error
 
     for name in ("read", "prepare"):
-        monkeypatch.setattr(source._reader.parts[0], name, broken)
+        monkeypatch.setattr(PartReader, name, broken)
     with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
         read(source)
     with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):

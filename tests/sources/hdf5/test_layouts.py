@@ -176,7 +176,7 @@ def check(path, name, layout=None, taken=None, asked=None):
         assert len(source) == len(wanted)
         assert (source.spec["x"].shape, source.spec["x"].dtype) == (wanted.shape[1:], wanted.dtype)
         if taken:
-            assert is_way(source._reader.parts[0].fields["x"].reading, taken)
+            assert is_way(source.chunks.reading, taken)
         for samples in asked or orders(len(wanted)):
             assert_same(read(source, samples), wanted[samples])
     finally:
@@ -263,7 +263,7 @@ def test_a_label_beyond_int64_is_an_error_wherever_it_lies(new, path, kind, dtyp
     with new() as file:
         create(file, "labels", dtype=dtype, **arguments)[...] = [1, 2, 2**63 - 1, 2**63, 2**64 - 1, 6, 7]
     source = HDF5Source(path, {"x": "labels"})
-    assert is_way(source._reader.parts[0].fields["x"].reading, reader)
+    assert is_way(source.chunks.reading, reader)
     assert read(source, [2, 6, 0, 2]).tolist() == [2**63 - 1, 7, 1, 2**63 - 1]
     for bad in (3, 4):
         for samples in ([bad], [0, bad], [bad, 6, 0], [5, bad, bad]):
@@ -913,7 +913,7 @@ def test_files_of_many_kinds_and_lengths_are_one_dataset(several, tmp_path, leng
     paths = several(lengths, axis=layout.index("N"))
     where = paths if given_as == "list" else tmp_path / "part*.h5"
     source = HDF5Source(where, {"x": "data", "y": "labels"}, layout={"x": layout})
-    readers = [readers.fields["x"].reading for readers in source._reader.parts]
+    readers = [HDF5Source(each, {"x": "data"}, layout={"x": layout}).chunks.reading for each in paths]
     kinds = [reader for _, reader in KINDS.values()]
     assert all(is_way(reader, kinds[part % len(kinds)]) for part, reader in enumerate(readers))
     wanted = np.concatenate([by_h5py(path, "data", layout) for path in paths])

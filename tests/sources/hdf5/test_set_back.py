@@ -9,9 +9,11 @@ import h5py
 import numpy as np
 import pytest
 from support.oracle import read
+from support.stored import stored_spans
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError
+from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import identity
 
 COUNT = 400
@@ -39,9 +41,7 @@ def rewritten(path):
     before = os.stat(path)
     with open(path, "r+b") as file:
         content = bytearray(file.read())
-        with h5py.File(path, "r") as data:
-            spans = spans_of(data["data"])
-        for begin, size in spans:
+        for begin, size in stored_spans(path):
             content[begin : begin + size] = bytes(byte ^ 1 for byte in content[begin : begin + size])
         file.seek(0)
         file.write(content)
@@ -51,14 +51,6 @@ def rewritten(path):
     # The time of any change goes on by the ticks of a clock that is read some hundred times a second.
     while os.stat(path).st_ctime_ns == before.st_ctime_ns:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def spans_of(dataset):
-    if dataset.chunks is None:
-        return [(dataset.id.get_offset(), dataset.nbytes)]
-    found = []
-    dataset.id.chunk_iter(lambda chunk: found.append((chunk.byte_offset, chunk.size)))
-    return found
 
 
 @pytest.mark.parametrize("pickled", [False, True])
@@ -78,9 +70,8 @@ def test_what_was_rewritten_and_set_back_is_an_error(path, pickled):
 def test_what_is_rewritten_while_a_batch_is_read_is_an_error(path, monkeypatch):
     """1. The file is checked. 2. It is rewritten and set back. 3. Values are read. 4. It is checked again."""
     source = HDF5Source(path, ["data"])
-    reader = source._reader.parts[0]
-    once = reader.read
-    monkeypatch.setattr(reader, "read", lambda *asked: (rewritten(path), once(*asked)))
+    once = PartReader.read
+    monkeypatch.setattr(PartReader, "read", lambda *asked: (rewritten(path), once(*asked)))
     with pytest.raises(ChangedError, match="set back"):
         read(source, np.arange(10))
     source.close()

@@ -87,6 +87,12 @@ class SlabPool:
             self._leases.pop(id(ref), None)
             return free, ref.memory
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of memory that nobody uses and the pool keeps."""
+        with self._lock:
+            return sum(nbytes * free.qsize() for nbytes, free in self._free.items())
+
     def clear(self) -> None:
         """Give free memory back to the system."""
         with self._lock:
