@@ -1,4 +1,4 @@
-"""What is decoded is decoded once, by one thread, and held within its room."""
+"""Chunks are decoded once, by one thread, and cached within their budget."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def fetched(slabs, key, *, wait=True):
 # -- recent slabs ------------------------------------------------------------------------------------------------------
 
 
-def test_the_slab_decoded_first_goes_first_however_often_it_was_used():
+def test_the_slab_decoded_first_is_evicted_first_however_often_it_was_used():
     slabs = DecodedChunkCache()
     slabs.add_room(2 * SLAB.nbytes)
     assert [fetched(slabs, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
     assert [fetched(slabs, key)[1] for key in (2, 3, 1)] == [False, False, True]
 
 
-def test_without_room_nothing_is_held():
+def test_without_room_nothing_is_cached():
     slabs = DecodedChunkCache()
     assert [fetched(slabs, 1)[1] for _ in range(2)] == [True, True]
 
 
 def test_turns_whose_slabs_have_all_moved_on_leave_nothing():
-    """As under shuffle=chunk where all chunks fit: each turn finds the slabs of the one before, and evicts none."""
+    """As with shuffle=chunk when all chunks fit: each turn finds the slabs of the last one, and evicts none."""
     slabs = DecodedChunkCache()
     slabs.add_room(2 * SLAB.nbytes)
     for number in (1, 2):
@@ -66,7 +66,7 @@ def test_turns_whose_slabs_have_all_moved_on_leave_nothing():
     assert not slabs._order
 
 
-def test_room_that_is_given_back_is_emptied():
+def test_removing_room_evicts_slabs():
     slabs = DecodedChunkCache()
     slabs.add_room(2 * SLAB.nbytes)
     for key in (1, 2):
@@ -76,7 +76,7 @@ def test_room_that_is_given_back_is_emptied():
 
 
 class Slow:
-    """A decoding that another thread is in the middle of."""
+    """A thread in the middle of decoding."""
 
     def __init__(self, slabs, error=None):
         self.begun, self.go = threading.Event(), threading.Event()
@@ -101,7 +101,7 @@ class Slow:
         self.thread.join(10)
 
 
-def test_what_another_thread_decodes_is_not_decoded_again():
+def test_a_slab_that_another_thread_is_decoding_is_not_decoded_again():
     slabs = DecodedChunkCache()
     slabs.add_room(SLAB.nbytes)
     slow = Slow(slabs)
@@ -110,8 +110,8 @@ def test_what_another_thread_decodes_is_not_decoded_again():
     assert fetched(slabs, 1) == (True, False)
 
 
-def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
-    """1. A decodes. 2. B waits for it. 3. A fails, and is told so. 4. B wakes, finds nothing, and tries itself."""
+def test_a_thread_that_waits_for_a_failed_decoding_decodes_itself(monkeypatch):
+    """1. A decodes. 2. B waits for it. 3. A fails and raises. 4. B wakes, finds nothing, and decodes itself."""
     slabs = DecodedChunkCache()
     slabs.add_room(SLAB.nbytes)
     slow = Slow(slabs, CorruptError("bad"))
@@ -134,7 +134,7 @@ def kept_slabs(room):
     return PersistentChunkCache(10, 4, (2,), np.dtype("i4"), room)
 
 
-def test_what_is_kept_stays_and_comes_out_right():
+def test_persistent_slabs_stay_and_are_read_right():
     values = np.arange(20, dtype="i4").reshape(10, 2)
     kept = kept_slabs(ByteBudget(2 * 4 * 8))
     for number in (2, 0, 1, 0):
@@ -145,7 +145,7 @@ def test_what_is_kept_stays_and_comes_out_right():
     assert kept.copy_rows(rows[[0, 1]], out[:2], lambda taken, _: taken) is None
 
 
-def test_room_is_shared_and_given_back():
+def test_the_byte_budget_is_shared_and_given_back():
     room = ByteBudget(3 * 4 * 8)
     first, second = kept_slabs(room), kept_slabs(room)
     slab = np.ones((4, 2), "i4")
@@ -161,8 +161,8 @@ def test_room_is_shared_and_given_back():
     assert second.copy_rows(rows, out, lambda taken, _: taken).tolist() == [2]
 
 
-def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeypatch):
-    """1. A looks for slab 1. 2. All is let go of, and slab 2 is kept in its place. 3. A copies."""
+def test_a_table_that_is_cleared_while_it_is_read_is_read_right(monkeypatch):
+    """1. A looks up slab 1. 2. The cache is cleared, and slab 2 takes its place. 3. A copies."""
     kept = kept_slabs(ByteBudget(4 * 8))
     kept.put(1, np.full((4, 2), 1, "i4"))
     divmod_ = np.divmod
@@ -185,7 +185,7 @@ def huge_slabs(room):
 
 
 def mapped(monkeypatch, fails=False):
-    """The bytes of each anonymous map that is made; of none, if they fail."""
+    """Records the size of each anonymous map; each fails if ``fails``."""
     made = []
 
     def mapping(number, length, **options):
@@ -194,7 +194,7 @@ def mapped(monkeypatch, fails=False):
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return mmap.mmap(number, length, **options)
 
-    # Of this module alone: slots and files are mapped too.
+    # In this module only: slots and files are mapped too.
     monkeypatch.setattr(decoded, "mmap", types.SimpleNamespace(**vars(mmap) | {"mmap": mapping}))
     return made
 
@@ -210,7 +210,7 @@ def test_only_what_the_budget_holds_is_mapped(monkeypatch):
     assert out[1:, 0].tolist() == [8, 7, 2**19 % 251]
 
 
-def test_room_that_another_loader_adds_later_is_used_too(monkeypatch):
+def test_room_that_another_loader_adds_later_is_used(monkeypatch):
     made = mapped(monkeypatch)
     room = ByteBudget(2**16)
     kept = huge_slabs(room)
@@ -268,7 +268,7 @@ def due(preparation, key, cursor):
 
 
 def epochs(source, number, **options):
-    """What each epoch holds, in order, and right."""
+    """The samples of each epoch, in order and checked."""
     found = []
     with AsyncLoader(source, {"batch_size": 16, **options}) as loader:
         for _ in range(number):
@@ -302,7 +302,7 @@ def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
         prepared = np.concatenate([due(preparation, BatchIndex(0, step), None) for step in range(5)])
         assert set(prepared // 10) == set(plan.samples(np.arange(80, 160)) // 10)
         assert len(prepared) == 8
-        # A slow worker prepares nothing that is used up: reading has come to the group after that.
+        # A slow worker prepares nothing of a group that has been read: the next group is being read.
         assert len(due(preparation, BatchIndex(0, 0), BatchIndex(0, 9))) > 0
         assert len(due(preparation, BatchIndex(0, 0), BatchIndex(0, 11))) == 0
         assert len(due(preparation, BatchIndex(0, 0), BatchIndex(1, 0))) == 0
@@ -330,7 +330,7 @@ def test_a_slow_worker_costs_no_decoding(file, decodings):
     source.close()
 
 
-def test_each_chunk_of_each_field_is_decoded_once_whatever_its_rows(h5, decodings):
+def test_each_chunk_of_each_field_is_decoded_once_whatever_its_size(h5, decodings):
     values = np.arange(600 * 50, dtype=np.int32).reshape(600, 50)
     path = h5(
         data={"data": values, "chunks": (10, 50), "compression": "gzip"},
@@ -466,7 +466,7 @@ def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file):
     source = HDF5Source(file)
     options = {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 20, "workers": 2}
     needed = AsyncLoader(source, options).footprint.budget
-    # Two groups, and what each worker takes to decode one: as it is stored, decoded, and one in hand.
+    # Two groups, and for each worker a stored chunk, a decoded one, and the slab in use.
     stored = max(size for _, size in stored_spans(file))
     assert needed.decoded == 40 * 10 * 50 * 4 + 2 * (2 * 10 * 50 * 4 + stored)
     with pytest.raises(MemoryBudgetError, match=r"decoded need .* smaller batch_size or queue_depth, shuffle_chunks"):
@@ -475,7 +475,7 @@ def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file):
         AsyncLoader(source, options | {"memory_budget": needed.total, "cache_bytes": 1})
 
 
-def test_auto_goes_by_chunks_where_several_compressed_samples_share_one(file, tmp_path):
+def test_auto_shuffles_by_chunk_where_compressed_samples_share_one(file, tmp_path):
     assert AsyncLoader(HDF5Source(file), {"batch_size": 4}).order.shuffle == "chunk"
     with h5py.File(tmp_path / "raw.h5", "w") as made:
         made.create_dataset("data", data=np.zeros((60, 50)), chunks=(10, 50))
@@ -495,7 +495,7 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
-def test_a_slab_is_copied_into_memory_that_is_used_again_when_nobody_sees_it():
+def test_the_memory_of_a_slab_is_reused_when_nobody_sees_it_any_more():
     memory = SlabPool()
     first = memory.copy(large(1))
     seen = first[2, 5:9]  # a view of a view keeps it
@@ -512,7 +512,7 @@ def test_a_slab_is_copied_into_memory_that_is_used_again_when_nobody_sees_it():
 
 
 def test_the_end_of_a_slab_runs_no_python_code():
-    """Else an interrupt can arrive there, which CPython prints and drops: Ctrl-C would have no effect."""
+    """Otherwise an interrupt could arrive there, which CPython prints and drops: Ctrl-C would have no effect."""
     memory = SlabPool()
     kept, called = memory.copy(large(1))[3:], []
     sys.setprofile(lambda frame, event, argument: called.append((event, frame.f_code.co_name)))
@@ -524,18 +524,18 @@ def test_the_end_of_a_slab_runs_no_python_code():
     assert memory.free_bytes == large(1).nbytes
 
 
-def test_leases_that_have_ended_are_forgotten():
+def test_dead_leases_are_removed():
     memory = SlabPool()
     for value in range(3):
         slab = memory.copy(large(value))
-    assert len(memory._leases) == 2  # one is seen, one is vacant
+    assert len(memory._leases) == 2  # one in use, one free
     del slab
     memory.copy(np.zeros((5, MIN_POOLED_BYTES), np.uint8))
     memory.clear()
     assert not memory._leases
 
 
-def test_memory_of_another_size_is_given_back_before_more_is_taken():
+def test_free_memory_of_other_sizes_is_given_back_before_more_is_taken():
     memory = SlabPool()
     for rows in (4, 5, 6):
         memory.copy(np.zeros((rows, MIN_POOLED_BYTES), np.uint8))  # nobody keeps it
@@ -544,7 +544,7 @@ def test_memory_of_another_size_is_given_back_before_more_is_taken():
     assert not memory.free_bytes
 
 
-def test_memory_that_was_seen_while_another_size_was_taken_is_used_again():
+def test_memory_in_use_while_another_size_was_taken_is_reused_later():
     memory = SlabPool()
     first, second, third = (memory.copy(large(value)) for value in range(3))
     place = address(second)
@@ -557,7 +557,7 @@ def test_memory_that_was_seen_while_another_size_was_taken_is_used_again():
 
 
 class Noticed:
-    """A lock that says when somebody is about to wait for it."""
+    """A lock that reports when a thread is about to wait for it."""
 
     def __init__(self, reached):
         self._lock, self._reached = threading.RLock(), reached
@@ -571,9 +571,9 @@ class Noticed:
         self._lock.release()
 
 
-def test_memory_of_several_sizes_may_be_taken_by_two_threads(monkeypatch):
-    """1. A finds no vacant memory of its size and goes through the others. 2. B takes memory of a size that was never
-    seen, or waits for A. 3. A goes on."""
+def test_two_threads_may_take_memory_of_several_sizes(monkeypatch):
+    """1. A finds no free memory of its size and goes through the others. 2. B takes memory of a size that was never
+    used, or waits for A. 3. A continues."""
     memory, reached = SlabPool(), threading.Event()
     monkeypatch.setattr(memory, "_lock", Noticed(reached), raising=False)
     found = []
@@ -602,14 +602,14 @@ def test_memory_of_several_sizes_may_be_taken_by_two_threads(monkeypatch):
     assert (found[0] == 9).all()
 
 
-def test_a_small_slab_stays_where_it_is():
+def test_a_small_slab_is_not_copied():
     slab = np.zeros(MIN_POOLED_BYTES - 1, np.uint8)
     assert SlabPool().copy(slab) is slab
 
 
-def test_what_is_being_copied_while_all_is_let_go_of_counts_afterwards(monkeypatch):
-    # 1. A worker has decoded a slab, made room for it, and is copying it. 2. Another closes the source: all slabs go.
-    # 3. The slab is filed. Were its bytes forgotten in step 2, one more slab than there is room for would be kept.
+def test_a_slab_that_is_copied_while_the_cache_is_cleared_counts_afterwards(monkeypatch):
+    # 1. A worker has decoded a slab, made room for it, and is copying it. 2. Another closes the source.
+    # 3. The slab is cached. Were its bytes forgotten in step 2, the cache would hold one slab more than fits.
     slabs = DecodedChunkCache()
     slabs.add_room(2 * large(0).nbytes)
     copied = slabs._pool.copy
@@ -622,7 +622,7 @@ def test_what_is_being_copied_while_all_is_let_go_of_counts_afterwards(monkeypat
     assert slabs._held_bytes == 2 * large(0).nbytes
 
 
-def test_a_copy_that_fails_takes_no_room(monkeypatch):
+def test_a_failed_copy_takes_no_room(monkeypatch):
     slabs = DecodedChunkCache()
     slabs.add_room(2 * large(0).nbytes)
 

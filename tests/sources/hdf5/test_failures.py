@@ -1,4 +1,4 @@
-"""What h5py, numpy and the system raise reaches the user as a `SourceError` with the file and what to do."""
+"""Errors of h5py, numpy and the system reach the user as a `SourceError` with the file and what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(source, rows=(0,)):
 
 
 def failing(real, number, times):
-    """A call of the system that fails so many times, and then no more."""
+    """A system call that fails a number of times, then works."""
     left = [times]
 
     def call(*args, **options):
@@ -74,7 +74,7 @@ def test_a_file_that_the_system_does_not_open_is_named_with_what_to_do(h5, monke
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOMEM, errno.EACCES])
-def test_a_source_of_a_file_that_the_system_does_not_open_says_so_and_not_that_it_is_no_hdf5(h5, monkeypatch, number):
+def test_a_file_that_the_system_does_not_open_is_not_called_no_hdf5(h5, monkeypatch, number):
     path = h5(data=np.ones((8, 4)))
     monkeypatch.setattr(h5py, "File", failing(h5py.File, number, 2))
     with pytest.raises(SourceError, match=rf"{path}: cannot be opened: \[Errno {number}\]") as caught:
@@ -82,7 +82,7 @@ def test_a_source_of_a_file_that_the_system_does_not_open_says_so_and_not_that_i
     assert type(caught.value) is SourceError
 
 
-def test_an_input_error_that_passes_is_not_seen(large, monkeypatch):
+def test_a_transient_input_error_is_not_raised(large, monkeypatch):
     monkeypatch.setattr(h5py, "File", failing(h5py.File, errno.EIO, 1))
     source = HDF5Source(large, ["data"])
     monkeypatch.setattr(os, "open", failing(os.open, errno.EIO, 1))
@@ -91,7 +91,7 @@ def test_an_input_error_that_passes_is_not_seen(large, monkeypatch):
     source.close()
 
 
-def test_only_input_errors_are_tried_again():
+def test_only_input_errors_are_retried():
     for number in (errno.EMFILE, errno.ENOENT):
         with pytest.raises(OSError, match=os.strerror(number)):
             retry_once(failing(int, number, 1))
@@ -99,7 +99,7 @@ def test_only_input_errors_are_tried_again():
 
 @pytest.mark.parametrize("storage", ["one piece", "compressed", "through h5py"])
 def test_a_pipe_in_place_of_a_data_file_is_an_error_and_no_hang(tmp_path, h5, storage):
-    """1. A source is built. 2. A pipe that nobody writes to takes its file's place. 3. Opening that waited for ever."""
+    """1. A source is built. 2. A pipe without a writer replaces its file. 3. Opening the pipe would block for ever."""
     options = {"one piece": {}, "compressed": {"compression": "gzip"}, "through h5py": {"scaleoffset": 0}}[storage]
     path = h5(data={"data": np.ones((8, 4), "i4"), "chunks": (2, 4) if options else None, **options})
     source = HDF5Source(path, ["data"])
@@ -129,7 +129,7 @@ def test_a_pipe_in_place_of_a_file_that_is_open_is_refused_where_h5py_opens_it_t
     source.close()
 
 
-def test_a_folder_is_no_file_either(tmp_path):
+def test_a_folder_is_refused(tmp_path):
     for each in (open_h5py, open_descriptor):
         with pytest.raises(FormatError, match=rf"{tmp_path}: is a folder; for all files in it write"):
             each(str(tmp_path))
@@ -151,7 +151,7 @@ def test_an_input_error_names_file_and_byte(large, monkeypatch):
     source.close()
 
 
-def test_an_input_error_of_libhdf5_is_one_too(h5, monkeypatch):
+def test_an_input_error_of_libhdf5_is_a_source_error(h5, monkeypatch):
     path = h5(data={"data": np.ones((8, 4), "i4"), "chunks": (2, 4), "scaleoffset": 0})
     source = HDF5Source(path, ["data"])
     text = "Can't synchronously read data (file read failed: errno = 5, error message = 'Input/output error')"
@@ -243,13 +243,13 @@ def test_damage_beside_the_fields_is_named_too(broken):
     [({}, "cannot be opened: .*corruption"), ({"chunks": (8,)}, "behind the {} bytes of the file; was it truncated")],
     ids=["one piece", "chunks"],
 )
-def test_values_that_are_said_to_lie_behind_the_end_of_the_file_are_damage(h5, options, said):
+def test_values_behind_the_end_of_the_file_are_damage(h5, options, said):
     path = h5(data={"data": np.arange(64, dtype="i4"), **options})
     with h5py.File(path) as file:
         stored = file["data"].id
         offset = stored.get_chunk_info(3).byte_offset if options else stored.get_offset()
     content = bytearray(Path(path).read_bytes())
-    # Of values in one piece, how many bytes they have stands behind it.
+    # The size of contiguous values follows their address.
     at = content.index(offset.to_bytes(8, "little") + (b"" if options else (256).to_bytes(8, "little")))
     content[at : at + 8] = (len(content) - 16).to_bytes(8, "little")
     Path(path).write_bytes(content)
@@ -257,7 +257,7 @@ def test_values_that_are_said_to_lie_behind_the_end_of_the_file_are_damage(h5, o
         HDF5Source(path, ["data"])
 
 
-def test_types_that_numpy_has_not_are_named(tmp_path):
+def test_types_that_numpy_lacks_are_named(tmp_path):
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w") as file:
         file["data"] = np.ones(4)

@@ -1,4 +1,4 @@
-"""Files that were rewritten in place and given their old times back, while a source has them open."""
+"""Files that are rewritten in place with their old mtime while a source has them open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lit_async_data.sources.hdf5.storage import identity
 
 COUNT = 400
 VALUES = np.random.default_rng(0).integers(0, 100, (COUNT, 8), dtype=np.int32)
-# How values are stored: what is read straight from the file, what is decoded here, and what h5py reads.
+# How values are stored: copied from the file, decoded here, or read by h5py.
 WAYS = {
     "contiguous": {},
     "raw chunks": {"chunks": (10, 8)},
@@ -37,7 +37,7 @@ def path(tmp_path, request):
 
 
 def rewritten(path):
-    """One bit of each byte of the values is another, as they are stored; size and time of writing are as they were."""
+    """Flips one bit of each stored byte of the values; size and mtime stay the same."""
     before = os.stat(path)
     with open(path, "r+b") as file:
         content = bytearray(file.read())
@@ -48,13 +48,13 @@ def rewritten(path):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     after = os.stat(path)
     assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
-    # The time of any change goes on by the ticks of a clock that is read some hundred times a second.
+    # The ctime advances in ticks of a few milliseconds.
     while os.stat(path).st_ctime_ns == before.st_ctime_ns:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 @pytest.mark.parametrize("pickled", [False, True])
-def test_what_was_rewritten_and_set_back_is_an_error(path, pickled):
+def test_a_file_rewritten_with_its_old_time_is_an_error(path, pickled):
     source = HDF5Source(path, ["data"])
     assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
     rewritten(path)
@@ -67,8 +67,8 @@ def test_what_was_rewritten_and_set_back_is_an_error(path, pickled):
         each.close()
 
 
-def test_what_is_rewritten_while_a_batch_is_read_is_an_error(path, monkeypatch):
-    """1. The file is checked. 2. It is rewritten and set back. 3. Values are read. 4. It is checked again."""
+def test_a_file_rewritten_while_a_batch_is_read_is_an_error(path, monkeypatch):
+    """1. The file is checked. 2. It is rewritten with its old mtime. 3. Values are read. 4. It is checked again."""
     source = HDF5Source(path, ["data"])
     once = PartReader.read
     monkeypatch.setattr(PartReader, "read", lambda *asked: (rewritten(path), once(*asked)))
@@ -86,7 +86,7 @@ def linked(path):
 
 
 @pytest.mark.parametrize("change", [changed_rights, linked])
-def test_other_rights_and_links_are_no_change_and_compared_once(path, change, monkeypatch):
+def test_new_permissions_and_links_are_no_change_and_compared_once(path, change, monkeypatch):
     source = HDF5Source(path, ["data"])
     read(source, np.arange(10))
     before = os.stat(path).st_ctime_ns
@@ -101,7 +101,7 @@ def test_other_rights_and_links_are_no_change_and_compared_once(path, change, mo
     source.close()
 
 
-def test_values_in_another_file_are_compared_too(tmp_path):
+def test_external_files_are_compared_too(tmp_path):
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["data"] = VALUES
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -116,7 +116,7 @@ def test_values_in_another_file_are_compared_too(tmp_path):
     source.close()
 
 
-def test_the_time_of_any_change_is_no_part_of_what_a_file_is(path):
+def test_the_ctime_is_no_part_of_the_identity(path):
     one = identity.FileIdentity.of(os.stat(path))
     before = os.stat(path).st_ctime_ns
     while os.stat(path).st_ctime_ns == before:

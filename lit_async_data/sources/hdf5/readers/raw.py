@@ -21,7 +21,7 @@ from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
 
 Array = npt.NDArray[Any]
-# torch splits larger calls among its own threads, of which each calling thread starts a set.
+# torch splits larger calls among its own threads. Each calling thread starts a set of them.
 _GRAIN = 32768
 
 

@@ -1,7 +1,7 @@
 """`ChunkGrouping`: which samples share chunks, also where samples are windows, chosen rows or sparse rows.
 
 Samples are grouped by the chunk they begin in. If they reach into the next chunk, that chunk is decoded for them, and
-again for its own samples. So several chunks form one group then, of which only the last is decoded twice.
+again for its own samples. So several chunks form one group then, and only the last is decoded twice.
 """
 
 from __future__ import annotations

@@ -101,7 +101,6 @@ class OpenFile:
             ChangedError: The file has changed; the message says how.
         """
         # Runs for every file and batch. An open descriptor belongs to this process, or `check_process` has raised.
-        # Once per file and batch: a descriptor that is there belongs to this process, or `check_process` has failed.
         self._check_same(self.descriptor() if self._descriptor is None else self._descriptor)
         for path, was in self._external:
             try:
@@ -127,7 +126,7 @@ class OpenFile:
                 self._check_pieces(path, was, now, file.fileno())
 
     def _check_pieces(self, path: str, was: FileIdentity, now: os.stat_result, descriptor: int) -> None:
-        """Compare pieces of a file of which only the ctime differs: from chmod, a new link, or a hidden write."""
+        """Compare pieces of a file if only its ctime has changed: by chmod, a new link, or a hidden write."""
         if not was.matches(descriptor):
             raise ChangedError(
                 f"{path}: was written to since the source was built, and its modification time was set back; build the "

@@ -199,15 +199,15 @@ class _ChunkRules:
         """
         ends = offsets + sizes
         reasons = {
-            "lies in the head of the file": offsets < FIRST_BYTE,
-            f"ends behind the {self.end} bytes of the file; was it truncated?": (ends > self.end) | (ends < offsets),
-            f"has the wrong size: a chunk has {self.nbytes} bytes before its filters, which are "
+            "begin in the head of the file": offsets < FIRST_BYTE,
+            f"end behind the {self.end} bytes of the file; was it truncated?": (ends > self.end) | (ends < offsets),
+            f"have the wrong size: a chunk has {self.nbytes} bytes before its filters, which are "
             f"{', '.join(str(each.number) for each in self.filters) or 'none'}": ~self._sizes_fit(sizes, masks),
         }
         for reason, wrong in reasons.items():
             if wrong.any():
                 at = int(wrong.argmax())
-                raise self.corrupt_error(corners[at], f"of {sizes[at]} bytes at byte {offsets[at]} {reason}")
+                raise self.corrupt_error(corners[at], f"its {sizes[at]} bytes at byte {offsets[at]} {reason}")
 
     def corrupt_error(self, corner: npt.NDArray[Any], problem: str) -> CorruptError:
         """The error for the chunk at a corner."""
@@ -247,7 +247,7 @@ def _check_overlap(
     reached = np.maximum.accumulate((offsets + sizes)[order])
     at = int((begins[1:] < reached[:-1]).argmax())
     one, other = (corner_of(number) for number in order[at : at + 2].tolist())
-    raise rules.corrupt_error(other, f"at byte {begins[at + 1]} lies in the bytes of chunk {tuple(one.tolist())}")
+    raise rules.corrupt_error(other, f"overlaps chunk {tuple(one.tolist())} at byte {begins[at + 1]}")
 
 
 def grid_of(dataset: h5py.Dataset) -> tuple[int, ...]:
