@@ -33,7 +33,7 @@ from readers import hdf5 as readers
 from readers.hdf5 import Contender
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.sources.hdf5.storage.index_cache import YOUNG_NS
+from lit_async_data.sources.file_times import RECENT_NS
 
 MIB = 2**20
 # With a larger limit of the control group, the file would take too long to write.
@@ -302,7 +302,7 @@ def opening(run: Run) -> Figures:
             loader.next()
             return time.perf_counter() - started
 
-    time.sleep(YOUNG_NS / 1e9)  # a file written just now gets no saved index
+    time.sleep(RECENT_NS / 1e9)  # a file written just now gets no saved index
     first("auto")
     turns = [(first("auto"), first(index_cache=False)) for _ in range(5 * run.rounds)]
     kept, built = map(statistics.median, zip(*turns, strict=True))

@@ -19,8 +19,8 @@ from support.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.errors import ClosedError
-from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES
 from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
+from lit_async_data.sources.hdf5.readers.slab_pool import MIN_POOLED_BYTES
 from lit_async_data.sources.manifest.files import prefetcher
 from lit_async_data.sources.manifest.files.stored_file import fetched
 from lit_async_data.sources.room import Giver
@@ -371,114 +371,114 @@ def test_a_generator_goes_on_behind_what_an_interrupt_has_lost_and_the_log_says_
 
 # -- what is decoded ---------------------------------------------------------------------------------------------------
 
-BANDS = 9
+SLABS = 9
 LOADER = Giver()
 
 
-def band(number):
+def slab(number):
     """Some of them are copied into memory of the cache, and some are small."""
-    return np.full(LEAST_BYTES if number % 2 else 1000, number, np.uint8)
+    return np.full(MIN_POOLED_BYTES if number % 2 else 1000, number, np.uint8)
 
 
-def fetch(bands, number, turn=False):
-    return bands.fetch(("x", number), lambda: band(number), wait=True, turn=turn)
+def fetch(slabs, number, turn=False):
+    return slabs.fetch(("x", number), lambda: slab(number), wait=True, turn=turn)
 
 
 def filled():
-    """A cache that is full, of bands of two turns and of none."""
-    bands = DecodedChunkCache()
-    bands.set_room(LOADER, 3 * LEAST_BYTES)
+    """A cache that is full, of slabs of two turns and of none."""
+    slabs = DecodedChunkCache()
+    slabs.set_room(LOADER, 3 * MIN_POOLED_BYTES)
     for number, turn in enumerate(((0, 0), (0, 1), False, (0, 0), (0, 1))):
-        fetch(bands, number, turn)
-    return bands
+        fetch(slabs, number, turn)
+    return slabs
 
 
-def check(bands):
+def check(slabs):
     """It holds what it says, within its room, and goes on as if nothing had been."""
-    assert not bands._decoding
-    assert bands._held == sum(held.band.nbytes for held in bands._bands.values())
-    bands.set_room(LOADER, bands._room)  # what an interrupt has kept from making room
-    assert bands._held <= max(bands._room, 0)
-    assert bands._lock.acquire(blocking=False)
-    bands._lock.release()
-    outside = threading.Thread(target=fetch, args=(bands, 0))
+    assert not slabs._decoding
+    assert slabs._held_bytes == sum(held.slab.nbytes for held in slabs._slabs.values())
+    slabs.set_room(LOADER, slabs._room)  # what an interrupt has kept from making room
+    assert slabs._held_bytes <= max(slabs._room, 0)
+    assert slabs._lock.acquire(blocking=False)
+    slabs._lock.release()
+    outside = threading.Thread(target=fetch, args=(slabs, 0))
     outside.start()
     outside.join(30)
     assert not outside.is_alive()
     for turn in range(3):
-        missing = bands.missing("x", np.arange(BANDS), (1, turn)).tolist()
-        assert missing == [number for number in range(BANDS) if ("x", number) not in bands._bands]
-        for number in range(BANDS):
-            assert (fetch(bands, number, (1, turn)) == band(number)).all()
-    bands.set_room(LOADER, 0)
-    assert not bands._bands
-    assert not bands._order
-    assert bands._held == 0
+        missing = slabs.missing("x", np.arange(SLABS), (1, turn)).tolist()
+        assert missing == [number for number in range(SLABS) if ("x", number) not in slabs._slabs]
+        for number in range(SLABS):
+            assert (fetch(slabs, number, (1, turn)) == slab(number)).all()
+    slabs.set_room(LOADER, 0)
+    assert not slabs._slabs
+    assert not slabs._order
+    assert slabs._held_bytes == 0
 
 
-STEPS_OF_BANDS = {
-    "a band is there": lambda bands: fetch(bands, 4, (0, 1)),
-    "a band replaces others": lambda bands: fetch(bands, 5, (0, 2)),
-    "a small band": lambda bands: fetch(bands, 6),
-    "bands of another turn": lambda bands: bands.missing("x", np.arange(BANDS), (0, 2)),
-    "bands of no turn": lambda bands: bands.missing("x", np.arange(BANDS), turn=False),
-    "all are dropped": lambda bands: bands.clear(),
-    "more room": lambda bands: bands.set_room(LOADER, 4 * LEAST_BYTES),
-    "less room": lambda bands: bands.set_room(LOADER, LEAST_BYTES),
-    "no room": lambda bands: bands.set_room(LOADER, 0),
+STEPS_OF_SLABS = {
+    "a slab is there": lambda slabs: fetch(slabs, 4, (0, 1)),
+    "a slab replaces others": lambda slabs: fetch(slabs, 5, (0, 2)),
+    "a small slab": lambda slabs: fetch(slabs, 6),
+    "slabs of another turn": lambda slabs: slabs.missing("x", np.arange(SLABS), (0, 2)),
+    "slabs of no turn": lambda slabs: slabs.missing("x", np.arange(SLABS), turn=False),
+    "all are dropped": lambda slabs: slabs.clear(),
+    "more room": lambda slabs: slabs.set_room(LOADER, 4 * MIN_POOLED_BYTES),
+    "less room": lambda slabs: slabs.set_room(LOADER, MIN_POOLED_BYTES),
+    "no room": lambda slabs: slabs.set_room(LOADER, 0),
 }
 
 
-@pytest.mark.parametrize("step", STEPS_OF_BANDS.values(), ids=STEPS_OF_BANDS)
+@pytest.mark.parametrize("step", STEPS_OF_SLABS.values(), ids=STEPS_OF_SLABS)
 def test_decoded_chunks_are_right_wherever_an_interrupt_came(step):
-    bands = filled()
+    slabs = filled()
     with interrupted(None) as passed:
-        step(bands)
+        step(slabs)
     assert passed
     for place in range(len(passed)):
-        bands = filled()
+        slabs = filled()
         with pytest.raises(KeyboardInterrupt), interrupted(place):
-            step(bands)
-        check(bands)
+            step(slabs)
+        check(slabs)
 
 
-@pytest.mark.parametrize("step", STEPS_OF_BANDS.values(), ids=STEPS_OF_BANDS)
+@pytest.mark.parametrize("step", STEPS_OF_SLABS.values(), ids=STEPS_OF_SLABS)
 @pytest.mark.parametrize("nested", ["less room", "all are dropped"])
 def test_decoded_chunks_are_right_wherever_garbage_is_collected(step, nested):
     """1. A step holds the lock. 2. Garbage collection inside it closes a loader, which gives its room back."""
-    bands = filled()
+    slabs = filled()
     with interrupted(None) as passed:
-        step(bands)
+        step(slabs)
     for place in range(len(passed)):
-        bands = filled()
-        with interrupted(place, lambda bands=bands: STEPS_OF_BANDS[nested](bands)):
-            step(bands)
-        check(bands)
+        slabs = filled()
+        with interrupted(place, lambda slabs=slabs: STEPS_OF_SLABS[nested](slabs)):
+            step(slabs)
+        check(slabs)
 
 
 def test_who_waits_for_a_decoding_can_be_interrupted(monkeypatch):
     """1. Another thread decodes. 2. This one waits for it, which lets the other go on, and is interrupted anywhere."""
     wait = Gate.wait
     for place in itertools.count():
-        bands, begun, go = filled(), threading.Event(), queue.SimpleQueue()
+        slabs, begun, go = filled(), threading.Event(), queue.SimpleQueue()
 
         def decode(begun=begun, go=go):
             begun.set()
             go.get(timeout=30)
-            return band(7)
+            return slab(7)
 
-        other = threading.Thread(target=bands.fetch, args=(("x", 7), decode), kwargs={"wait": True})
+        other = threading.Thread(target=slabs.fetch, args=(("x", 7), decode), kwargs={"wait": True})
         other.start()
         assert begun.wait(30)
         found = None
         with monkeypatch.context() as patch:
             patch.setattr(Gate, "wait", lambda gate, timeout, go=go: go.put(None) or wait(gate, timeout))
             with contextlib.suppress(KeyboardInterrupt), interrupted(place):
-                found = bands.fetch(("x", 7), lambda: band(7), wait=True)
+                found = slabs.fetch(("x", 7), lambda: slab(7), wait=True)
         go.put(None)
         other.join(30)
-        check(bands)
+        check(slabs)
         if found is not None:
-            assert (found == band(7)).all()
+            assert (found == slab(7)).all()
             break
     assert place > 3

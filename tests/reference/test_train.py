@@ -164,7 +164,7 @@ def test_every_experiment_runs(typed, choice):
         (["data=hdf5", "data.train.pth=x.h5"], "data.train.pth: no such key; did you mean data.train.path?"),
         (["ckpt_path=nope.ckpt"], "ckpt_path: nope.ckpt is not a file"),
         (["data=hdf5"], "data.train.path: missing; give it, as in data.train.path=VALUE"),
-        (["data=hdf5", "data.train.path=no.h5"], "no.h5: there is no such file"),
+        (["data=hdf5", "data.train.path=no.h5"], "no.h5: no such file"),
         # What was meant, found by the last part of the key; never a key of another stage.
         (["batch_size=32"], "batch_size: no such key; did you mean loader.batch_size?"),
         (["data.loader.batch_size=3"], "data.loader.batch_size: no such key; did you mean loader.batch_size?"),

@@ -60,7 +60,7 @@ def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_from(tmp_path
 
 
 def test_a_file_named_twice_is_refused(file):
-    refused(ConfigError, [file, "twice", "count double"], lambda: HDF5Source([file, file]))
+    refused(ConfigError, [file, "twice", "count twice"], lambda: HDF5Source([file, file]))
 
 
 def test_a_glob_that_matches_nothing_is_named_with_the_folder(tmp_path, monkeypatch):
@@ -133,7 +133,7 @@ def test_of_very_many_names_the_first_are_shown(h5):
 
 @pytest.mark.parametrize("name", ["patient", "/patient/"])
 def test_a_group_is_called_a_group_with_what_it_holds(file, name):
-    said = [f"{file}:/patient is a group, not a dataset", "/patient holds: age, data"]
+    said = [f"{file}:/patient: is a group, not a dataset", "/patient holds: age, data"]
     error = refused(FormatError, said, lambda: HDF5Source(file, [name]))
     assert (error.file, error.dataset) == (file, name)
 
@@ -211,7 +211,7 @@ def endless_link(file):
         (references, ["references", "store what they refer to"]),
         (arrays, ["i4", "store it as another type"]),
         (long_doubles, ["float128", "store it as another type"]),
-        (scalar, ["single value", "one per sample"]),
+        (scalar, ["single value", "one value per sample"]),
         (no_samples, ["(0, 8, 8)", "no samples"]),
         (empty_samples, ["(3, 0)", "no samples"]),
         (virtual, ["virtual", "give the files it is made of"]),
@@ -224,7 +224,7 @@ def test_what_no_batch_can_hold_is_named_with_what_to_do(h5, write, said):
     path = h5(data=np.zeros((3, 4)))
     with h5py.File(path, "r+") as file:
         write(file)
-    error = refused(FormatError, [f"{path}:/bad ", *said], lambda: HDF5Source(path, ["data", "bad"]))
+    error = refused(FormatError, [f"{path}:/bad: ", *said], lambda: HDF5Source(path, ["data", "bad"]))
     assert (error.file, error.dataset) == (path, "bad")
 
 

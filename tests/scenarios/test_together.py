@@ -26,8 +26,8 @@ GZIP = {"compression": "gzip", "compression_opts": 1}
 def decodings(monkeypatch):
     """Records the stored bytes of every decoded chunk."""
     count = []
-    once = FilterPipeline.decoded
-    monkeypatch.setattr(FilterPipeline, "decoded", lambda *args: count.append(bytes(args[1])) or once(*args))
+    once = FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda *args: count.append(bytes(args[1])) or once(*args))
     return count
 
 
@@ -102,7 +102,7 @@ def test_a_wrong_label_names_the_sample_that_it_belongs_to(h5):
         HDF5Source(h5(x=np.zeros(1300, "f4"), y=np.append(labels, np.zeros(600, "u1"))), fields)
     ) as source:
         out = {key: np.empty((2, *field.stored_shape), field.dtype) for key, field in source.spec.fields.items()}
-        with pytest.raises(FormatError, match="row 600: 7 is none of its 2 classes") as caught:
+        with pytest.raises(FormatError, match="row 600: 7 is not one of its 2 classes") as caught:
             source.read_into(np.array([200, 600]), out)
     assert caught.value.sample_id == 600
 
@@ -141,10 +141,10 @@ def test_validation_on_the_same_source_costs_training_one_group_at_most(h5, deco
 def test_a_small_part_of_a_large_chunk_holds_no_more_than_its_rows(h5):
     path = h5(data={"data": numbered((10, 100)), "chunks": (250, 100), "maxshape": (None, 100), **GZIP})
     with contextlib.closing(HDF5Source(path, {"x": "data"})) as source:
-        bands = source._reader.parts[0].fields["x"].bands
-        band = bands.decoded(0)
-        assert (band.shape, source.decodable_bytes) == ((10, 100), 1000)
-        assert band.base is None or band.base.nbytes == 1000
+        decoder = source._reader.parts[0].fields["x"].decoder
+        slab = decoder.decode(0)
+        assert (slab.shape, source.decodable_bytes) == ((10, 100), 1000)
+        assert slab.base is None or slab.base.nbytes == 1000
 
 
 def test_windows_of_plain_data_need_no_order_of_chunks(h5):

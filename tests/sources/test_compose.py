@@ -14,7 +14,7 @@ from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.sources.base import CachingSource, Location, Part, PartedSource, Source, StorageLayout, ids_of
-from lit_async_data.sources.hdf5.readers.chunked import IndexedBands
+from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
 from lit_async_data.sources.places import column_of, overlap_of, parts_of, places_of
 from lit_async_data.testing import ArraySource, PartedArrays
 
@@ -549,9 +549,9 @@ def test_packed_files_are_read_in_part_and_together(packed, shuffle):
 
 
 def test_each_stored_chunk_of_a_subset_is_decoded_once(packed, monkeypatch):
-    real, decoded = IndexedBands.decoded, []
+    real, decoded = IndexedSlabDecoder.decode, []
     monkeypatch.setattr(
-        IndexedBands, "decoded", lambda self, number: decoded.append((self, number)) or real(self, number)
+        IndexedSlabDecoder, "decode", lambda self, number: decoded.append((self, number)) or real(self, number)
     )
     mask = np.random.default_rng(0).random(300) < 0.7
     options = {"batch_size": 4, "shuffle": "chunk", "shuffle_chunks": 3, "workers": 0}

@@ -14,11 +14,10 @@ from support.leaks import open_files
 
 from lit_async_data.errors import FormatError, MissingError
 from lit_async_data.sources.hdf5.storage import index_file
-from lit_async_data.sources.hdf5.storage.failures import opened
+from lit_async_data.sources.hdf5.storage.failures import open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey
-from lit_async_data.sources.hdf5.storage.open_file import OpenFile
-from lit_async_data.sources.hdf5.storage.open_files import OpenFiles
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
 from lit_async_data.sources.manifest.files import stored_file
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
 
@@ -57,7 +56,7 @@ def identity(folder):
     path = str(folder / "old")
     identity = FileIdentity.of(os.stat(path)).with_pieces(path)
     with open(path, "rb") as file:
-        assert identity.holds(file.fileno())
+        assert identity.matches(file.fileno())
 
 
 def handles(folder):
@@ -74,7 +73,7 @@ def handles(folder):
 
 def no_hdf5(folder):
     with pytest.raises(FormatError, match="is not an HDF5 file"):
-        opened(str(folder / "old"))
+        open_h5py(str(folder / "old"))
 
 
 def index(folder):
@@ -82,8 +81,8 @@ def index(folder):
         key = IndexKey.of(file["x"])
     columns = Columns(np.arange(4), np.full(4, 16, "u4"), np.zeros(4, "u4"))
     try:
-        index_file.write(str(folder / "index"), key, columns)
-        assert index_file.read(str(folder / "index"), key).offsets.tolist() == [0, 1, 2, 3]
+        index_file.write_columns(str(folder / "index"), key, columns)
+        assert index_file.read_columns(str(folder / "index"), key).offsets.tolist() == [0, 1, 2, 3]
     finally:
         assert not list(folder.glob("*-new"))
 
@@ -94,7 +93,7 @@ def table(folder):
 
     batch = pa.record_batch({"x": [1, 2, 3]})
     try:
-        table_cache._write(str(folder / "table"), batch, 0o600)
+        table_cache.write_batch_file(str(folder / "table"), batch, 0o600)
     finally:
         assert not list(folder.glob("*.new"))
 
@@ -104,7 +103,7 @@ def read(folder):
     files = OpenFiles([OpenFile(path, FileIdentity.of(os.stat(path)))])
     ended = False
     try:
-        with files.used(0):
+        with files.use(0):
             assert os.pread(files[0].descriptor(), 100, 0) == DATA
         ended = True
         files.close()

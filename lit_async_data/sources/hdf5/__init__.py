@@ -1,1 +1,1 @@
-"""HDF5 files. `source.HDF5Source` is what users build; `dataset` looks at files, `readers` read them."""
+"""HDF5 files as sources; the README of this folder says what belongs here."""

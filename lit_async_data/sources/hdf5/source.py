@@ -1,4 +1,4 @@
-"""`HDF5Source`: the samples of one or several HDF5 files."""
+"""`HDF5Source`: the samples of one or more HDF5 files."""
 
 from __future__ import annotations
 
@@ -15,54 +15,66 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Location, Part, StorageLayout, Turn, shown
-from lit_async_data.sources.hdf5.readers.part_readers import PartReaders
-from lit_async_data.sources.hdf5.schema.chunk_grouping import locality, widest
-from lit_async_data.sources.hdf5.schema.part import StoredPart, Wanted, check_same, inspect_file, warn_of
-from lit_async_data.sources.hdf5.schema.samples import check_distinct, checked_stride, chosen_rows, with_samples
-from lit_async_data.sources.hdf5.schema.selection import Given, Path, chosen_fields, chosen_files, chosen_layouts
-from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, drawn
+from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
+from lit_async_data.sources.hdf5.schema.chunk_grouping import group_samples, grouping_key
+from lit_async_data.sources.hdf5.schema.part import (
+    PartRequest,
+    StoredPart,
+    check_compatible,
+    inspect_file,
+    log_warnings,
+)
+from lit_async_data.sources.hdf5.schema.samples import check_distinct, checked_stride, drop_empty, select_rows
+from lit_async_data.sources.hdf5.schema.selection import (
+    FieldLike,
+    PathLike,
+    chosen_fields,
+    chosen_files,
+    chosen_layouts,
+)
+from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 
 class HDF5Source:
-    """Samples from datasets of HDF5 files, read where they lie. Safe to read from several threads.
+    """Samples from datasets of HDF5 files. Thread-safe.
 
     Args:
-        path: A file, a glob such as ``"scans/*.h5"`` (in natural order), or a list of these; several files are parts of
-            one dataset, one after the other.
+        path: A file, a glob such as ``"scans/*.h5"`` (in natural order), or a list of these. Several files form one
+            dataset, one after the other.
         fields: What a batch holds. A mapping from batch key to dataset name or `Field` gives dicts; a sequence of these
-            gives tuples, with the names as keys. A group can stand for a dataset: sparse rows (AnnData's
-            ``csr_matrix``) are delivered dense; ``categorical`` columns as codes, with classes; ``values`` and
-            ``offsets`` as samples padded to one length, with their lengths as one more field, ``KEY_length``.
-        layout: Letters of the stored axes, ``N`` for samples and ``C`` for channels: a string for the first field, or
-            a mapping by batch key. Batches come out as N, then C, then the rest as stored. A field without one has its
-            samples on axis 0, and nothing moves.
-        group: The group that datasets are in, or a pattern of groups of one level (``"patient_*"``), each of which is a
-            part, in natural order.
-        rows: The samples that are wanted, or, for windows, the rows that these lie around: numbers of rows or a mask,
-            over the rows of all parts; or the name of a dataset that holds either, in each part.
-        stride: Rows from one sample to the next, where not every row is one. Sample k lies at row ``first + k·stride``
-            of its part, as long as all of its windows lie inside the part; ``first`` is 0, or the least row around
-            which they do. Windows never cross parts.
-        index_cache: Where to keep the indexes of datasets of many chunks (`FEWEST_CHUNKS`), so that opening them again
-            takes no time: ``"auto"`` for the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``), of which the
-            files used longest ago are removed; ``"beside"`` for a hidden file beside the data, for all who read them;
-            a folder; or False for nowhere. Only files are believed that belong to you, to root or to the owner of the
-            data, and that nobody else may write to.
-        memory_map: Whether files may be mapped. Without, they are read by ``pread``, a little slower where samples are
-            small, and what lies scattered by h5py; a file that another process truncates is then an error and not the
-            end of this process.
-        allow_external: Whether datasets may take values from other files: virtual datasets, links into other files,
-            values stored outside. These files must be there, and are read through h5py.
+            gives tuples, with the names as keys. Some groups stand for a dataset: sparse rows (AnnData's
+            ``csr_matrix``) come out dense; ``categorical`` columns as codes, with classes; ``values`` and ``offsets``
+            as samples padded to one length, with their lengths in an extra field ``KEY_length``.
+        layout: Letters of the stored axes, ``N`` for samples and ``C`` for channels: a string for the first field, or a
+            mapping by batch key. Batches come out as N, then C, then the rest as stored. A field without a layout has
+            its samples on axis 0, and no axis moves.
+        group: The group of the datasets, or a pattern of groups of one level (``"patient_*"``). Each group is a part,
+            in natural order.
+        rows: The rows to take as samples, or as anchors of windows: row numbers or a mask over the rows of all parts,
+            or the name of a dataset in each part that holds either.
+        stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as
+            long as all of its windows lie inside the part; ``first`` is the first row where they do. Windows never
+            cross parts.
+        index_cache: Where to keep the indexes of datasets with many chunks (`FEWEST_CHUNKS`), so that opening them
+            again takes no time: ``"auto"`` for the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``), which
+            drops the least recently used ones; ``"beside"`` for a hidden file beside the data, for all who read them;
+            a folder; or False for nowhere. A file is trusted only if it belongs to you, to root or to the owner of the
+            data, and nobody else may write to it.
+        memory_map: Whether to map files into memory. Without maps, files are read by ``pread``, a little slower for
+            small samples, and scattered values by h5py; but a file that another process truncates is an error instead
+            of the end of this process.
+        allow_external: Whether other files may hold values of a dataset (virtual datasets, links into other files,
+            external storage). They must exist, and are read through h5py.
 
-    Values are delivered as stored: uint8 stays uint8. Only integer fields without any axis but N become int64, which
-    is what torch's losses take. Channels-last data are delivered as a view in that memory format; no byte is moved.
+    Values are delivered as stored: uint8 stays uint8. Only integer fields with no axis but N become int64, which
+    torch's losses take. Channels-last data is delivered as a view in that memory format; no byte is moved.
 
     Raises:
-        MissingError: A file or dataset is not there.
+        MissingError: A file or dataset does not exist.
         FormatError: A file is not HDF5, or a dataset cannot be a field.
-        ConfigError: ``fields``, ``layout``, ``group``, ``rows`` or ``stride`` do not fit the files, or
-            ``index_cache`` is no folder.
+        ConfigError: ``fields``, ``layout``, ``group``, ``rows`` or ``stride`` do not fit the files, or ``index_cache``
+            is not a folder.
 
     Example:
         >>> import h5py, numpy, tempfile
@@ -80,22 +92,22 @@ class HDF5Source:
 
     def __init__(
         self,
-        path: Path | Sequence[Path],
-        fields: Mapping[str, Given] | Sequence[Given] = ("data", "labels"),
+        path: PathLike | Sequence[PathLike],
+        fields: Mapping[str, FieldLike] | Sequence[FieldLike] = ("data", "labels"),
         *,
         layout: str | Mapping[str, str] | None = None,
         group: str | None = None,
         rows: str | npt.ArrayLike | None = None,
         stride: int | None = None,
-        index_cache: Path | bool = "auto",
+        index_cache: PathLike | bool = "auto",
         memory_map: bool = True,
         allow_external: bool = False,
     ) -> None:
-        for name, given in {"memory_map": memory_map, "allow_external": allow_external}.items():
-            if not isinstance(given, bool):
-                raise ConfigError(f"{name}: {given!r} is not true or false")
+        for name, value in {"memory_map": memory_map, "allow_external": allow_external}.items():
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name}: {value!r} is not true or false")
         chosen, as_mapping = chosen_fields(fields)
-        wanted = Wanted(
+        request = PartRequest(
             fields=chosen,
             layouts=chosen_layouts(layout, list(chosen)),
             group=group,
@@ -106,33 +118,33 @@ class HDF5Source:
         self._names = chosen_files(path)
         self.paths = list(self._names)
         cache = IndexCache(index_cache)
-        looked_at = [inspect_file(file, wanted, cache) for file in self.paths]
-        check_distinct({path: identity for path, (identity, _) in zip(self.paths, looked_at, strict=True)})
-        parts = [part for _, found in looked_at for part in found]
+        inspected = [inspect_file(file, request, cache) for file in self.paths]
+        check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
+        parts = [part for _, of_file in inspected for part in of_file]
         for part in parts:
-            check_same(part, parts[0])
-        warn_of(parts[0])
-        self._stored = with_samples(parts if wanted.rows or rows is None else chosen_rows(parts, rows))
+            check_compatible(part, parts[0])
+        log_warnings(parts[0])
+        self._stored = drop_empty(parts if request.rows or rows is None else select_rows(parts, rows))
         self._identities = {
-            path: identity.with_pieces(path, list(_pieces(found, identity)))
-            for path, (identity, found) in zip(self.paths, looked_at, strict=True)
+            path: identity.with_pieces(path, list(_pieces(of_file, identity)))
+            for path, (identity, of_file) in zip(self.paths, inspected, strict=True)
         }
         specs = {key: field.spec for key, field in parts[0].fields.items()}
         self._spec = BatchSpec(specs, as_mapping=as_mapping)
-        self._widest = widest(parts[0])
-        self._lies = locality(self._stored, self._widest)
+        self._grouping_key = grouping_key(parts[0])
+        self._grouping = group_samples(self._stored, self._grouping_key)
         self._memory_map, self._allow_external = memory_map, allow_external
-        self._reader = self._made_reader()
+        self._reader = self._new_reader()
 
-    def _made_reader(self) -> PartReaders:
-        return PartReaders(self._stored, self._identities, self._lies, self._widest, mapped=self._memory_map)
+    def _new_reader(self) -> PartReaders:
+        return PartReaders(self._stored, self._identities, self._grouping, self._grouping_key, mapped=self._memory_map)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_reader"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._reader = self._made_reader()
+        self._reader = self._new_reader()
 
     def __len__(self) -> int:
         return int(self._reader.starts[-1])
@@ -142,7 +154,7 @@ class HDF5Source:
 
     @property
     def name(self) -> str:
-        """The first file, and how many more, for messages."""
+        """The first file and the number of others, for messages."""
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         return f"{self.paths[0]}{more}"
 
@@ -153,19 +165,19 @@ class HDF5Source:
 
     @property
     def chunks(self) -> StorageLayout:
-        """Which samples of the widest field lie together, and how all of them are read."""
+        """Which samples share chunks of the largest field, and how all fields are read."""
         return self._chunks
 
     @functools.cached_property
     def _chunks(self) -> StorageLayout:
-        lies = self._lies
+        grouping = self._grouping
         return StorageLayout(
-            lies.runs if any(run.rows > 1 for run in lies.runs) else (),
-            compressed=any(part.fields[self._widest].values.filtered for part in self._stored),
+            grouping.runs if any(run.rows > 1 for run in grouping.runs) else (),
+            compressed=any(part.fields[self._grouping_key].values.filtered for part in self._stored),
             reading=self._reader.reading,
-            spread=lies.spread,
-            chunks_per_run=lies.chunks_per_run,
-            largest=all(_fits(part, self._widest) for part in self._stored),
+            spread=grouping.spread,
+            chunks_per_run=grouping.chunks_per_run,
+            largest=all(_fits(part, self._grouping_key) for part in self._stored),
         )
 
     @property
@@ -177,14 +189,14 @@ class HDF5Source:
                 part.group,
                 self._names[part.path] + ("" if part.group == "/" else f":/{part.group}"),
                 part.anchors.count,
-                part.anchors.choice(part.rows),
+                part.anchors.fingerprint(part.rows),
             )
             for part in self._stored
         )
 
     @property
     def overlap(self) -> int:
-        """How many samples behind one share rows with it; see `PartedSource`."""
+        """How many of the samples after it share rows with a sample; see `PartedSource`."""
         return max(part.overlap for part in self._stored)
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -194,8 +206,8 @@ class HDF5Source:
             name: A batch key whose samples are single numbers, or a dataset of one axis in each part.
 
         Raises:
-            MissingError: There is none.
-            FormatError: A dataset has not one value for each row.
+            MissingError: Nothing has this name.
+            FormatError: A dataset does not have one value per row.
         """
         if name in self._spec.fields and not self._spec[name].shape:
             out = np.empty(len(self), self._spec[name].dtype)
@@ -208,16 +220,16 @@ class HDF5Source:
 
         Raises:
             IndexError: A sample is not in ``range(len(self))``.
-            ChangedError: A file is not what it was when the source was built.
+            ChangedError: A file has changed since the source was built.
             CorruptError: Stored bytes do not decode.
-            FormatError: A value cannot be what its field says: a class, a row of a table, a number of its type.
+            FormatError: A value does not fit its field: not a class, not a row of the table, or out of range.
         """
         self._check_range(samples)
         if samples.size:
             self._reader.read(samples, out)
 
     def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Get ready what will be read soon; see `CachingSource.prepare`."""
+        """Prepare for reading samples soon; see `CachingSource.prepare`."""
         self._check_range(samples)
         return bool(samples.size) and self._reader.prepare(samples, decode=decode)
 
@@ -242,52 +254,52 @@ class HDF5Source:
         return list(places)
 
     def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that are held between batches; see `CachingSource.decoded_bytes`."""
-        return self._reader.holding.decoded_bytes(chunks)
+        """Bytes of decoded chunks that are cached between batches; see `CachingSource.decoded_bytes`."""
+        return self._reader.memory.decoded_bytes(chunks)
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes that a thread takes to decode a chunk; see `CachingSource.decode_bytes`."""
-        return self._reader.holding.decode_bytes
+        """Bytes that a thread needs to decode a chunk; see `CachingSource.decode_bytes`."""
+        return self._reader.memory.decode_bytes
 
     @property
     def decodable_bytes(self) -> int:
         """Bytes of everything that must be decoded; see `CachingSource.decodable_bytes`."""
-        return self._reader.holding.decodable_bytes
+        return self._reader.memory.decodable_bytes
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `CachingSource.reserve`."""
         return self._reader.reserve(chunks, cache_bytes)
 
     def close(self) -> None:
-        """Close every file and let go of what was decoded. Reading opens them again."""
+        """Close every file and drop what was decoded. Reading opens the files again."""
         self._reader.close()
 
     def _check_range(self, samples: Indices) -> None:
-        # As unsigned numbers those below 0 are the greatest: one look instead of two.
+        # As unsigned integers, negative numbers are the largest: one comparison instead of two.
         if samples.size and samples.view(np.uint64).max() >= len(self):
             bad = samples[(samples < 0) | (samples >= len(self))][0]
             raise IndexError(f"sample {bad} of {len(self)} in {self.name}")
 
 
-def _fits(part: StoredPart, widest: str) -> bool:
-    """Whether no other field of a part takes chunks that samples of several chunks of the widest take."""
-    rows = part.fields[widest].values.chunk_rows
-    others = (field for key, field in part.fields.items() if key != widest and field.values.filtered)
+def _fits(part: StoredPart, grouping_key: str) -> bool:
+    """Whether samples of one chunk of the grouping field never read several chunks of another compressed field."""
+    rows = part.fields[grouping_key].values.chunk_rows
+    others = (field for key, field in part.fields.items() if key != grouping_key and field.values.filtered)
     return all(field.values.chunk_rows <= rows and field.span[1] - field.span[0] == 1 for field in others)
 
 
 def _pieces(parts: Sequence[StoredPart], identity: FileIdentity) -> Iterator[tuple[int, int]]:
-    """Places in a file that tell whether what is read of it has changed: a few, drawn from its datasets in turn."""
+    """Offsets and sizes of random pieces that show whether a file has changed, from its datasets in turn."""
     datasets = list({d.name: d for part in parts for field in part.fields.values() for d in field.datasets}.values())
     secrets.SystemRandom().shuffle(datasets)
     for stored in itertools.islice(itertools.cycle(datasets), PIECES):
         if stored.offset is not None:
-            yield drawn(stored.offset, stored.nbytes)
+            yield random_piece(stored.offset, stored.nbytes)
         elif stored.index is None:
-            yield drawn(0, identity.size)  # only libhdf5 knows where
+            yield random_piece(0, identity.size)  # only libhdf5 knows where its values are
         else:
             number = secrets.randbelow(len(stored.index.offsets))
             begin, size = int(stored.index.offsets[number]), int(stored.index.sizes[number])
-            if begin >= 0:  # of those that were written, the end, where sums stand that change with every byte
+            if begin >= 0:  # the end of a chunk holds the checksum, which changes with every byte
                 yield begin + max(size - PIECE_BYTES, 0), min(size, PIECE_BYTES)

@@ -1,4 +1,4 @@
-"""Chunks read without libhdf5: what comes out is what h5py reads, or an error that names the chunk."""
+"""Chunks read without libhdf5: the values that h5py reads, or an error that names the chunk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def way_of(path):
 @pytest.fixture(params=["libdeflate", "zlib"])
 def inflater(request, monkeypatch):
     if request.param == "zlib":
-        monkeypatch.setattr(codecs, "_inflated", codecs._inflated_by_zlib)
+        monkeypatch.setattr(codecs, "_inflate", codecs._inflate_with_zlib)
 
 
 filters = st.lists(st.sampled_from([SHUFFLE, DEFLATE, FLETCHER32]), unique=True)  # in any order
@@ -53,7 +53,7 @@ filters = st.lists(st.sampled_from([SHUFFLE, DEFLATE, FLETCHER32]), unique=True)
 
 @given(st.binary(min_size=1, max_size=400), filters, st.sampled_from([1, 2, 4, 8]), st.integers(0, 7))
 def test_a_chunk_decodes_to_what_was_encoded(content, which, itemsize, left_out):
-    """Encoded here by another hand: shuffle by transposing, the checksum by HDF5's own loop."""
+    """Encodes independently: shuffle by transposing, the checksum by HDF5's own loop."""
     stored, mask = content, 0
     for number, filter_ in enumerate(which):
         if left_out >> number & 1:
@@ -67,12 +67,12 @@ def test_a_chunk_decodes_to_what_was_encoded(content, which, itemsize, left_out)
         else:
             stored += checksum(stored).to_bytes(4, "little")
     pipeline = tuple(Filter(filter_, (itemsize,)) for filter_ in which)
-    decoded = FilterPipeline(pipeline, len(content)).decoded(np.frombuffer(stored, np.uint8), mask)
+    decoded = FilterPipeline(pipeline, len(content)).decode(np.frombuffer(stored, np.uint8), mask)
     assert decoded.tobytes() == content
 
 
 def checksum(data):
-    """HDF5's loop, word by word, folding as it goes."""
+    """HDF5's loop, word by word, folding after each."""
     first = second = 0
     for at in range(0, len(data), 2):
         first += int.from_bytes(data[at : at + 2].ljust(2, b"\0"), "big")
@@ -111,7 +111,7 @@ def test_the_checksum_is_exact_over_many_words(monkeypatch):
 )
 def test_what_does_not_decode_to_exactly_a_chunk_is_refused(which, stored):
     with pytest.raises(CorruptError):
-        FilterPipeline(tuple(Filter(w) for w in which), 16).decoded(np.frombuffer(stored, np.uint8), 0)
+        FilterPipeline(tuple(Filter(w) for w in which), 16).decode(np.frombuffer(stored, np.uint8), 0)
 
 
 # -- the index ---------------------------------------------------------------------------------------------------------
@@ -137,15 +137,15 @@ def test_plain_chunks_are_read_without_libhdf5(h5, options):
         {"compression": "gzip", "maxshape": (20, None)},  # HDF5 gives wrong places of chunks here
     ],
 )
-def test_what_is_not_known_to_come_out_right_is_left_to_h5py(h5, options):
+def test_datasets_that_may_be_read_wrongly_are_left_to_h5py(h5, options):
     path, values = chunked(h5, **options)
     assert way_of(path) == "locked"
     assert (read(path, [19, 0, 7]) == values[[19, 0, 7]]).all()
 
 
 def test_an_unfiltered_edge_chunk_is_left_to_h5py(h5):
-    """A dataset may be told not to filter chunks at an edge; the index then says of them that they were filtered. h5py
-    cannot make such a dataset, so one edge chunk is put in as it would lie there."""
+    """A dataset may leave its edge chunks unfiltered, though its index says that they were filtered. h5py cannot
+    make such a dataset, so one unfiltered edge chunk is written directly."""
     path, values = chunked(h5, shape=(18, 6), compression="gzip")
     with h5py.File(path, "r+") as file:
         file["data"].id.write_direct_chunk((16, 0), np.resize(values[16:], (4, 6)).tobytes(), filter_mask=0)
@@ -153,7 +153,7 @@ def test_an_unfiltered_edge_chunk_is_left_to_h5py(h5):
 
 
 def with_unfiltered_edges(path, values):
-    """A dataset of int32 in chunks of (4, 6), told not to filter chunks at an edge; h5py has no word for that."""
+    """A dataset of int32 in chunks of (4, 6) with unfiltered edge chunks, which h5py has no option for."""
     library = re.search(r"/\S*/libhdf5[-.][^/\s]*so\S*", Path("/proc/self/maps").read_text())[0]
     set_chunk_opts = ctypes.CDLL(library).H5Pset_chunk_opts
     set_chunk_opts.argtypes = [ctypes.c_int64, ctypes.c_uint]
@@ -169,8 +169,8 @@ def with_unfiltered_edges(path, values):
 
 
 @pytest.mark.parametrize("edge", ["of different values", "of equal bytes"])
-def test_an_unfiltered_edge_chunk_that_decodes_all_the_same_is_left_to_h5py(tmp_path, edge):
-    """Shuffle is undone of anything, without an error; and equal bytes look the same either way and prove nothing."""
+def test_an_unfiltered_edge_chunk_that_also_decodes_is_left_to_h5py(tmp_path, edge):
+    """Unshuffling never fails, and equal bytes look the same either way and prove nothing."""
     values = np.arange(108, dtype="i4").reshape(18, 6)
     if edge == "of equal bytes":
         values[16:] = 0
@@ -229,8 +229,10 @@ def records_in(path):
 
 
 def columns_from(path, rows, monkeypatch):
-    """What is made of records, two at a time."""
-    monkeypatch.setattr(records, "records_of", lambda dataset, enter: all(enter(rows[i : i + 2]) for i in (0, 2, 4)))
+    """The columns made of records, two at a time."""
+    monkeypatch.setattr(
+        records, "records_of", lambda dataset, consume: all(consume(rows[i : i + 2]) for i in (0, 2, 4))
+    )
     with h5py.File(path) as file:
         return records.columns_of(file["data"])
 
@@ -241,10 +243,10 @@ def test_a_file_longer_than_4_gib_has_no_chunk_that_long(tmp_path):
         file.create_dataset("data", data=np.zeros((20, 6), "i4"), chunks=(4, 6), compression="gzip")
     os.truncate(path, 2**33)
     with h5py.File(path) as file:
-        possible = records._Possible.of(file["data"])
+        rules = records._ChunkRules.of(file["data"])
     one = np.array([1000])
-    assert possible.all_of(one, np.array([2**32 - 1]), one * 0)
-    assert not possible.all_of(one, np.array([2**32]), one * 0)
+    assert rules.allow(one, np.array([2**32 - 1]), one * 0)
+    assert not rules.allow(one, np.array([2**32]), one * 0)
 
 
 def with_user_block(tmp_path):
@@ -257,21 +259,33 @@ def with_user_block(tmp_path):
 @pytest.mark.parametrize(
     ("place", "change", "said"),
     [
-        ((0, 3), lambda rows: rows[1, 3] + 1, r"chunk \(0, 0\) at byte \d+ lies in the bytes of chunk \(4, 0\)"),
-        ((4, 3), lambda rows: 47, r"chunk \(16, 0\) of \d+ bytes at byte 47 lies in the head of the file"),
-        ((4, 3), lambda rows: 2**62, r"chunk \(16, 0\) .*ends behind the \d+ bytes of the file; was it truncated"),
-        ((4, 4), lambda rows: 2**32, r"chunk \(16, 0\) .*ends behind"),
-        ((4, 4), lambda rows: 0, r"chunk \(16, 0\) of 0 bytes .*is no chunk: one has 96 bytes before its filters"),
-        ((4, 2), lambda rows: 1, r"chunk \(16, 0\) .*is no chunk"),  # left unfiltered, but not of the full size
-        ((4, 2), lambda rows: 2**32 - 1, r"chunk \(16, 0\) .*is no chunk"),  # the same, as some writers say it
-        ((4, 1), lambda rows: -6, r"chunk \(16, -6\) is listed, but no chunk begins there"),
-        ((4, 0), lambda rows: 20, r"chunk \(20, 0\) is listed, but"),
-        ((4, 0), lambda rows: 1, r"chunk \(1, 0\) is listed, but"),
-        ((4, 0), lambda rows: 0, r"chunk \(0, 0\) is listed twice"),
-        ((1, 0), lambda rows: 0, r"chunk \(0, 0\) is listed twice"),  # one after the other
+        ((0, 3), lambda rows: rows[1, 3] + 1, r"chunk \(0, 0\): overlaps chunk \(4, 0\) at byte \d+"),
+        ((4, 3), lambda rows: 47, r"chunk \(16, 0\): its \d+ bytes at byte 47 begin in the head of the file"),
+        ((4, 3), lambda rows: 2**62, r"chunk \(16, 0\): .*end behind the \d+ bytes of the file; was it truncated"),
+        ((4, 4), lambda rows: 2**32, r"chunk \(16, 0\): .*end behind"),
+        (
+            (4, 4),
+            lambda rows: 0,
+            r"chunk \(16, 0\): its 0 bytes .*have the wrong size: a chunk has 96 bytes before its filters",
+        ),
+        (
+            (4, 2),
+            lambda rows: 1,
+            r"chunk \(16, 0\): .*have the wrong size",
+        ),  # unfiltered, but not of the full size
+        (
+            (4, 2),
+            lambda rows: 2**32 - 1,
+            r"chunk \(16, 0\): .*have the wrong size",
+        ),  # the same, as some writers mark it
+        ((4, 1), lambda rows: -6, r"chunk \(16, -6\): is listed, but no chunk begins there"),
+        ((4, 0), lambda rows: 20, r"chunk \(20, 0\): is listed, but"),
+        ((4, 0), lambda rows: 1, r"chunk \(1, 0\): is listed, but"),
+        ((4, 0), lambda rows: 0, r"chunk \(0, 0\): is listed twice"),
+        ((1, 0), lambda rows: 0, r"chunk \(0, 0\): is listed twice"),  # one after the other
     ],
 )
-def test_one_record_that_cannot_be_true_is_damage_and_names_its_chunk(tmp_path, monkeypatch, place, change, said):
+def test_one_impossible_record_is_damage_and_names_its_chunk(tmp_path, monkeypatch, place, change, said):
     path = with_user_block(tmp_path)
     rows = records_in(path)
     assert columns_from(path, rows, monkeypatch) is not None
@@ -288,34 +302,34 @@ def test_one_record_that_cannot_be_true_is_damage_and_names_its_chunk(tmp_path, 
     ("column", "change"),
     [
         (3, lambda rows: rows[:, 3] - 512),  # counted from the user block's end, as before HDF5 1.14.4
-        (2, lambda rows: 2),  # without a filter that there is none of
+        (2, lambda rows: 2),  # skips a filter that does not exist
     ],
 )
-def test_records_that_are_only_unusual_are_left_to_h5py(tmp_path, monkeypatch, column, change):
+def test_unusual_records_are_left_to_h5py(tmp_path, monkeypatch, column, change):
     path = with_user_block(tmp_path)
     rows = records_in(path)
     rows[:, column] = change(rows)
-    monkeypatch.setattr(records, "records_of", lambda dataset, enter: enter(rows))
+    monkeypatch.setattr(records, "records_of", lambda dataset, consume: consume(rows))
     assert way_of(path) == "locked"
     assert (read(path, [3, 19]) == 0).all()
 
 
 def test_a_mask_of_all_ones_is_left_to_h5py(h5):
-    """Some writers say so that no filter was applied; libhdf5 takes no notice of the bits that mean nothing."""
+    """Some writers mark unfiltered chunks so; libhdf5 ignores the bits beyond the filters."""
     path, values = chunked(h5, compression="gzip")
     with h5py.File(path, "r+") as file:
         file["data"].id.write_direct_chunk((8, 0), values[8:12].tobytes(), filter_mask=2**32 - 1)
     assert (read(path, np.arange(20)) == values).all()
 
 
-def test_records_are_checked_in_blocks_and_a_chunk_may_not_be_in_two(h5, monkeypatch):
+def test_records_are_checked_in_blocks_and_a_chunk_may_be_in_one_only(h5, monkeypatch):
     path, values = chunked(h5, compression="gzip")
     monkeypatch.setattr(records, "BLOCK", 2)
     assert way_of(path) == "decoded"
     assert (read(path, np.arange(20)) == values).all()
     rows = records_in(path)
     rows[4, :2] = rows[0, :2]
-    with pytest.raises(CorruptError, match=r"chunk \(0, 0\) is listed twice"):
+    with pytest.raises(CorruptError, match=r"chunk \(0, 0\): is listed twice"):
         columns_from(path, rows, monkeypatch)
 
 
@@ -333,9 +347,9 @@ def test_records_are_checked_in_blocks_and_a_chunk_may_not_be_in_two(h5, monkeyp
     ],
     ids=lambda options: " ".join(options) or "plain",
 )
-def test_a_chunk_without_compression_that_has_not_its_bytes_is_damage(tmp_path, options, nbytes, libver):
-    """libhdf5 delivers memory that was never written for what is missing. Later formats do not keep how long chunks
-    without filters are, so that one too short lies in the bytes of the next."""
+def test_an_uncompressed_chunk_of_the_wrong_size_is_damage(tmp_path, options, nbytes, libver):
+    """libhdf5 returns uninitialised memory for missing bytes. Later formats do not store the size of unfiltered
+    chunks, so a chunk that is too short overlaps the next."""
     path, mask = str(tmp_path / "x.h5"), options.get("filter_mask", 0)
     made = {"shape": (20, 6)} | {name: value for name, value in options.items() if name != "filter_mask"}
     with h5py.File(path, "w", libver=(libver, "v110")) as file:
@@ -345,35 +359,39 @@ def test_a_chunk_without_compression_that_has_not_its_bytes_is_damage(tmp_path, 
     if not mask and libver == "v110" and nbytes == 120 and "shuffle" not in options and "fletcher32" not in options:
         assert (read(path, np.arange(8, 12)) == 0).all()  # its first bytes are all of it
         return
-    with pytest.raises(CorruptError, match=rf"{path}:/data, chunk \(\d+, \d+\) .*(is no chunk|lies in the bytes)"):
+    with pytest.raises(
+        CorruptError, match=rf"{path}:/data, chunk \(\d+, \d+\): .*(have the wrong size|overlaps chunk)"
+    ):
         HDF5Source(path, ["data"])
 
 
 @pytest.mark.parametrize("options", [{}, {"maxshape": (20, None)}], ids=["index", "h5py"])
 @pytest.mark.parametrize("unusual", [0, 2**32 - 1])
-def test_every_chunk_is_looked_at_whatever_the_others_are(tmp_path, monkeypatch, options, unusual):
-    """In blocks, from within libhdf5; and one that is only unusual hides none that is impossible."""
+def test_every_chunk_is_checked_even_if_others_are_unusual(tmp_path, monkeypatch, options, unusual):
+    """In blocks, from a callback of libhdf5; an unusual record hides no impossible one."""
     monkeypatch.setattr(records, "BLOCK", 1)
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("data", (20, 6), "i4", chunks=(4, 6), **options)
         for row, nbytes in [(0, 96), (4, 96), (8, 40), (12, 96)]:
             dataset.id.write_direct_chunk((row, 0), bytes(nbytes), filter_mask=unusual if row == 0 else 0)
-    with pytest.raises(CorruptError, match=r"chunk \(8, 0\) of 40 bytes .*is no chunk"):
+    with pytest.raises(CorruptError, match=r"chunk \(8, 0\): its 40 bytes .*have the wrong size"):
         HDF5Source(path, ["data"])
 
 
-def test_an_index_that_libhdf5_cannot_go_through_is_damage(h5):
+def test_an_index_that_libhdf5_cannot_list_is_damage(h5):
     path, _ = chunked(h5, maxshape=(None, None))
     with open(path, "r+b") as file:
         at = file.read().rindex(b"TREE")  # that of the chunks: the other is of the group's names
         file.seek(at + 5)
         file.write(b"\xff")  # the level of this node
-    with pytest.raises(CorruptError, match=rf"{path}:/data has chunks that libhdf5 cannot list: .*the file is damaged"):
+    with pytest.raises(
+        CorruptError, match=rf"{path}:/data: has chunks that libhdf5 cannot list: .*the file is damaged"
+    ):
         HDF5Source(path, ["data"])
 
 
-def test_an_address_that_no_integer_holds_is_no_index():
+def test_an_address_beyond_int64_is_left_to_h5py():
     record = h5py.h5d.StoreInfo((0, 0), 0, 2**64 - 1, 96)
     dataset = types.SimpleNamespace(shape=(20, 6), id=types.SimpleNamespace(chunk_iter=lambda take: take(record)))
     assert not records.records_of(dataset, lambda rows: True)
@@ -383,8 +401,8 @@ def test_an_address_that_no_integer_holds_is_no_index():
 
 
 @pytest.mark.parametrize("content", [zlib.compress(b"\1" * 16), zlib.compress(b"\1" * 160), b"\1" * 16])
-def test_a_chunk_of_the_wrong_length_is_an_error_and_not_rubbish(h5, content):
-    """h5py returns memory that was never written for the first, and cuts the second."""
+def test_a_chunk_of_the_wrong_length_is_an_error_and_no_garbage(h5, content):
+    """h5py returns uninitialised memory for the first, and truncates the second."""
     path, values = chunked(h5, compression="gzip")
     with h5py.File(path, "r+") as file:
         file["data"].id.write_direct_chunk((8, 0), content)
@@ -394,7 +412,7 @@ def test_a_chunk_of_the_wrong_length_is_an_error_and_not_rubbish(h5, content):
     assert (caught.value.file, caught.value.dataset, caught.value.row) == (path, "data", 8)
 
 
-def test_a_chunk_that_no_filter_touched_is_read_as_it_is(h5):
+def test_a_chunk_that_skipped_all_filters_is_read_as_stored(h5):
     path, values = chunked(h5, compression="gzip", shuffle=True)
     with h5py.File(path, "r+") as file:
         file["data"].id.write_direct_chunk((8, 0), (values[8:12] + 1).tobytes(), filter_mask=3)
@@ -403,7 +421,7 @@ def test_a_chunk_that_no_filter_touched_is_read_as_it_is(h5):
 
 
 def odd_dataset(file, random):
-    """A healthy dataset as few programs write one: when its chunks get their room, what is filtered, how it grew."""
+    """A healthy dataset with rare properties: allocation times, filters, and how it grew."""
     shape = tuple(int(n) for n in random.integers(1, 14, random.integers(1, 4)))
     most = tuple([None, n, n + int(random.integers(20))][random.integers(3)] for n in shape)
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -440,8 +458,8 @@ def test_a_healthy_index_is_never_refused(tmp_path, seed):
 def test_batches_smaller_than_a_chunk_decode_it_once_in_order(h5, monkeypatch):
     path, _ = chunked(h5, shape=(64, 6), chunks=(32, 6), compression="gzip")
     decoded = []
-    once = FilterPipeline.decoded
-    monkeypatch.setattr(FilterPipeline, "decoded", lambda *args: decoded.append(1) or once(*args))
+    once = FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda *args: decoded.append(1) or once(*args))
     source = HDF5Source(path, ["data"])
     decoded.clear()
     with AsyncLoader(source, {"batch_size": 4, "shuffle": "none", "workers": 0, "queue_depth": 1}) as loader:
@@ -475,7 +493,7 @@ def test_several_threads_read_the_same_chunks(h5):
 @pytest.mark.parametrize("inflated", [100, 10_000], ids=["too few bytes", "too many bytes"])
 @pytest.mark.parametrize("corner", [20, 8], ids=["edge", "inner"])
 def test_a_damaged_chunk_is_an_error_also_where_the_edge_of_the_dataset_is_damaged(h5, corner, inflated):
-    # libhdf5 would return memory that was never written for the one, and the first bytes of the other.
+    # libhdf5 would return uninitialised memory for the one, and the first bytes of the other.
     path = h5(data={"data": np.ones((23, 8, 8), "i2"), "chunks": (4, 8, 8), "compression": "gzip"})
     with h5py.File(path, "r+") as file:
         for damaged in {20, corner}:
@@ -488,22 +506,22 @@ def test_a_damaged_chunk_is_an_error_also_where_the_edge_of_the_dataset_is_damag
     source.close()
 
 
-def test_what_h5py_must_read_is_said_with_the_reason(h5, caplog):
+def test_a_warning_says_why_h5py_must_read_a_dataset(h5, caplog):
     path = h5(data={"data": np.ones((20, 8), "f4"), "chunks": (4, 8), "maxshape": (20, None), "compression": "gzip"})
     HDF5Source(path, ["data"]).close()
-    assert f"{path}:/data is read by h5py, one thread at a time: it is unlimited along one axis" in caplog.text
+    assert f"{path}:/data: is read by h5py, one thread at a time: it is unlimited along one axis" in caplog.text
 
 
-def test_a_file_that_a_link_leads_to_is_not_taken_twice(h5, tmp_path):
+def test_a_file_and_a_link_to_it_are_refused(h5, tmp_path):
     path = h5(data=np.ones(3))
     (tmp_path / "latest.h5").symlink_to(path)
-    with pytest.raises(ConfigError, match="same file; its samples would count double"):
+    with pytest.raises(ConfigError, match="same file, whose samples would count twice"):
         HDF5Source([path, tmp_path / "latest.h5"], ["data"])
 
 
 @pytest.mark.parametrize("dtype", [">f4", "<f4", ">i2", "u1"])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_small_chunks_that_were_never_written_or_are_stored_otherwise(tmp_path, dtype, shuffle):
+def test_small_chunks_that_were_never_written_or_skipped_filters_are_read(tmp_path, dtype, shuffle):
     path, values = tmp_path / "x.h5", np.arange(60).reshape(12, 5).astype(dtype)
     with h5py.File(path, "w", libver=("earliest", "v110")) as file:
         options = {"chunks": (1, 5), "compression": "gzip", "shuffle": shuffle, "fillvalue": 7}

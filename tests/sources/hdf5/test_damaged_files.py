@@ -18,7 +18,7 @@ def program(*words):
 
 
 def outcomes(folder, first, count):
-    """What comes of each seed. One that ends its process is an outcome too, unless h5py alone is ended by it."""
+    """The outcome of each seed. A process that dies is an outcome too, unless h5py alone dies of it."""
     found, end = {}, first + count
     while first < end:
         done = subprocess.run(program(folder, first, end - first), capture_output=True, text=True, check=False)
@@ -37,15 +37,15 @@ def check(found, least):
     wrong = {seed: what for seed, what in found.items() if what.startswith("WRONG")}
     assert not wrong
     counts = collections.Counter(found.values())
-    # That damage is found, and that much of it matters.
+    # Damage is detected, and much of it matters.
     assert counts["CorruptError"] + counts["FormatError"] > least < counts["value"], counts
 
 
-def test_of_damaged_files_come_right_values_or_errors_that_name_them(tmp_path):
+def test_damaged_files_give_right_values_or_errors_that_name_them(tmp_path):
     check(outcomes(tmp_path, 0, 95), 20)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1000, 5000, 500))
-def test_the_same_of_many(tmp_path, first):
+def test_many_damaged_files_give_right_values_or_errors_that_name_them(tmp_path, first):
     check(outcomes(tmp_path, first, 500), 100)

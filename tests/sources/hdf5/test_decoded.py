@@ -1,4 +1,4 @@
-"""What is decoded is decoded once, by one thread, and held within its room."""
+"""Chunks are decoded once, by one thread, and cached within their budget."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import types
 import h5py
 import numpy as np
 import pytest
+from support.stored import stored_spans
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, MemoryBudgetError
@@ -22,105 +23,105 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.hdf5.readers import chunk_cache as decoded
 from lit_async_data.sources.hdf5.readers import decode_memory as holding
-from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES, BandMemory
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
+from lit_async_data.sources.hdf5.readers.slab_pool import MIN_POOLED_BYTES, SlabPool
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.room import Giver
 from lit_async_data.threads import Gate
 
-BAND = np.arange(4, dtype=np.int64)
+SLAB = np.arange(4, dtype=np.int64)
 LOADER, ANOTHER = Giver(), Giver()
 
 
-def fetched(bands, key, *, wait=True):
+def fetched(slabs, key, *, wait=True):
     made = []
-    band = bands.fetch(key, lambda: made.append(key) or BAND, wait=wait)
-    return band is not None, bool(made)
+    slab = slabs.fetch(key, lambda: made.append(key) or SLAB, wait=wait)
+    return slab is not None, bool(made)
 
 
-# -- recent bands ------------------------------------------------------------------------------------------------------
+# -- recent slabs ------------------------------------------------------------------------------------------------------
 
 
-def test_the_band_decoded_first_goes_first_however_often_it_was_used():
-    bands = DecodedChunkCache()
-    bands.set_room(LOADER, 2 * BAND.nbytes)
-    assert [fetched(bands, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
-    assert [fetched(bands, key)[1] for key in (2, 3, 1)] == [False, False, True]
+def test_the_slab_decoded_first_is_evicted_first_however_often_it_was_used():
+    slabs = DecodedChunkCache()
+    slabs.set_room(LOADER, 2 * SLAB.nbytes)
+    assert [fetched(slabs, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
+    assert [fetched(slabs, key)[1] for key in (2, 3, 1)] == [False, False, True]
 
 
-def test_without_room_nothing_is_held():
-    bands = DecodedChunkCache()
-    assert [fetched(bands, 1)[1] for _ in range(2)] == [True, True]
+def test_without_room_nothing_is_cached():
+    slabs = DecodedChunkCache()
+    assert [fetched(slabs, 1)[1] for _ in range(2)] == [True, True]
 
 
-def test_turns_whose_bands_have_all_moved_on_leave_nothing():
-    """As under shuffle=chunk where all chunks fit: each turn finds the bands of the one before, and evicts none."""
-    bands = DecodedChunkCache()
-    bands.set_room(LOADER, 2 * BAND.nbytes)
+def test_turns_whose_slabs_have_all_moved_on_leave_nothing():
+    """As with shuffle=chunk when all chunks fit: each turn finds the slabs of the last one, and evicts none."""
+    slabs = DecodedChunkCache()
+    slabs.set_room(LOADER, 2 * SLAB.nbytes)
     for number in (1, 2):
-        bands.fetch(("x", number), lambda: BAND, wait=True, turn=(0, 0))
+        slabs.fetch(("x", number), lambda: SLAB, wait=True, turn=(0, 0))
     for turn in range(1, 50):
-        assert not len(bands.missing("x", np.array([1, 2]), (0, turn)))
-    assert [len(of_turn) for of_turn in bands._order.values()] == [2]
-    bands.clear()
-    assert not bands._bands
-    assert not bands._order
+        assert not len(slabs.missing("x", np.array([1, 2]), (0, turn)))
+    assert [len(of_turn) for of_turn in slabs._order.values()] == [2]
+    slabs.clear()
+    assert not slabs._slabs
+    assert not slabs._order
 
 
-def test_room_that_is_given_back_is_emptied():
-    bands = DecodedChunkCache()
-    bands.set_room(LOADER, 2 * BAND.nbytes)
+def test_removing_room_evicts_slabs():
+    slabs = DecodedChunkCache()
+    slabs.set_room(LOADER, 2 * SLAB.nbytes)
     for key in (1, 2):
-        fetched(bands, key)
-    bands.set_room(LOADER, BAND.nbytes)
-    assert [fetched(bands, key)[1] for key in (2, 1)] == [False, True]
+        fetched(slabs, key)
+    slabs.set_room(LOADER, SLAB.nbytes)
+    assert [fetched(slabs, key)[1] for key in (2, 1)] == [False, True]
 
 
 class Slow:
-    """A decoding that another thread is in the middle of."""
+    """A thread in the middle of decoding."""
 
-    def __init__(self, bands, error=None):
+    def __init__(self, slabs, error=None):
         self.begun, self.go = threading.Event(), threading.Event()
         self._error = error
-        self.thread = threading.Thread(target=self._run, args=(bands,))
+        self.thread = threading.Thread(target=self._run, args=(slabs,))
         self.thread.start()
         assert self.begun.wait(10)
 
-    def _run(self, bands):
+    def _run(self, slabs):
         def decode():
             self.begun.set()
             assert self.go.wait(10)
             if self._error:
                 raise self._error
-            return BAND
+            return SLAB
 
         with contextlib.suppress(CorruptError):
-            bands.fetch(1, decode, wait=True)
+            slabs.fetch(1, decode, wait=True)
 
     def finish(self):
         self.go.set()
         self.thread.join(10)
 
 
-def test_what_another_thread_decodes_is_not_decoded_again():
-    bands = DecodedChunkCache()
-    bands.set_room(LOADER, BAND.nbytes)
-    slow = Slow(bands)
-    assert fetched(bands, 1, wait=False) == (False, False)
+def test_a_slab_that_another_thread_is_decoding_is_not_decoded_again():
+    slabs = DecodedChunkCache()
+    slabs.set_room(LOADER, SLAB.nbytes)
+    slow = Slow(slabs)
+    assert fetched(slabs, 1, wait=False) == (False, False)
     slow.finish()
-    assert fetched(bands, 1) == (True, False)
+    assert fetched(slabs, 1) == (True, False)
 
 
-def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
-    """1. A decodes. 2. B waits for it. 3. A fails, and is told so. 4. B wakes, finds nothing, and tries itself."""
-    bands = DecodedChunkCache()
-    bands.set_room(LOADER, BAND.nbytes)
-    slow = Slow(bands, CorruptError("bad"))
+def test_a_thread_that_waits_for_a_failed_decoding_decodes_itself(monkeypatch):
+    """1. A decodes. 2. B waits for it. 3. A fails and raises. 4. B wakes, finds nothing, and decodes itself."""
+    slabs = DecodedChunkCache()
+    slabs.set_room(LOADER, SLAB.nbytes)
+    slow = Slow(slabs, CorruptError("bad"))
     waits = threading.Event()
     wait = Gate.wait
     monkeypatch.setattr(Gate, "wait", lambda gate, timeout: waits.set() or wait(gate, timeout))
     got = []
-    waiter = threading.Thread(target=lambda: got.append(fetched(bands, 1)))
+    waiter = threading.Thread(target=lambda: got.append(fetched(slabs, 1)))
     waiter.start()
     assert waits.wait(10)
     slow.finish()
@@ -128,7 +129,7 @@ def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
     assert got == [(True, True)]
 
 
-# -- kept bands --------------------------------------------------------------------------------------------------------
+# -- kept slabs --------------------------------------------------------------------------------------------------------
 
 
 def budget(nbytes):
@@ -137,40 +138,40 @@ def budget(nbytes):
     return room
 
 
-def kept_bands(room):
+def kept_slabs(room):
     return PersistentChunkCache(10, 4, (2,), np.dtype("i4"), room)
 
 
-def test_what_is_kept_stays_and_comes_out_right():
+def test_persistent_slabs_stay_and_are_read_right():
     values = np.arange(20, dtype="i4").reshape(10, 2)
-    kept = kept_bands(budget(2 * 4 * 8))
+    kept = kept_slabs(budget(2 * 4 * 8))
     for number in (2, 0, 1, 0):
         kept.put(number, values[4 * number : 4 * number + 4])
     rows, out = np.array([9, 3, 5, 8, 0]), np.zeros((5, 2), "i4")
-    assert kept.taken(rows, out, lambda taken, _: taken).tolist() == [2]
+    assert kept.copy_rows(rows, out, lambda taken, _: taken).tolist() == [2]
     assert out.tolist() == [[18, 19], [6, 7], [0, 0], [16, 17], [0, 1]]
-    assert kept.taken(rows[[0, 1]], out[:2], lambda taken, _: taken) is None
+    assert kept.copy_rows(rows[[0, 1]], out[:2], lambda taken, _: taken) is None
 
 
-def test_room_is_shared_and_given_back():
+def test_the_byte_budget_is_shared_and_given_back():
     room = budget(3 * 4 * 8)
-    first, second = kept_bands(room), kept_bands(room)
-    band = np.ones((4, 2), "i4")
+    first, second = kept_slabs(room), kept_slabs(room)
+    slab = np.ones((4, 2), "i4")
     for number in (0, 1, 2):
-        first.put(number, band)
-        second.put(number, band)
+        first.put(number, slab)
+        second.put(number, slab)
     out = np.empty((3, 2), "i4")
     rows = np.array([0, 4, 8])
-    missing = [kept.taken(rows, out, lambda taken, _: taken).tolist() for kept in (first, second)]
+    missing = [kept.copy_rows(rows, out, lambda taken, _: taken).tolist() for kept in (first, second)]
     assert missing == [[2], [1, 2]]
     first.clear()
-    second.put(1, band)
-    assert second.taken(rows, out, lambda taken, _: taken).tolist() == [2]
+    second.put(1, slab)
+    assert second.copy_rows(rows, out, lambda taken, _: taken).tolist() == [2]
 
 
-def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeypatch):
-    """1. A looks for band 1. 2. All is let go of, and band 2 is kept in its place. 3. A copies."""
-    kept = kept_bands(budget(4 * 8))
+def test_a_table_that_is_cleared_while_it_is_read_is_read_right(monkeypatch):
+    """1. A looks up slab 1. 2. The cache is cleared, and slab 2 takes its place. 3. A copies."""
+    kept = kept_slabs(budget(4 * 8))
     kept.put(1, np.full((4, 2), 1, "i4"))
     divmod_ = np.divmod
 
@@ -182,17 +183,17 @@ def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeyp
 
     monkeypatch.setattr(np, "divmod", meanwhile)
     out = np.zeros((2, 2), "i4")
-    assert kept.taken(np.array([4, 8]), out, lambda taken, _: taken).tolist() == [1]
+    assert kept.copy_rows(np.array([4, 8]), out, lambda taken, _: taken).tolist() == [1]
     assert out.tolist() == [[1, 1], [0, 0]]
 
 
-def huge_bands(room):
-    """Of a dataset of 64 GiB, in bands of 64 KiB."""
+def huge_slabs(room):
+    """Of a dataset of 64 GiB, in slabs of 64 KiB."""
     return PersistentChunkCache(2**20, 1, (2**16,), np.dtype("u1"), room)
 
 
 def mapped(monkeypatch, fails=False):
-    """The bytes of each anonymous map that is made; of none, if they fail."""
+    """Records the size of each anonymous map; each fails if ``fails``."""
     made = []
 
     def mapping(number, length, **options):
@@ -201,32 +202,32 @@ def mapped(monkeypatch, fails=False):
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return mmap.mmap(number, length, **options)
 
-    # Of this module alone: slots and files are mapped too.
+    # In this module only: slots and files are mapped too.
     monkeypatch.setattr(decoded, "mmap", types.SimpleNamespace(**vars(mmap) | {"mmap": mapping}))
     return made
 
 
 def test_only_what_the_budget_holds_is_mapped(monkeypatch):
     made = mapped(monkeypatch)
-    kept = huge_bands(budget(3 * 2**16 + 5))
+    kept = huge_slabs(budget(3 * 2**16 + 5))
     for number in (2**19, 7, 8, 9):
         kept.put(number, np.full((1, 2**16), number % 251, np.uint8))
     assert made == [3 * 2**16]
     out = np.zeros((4, 2**16), np.uint8)
-    assert kept.taken(np.array([9, 8, 7, 2**19]), out, lambda taken, _: taken).tolist() == [0]
+    assert kept.copy_rows(np.array([9, 8, 7, 2**19]), out, lambda taken, _: taken).tolist() == [0]
     assert out[1:, 0].tolist() == [8, 7, 2**19 % 251]
 
 
-def test_room_that_another_loader_adds_later_is_used_too(monkeypatch):
+def test_room_that_another_loader_adds_later_is_used(monkeypatch):
     made = mapped(monkeypatch)
     room = budget(2**16)
-    kept = huge_bands(room)
+    kept = huge_slabs(room)
     kept.put(1, np.full((1, 2**16), 1, np.uint8))
     room.set_room(ANOTHER, 2**16)
     for number in (2, 1):
         kept.put(number, np.full((1, 2**16), number, np.uint8))
     out = np.zeros((2, 2**16), np.uint8)
-    assert kept.taken(np.array([1, 2]), out, lambda taken, _: taken) is None
+    assert kept.copy_rows(np.array([1, 2]), out, lambda taken, _: taken) is None
     assert out[:, 0].tolist() == [1, 2]
     assert made == [2**16, 2**17]
     assert room.taken == room.limit
@@ -242,8 +243,8 @@ def test_where_nothing_can_be_mapped_there_is_no_cache_and_one_warning(file, mon
     assert made == [600 * 50 * 4]
     (said,) = [record.message for record in caplog.records if "cannot be mapped" in record.message]
     assert said == (
-        "120000 bytes for the cache of decoded chunks cannot be mapped ([Errno 12] Cannot allocate memory): no more "
-        "are kept of this dataset; raise the limit on memory (ulimit -v), or set a smaller cache_bytes"
+        "cache of decoded chunks: 120000 bytes cannot be mapped ([Errno 12] Cannot allocate memory), so no more "
+        "of this dataset is cached; raise the limit on memory (ulimit -v), or set a smaller cache_bytes"
     )
 
 
@@ -254,8 +255,8 @@ def test_where_nothing_can_be_mapped_there_is_no_cache_and_one_warning(file, mon
 def decodings(monkeypatch):
     """The chunks that were decoded, as they are stored."""
     count = []
-    once = FilterPipeline.decoded
-    monkeypatch.setattr(FilterPipeline, "decoded", lambda *args: count.append(bytes(args[1])) or once(*args))
+    once = FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda *args: count.append(bytes(args[1])) or once(*args))
     return count
 
 
@@ -275,7 +276,7 @@ def due(preparation, key, cursor):
 
 
 def epochs(source, number, **options):
-    """What each epoch holds, in order, and right."""
+    """The samples of each epoch, in order and checked."""
     found = []
     with AsyncLoader(source, {"batch_size": 16, **options}) as loader:
         for _ in range(number):
@@ -309,7 +310,7 @@ def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
         prepared = np.concatenate([due(preparation, BatchIndex(0, step), None) for step in range(5)])
         assert set(prepared // 10) == set(plan.samples(np.arange(80, 160)) // 10)
         assert len(prepared) == 8
-        # A slow worker prepares nothing that is used up: reading has come to the group after that.
+        # A slow worker prepares nothing of a group that has been read: the next group is being read.
         assert len(due(preparation, BatchIndex(0, 0), BatchIndex(0, 9))) > 0
         assert len(due(preparation, BatchIndex(0, 0), BatchIndex(0, 11))) == 0
         assert len(due(preparation, BatchIndex(0, 0), BatchIndex(1, 0))) == 0
@@ -337,7 +338,7 @@ def test_a_slow_worker_costs_no_decoding(file, decodings):
     source.close()
 
 
-def test_each_chunk_of_each_field_is_decoded_once_whatever_its_rows(h5, decodings):
+def test_each_chunk_of_each_field_is_decoded_once_whatever_its_size(h5, decodings):
     values = np.arange(600 * 50, dtype=np.int32).reshape(600, 50)
     path = h5(
         data={"data": values, "chunks": (10, 50), "compression": "gzip"},
@@ -431,8 +432,9 @@ def test_a_cache_is_given_back_with_its_loader_unless_another_wants_it(file, dec
         decodings.clear()
         assert len(list(first)) == 38
         assert decodings == []
-    reader = source._reader.parts[0].fields["data"]
-    assert reader._kept._kept is None
+    with AsyncLoader(source, options) as third:
+        assert len(list(third)) == 38
+    assert len(decodings) == 60
     source.close()
 
 
@@ -472,8 +474,8 @@ def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file):
     source = HDF5Source(file)
     options = {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 20, "workers": 2}
     needed = AsyncLoader(source, options).footprint.budget
-    # Two groups, and what each worker takes to decode one: as it is stored, decoded, and one in hand.
-    stored = max(source._stored[0].fields["data"].stored.index.sizes)
+    # Two groups, and for each worker a stored chunk, a decoded one, and the slab in use.
+    stored = max(size for _, size in stored_spans(file))
     assert needed.decoded == 40 * 10 * 50 * 4 + 2 * (2 * 10 * 50 * 4 + stored)
     with pytest.raises(MemoryBudgetError, match=r"decoded need .* smaller batch_size or queue_depth, shuffle_chunks"):
         AsyncLoader(source, options | {"memory_budget": needed.total - 1})
@@ -481,7 +483,7 @@ def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file):
         AsyncLoader(source, options | {"memory_budget": needed.total, "cache_bytes": 1})
 
 
-def test_auto_goes_by_chunks_where_several_compressed_samples_share_one(file, tmp_path):
+def test_auto_shuffles_by_chunk_where_compressed_samples_share_one(file, tmp_path):
     assert AsyncLoader(HDF5Source(file), {"batch_size": 4}).order.shuffle == "chunk"
     with h5py.File(tmp_path / "raw.h5", "w") as made:
         made.create_dataset("data", data=np.zeros((60, 50)), chunks=(10, 50))
@@ -490,80 +492,80 @@ def test_auto_goes_by_chunks_where_several_compressed_samples_share_one(file, tm
     assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.chunk_order.chunks == 6
 
 
-# -- memory of bands ---------------------------------------------------------------------------------------------------
+# -- memory of slabs ---------------------------------------------------------------------------------------------------
 
 
 def large(value):
-    return np.full((4, LEAST_BYTES), value, np.uint8)
+    return np.full((4, MIN_POOLED_BYTES), value, np.uint8)
 
 
 def address(array):
     return array.__array_interface__["data"][0]
 
 
-def test_a_band_is_copied_into_memory_that_is_used_again_when_nobody_sees_it():
-    memory = BandMemory()
-    first = memory.copied(large(1))
+def test_the_memory_of_a_slab_is_reused_when_nobody_sees_it_any_more():
+    memory = SlabPool()
+    first = memory.copy(large(1))
     seen = first[2, 5:9]  # a view of a view keeps it
     place = address(first)
     del first
-    second = memory.copied(large(2))
+    second = memory.copy(large(2))
     assert address(second) != place
     assert (seen == 1).all()
     del seen
-    third = memory.copied(large(3))
+    third = memory.copy(large(3))
     assert address(third) == place
     assert (second == 2).all()
     assert (third == 3).all()
 
 
-def test_the_end_of_a_band_runs_no_python_code():
-    """Else an interrupt can arrive there, which CPython prints and drops: Ctrl-C would have no effect."""
-    memory = BandMemory()
-    kept, called = memory.copied(large(1))[3:], []
+def test_the_end_of_a_slab_runs_no_python_code():
+    """Otherwise an interrupt could arrive there, which CPython prints and drops: Ctrl-C would have no effect."""
+    memory = SlabPool()
+    kept, called = memory.copy(large(1))[3:], []
     sys.setprofile(lambda frame, event, argument: called.append((event, frame.f_code.co_name)))
     try:
         del kept
     finally:
         sys.setprofile(None)
     assert [name for event, name in called if event == "call"] == []
-    assert [vacant.qsize() for vacant in memory._vacant.values()] == [1]
+    assert memory.free_bytes == large(1).nbytes
 
 
-def test_leases_that_have_ended_are_forgotten():
-    memory = BandMemory()
+def test_dead_leases_are_removed():
+    memory = SlabPool()
     for value in range(3):
-        band = memory.copied(large(value))
-    assert len(memory._leases) == 2  # one is seen, one is vacant
-    del band
-    memory.copied(np.zeros((5, LEAST_BYTES), np.uint8))
+        slab = memory.copy(large(value))
+    assert len(memory._leases) == 2  # one in use, one free
+    del slab
+    memory.copy(np.zeros((5, MIN_POOLED_BYTES), np.uint8))
     memory.clear()
     assert not memory._leases
 
 
-def test_memory_of_another_size_is_given_back_before_more_is_taken():
-    memory = BandMemory()
+def test_free_memory_of_other_sizes_is_given_back_before_more_is_taken():
+    memory = SlabPool()
     for rows in (4, 5, 6):
-        memory.copied(np.zeros((rows, LEAST_BYTES), np.uint8))  # nobody keeps it
-        assert sum(vacant.qsize() for vacant in memory._vacant.values()) == 1
+        memory.copy(np.zeros((rows, MIN_POOLED_BYTES), np.uint8))  # nobody keeps it
+        assert memory.free_bytes == rows * MIN_POOLED_BYTES
     memory.clear()
-    assert not sum(vacant.qsize() for vacant in memory._vacant.values())
+    assert not memory.free_bytes
 
 
-def test_memory_that_was_seen_while_another_size_was_taken_is_used_again():
-    memory = BandMemory()
-    first, second, third = (memory.copied(large(value)) for value in range(3))
+def test_memory_in_use_while_another_size_was_taken_is_reused_later():
+    memory = SlabPool()
+    first, second, third = (memory.copy(large(value)) for value in range(3))
     place = address(second)
     del first
-    other = memory.copied(np.zeros((5, LEAST_BYTES), np.uint8))
+    other = memory.copy(np.zeros((5, MIN_POOLED_BYTES), np.uint8))
     del second
-    assert address(memory.copied(large(4))) == place
+    assert address(memory.copy(large(4))) == place
     assert (third == 2).all()
     assert not other.any()
 
 
 class Noticed:
-    """A lock that says when somebody is about to wait for it."""
+    """A lock that reports when a thread is about to wait for it."""
 
     def __init__(self, reached):
         self._lock, self._reached = threading.RLock(), reached
@@ -577,15 +579,15 @@ class Noticed:
         self._lock.release()
 
 
-def test_memory_of_several_sizes_may_be_taken_by_two_threads(monkeypatch):
-    """1. A finds no vacant memory of its size and goes through the others. 2. B takes memory of a size that was never
-    seen, or waits for A. 3. A goes on."""
-    memory, reached = BandMemory(), threading.Event()
+def test_two_threads_may_take_memory_of_several_sizes(monkeypatch):
+    """1. A finds no free memory of its size and goes through the others. 2. B takes memory of a size that was never
+    used, or waits for A. 3. A continues."""
+    memory, reached = SlabPool(), threading.Event()
     monkeypatch.setattr(memory, "_lock", Noticed(reached), raising=False)
     found = []
 
     def other():
-        found.append(memory.copied(np.full((9, LEAST_BYTES), 9, np.uint8)))
+        found.append(memory.copy(np.full((9, MIN_POOLED_BYTES), 9, np.uint8)))
         reached.set()
 
     thread = threading.Thread(target=other)
@@ -602,40 +604,40 @@ def test_memory_of_several_sizes_may_be_taken_by_two_threads(monkeypatch):
                 self.get_nowait()
             return True
 
-    memory._vacant = {1: Vacant(), 2: Vacant()}
-    assert (memory.copied(large(3)) == 3).all()
+    memory._free = {1: Vacant(), 2: Vacant()}
+    assert (memory.copy(large(3)) == 3).all()
     thread.join(10)
     assert (found[0] == 9).all()
 
 
-def test_a_small_band_stays_where_it_is():
-    band = np.zeros(LEAST_BYTES - 1, np.uint8)
-    assert BandMemory().copied(band) is band
+def test_a_small_slab_is_not_copied():
+    slab = np.zeros(MIN_POOLED_BYTES - 1, np.uint8)
+    assert SlabPool().copy(slab) is slab
 
 
-def test_what_is_being_copied_while_all_is_let_go_of_counts_afterwards(monkeypatch):
-    # 1. A worker has decoded a band, made room for it, and is copying it. 2. Another closes the source: all bands go.
-    # 3. The band is filed. Were its bytes forgotten in step 2, one more band than there is room for would be kept.
-    bands = DecodedChunkCache()
-    bands.set_room(LOADER, 2 * large(0).nbytes)
-    copied = bands._memory.copied
-    monkeypatch.setattr(bands._memory, "copied", lambda band: bands.clear() or copied(band))
-    bands.fetch("a", lambda: large(1), wait=True)
+def test_a_slab_that_is_copied_while_the_cache_is_cleared_counts_afterwards(monkeypatch):
+    # 1. A worker has decoded a slab, made room for it, and is copying it. 2. Another closes the source.
+    # 3. The slab is cached. Were its bytes forgotten in step 2, the cache would hold one slab more than fits.
+    slabs = DecodedChunkCache()
+    slabs.set_room(LOADER, 2 * large(0).nbytes)
+    copied = slabs._pool.copy
+    monkeypatch.setattr(slabs._pool, "copy", lambda slab: slabs.clear() or copied(slab))
+    slabs.fetch("a", lambda: large(1), wait=True)
     monkeypatch.undo()
     for key in "bcd":
-        bands.fetch(key, lambda: large(2), wait=True)
-    assert len(bands._bands) == 2
-    assert bands._held == 2 * large(0).nbytes
+        slabs.fetch(key, lambda: large(2), wait=True)
+    assert len(slabs._slabs) == 2
+    assert slabs._held_bytes == 2 * large(0).nbytes
 
 
-def test_a_copy_that_fails_takes_no_room(monkeypatch):
-    bands = DecodedChunkCache()
-    bands.set_room(LOADER, 2 * large(0).nbytes)
+def test_a_failed_copy_takes_no_room(monkeypatch):
+    slabs = DecodedChunkCache()
+    slabs.set_room(LOADER, 2 * large(0).nbytes)
 
-    def fails(band):
+    def fails(slab):
         raise MemoryError
 
-    monkeypatch.setattr(bands._memory, "copied", fails)
+    monkeypatch.setattr(slabs._pool, "copy", fails)
     with pytest.raises(MemoryError):
-        bands.fetch("a", lambda: large(1), wait=True)
-    assert (bands._held, bands._decoding) == (0, {})
+        slabs.fetch("a", lambda: large(1), wait=True)
+    assert (slabs._held_bytes, slabs._decoding) == (0, {})

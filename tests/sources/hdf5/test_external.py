@@ -1,4 +1,4 @@
-"""Datasets that take values from other files: refused, or, where they are allowed, right or an error."""
+"""Datasets with values in other files: refused, or, where they are allowed, right or an error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read(source, rows):
 
 
 @KINDS
-def test_values_of_other_files_are_refused_and_it_is_said_how_to_allow_them(here, kind):
+def test_external_files_are_refused_and_the_error_says_how_to_allow_them(here, kind):
     kind(here)
     with pytest.raises(FormatError, match=r"or allow it with allow_external=True") as caught:
         HDF5Source("x.h5", ["data"])
@@ -60,7 +60,7 @@ def test_values_of_other_files_are_refused_and_it_is_said_how_to_allow_them(here
 
 @KINDS
 @pytest.mark.parametrize("memory_map", [True, False])
-def test_where_they_are_allowed_they_come_out_right(here, kind, memory_map):
+def test_allowed_external_files_are_read_right(here, kind, memory_map):
     kind(here)
     source = HDF5Source("x.h5", ["data"], allow_external=True, memory_map=memory_map)
     assert source.chunks.reading == "locked"
@@ -71,14 +71,14 @@ def test_where_they_are_allowed_they_come_out_right(here, kind, memory_map):
 
 
 @KINDS
-def test_one_that_is_missing_is_an_error_when_the_source_is_built(here, kind):
+def test_a_missing_external_file_is_an_error_when_the_source_is_built(here, kind):
     kind(here)
     (here / "other.h5").unlink()
     with pytest.raises(MissingError, match=r"other\.h5"):
         HDF5Source("x.h5", ["data"], allow_external=True)
 
 
-def test_a_dataset_that_is_missing_there_is_an_error_too(here):
+def test_a_missing_dataset_in_an_external_file_is_an_error(here):
     virtual(here)
     with h5py.File(here / "other.h5", "r+") as file:
         del file["there"]
@@ -86,7 +86,7 @@ def test_a_dataset_that_is_missing_there_is_an_error_too(here):
         HDF5Source("x.h5", ["data"], allow_external=True)
 
 
-def test_what_is_missing_two_files_further_is_an_error_too(here):
+def test_a_file_that_is_missing_two_links_further_is_an_error(here):
     with h5py.File(here / "c.h5", "w") as file:
         file["there"] = VALUES
     for name, other in (("b.h5", "c.h5"), ("a.h5", "b.h5")):
@@ -95,7 +95,10 @@ def test_what_is_missing_two_files_further_is_an_error_too(here):
         with h5py.File(here / name, "w") as file:
             file.create_virtual_dataset("there", layout)
     source = HDF5Source("a.h5", ["there"], allow_external=True)
-    assert [path.rpartition("/")[2] for path, _ in source._stored[0].fields["there"].stored.others] == ["b.h5", "c.h5"]
+    assert [path.rpartition("/")[2] for path, _ in source._stored[0].fields["there"].stored.external] == [
+        "b.h5",
+        "c.h5",
+    ]
     (here / "c.h5").unlink()
     with pytest.raises(MissingError, match=r"takes values from c\.h5, which is not in"):
         HDF5Source("a.h5", ["there"], allow_external=True)
@@ -108,7 +111,7 @@ def test_what_is_missing_two_files_further_is_an_error_too(here):
         ("/data", FormatError, r"takes values from itself"),
     ],
 )
-def test_a_part_of_the_same_file_must_be_there_and_be_another(here, taken, error, said):
+def test_a_virtual_dataset_must_not_refer_to_itself_or_to_a_missing_dataset(here, taken, error, said):
     layout = h5py.VirtualLayout((12, 5), "f4")
     layout[:] = h5py.VirtualSource(".", taken, (12, 5))
     with h5py.File(here / "x.h5", "w") as file:
@@ -118,15 +121,15 @@ def test_a_part_of_the_same_file_must_be_there_and_be_another(here, taken, error
 
 
 @KINDS
-def test_one_that_changes_is_an_error_when_it_is_read(here, kind):
+def test_a_changed_external_file_is_an_error_when_it_is_read(here, kind):
     kind(here)
     source = HDF5Source("x.h5", ["data"], allow_external=True)
     with open(here / "other.h5", "ab") as file:
         file.write(b"more")
-    with pytest.raises(ChangedError, match=r"other.h5 grew from"):
+    with pytest.raises(ChangedError, match=r"other.h5: grew from"):
         read(source, [0])
     (here / "other.h5").unlink()
-    with pytest.raises(MissingError, match=r"other\.h5, which .*x.h5 takes values from, is gone"):
+    with pytest.raises(MissingError, match=r"other\.h5: cannot be opened .*x.h5 takes values from it"):
         read(source, [0])
     source.close()
 

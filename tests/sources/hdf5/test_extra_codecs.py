@@ -1,5 +1,5 @@
-"""Chunks that lzf, lz4, zstd, blosc or bitshuffle packed: what comes out is what h5py reads, or an error that names the
-chunk; and what is said where their library is missing."""
+"""Chunks of lzf, lz4, zstd, blosc or bitshuffle: the values that h5py reads, or an error that names the
+chunk; and the warnings where their library is missing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CODECS = {
     "bitshuffle and lz4": dict(hdf5plugin.Bitshuffle(cname="lz4", nelems=256)),
     "bitshuffle and zstd": dict(hdf5plugin.Bitshuffle(cname="zstd", nelems=256)),
 }
-# Without "bitshuffle", to which nothing that has the right length looks wrong.
+# Without "bitshuffle", which decodes anything of the right length.
 PACKING = [name for name in CODECS if name != "bitshuffle"]
 NUMBERS = {"lzf": 32000, "lz4": 32004, "zstd": 32015, "blosc": 32001, "bitshuffle": 32008}
 
@@ -73,9 +73,7 @@ def read(path, rows, name="data"):
 
 
 def readers_of(path, *names):
-    source = HDF5Source(path, names or ["data"])
-    source.close()
-    return {reader.reading for reader in source._reader.parts[0].fields.values()}
+    return {HDF5Source(path, [name]).chunks.reading for name in names or ["data"]}
 
 
 def stored_chunks(path, name="data"):
@@ -95,8 +93,8 @@ def put(path, corner, content, mask=0):
 
 @pytest.mark.parametrize("dtype", ["u1", "i2", "f4", ">f8"])
 @every_codec
-def test_what_comes_out_is_what_h5py_reads(h5, codec, dtype):
-    """One row per chunk, several, and chunks that reach beyond both edges; alone, behind shuffle, before a checksum."""
+def test_values_are_those_that_h5py_reads(h5, codec, dtype):
+    """One row per chunk, several, and chunks beyond both edges; alone, after shuffle, before a checksum."""
     values = values_of(dtype)
     layouts = {"single": (1, 1501), "several": (4, 1501), "edges": (5, 400)}
     if codec == "bitshuffle":
@@ -121,7 +119,7 @@ def test_what_comes_out_is_what_h5py_reads(h5, codec, dtype):
 @every_codec
 @pytest.mark.parametrize("length", [1, 7, 8, 9])
 def test_few_values_are_read_as_h5py_reads_them(h5, codec, length):
-    """Fewer than 8 values bitshuffle leaves as they are."""
+    """Bitshuffle leaves fewer than 8 values unchanged."""
     values = np.arange(3 * length, dtype="i4").reshape(3, length)
     path, _ = written(h5, codec, values=values, chunks=(1, length))
     assert readers_of(path) == {"decoded"}
@@ -129,7 +127,7 @@ def test_few_values_are_read_as_h5py_reads_them(h5, codec, length):
 
 
 def test_filters_may_come_in_any_order(tmp_path):
-    """A checksum over what is then packed, and shuffle over what was packed."""
+    """A checksum of bytes that are then compressed, and shuffle of compressed bytes."""
     path, values = str(tmp_path / "x.h5"), values_of("i2")
     with h5py.File(path, "w") as file:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -145,7 +143,7 @@ def test_filters_may_come_in_any_order(tmp_path):
     assert (read(path, range(12)) == values).all()
 
 
-def test_what_was_packed_twice_is_left_to_h5py(tmp_path):
+def test_chunks_that_were_compressed_twice_are_left_to_h5py(tmp_path):
     path, values = str(tmp_path / "x.h5"), values_of("i2")
     with h5py.File(path, "w") as file:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -160,7 +158,7 @@ def test_what_was_packed_twice_is_left_to_h5py(tmp_path):
 
 
 @every_codec
-def test_a_chunk_that_some_filters_left_out_is_read_as_it_is(h5, codec):
+def test_a_chunk_that_skipped_some_filters_is_read_right(h5, codec):
     path, values = written(h5, codec, shuffle=True, fletcher32=True)
     put(path, (3, 0), (values[3] + 1).tobytes(), mask=0b111)
     shuffled = np.frombuffer(values[4].tobytes(), "u1").reshape(-1, 2).T.tobytes()
@@ -176,14 +174,14 @@ def test_an_unfiltered_edge_chunk_is_left_to_h5py(h5, codec):
     assert readers_of(path) == {"locked"}
 
 
-def test_bitshuffle_alone_is_left_to_h5py_where_a_chunk_at_an_edge_may_not_have_passed_it(h5):
+def test_bitshuffle_alone_is_left_to_h5py_where_edge_chunks_may_be_unfiltered(h5):
     path, values = written(h5, "bitshuffle", chunks=(5, 1501))
     assert readers_of(path) == {"locked"}
     assert (read(path, range(12)) == values).all()
 
 
-def test_a_block_of_bitshuffle_as_long_as_its_content_is_unpacked_nevertheless(h5):
-    """The lz4 filter stores such a block as it is, bitshuffle never does; else their chunks are alike."""
+def test_a_block_of_bitshuffle_as_long_as_its_content_is_decompressed(h5):
+    """The lz4 filter stores such a block uncompressed, bitshuffle never does; otherwise their chunks are alike."""
     noise = np.random.default_rng(0).bytes(4096)
     content = [noise[zeros:] + bytes(zeros) for zeros in range(64)]
     (packed,) = [block for block in map(imagecodecs.lz4_encode, content) if len(block) == 4096]
@@ -197,7 +195,7 @@ def test_a_block_of_bitshuffle_as_long_as_its_content_is_unpacked_nevertheless(h
     assert (read(path, [1, 0]) == expected[[1, 0]]).all()
 
 
-def test_a_source_takes_its_filters_along_when_it_is_pickled(h5):
+def test_a_pickled_source_keeps_its_filters(h5):
     path, values = written(h5, "bitshuffle and lz4")
     source = pickle.loads(pickle.dumps(HDF5Source(path, {"x": "data"})))
     out = np.empty((1, 1501), "i2")
@@ -206,7 +204,7 @@ def test_a_source_takes_its_filters_along_when_it_is_pickled(h5):
     assert (out == values[7]).all()
 
 
-def test_the_library_is_imported_when_a_file_asks_for_it(h5):
+def test_the_library_is_imported_when_a_file_needs_it(h5):
     plain = h5("plain.h5", data={"data": np.zeros((4, 4)), "chunks": (1, 4), "compression": "gzip"})
     packed = h5("packed.h5", data={"data": np.zeros((4, 4)), "chunks": (1, 4), "compression": "lzf"})
     program = (
@@ -263,13 +261,13 @@ def test_a_chunk_of_the_wrong_length_is_an_error(h5, codec, length):
         ("bitshuffle and lz4", struct.pack(">QI", 3002, 0) + b"\0" * 50),
         ("bitshuffle and lz4", struct.pack(">QI", 3002, 17) + b"\0" * 50),
         ("bitshuffle and zstd", struct.pack(">QII", 3002, 16, 2**32 - 1) + b"\0" * 50),
-        # The last says that it lies in 2**31 bytes, which c-blosc would read.
+        # The last declares 2**31 bytes, which c-blosc would read.
         ("blosc", b"\2\1\1\2" + struct.pack("<III", 2**31, 2**31, 66) + b"\0" * 50),
         ("blosc", b"\2\1\1\2" + struct.pack("<III", 3002, 3002, 2**31) + b"\0" * 50),
         ("zstd", b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 2**40) + b"\0" * 50),
     ],
 )
-def test_a_chunk_that_lies_about_its_length_is_refused_before_memory_is_taken(h5, codec, content):
+def test_a_chunk_with_a_false_length_is_refused_before_memory_is_allocated(h5, codec, content):
     path, _ = written(h5, codec)
     put(path, (8, 0), content)
     with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
@@ -279,7 +277,7 @@ def test_a_chunk_that_lies_about_its_length_is_refused_before_memory_is_taken(h5
 @pytest.mark.parametrize("header", [(3001, None), (3003, None), (3002, 528), (3002, 496), (3002, 2**20)])
 @pytest.mark.parametrize("codec", ["bitshuffle and lz4", "bitshuffle and zstd"])
 def test_a_header_that_the_blocks_contradict_is_an_error(h5, codec, header):
-    """Blocks of 528 bytes would be as many as those of 512 that there are, and their bits would be put back wrongly."""
+    """There are as many blocks of 528 bytes as of 512, and their bits would be restored wrongly."""
     values = values_of("i2")
     values[8] = 5
     path, _ = written(h5, codec, values=values)
@@ -290,10 +288,10 @@ def test_a_header_that_the_blocks_contradict_is_an_error(h5, codec, header):
         read(path, [8])
 
 
-def test_blocks_are_looked_for_no_further_than_the_chunk_goes(h5):
+def test_blocks_beyond_the_end_of_the_chunk_are_an_error(h5):
     path, _ = written(h5, "bitshuffle and lz4")
     put(path, (8, 0), struct.pack(">QI", 3002, 16) + struct.pack(">I", 40) + bytes(30))
-    with pytest.raises(CorruptError, match="ends within the block of byte 0"):
+    with pytest.raises(CorruptError, match="ends within the block at byte 0"):
         read(path, [8])
 
 
@@ -324,7 +322,7 @@ def damaged(rng, content, nbytes):
 
 
 @every_codec
-def test_what_is_damaged_decodes_to_as_many_bytes_or_is_refused(h5, codec):
+def test_damaged_chunks_decode_to_the_right_size_or_are_refused(h5, codec):
     path, _ = written(h5, codec)
     chunks = [content for mask, content in stored_chunks(path).values() if not mask]
     with h5py.File(path) as file:
@@ -333,7 +331,7 @@ def test_what_is_damaged_decodes_to_as_many_bytes_or_is_refused(h5, codec):
     for _ in range(500):
         content = damaged(rng, rng.choice(chunks), 3002)
         try:
-            assert len(pipeline.decoded(np.frombuffer(content, np.uint8), 0)) == 3002
+            assert len(pipeline.decode(np.frombuffer(content, np.uint8), 0)) == 3002
         except CorruptError:
             refused += 1
     assert refused > 50
@@ -345,7 +343,7 @@ def test_what_is_damaged_decodes_to_as_many_bytes_or_is_refused(h5, codec):
 @pytest.fixture
 def no_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
-    dataset_module._say_slow.cache_clear()
+    dataset_module._warn_slow_filter.cache_clear()
 
 
 @pytest.fixture
@@ -356,7 +354,7 @@ def without_plugins(monkeypatch):
 
 @pytest.mark.usefixtures("no_library")
 @pytest.mark.parametrize("codec", NUMBERS)
-def test_without_the_library_h5py_reads_and_one_line_says_what_makes_it_fast(h5, codec, caplog):
+def test_without_the_library_h5py_reads_and_one_warning_says_what_to_install(h5, codec, caplog):
     path, values = written(h5, codec)
     with caplog.at_level(logging.WARNING, logger="lit_async_data"):
         assert readers_of(path) == {"locked"}
@@ -368,10 +366,10 @@ def test_without_the_library_h5py_reads_and_one_line_says_what_makes_it_fast(h5,
 
 @pytest.mark.usefixtures("no_library")
 @pytest.mark.parametrize("codec", NUMBERS)
-def test_what_nothing_decodes_is_refused_with_what_to_install(h5, codec, without_plugins):
+def test_filters_that_nothing_decodes_are_refused_with_what_to_install(h5, codec, without_plugins):
     path, _ = written(h5, codec)
     without_plugins()
-    what = rf"{path}:/data went through the HDF5 filter {codec} \({NUMBERS[codec]}\), which nothing here undoes; "
+    what = rf"{path}:/data: cannot be decoded, for want of the HDF5 filter {codec} \({NUMBERS[codec]}\); "
     with pytest.raises(FormatError, match=what + r"pip install 'lit-async-data\[codecs\]'$") as caught:
         HDF5Source(path, ["data"])
     assert (caught.value.file, caught.value.dataset) == (path, "data")
@@ -394,7 +392,7 @@ assert not h5py.h5z.filter_avail(32004)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_filters_that_are_not_ours_are_read_by_h5py_which_is_said(h5, caplog):
+def test_filters_of_plugins_are_read_by_h5py_with_a_warning(h5, caplog):
     path = h5(data={"data": values_of("i2"), "chunks": (1, 1501), **hdf5plugin.BZip2()})
     with caplog.at_level(logging.DEBUG, logger="lit_async_data"):
         assert readers_of(path) == {"locked"}
@@ -407,18 +405,18 @@ def test_filters_that_are_not_ours_are_read_by_h5py_which_is_said(h5, caplog):
     ("options", "name"),
     [
         (dict(hdf5plugin.Blosc2()), r"blosc2 \(32026\)"),
-        ({**CODECS["lz4"], "maxshape": (12, None)}, r"HDF5 lz4 filter \(32004\)"),  # its index is not to be believed
+        ({**CODECS["lz4"], "maxshape": (12, None)}, r"HDF5 lz4 filter \(32004\)"),  # its index is wrong
     ],
 )
-def test_what_only_h5py_could_read_is_refused_with_the_plugins_that_it_needs(h5, options, name, without_plugins):
+def test_datasets_that_need_a_missing_plugin_are_refused_with_its_name(h5, options, name, without_plugins):
     path = h5(data={"data": values_of("i2"), "chunks": (1, 1501), **options})
     without_plugins()
-    with pytest.raises(FormatError, match=rf"filter {name}, .*pip install hdf5plugin, and import hdf5plugin before"):
+    with pytest.raises(FormatError, match=rf"filter {name}; pip install hdf5plugin, and import hdf5plugin before"):
         HDF5Source(path, ["data"])
 
 
 @pytest.mark.parametrize("parameters", [(0, 4), (0, 4, 0), (0, 4, 2, 0, 9)])
-def test_parameters_that_are_not_known_are_left_to_h5py(h5, monkeypatch, parameters):
+def test_unknown_parameters_are_left_to_h5py(h5, monkeypatch, parameters):
     path, _ = written(h5, "bitshuffle and lz4")
     monkeypatch.setattr(
         "lit_async_data.sources.hdf5.storage.index.filters_of",

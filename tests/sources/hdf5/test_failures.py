@@ -1,4 +1,4 @@
-"""What h5py, numpy and the system raise reaches the user as a `SourceError` with the file and what to do."""
+"""Errors of h5py, numpy and the system reach the user as a `SourceError` with the file and what to do."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support.stored import stored_spans
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
-from lit_async_data.sources.hdf5.storage.failures import errno_of, opened, opened_raw, retried, source_error
+from lit_async_data.sources.hdf5.storage.failures import errno_of, open_h5py, open_raw, retry_once, source_error
 
 
 def read(source, rows=(0,)):
@@ -25,7 +27,7 @@ def read(source, rows=(0,)):
 
 
 def failing(real, number, times):
-    """A call of the system that fails so many times, and then no more."""
+    """A system call that fails a number of times, then works."""
     left = [times]
 
     def call(*args, **options):
@@ -54,7 +56,7 @@ def large(h5):
         (errno.EIO, "dmesg"),
         (errno.EACCES, "chmod"),
         (errno.ENOENT, "moved or deleted"),
-        (errno.EFBIG, "the system refuses it"),
+        (errno.EFBIG, "check that this user may read it"),
     ],
 )
 @pytest.mark.parametrize("memory_map", [True, False])
@@ -62,7 +64,7 @@ def test_a_file_that_the_system_does_not_open_is_named_with_what_to_do(h5, monke
     path = h5(data=np.ones((8, 4)))
     source = HDF5Source(path, ["data"], memory_map=memory_map)
     monkeypatch.setattr(os, "open", failing(os.open, number, 2))
-    with pytest.raises(SourceError, match=rf"{path} cannot be opened: \[Errno {number}\] .*{said}") as caught:
+    with pytest.raises(SourceError, match=rf"{path}: cannot be opened: \[Errno {number}\] .*{said}") as caught:
         read(source)
     assert type(caught.value) is (MissingError if number == errno.ENOENT else SourceError)
     assert caught.value.file == path
@@ -72,15 +74,15 @@ def test_a_file_that_the_system_does_not_open_is_named_with_what_to_do(h5, monke
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOMEM, errno.EACCES])
-def test_a_source_of_a_file_that_the_system_does_not_open_says_so_and_not_that_it_is_no_hdf5(h5, monkeypatch, number):
+def test_a_file_that_the_system_does_not_open_is_not_called_no_hdf5(h5, monkeypatch, number):
     path = h5(data=np.ones((8, 4)))
     monkeypatch.setattr(h5py, "File", failing(h5py.File, number, 2))
-    with pytest.raises(SourceError, match=rf"{path} cannot be opened: \[Errno {number}\]") as caught:
+    with pytest.raises(SourceError, match=rf"{path}: cannot be opened: \[Errno {number}\]") as caught:
         HDF5Source(path, ["data"])
     assert type(caught.value) is SourceError
 
 
-def test_an_input_error_that_passes_is_not_seen(large, monkeypatch):
+def test_a_transient_input_error_is_not_raised(large, monkeypatch):
     monkeypatch.setattr(h5py, "File", failing(h5py.File, errno.EIO, 1))
     source = HDF5Source(large, ["data"])
     monkeypatch.setattr(os, "open", failing(os.open, errno.EIO, 1))
@@ -89,15 +91,15 @@ def test_an_input_error_that_passes_is_not_seen(large, monkeypatch):
     source.close()
 
 
-def test_only_input_errors_are_tried_again():
+def test_only_input_errors_are_retried():
     for number in (errno.EMFILE, errno.ENOENT):
         with pytest.raises(OSError, match=os.strerror(number)):
-            retried(failing(int, number, 1))
+            retry_once(failing(int, number, 1))
 
 
 @pytest.mark.parametrize("storage", ["one piece", "compressed", "through h5py"])
 def test_a_pipe_in_place_of_a_data_file_is_an_error_and_no_hang(tmp_path, h5, storage):
-    """1. A source is built. 2. A pipe that nobody writes to takes its file's place. 3. Opening that waited for ever."""
+    """1. A source is built. 2. A pipe without a writer replaces its file. 3. Opening the pipe would block for ever."""
     options = {"one piece": {}, "compressed": {"compression": "gzip"}, "through h5py": {"scaleoffset": 0}}[storage]
     path = h5(data={"data": np.ones((8, 4), "i4"), "chunks": (2, 4) if options else None, **options})
     source = HDF5Source(path, ["data"])
@@ -105,7 +107,7 @@ def test_a_pipe_in_place_of_a_data_file_is_an_error_and_no_hang(tmp_path, h5, st
     os.mkfifo(path)
     with (
         AsyncLoader(source, {"batch_size": 4, "workers": 0}) as loader,
-        pytest.raises(FormatError, match=f"{path} is no regular file"),
+        pytest.raises(FormatError, match=f"{path}: is no regular file"),
     ):
         next(iter(loader))
     with pytest.raises(FormatError, match="is no regular file"):
@@ -122,14 +124,14 @@ def test_a_pipe_in_place_of_a_file_that_is_open_is_refused_where_h5py_opens_it_t
     source.read_into(np.array([0]), {"data": out})  # by the descriptor, which stays open
     os.unlink(path)
     os.mkfifo(path)
-    with pytest.raises(FormatError, match=f"{path} is no regular file"):
+    with pytest.raises(FormatError, match=f"{path}: is no regular file"):
         source.read_into(np.array([0]), {"labels": np.empty(1, "i8")})
     source.close()
 
 
-def test_a_folder_is_no_file_either(tmp_path):
-    for each in (opened, opened_raw):
-        with pytest.raises(FormatError, match=rf"{tmp_path} is a folder; for all files in it write"):
+def test_a_folder_is_refused(tmp_path):
+    for each in (open_h5py, open_raw):
+        with pytest.raises(FormatError, match=rf"{tmp_path}: is a folder; for all files in it write"):
             each(str(tmp_path))
 
 
@@ -139,9 +141,9 @@ def test_a_folder_is_no_file_either(tmp_path):
 def test_an_input_error_names_file_and_byte(large, monkeypatch):
     source = HDF5Source(large, ["data"])
     read(source)
-    offset = source._stored[0].fields["data"].values.offset + 2**19
+    offset = stored_spans(large)[0][0] + 2**19
     monkeypatch.setattr(open_file.os, "preadv", failing(os.preadv, errno.EIO, 9))
-    said = rf"{large}, {2**19} bytes at byte {offset} cannot be read: \[Errno 5\] Input/output error; .*dmesg"
+    said = rf"{large}, {2**19} bytes at byte {offset}: cannot be read: \[Errno 5\] Input/output error; .*dmesg"
     with pytest.raises(SourceError, match=said) as caught:
         read(source, [1])
     assert (type(caught.value), caught.value.file) == (SourceError, large)
@@ -149,7 +151,7 @@ def test_an_input_error_names_file_and_byte(large, monkeypatch):
     source.close()
 
 
-def test_an_input_error_of_libhdf5_is_one_too(h5, monkeypatch):
+def test_an_input_error_of_libhdf5_is_a_source_error(h5, monkeypatch):
     path = h5(data={"data": np.ones((8, 4), "i4"), "chunks": (2, 4), "scaleoffset": 0})
     source = HDF5Source(path, ["data"])
     text = "Can't synchronously read data (file read failed: errno = 5, error message = 'Input/output error')"
@@ -160,7 +162,7 @@ def test_an_input_error_of_libhdf5_is_one_too(h5, monkeypatch):
         raise OSError(text)
 
     monkeypatch.setattr(h5py.Dataset, "__getitem__", broken)
-    with pytest.raises(SourceError, match=rf"{path}:/data, rows 2 to 3 cannot be read: .*dmesg") as caught:
+    with pytest.raises(SourceError, match=rf"{path}:/data, rows 2 to 3: cannot be read: .*dmesg") as caught:
         read(source, [3])
     assert (type(caught.value), caught.value.row, caught.value.sample_id, len(asked)) == (SourceError, 2, None, 2)
     source.close()
@@ -170,7 +172,7 @@ def test_a_file_that_cannot_be_mapped_says_what_to_do(h5, monkeypatch):
     path = h5(data=np.ones((8, 4), "i4"))
     source = HDF5Source(path, ["data"])
     monkeypatch.setattr(mmap, "mmap", failing(mmap.mmap, errno.ENOMEM, 1))
-    with pytest.raises(SourceError, match=rf"{path} cannot be mapped: .*ulimit -v.*memory_map=False"):
+    with pytest.raises(SourceError, match=rf"{path}: cannot be mapped: .*ulimit -v.*memory_map=False"):
         read(source)
     monkeypatch.undo()
     source.close()
@@ -185,10 +187,10 @@ def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, erro
         raise error
 
     for name in ("read", "prepare"):
-        monkeypatch.setattr(source._reader.parts[0], name, broken)
-    with pytest.raises(SourceError, match=rf"{path} cannot be read: .*not enough memory"):
+        monkeypatch.setattr(PartReader, name, broken)
+    with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
         read(source)
-    with pytest.raises(SourceError, match=rf"{path} cannot be read: .*not enough memory"):
+    with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
         source.prepare(np.array([0]), decode=True)
     source.close()
 
@@ -228,10 +230,10 @@ def test_a_damaged_dataset_is_called_damaged_and_not_missing(broken, name):
 
 
 def test_damage_beside_the_fields_is_named_too(broken):
-    with pytest.raises(CorruptError, match=rf"rows: {broken}:/bad .*damaged"):
+    with pytest.raises(CorruptError, match=rf"rows: {broken}:/bad: .*damaged"):
         HDF5Source(broken, ["data"], rows="bad")
     source = HDF5Source(broken, ["data"])
-    with pytest.raises(CorruptError, match=rf"{broken}:/bad .*damaged"):
+    with pytest.raises(CorruptError, match=rf"{broken}:/bad: .*damaged"):
         source.column("bad")
     source.close()
 
@@ -241,13 +243,13 @@ def test_damage_beside_the_fields_is_named_too(broken):
     [({}, "cannot be opened: .*corruption"), ({"chunks": (8,)}, "behind the {} bytes of the file; was it truncated")],
     ids=["one piece", "chunks"],
 )
-def test_values_that_are_said_to_lie_behind_the_end_of_the_file_are_damage(h5, options, said):
+def test_values_behind_the_end_of_the_file_are_damage(h5, options, said):
     path = h5(data={"data": np.arange(64, dtype="i4"), **options})
     with h5py.File(path) as file:
         stored = file["data"].id
         offset = stored.get_chunk_info(3).byte_offset if options else stored.get_offset()
     content = bytearray(Path(path).read_bytes())
-    # Of values in one piece, how many bytes they have stands behind it.
+    # The size of contiguous values follows their address.
     at = content.index(offset.to_bytes(8, "little") + (b"" if options else (256).to_bytes(8, "little")))
     content[at : at + 8] = (len(content) - 16).to_bytes(8, "little")
     Path(path).write_bytes(content)
@@ -255,7 +257,7 @@ def test_values_that_are_said_to_lie_behind_the_end_of_the_file_are_damage(h5, o
         HDF5Source(path, ["data"])
 
 
-def test_types_that_numpy_has_not_are_named(tmp_path):
+def test_types_that_numpy_lacks_are_named(tmp_path):
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w") as file:
         file["data"] = np.ones(4)
@@ -268,7 +270,7 @@ def test_types_that_numpy_has_not_are_named(tmp_path):
         h5py.h5d.create(file.id, b"quad", quad, space)
         h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D32LE, space)
     for name in ("quad", "time"):
-        with pytest.raises(FormatError, match=rf"{path}:/{name} holds values of a type that numpy has not") as caught:
+        with pytest.raises(FormatError, match=rf"{path}:/{name}: holds values of a type that numpy lacks") as caught:
             HDF5Source(path, ["data", name])
         assert (caught.value.file, caught.value.dataset) == (path, name)
 
@@ -303,12 +305,12 @@ def test_the_number_of_an_error_is_found_in_its_text_too(error, number):
         (TypeError("Unknown reference type"), FormatError, "TypeError: Unknown reference type; h5py does not support"),
         (KeyError("bad"), CorruptError, "KeyError: 'bad'; the file is damaged"),
         (RuntimeError("bad"), CorruptError, "bad; the file is damaged"),
-        (RuntimeError(), CorruptError, "no reason is given; the file is damaged"),
+        (RuntimeError(), CorruptError, "no reason given; the file is damaged"),
     ],
     ids=repr,
 )
 def test_what_h5py_raises_is_either_unsupported_or_damage(error, kind, said):
     found = source_error(error, "x.h5:/data", "cannot be read", file="x.h5", dataset="data", row=3)
     assert type(found) is kind
-    assert re.fullmatch(rf"x\.h5:/data cannot be read: {re.escape(said)}.*", str(found))
+    assert re.fullmatch(rf"x\.h5:/data: cannot be read: {re.escape(said)}.*", str(found))
     assert (found.file, found.dataset, found.row) == ("x.h5", "data", 3)

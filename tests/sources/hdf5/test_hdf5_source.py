@@ -1,4 +1,4 @@
-"""`HDF5Source` from outside: whatever it reads must be, byte for byte, what plain h5py reads."""
+"""`HDF5Source` from outside: it reads the same bytes as plain h5py."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def by_h5py(path, name, layout=None):
 
 
 def read(source, samples, keys=None):
-    """What `read_into` makes of arrays full of rubbish, as it is delivered."""
+    """Samples read into arrays full of garbage, as delivered."""
     samples = np.asarray(samples, np.int64)
     out = {}
     for key in keys or source.spec.fields:
@@ -447,7 +447,7 @@ def test_a_source_that_was_read_refuses_to_be_read_in_a_fork(h5, storage):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_loader_that_has_begun_refuses_to_go_on_in_a_fork(images):
+def test_a_started_loader_refuses_to_continue_in_a_fork(images):
     with AsyncLoader(HDF5Source(images), LoaderOptions(batch_size=10, shuffle=False)) as loader:
         next(loader)
         assert in_fork(lambda: next(loader)) == 3
@@ -459,7 +459,7 @@ def test_a_loader_that_has_begun_refuses_to_go_on_in_a_fork(images):
     ("act", "status"), [(lambda s: s.close(), 0), (lambda s: s.reserve(0, 0), 3)], ids=["close", "reserve"]
 )
 def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status):
-    """1. A thread holds the lock of what was decoded. 2. Another forks. 3. In the child nobody will ever let it go."""
+    """1. A thread holds the lock of the decoded chunks. 2. Another forks. 3. In the child, nobody releases it."""
     chunked = {"data": some(SHAPE), "chunks": (2, *SHAPE[1:]), "compression": "gzip"}
     source = HDF5Source(h5(data=chunked), ["data"])
     read(source, [1])
@@ -531,7 +531,7 @@ IN_PLACE = {
 
 @pytest.fixture
 def old(h5):
-    """Writes a file a long time ago, so that any later write has another time."""
+    """Writes a file with an old mtime, so that any later write changes it."""
 
     def written(storage):
         path = Path(h5(data={"data": some(SHAPE), **STORAGE[storage]}))
@@ -551,7 +551,7 @@ def test_a_file_that_changes_after_the_source_was_built_is_refused(old, storage,
         read(source, [1])
     IN_PLACE[change](path)
     for samples in ([0], [1, 2], [ROWS - 1]):
-        with pytest.raises(ChangedError, match="build it again") as caught:
+        with pytest.raises(ChangedError, match="build the source again") as caught:
             read(source, samples)
         assert str(path) in str(caught.value)
         assert caught.value.file == str(path)
@@ -559,7 +559,7 @@ def test_a_file_that_changes_after_the_source_was_built_is_refused(old, storage,
 
 
 @pytest.mark.parametrize("storage", FEW_STORAGE)
-def test_another_file_in_the_place_of_one_is_refused(old, storage):
+def test_a_replaced_file_is_refused(old, storage):
     path = old(storage)
     source = HDF5Source(path, ["data"])
     replaced(path)
@@ -569,7 +569,7 @@ def test_another_file_in_the_place_of_one_is_refused(old, storage):
 
 
 @pytest.mark.parametrize("storage", FEW_STORAGE)
-def test_another_file_in_the_place_of_an_open_one_is_never_read_for_it(old, storage):
+def test_a_file_replaced_while_open_is_never_read_instead(old, storage):
     path = old(storage)
     source = HDF5Source(path, ["data"])
     read(source, [0])
@@ -606,7 +606,7 @@ def test_a_file_that_changes_in_the_middle_of_a_read_is_refused(old, storage, la
 
 
 @pytest.mark.parametrize("storage", FEW_STORAGE)
-def test_a_file_that_has_gone_is_named(old, storage):
+def test_a_missing_file_is_named(old, storage):
     path = old(storage)
     source = HDF5Source(path, ["data"])
     path.unlink()
@@ -664,7 +664,7 @@ def test_a_label_that_no_int64_holds_is_refused(h5, chunks):
     path = h5(labels={"data": np.array([5, 2**63], np.uint64), "chunks": chunks})
     source = HDF5Source(path, ["labels"])
     assert read(source, [0])["labels"].tolist() == [5]
-    with pytest.raises(FormatError, match=f"{path}:/labels, row 1, holds the label {2**63}"):
+    with pytest.raises(FormatError, match=f"{path}:/labels, row 1: holds the label {2**63}"):
         read(source, [0, 1])
     source.close()
 
@@ -723,7 +723,7 @@ def datasets(draw):
     libver=st.sampled_from(["earliest", "v110"]),
     data=st.data(),
 )
-def test_whatever_is_stored_comes_out_as_h5py_reads_it(parts, userblock, libver, data):
+def test_any_source_is_read_as_h5py_reads_it(parts, userblock, libver, data):
     with tempfile.TemporaryDirectory() as folder:
         path = folder + "/any.h5"
         with h5py.File(path, "w", userblock_size=userblock, libver=(libver, "v110")) as file:

@@ -1,4 +1,4 @@
-"""Indexes kept for the next opening: the same values with and without them, whatever happened to them meanwhile."""
+"""Cached indexes: the same values with and without them, whatever happened to them meanwhile."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ import pytest
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
-from lit_async_data.sources import cache_files
-from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
+from lit_async_data.sources import cache_files, file_times
 from lit_async_data.sources.hdf5.storage import index, index_cache, index_file
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
@@ -30,9 +29,9 @@ VALUES = np.arange(20 * 6, dtype="i4").reshape(20, 6)
 
 @pytest.fixture(autouse=True)
 def user_cache(tmp_path, monkeypatch):
-    """The user's cache folder; small files count as large ones, and new ones as old: no program can set their time."""
+    """The user's cache folder; small files count as large and new ones as old, since no program can set their ctime."""
     monkeypatch.setattr(index_cache, "FEWEST_CHUNKS", 2)
-    monkeypatch.setattr(index_cache, "YOUNG_NS", 0)
+    monkeypatch.setattr(file_times, "RECENT_NS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     return tmp_path / "user" / "lit_async_data"
 
@@ -53,7 +52,7 @@ def built(monkeypatch):
 
 
 def age(path, seconds=100):
-    """As if it had been written a while ago."""
+    """Sets the mtime back, as if the file had been written a while ago."""
     now = os.stat(path).st_mtime_ns
     os.utime(path, ns=(now, now - seconds * 10**9))
 
@@ -77,9 +76,9 @@ def source_of(path, fields=("data",), **options):
 
 
 def opened(path, **options):
-    """What a source reads of all samples, by its index."""
+    """All samples, read by the index."""
     source = source_of(path, **options)
-    assert type(source._reader.parts[0].fields["data"]) is ChunkedReader
+    assert source.chunks.reading == "decoded"
     return values(source)
 
 
@@ -129,7 +128,7 @@ def test_the_second_opening_builds_nothing_and_reads_the_same(path, built):
     assert built == ["/data"]
 
 
-def test_a_kept_index_has_the_columns_of_a_new_one(path, mapped):
+def test_a_cached_index_has_the_columns_of_a_new_one(path, mapped):
     with h5py.File(path, "r+") as file:
         file["data"].resize((32, 6))  # chunks that are not there
     age(path)
@@ -142,7 +141,7 @@ def test_a_kept_index_has_the_columns_of_a_new_one(path, mapped):
         assert mine.tolist() == other.tolist()
         assert not mine.flags.writeable
     assert (old.offsets < 0).sum() == 3
-    assert (old.kept is not None) == mapped
+    assert (old.cache_entry is not None) == mapped
 
 
 def test_a_chunk_takes_16_bytes(path):
@@ -150,7 +149,7 @@ def test_a_chunk_takes_16_bytes(path):
     assert os.stat(kept(path)).st_size == len(key_of(path).head()) + 16 * 5 + 4
 
 
-def test_its_file_says_what_it_is(path):
+def test_the_cache_file_says_what_it_is(path):
     opened(path)
     text = Path(kept(path)).read_bytes()[: len(key_of(path).head())].decode()
     assert text.startswith("lit_async_data: an index of chunks, version 2; may be deleted\n")
@@ -158,23 +157,24 @@ def test_its_file_says_what_it_is(path):
     assert len(text) % 64 == 0
 
 
-def test_a_glob_over_everything_does_not_take_it_for_data(path):
+def test_a_glob_over_everything_does_not_match_the_cache_file(path):
     opened(path)
     assert HDF5Source(os.path.dirname(path) + "/*", ["data"]).paths == [path]
 
 
-def test_each_dataset_has_its_own(path, built):
+def test_each_dataset_has_its_own_index(path, built):
     with h5py.File(path, "r+") as file:
         file.create_dataset("other", data=VALUES + 1, chunks=(2, 6))
     age(path)
     for _ in range(2):
         source = source_of(path, ["data", "other"])
+        out = {name: np.empty((len(source), 6), "i4") for name in ("data", "other")}
+        source.read_into(np.arange(len(source)), out)
+        source.close()
+        assert (out["data"] == VALUES).all()
+        assert (out["other"] == VALUES + 1).all()
     assert built == ["/data", "/other"]
     assert len(beside(path)) == 2
-    assert (
-        source._stored[0].fields["other"].stored.index.offsets.tolist()
-        != source._stored[0].fields["data"].stored.index.offsets.tolist()
-    )
 
 
 def test_links_share_the_index_of_the_data(path, built, tmp_path):
@@ -184,7 +184,7 @@ def test_links_share_the_index_of_the_data(path, built, tmp_path):
     assert len(built) == len(beside(path)) == 1
 
 
-def test_it_moves_with_the_data(path, built, tmp_path):
+def test_an_index_beside_the_data_moves_with_it(path, built, tmp_path):
     opened(path)
     os.rename(os.path.dirname(path), tmp_path / "moved")
     assert (opened(str(tmp_path / "moved" / "x.h5")) == VALUES).all()
@@ -192,7 +192,7 @@ def test_it_moves_with_the_data(path, built, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x" * 252 + ".h5", "ä" * 120 + ".h5"])
-def test_a_name_as_long_as_can_be_is_no_obstacle(path, name, built):
+def test_the_longest_file_name_is_cached_too(path, name, built):
     long = os.path.join(os.path.dirname(path), name[-250:] if name.isascii() else name)
     os.rename(path, long)
     opened(long)
@@ -200,7 +200,7 @@ def test_a_name_as_long_as_can_be_is_no_obstacle(path, name, built):
     assert len(built) == 1
 
 
-def test_whoever_may_read_the_data_may_read_it(path):
+def test_whoever_may_read_the_data_may_read_its_index(path):
     os.chmod(path, 0o640)
     umask = os.umask(0o022)
     try:
@@ -213,14 +213,14 @@ def test_whoever_may_read_the_data_may_read_it(path):
 # -- nothing is left where nothing is asked for ------------------------------------------------------------------------
 
 
-def test_a_small_file_leaves_nothing_behind(path, monkeypatch, user_cache):
+def test_the_index_of_a_small_file_is_not_cached(path, monkeypatch, user_cache):
     monkeypatch.setattr(index_cache, "FEWEST_CHUNKS", 6)
     opened(path)
     assert beside(path) == []
     assert not user_cache.exists()
 
 
-def test_switched_off_it_leaves_nothing_behind_and_reads_nothing(path, built, user_cache):
+def test_a_disabled_cache_writes_and_reads_nothing(path, built, user_cache):
     opened(path, index_cache=False)
     assert beside(path) == []
     assert not user_cache.exists()
@@ -229,18 +229,18 @@ def test_switched_off_it_leaves_nothing_behind_and_reads_nothing(path, built, us
     assert len(built) == 3
 
 
-def test_a_file_changed_a_moment_ago_is_not_kept_yet(path, monkeypatch):
-    monkeypatch.setattr(index_cache, "YOUNG_NS", 2 * 10**9)
+def test_the_index_of_a_file_that_has_just_changed_is_not_cached_yet(path, monkeypatch):
+    monkeypatch.setattr(file_times, "RECENT_NS", 2 * 10**9)
     now = os.stat(path).st_ctime_ns  # its time of writing was set back
-    monkeypatch.setattr(index_cache.time, "time_ns", lambda: now + 10**9)
+    monkeypatch.setattr(file_times.time, "time_ns", lambda: now + 10**9)
     opened(path)
     assert beside(path) == []
-    monkeypatch.setattr(index_cache.time, "time_ns", lambda: now + 3 * 10**9)
+    monkeypatch.setattr(file_times.time, "time_ns", lambda: now + 3 * 10**9)
     opened(path)
     assert len(beside(path)) == 1
 
 
-def test_an_index_that_is_not_believed_is_not_kept(path):
+def test_an_index_that_fails_verification_is_not_cached(path):
     with h5py.File(path, "r+") as file:  # an edge chunk that cannot be decoded
         file["data"].resize((18, 6))
         file["data"].id.write_direct_chunk((16, 0), b"?" * 96)
@@ -249,7 +249,7 @@ def test_an_index_that_is_not_believed_is_not_kept(path):
     assert beside(path) == []
 
 
-def test_a_file_that_changes_while_its_index_is_built_is_not_kept(path, monkeypatch):
+def test_the_index_of_a_file_that_changes_meanwhile_is_not_cached(path, monkeypatch):
     once = index.columns_of
 
     def changing(dataset):
@@ -277,7 +277,7 @@ def test_auto_is_the_users_folder_and_nothing_is_left_beside_the_data(path, buil
     assert len(built) == 1
 
 
-def test_files_of_one_name_have_each_their_own_in_the_users_folder(path, user_cache, tmp_path):
+def test_files_of_the_same_name_have_different_indexes_in_the_users_folder(path, user_cache, tmp_path):
     (tmp_path / "more").mkdir()
     other = shutil.copy2(path, tmp_path / "more" / "x.h5")
     opened(path, index_cache="auto")
@@ -292,7 +292,7 @@ def nowhere(path, monkeypatch, user_cache):
 
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("where", ["auto", "beside"])
-def test_without_any_place_it_is_built_each_time_and_one_line_of_the_log_says_so(path, built, caplog, where):
+def test_without_a_writable_folder_it_is_built_each_time_and_logged_once(path, built, caplog, where):
     shutil.copy2(path, path.replace("x.h5", "y.h5"))
     both = os.path.dirname(path) + "/*.h5"
     with caplog.at_level(logging.INFO, "lit_async_data"):
@@ -301,15 +301,15 @@ def test_without_any_place_it_is_built_each_time_and_one_line_of_the_log_says_so
     assert len(built) == 2
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    assert "cannot be kept, and is built at each opening" in record.message
-    assert "index_cache takes another folder, or false" in record.message
+    assert "so it is built at every opening" in record.message
+    assert "give another folder, or False" in record.message
 
 
 def used_at(file, seconds):
     os.utime(file, (seconds, seconds))
 
 
-def test_of_the_users_folder_the_files_used_longest_ago_are_removed(path, monkeypatch, user_cache):
+def test_the_least_recently_used_files_of_the_users_folder_are_removed(path, monkeypatch, user_cache):
     """The third does not fit with the others. The first was used since the second was."""
     opened(path, index_cache="auto")
     (first,) = user_cache.iterdir()
@@ -319,7 +319,7 @@ def test_of_the_users_folder_the_files_used_longest_ago_are_removed(path, monkey
     used_at(second, 2000)
     used_at(first, 1000)
     used_at(foreign, 500)
-    opened(path, index_cache="auto")  # which marks it
+    opened(path, index_cache="auto")  # marks it as used
     assert first.stat().st_mtime > 10**9
     monkeypatch.setattr(cache_files, "MOST_BYTES", 2 * first.stat().st_size + 100)
     with h5py.File(path.replace("x.h5", "z.h5"), "w") as file:
@@ -329,12 +329,12 @@ def test_of_the_users_folder_the_files_used_longest_ago_are_removed(path, monkey
     assert third.name.startswith("z.h5.")
 
 
-def test_an_index_larger_than_the_users_folder_may_be_is_not_kept(path, monkeypatch, user_cache, caplog):
+def test_an_index_larger_than_the_limit_of_the_users_folder_is_not_cached(path, monkeypatch, user_cache, caplog):
     monkeypatch.setattr(index_cache, "MOST_BYTES", 100)
     with caplog.at_level(logging.INFO, "lit_async_data"):
         opened(path, index_cache="auto")
     assert not user_cache.exists()
-    assert "the user's cache folder takes 100" in caplog.text
+    assert "the user's cache folder may hold 100" in caplog.text
 
 
 def test_what_a_killed_process_left_is_removed_after_a_day(user_cache):
@@ -347,7 +347,7 @@ def test_what_a_killed_process_left_is_removed_after_a_day(user_cache):
     assert list(user_cache.iterdir()) == [new]
 
 
-def test_two_that_make_room_at_once_both_end_well(user_cache, monkeypatch):
+def test_two_processes_may_trim_the_folder_at_once(user_cache, monkeypatch):
     """1. A has listed the files. 2. B removes one. 3. A removes what it has listed."""
     user_cache.mkdir(parents=True)
     for number in range(3):
@@ -359,14 +359,14 @@ def test_two_that_make_room_at_once_both_end_well(user_cache, monkeypatch):
     assert [file.name for file in user_cache.iterdir()] == ["2.chunks"]
 
 
-def test_on_a_network_it_is_copied_and_not_mapped(path, monkeypatch):
+def test_on_a_network_file_system_an_index_is_read_and_not_mapped(path, monkeypatch):
     monkeypatch.setattr(index_file, "MOST_READ_BYTES", 0)
     opened(path)
-    assert index_file.read(kept(path), key_of(path)).kept_in == kept(path)
+    assert index_file.read_columns(kept(path), key_of(path)).mapped_from == kept(path)
     for kind in ("nfs4", "fuse.sshfs", "lustre", None):
         monkeypatch.setattr(cache_files, "file_system", lambda _, kind=kind: kind)
-        columns = index_file.read(kept(path), key_of(path))
-        assert columns.kept_in is None
+        columns = index_file.read_columns(kept(path), key_of(path))
+        assert columns.mapped_from is None
         assert len(columns.offsets) == 5
     assert (opened(path) == VALUES).all()
 
@@ -378,7 +378,7 @@ def test_the_kind_of_a_file_system_is_that_of_its_mount(tmp_path):
 
 
 @pytest.mark.parametrize("home", ["relative", ""])
-def test_a_cache_folder_that_is_not_absolute_is_none(path, monkeypatch, home, tmp_path):
+def test_a_relative_cache_folder_is_ignored(path, monkeypatch, home, tmp_path):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("XDG_CACHE_HOME", home)
@@ -398,7 +398,7 @@ def test_a_folder_can_be_chosen(path, built, tmp_path, user_cache, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [None, True, 3, "atuo", b"x"])
-def test_anything_else_is_refused_by_name(path, wrong):
+def test_other_values_of_index_cache_are_refused(path, wrong):
     with pytest.raises(ConfigError, match=r"^index_cache: .* False$"):
         HDF5Source(path, ["data"], index_cache=wrong)
 
@@ -435,20 +435,20 @@ def appended(path):
 
 @pytest.mark.usefixtures("mapped")
 @pytest.mark.parametrize("change", [touched, rewritten, replaced, appended])
-def test_of_a_file_that_was_changed_it_is_built_anew_and_the_log_says_so(path, built, caplog, change):
+def test_the_index_of_a_changed_file_is_rebuilt_and_the_log_says_so(path, built, caplog, change):
     opened(path)
     expected = change(path)
     with caplog.at_level(logging.INFO, "lit_async_data"):
         assert (opened(path) == expected).all()
     assert len(built) == 2
-    assert f"the index of {path}:/data in {kept(path)} is of no use" in caplog.text
-    assert "not of the file in its present state" in caplog.text
+    assert f"{path}:/data: the cached index in {kept(path)} is unusable" in caplog.text
+    assert "it describes another state of the data file" in caplog.text
     assert (opened(path) == expected).all()
     assert len(built) == 2
 
 
 @pytest.mark.parametrize("change", [lambda path: os.chmod(path, 0o640), lambda path: os.link(path, path + "2")])
-def test_a_change_that_left_the_time_of_writing_alone_discards_it(path, built, caplog, change):
+def test_a_change_of_the_ctime_alone_discards_the_index(path, built, caplog, change):
     """It may have been written to, and its time set back."""
     opened(path)
     change(path)
@@ -459,13 +459,13 @@ def test_a_change_that_left_the_time_of_writing_alone_discards_it(path, built, c
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(IndexKey) if field.compare])
-def test_each_part_of_its_key_counts(path, field):
+def test_each_part_of_the_key_counts(path, field):
     opened(path)
     key = key_of(path)
     value = getattr(key, field)
     other = {int: 1, str: "other", tuple: (5, 6)}[type(value)]
-    with pytest.raises(ValueError, match="present state"):
-        index_file.read(kept(path), dataclasses.replace(key, **{field: other}))
+    with pytest.raises(ValueError, match="another state"):
+        index_file.read_columns(kept(path), dataclasses.replace(key, **{field: other}))
 
 
 def test_a_copy_of_the_same_size_and_time_is_another_file(path):
@@ -476,7 +476,7 @@ def test_a_copy_of_the_same_size_and_time_is_another_file(path):
     assert dataclasses.replace(copy, inode=mine.inode).head() == mine.head()
 
 
-def test_one_of_another_version_is_built_anew(path, built, monkeypatch):
+def test_an_index_of_another_version_is_rebuilt(path, built, monkeypatch):
     opened(path)
     monkeypatch.setattr(index_file, "VERSION", 3)
     opened(path)
@@ -503,8 +503,8 @@ WAYS = [given_away] + ([really_given_away] if os.geteuid() == 0 else [])
 
 
 def forged(path):
-    """An index with a right head and sum, of which all chunks but the first and the last have changed places."""
-    columns = index_file.read(kept(path), key_of(path))
+    """An index with a valid head and checksum, in which all chunks but the first and the last are permuted."""
+    columns = index_file.read_columns(kept(path), key_of(path))
     order = np.array([0, 2, 3, 1, 4])
     os.remove(kept(path))
     IndexCache("beside").store(
@@ -514,22 +514,22 @@ def forged(path):
 
 
 @pytest.mark.parametrize("give", WAYS)
-def test_an_index_that_somebody_else_has_made_is_not_believed(path, built, caplog, give, monkeypatch):
-    monkeypatch.setattr(index, "PROBES", 2)  # none between: it would stand every proof
+def test_an_index_of_another_user_is_not_trusted(path, built, caplog, give, monkeypatch):
+    monkeypatch.setattr(index, "PROBES", 2)  # without random ones: it would pass
     opened(path)
     file = forged(path)
     give(monkeypatch, file)
     with caplog.at_level(logging.INFO, "lit_async_data"):
         assert (opened(path) == VALUES).all()
     assert len(built) == 2
-    assert f"{file} is not believed: it belongs to user {STRANGER}" in caplog.text
-    assert len(beside(path)) == 2  # theirs is left alone, and mine has another name
+    assert f"{file} is not trusted: it belongs to user {STRANGER}" in caplog.text
+    assert len(beside(path)) == 2  # the foreign one stays, and ours has another name
     assert (opened(path) == VALUES).all()
     assert len(built) == 2
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_an_index_that_others_may_write_to_is_not_believed_and_replaced(path, built, caplog, mode):
+def test_an_index_that_others_may_write_to_is_not_trusted_and_replaced(path, built, caplog, mode):
     opened(path)
     os.chmod(kept(path), mode)
     with caplog.at_level(logging.INFO, "lit_async_data"):
@@ -539,7 +539,7 @@ def test_an_index_that_others_may_write_to_is_not_believed_and_replaced(path, bu
     assert stat.S_IMODE(os.stat(kept(path)).st_mode) & 0o022 == 0
 
 
-def test_the_owner_of_the_data_is_believed_unless_they_have_several(path, monkeypatch, tmp_path):
+def test_the_owner_of_the_data_is_trusted_unless_there_are_several(path, monkeypatch, tmp_path):
     file = tmp_path / "kept"
     file.write_bytes(b"x")
     given_away(monkeypatch, file)
@@ -548,7 +548,7 @@ def test_the_owner_of_the_data_is_believed_unless_they_have_several(path, monkey
         cache_files.opened(str(file), {STRANGER, 1000})
 
 
-def test_what_others_write_in_a_folder_of_all_does_not_stop_anybody(path, built, monkeypatch, tmp_path):
+def test_files_of_others_in_a_shared_folder_stop_nobody(path, built, monkeypatch, tmp_path):
     (tmp_path / "chosen").mkdir()
     opened(path, index_cache=tmp_path / "chosen")
     (squatter,) = (tmp_path / "chosen").iterdir()
@@ -561,7 +561,7 @@ def test_what_others_write_in_a_folder_of_all_does_not_stop_anybody(path, built,
     assert len(list((tmp_path / "chosen").iterdir())) == 2
 
 
-def test_nobody_can_know_which_chunks_will_be_compared(path, monkeypatch):
+def test_probed_chunks_are_random(path, monkeypatch):
     many = np.resize(VALUES, (4 * 2000, 6))
     write(path, many)
     monkeypatch.setattr(FileIdentity, "with_pieces", lambda self, *_: self)  # which reads pieces of its own
@@ -577,7 +577,7 @@ def test_nobody_can_know_which_chunks_will_be_compared(path, monkeypatch):
 # -- damaged -----------------------------------------------------------------------------------------------------------
 
 
-def test_no_byte_can_change_unnoticed(path, mapped):
+def test_every_changed_byte_is_detected(path, mapped):
     opened(path)
     file, key = kept(path), key_of(path)
     content = Path(file).read_bytes()
@@ -585,10 +585,10 @@ def test_no_byte_can_change_unnoticed(path, mapped):
         damaged = bytearray(content)
         damaged[at] ^= 1 << at % 8
         Path(file).write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"damaged|present state"):
-            index_file.read(file, key)
+        with pytest.raises(ValueError, match=r"damaged|another state"):
+            index_file.read_columns(file, key)
     Path(file).write_bytes(content)
-    assert index_file.read(file, key).kept_in == (file if mapped else None)
+    assert index_file.read_columns(file, key).mapped_from == (file if mapped else None)
 
 
 @pytest.mark.usefixtures("mapped")
@@ -604,7 +604,7 @@ def test_no_byte_can_change_unnoticed(path, mapped):
         lambda content: content[:-50] + b"\0" * 50,
     ],
 )
-def test_a_damaged_one_is_built_anew_and_the_log_warns(path, built, caplog, damage):
+def test_a_damaged_index_is_rebuilt_with_a_warning(path, built, caplog, damage):
     opened(path)
     content = Path(kept(path)).read_bytes()
     Path(kept(path)).write_bytes(damage(content))
@@ -618,24 +618,24 @@ def test_a_damaged_one_is_built_anew_and_the_log_warns(path, built, caplog, dama
 
 @pytest.mark.parametrize("column", ["offsets", "sizes", "masks"])
 @pytest.mark.parametrize("value", [-2, 1, 10**6])
-def test_one_that_is_whole_but_not_true_is_built_anew(path, built, caplog, column, value):
-    """As if the file had been replaced and nothing that is known of it had changed."""
+def test_an_intact_but_wrong_index_is_rebuilt(path, built, caplog, column, value):
+    """As if the file had been replaced by one with the same key."""
     opened(path)
     key = key_of(path)
-    columns = index_file.read(kept(path), key)
+    columns = index_file.read_columns(kept(path), key)
     false = getattr(columns, column).copy()
     false[0] = value % 2**32 if column != "offsets" else value
     os.remove(kept(path))
     IndexCache("beside").store(key, columns._replace(**{column: false}))
     assert (opened(path) == VALUES).all()
     assert len(built) == 2
-    assert "is not true: it is built anew" in caplog.text
+    assert "the cached index of chunks is wrong; building it again" in caplog.text
 
 
-def test_one_that_is_possible_is_still_proved_by_some_chunks(path, built):
+def test_a_plausible_index_is_still_probed(path, built):
     opened(path)
     key = key_of(path)
-    columns = index_file.read(kept(path), key)
+    columns = index_file.read_columns(kept(path), key)
     os.remove(kept(path))
     IndexCache("beside").store(
         key, columns._replace(offsets=columns.offsets[::-1].copy(), sizes=columns.sizes[::-1].copy())
@@ -645,7 +645,7 @@ def test_one_that_is_possible_is_still_proved_by_some_chunks(path, built):
 
 
 @pytest.mark.parametrize("what", ["link", "folder", "pipe"])
-def test_only_a_file_is_read_and_nothing_is_written_through_a_link(path, what, tmp_path):
+def test_only_regular_files_are_read_and_links_are_not_written_through(path, what, tmp_path):
     opened(path)
     name = kept(path)
     shutil.copy(name, tmp_path / "elsewhere")
@@ -695,7 +695,7 @@ def test_a_full_disk_leaves_nothing_behind(path, monkeypatch, user_cache):
 # -- several at once ---------------------------------------------------------------------------------------------------
 
 
-def test_two_that_write_at_once_both_end_well(path, built, monkeypatch):
+def test_two_processes_may_write_the_same_index(path, built, monkeypatch):
     """1. A has written its file. 2. B writes and names its own. 3. A names its own."""
     once, meanwhile = os.replace, []
 
@@ -709,14 +709,14 @@ def test_two_that_write_at_once_both_end_well(path, built, monkeypatch):
     monkeypatch.setattr(os, "replace", replacing)
     assert (opened(path) == VALUES).all()
     assert len(built) == 2
-    assert index_file.read(kept(path), key_of(path)).sizes.all()
+    assert index_file.read_columns(kept(path), key_of(path)).sizes.all()
 
 
-def test_one_that_holds_the_same_is_not_replaced(path):
+def test_a_file_with_the_same_index_is_not_replaced(path):
     """Over NFS, a file that is replaced is gone for those on other machines who have mapped it."""
     opened(path)
     key, before = key_of(path), os.stat(kept(path))
-    IndexCache("beside").store(key, index_file.read(kept(path), key))
+    IndexCache("beside").store(key, index_file.read_columns(kept(path), key))
     assert os.stat(kept(path)).st_ino == before.st_ino
 
 
@@ -744,7 +744,7 @@ def test_a_pickle_does_not_grow_with_a_mapped_index(path, monkeypatch):
     assert len(pickle.dumps(source_of(path))) < small + 100
 
 
-def test_without_its_file_a_pickled_index_is_built_anew(path, built, monkeypatch):
+def test_without_its_file_a_pickled_index_is_rebuilt(path, built, monkeypatch):
     monkeypatch.setattr(index_file, "MOST_READ_BYTES", 0)
     pickled = pickle.dumps(source_of(path))
     os.remove(kept(path))
@@ -753,12 +753,12 @@ def test_without_its_file_a_pickled_index_is_built_anew(path, built, monkeypatch
 
 
 @pytest.mark.parametrize("change", [touched, os.remove])
-def test_without_its_file_and_of_changed_data_a_pickled_index_is_an_error(path, monkeypatch, change):
+def test_without_its_file_a_pickled_index_of_changed_data_is_an_error(path, monkeypatch, change):
     monkeypatch.setattr(index_file, "MOST_READ_BYTES", 0)
     pickled = pickle.dumps(source_of(path))
     os.remove(kept(path))
     change(path)
-    with pytest.raises(ChangedError, match=rf"{path}:/data is not what it was .* build it again"):
+    with pytest.raises(ChangedError, match=rf"{path}:/data: has changed since .* build the source again"):
         pickle.loads(pickled)
 
 
@@ -781,7 +781,7 @@ def test_a_fork_reads_by_the_index_of_its_parent(path, built):
 
 
 @pytest.mark.long
-def test_ten_million_chunks_are_kept_in_24_bytes_each_or_less(path, tmp_path):
+def test_ten_million_chunks_take_at_most_24_bytes_each(path, tmp_path):
     many = 10**7
     key = dataclasses.replace(key_of(path), shape=(many, 6), chunk=(1, 6))
     offsets = np.random.default_rng(0).permutation(many)
@@ -789,6 +789,6 @@ def test_ten_million_chunks_are_kept_in_24_bytes_each_or_less(path, tmp_path):
     IndexCache(tmp_path).store(key, columns)
     found = IndexCache(tmp_path).load(key)
     assert found is not None
-    assert os.stat(found.kept_in).st_size <= 24 * many
+    assert os.stat(found.mapped_from).st_size <= 24 * many
     assert all((mine == other).all() for mine, other in zip(found[:3], columns[:3]))
-    os.remove(found.kept_in)
+    os.remove(found.mapped_from)

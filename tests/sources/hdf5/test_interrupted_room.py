@@ -14,38 +14,38 @@ from lit_async_data import AsyncLoader, ConcatSource, HDF5Source
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, PersistentChunkCache
 from lit_async_data.sources.room import Giver
 
-ROWS, BANDS, ROOM = 4, 6, 3
-BAND_BYTES = ROWS * 8
+ROWS, SLABS, ROOM = 4, 6, 3
+SLAB_BYTES = ROWS * 8
 LOADER = Giver()
 
 
-def band(number):
+def slab(number):
     return np.full((ROWS, 1), number)
 
 
 def full(room):
-    """Two caches that share room for three bands, of which both have one."""
-    room.set_room(LOADER, ROOM * BAND_BYTES)
-    caches = [PersistentChunkCache(ROWS * BANDS, ROWS, (1,), np.dtype(np.int64), room) for _ in range(2)]
+    """Two caches that share room for three slabs, of which both have one."""
+    room.set_room(LOADER, ROOM * SLAB_BYTES)
+    caches = [PersistentChunkCache(ROWS * SLABS, ROWS, (1,), np.dtype(np.int64), room) for _ in range(2)]
     for cache in caches:
-        cache.put(0, band(0))
+        cache.put(0, slab(0))
     return caches
 
 
 def held(caches):
-    """The bands that each holds, of which each is right."""
-    found = [{number for number in range(BANDS) if cache.band(number) is not None} for cache in caches]
+    """The slabs that each holds, of which each is right."""
+    found = [{number for number in range(SLABS) if cache.slab(number) is not None} for cache in caches]
     for cache, numbers in zip(caches, found, strict=True):
         for number in numbers:
-            assert (cache.band(number) == number).all()
+            assert (cache.slab(number) == number).all()
     return found
 
 
 STEPS = {
-    "a band is kept": lambda caches: caches[0].put(1, band(1)),
-    "there is no room": lambda caches: [cache.put(number, band(number)) for number in (1, 2) for cache in caches],
+    "a slab is cached": lambda caches: caches[0].put(1, slab(1)),
+    "there is no room": lambda caches: [cache.put(number, slab(number)) for number in (1, 2) for cache in caches],
     "one cache is cleared": lambda caches: caches[0].clear(),
-    "all begins anew": lambda caches: [caches[1].clear(), caches[1].put(3, band(3))],
+    "all begins anew": lambda caches: [caches[1].clear(), caches[1].put(3, slab(3))],
 }
 
 
@@ -58,11 +58,11 @@ def test_what_is_counted_is_what_is_kept_wherever_an_interrupt_came(step):
         caches = full(room)
         with contextlib.suppress(KeyboardInterrupt), interrupted(place):
             step(caches)
-        assert room.taken == sum(len(numbers) for numbers in held(caches)) * BAND_BYTES
+        assert room.taken == sum(len(numbers) for numbers in held(caches)) * SLAB_BYTES
         caches[0].clear()
         caches[1].clear()
-        for number in range(BANDS):
-            caches[0].put(number, band(number))
+        for number in range(SLABS):
+            caches[0].put(number, slab(number))
         assert held(caches) == [set(range(ROOM)), set()]
 
 

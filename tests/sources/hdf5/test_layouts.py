@@ -1,4 +1,4 @@
-"""Every layout that HDF5 has: whatever way a dataset lies in its file, its samples are those of ``dataset[...]``."""
+"""Every layout of HDF5: however a dataset is stored, its samples are those of ``dataset[...]``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FAST = {"gzip", "shuffle", "fletcher32"}  # what is decoded without libhdf5
 
 @functools.cache
 def libhdf5():
-    """The library that h5py uses, for what h5py does not offer; None where it is not a file of its own."""
+    """The libhdf5 that h5py uses, for functions h5py lacks; None if it is no separate file."""
     loaded = re.findall(r"/\S*libhdf5[-.]\S*", Path("/proc/self/maps").read_text())
     if not loaded:
         return None
@@ -60,7 +60,7 @@ needs_libhdf5 = pytest.mark.skipif(libhdf5() is None, reason="libhdf5 is a part 
 
 @pytest.fixture(autouse=True)
 def no_extra_codecs(monkeypatch):
-    """lzf stands here for what h5py must read; with the extra it is decoded, as `test_extra_codecs` shows."""
+    """lzf stands for filters that h5py must decode; the extra decodes it, as `test_extra_codecs` shows."""
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
 
 
@@ -80,7 +80,7 @@ def create(
     undefined_fill=False,
     compact=False,
 ):
-    """A dataset as h5py's own `create_dataset` does not make it: filters in any order, and every property."""
+    """A dataset that h5py's `create_dataset` cannot make: filters in any order, and every property."""
     plist = h5p.create(h5p.DATASET_CREATE)
     if compact:
         plist.set_layout(h5d.COMPACT)
@@ -135,7 +135,7 @@ def by_h5py(path, name, layout=None):
 
 
 def read(source, samples, key="x", rubbish=0xA5):
-    """What `read_into` makes of an array full of rubbish, as it is delivered."""
+    """Samples read into an array full of garbage, as delivered."""
     field = source.spec[key]
     samples = np.asarray(samples, np.int64)
     shape = (len(samples), *field.stored_shape)
@@ -164,7 +164,7 @@ def orders(count):
 
 
 def is_way(reading, taken):
-    """Chunks without filters are copied, where a whole sample lies in one."""
+    """Chunks without filters are copied if each sample lies in one chunk."""
     return reading in ({taken, "copied"} if taken == "decoded" else {taken})
 
 
@@ -176,7 +176,7 @@ def check(path, name, layout=None, taken=None, asked=None):
         assert len(source) == len(wanted)
         assert (source.spec["x"].shape, source.spec["x"].dtype) == (wanted.shape[1:], wanted.dtype)
         if taken:
-            assert is_way(source._reader.parts[0].fields["x"].reading, taken)
+            assert is_way(source.chunks.reading, taken)
         for samples in asked or orders(len(wanted)):
             assert_same(read(source, samples), wanted[samples])
     finally:
@@ -263,7 +263,7 @@ def test_a_label_beyond_int64_is_an_error_wherever_it_lies(new, path, kind, dtyp
     with new() as file:
         create(file, "labels", dtype=dtype, **arguments)[...] = [1, 2, 2**63 - 1, 2**63, 2**64 - 1, 6, 7]
     source = HDF5Source(path, {"x": "labels"})
-    assert is_way(source._reader.parts[0].fields["x"].reading, reader)
+    assert is_way(source.chunks.reading, reader)
     assert read(source, [2, 6, 0, 2]).tolist() == [2**63 - 1, 7, 1, 2**63 - 1]
     for bad in (3, 4):
         for samples in ([bad], [0, bad], [bad, 6, 0], [5, bad, bad]):
@@ -303,7 +303,7 @@ def odd_types():
 @pytest.mark.parametrize("name", odd_types())
 @pytest.mark.parametrize("chunks", [None, (4, 2)])
 @pytest.mark.parametrize("filters", [[], ["gzip"], ["nbit"]], ids=str)
-def test_numbers_with_unusual_bits_are_what_h5py_makes_of_them(new, path, name, chunks, filters):
+def test_numbers_with_unusual_bits_are_read_as_h5py_does(new, path, name, chunks, filters):
     kind, limit, dtype = odd_types()[name]
     values = (numbered((10, 3)) * 977 % limit).astype(dtype)
     plist = h5p.create(h5p.DATASET_CREATE)
@@ -331,7 +331,7 @@ SHAPE = (13, 7, 5)
     ids=str,
 )
 @pytest.mark.parametrize("filters", [[], ["gzip"], ["shuffle", "gzip"], ["lzf"]], ids=str)
-def test_chunks_of_any_shape_are_put_together(new, path, chunks, filters):
+def test_chunks_of_any_shape_are_assembled(new, path, chunks, filters):
     with new() as file:
         create(file, "data", SHAPE, "f8", chunks=chunks, filters=filters)[...] = numbered(SHAPE, "f8")
     for layout in ("NHW", "HNW", "HCN"):
@@ -395,7 +395,7 @@ def test_filters_in_any_order_and_number_are_undone(new, path, filters, content,
 
 @pytest.mark.parametrize("left_out", range(8))
 @pytest.mark.parametrize("chunks", [(4, 3, 5), (1, 7, 5)], ids=str)
-def test_a_filter_may_be_left_out_for_single_chunks(new, path, left_out, chunks):
+def test_single_chunks_may_skip_a_filter(new, path, left_out, chunks):
     used = [which for number, which in enumerate(PIPELINE) if not left_out >> number & 1]
     values = numbered(SHAPE)
     with new() as file:
@@ -415,7 +415,7 @@ def test_a_filter_may_be_left_out_for_single_chunks(new, path, left_out, chunks)
 
 
 @pytest.mark.parametrize("filters", [["gzip"], ["lzf"], ["shuffle"], ["fletcher32"], ["scaleoffset"]], ids=str)
-def test_chunks_that_no_filter_touched_are_read_as_they_are(new, path, filters):
+def test_chunks_that_skipped_all_filters_are_read_as_stored(new, path, filters):
     with new() as file:
         dataset = create(file, "data", SHAPE, "i4", chunks=(4, 7, 5), filters=filters)
         dataset[...] = numbered(SHAPE)
@@ -429,7 +429,7 @@ def test_chunks_that_no_filter_touched_are_read_as_they_are(new, path, filters):
 @pytest.mark.parametrize("filters", [["gzip"], ["shuffle", "gzip"], ["gzip", "fletcher32"], ["lzf"]], ids=str)
 @pytest.mark.parametrize("chunks", [(4, 7, 5), (4, 4, 5), (13, 7, 3), (4, 3, 2)], ids=str)
 def test_edge_chunks_may_be_left_unfiltered(new, path, maxshape, filters, chunks):
-    """The index then says of them that they were filtered."""
+    """The index says that they were filtered."""
     with new() as file:
         arguments = {"chunks": chunks, "maxshape": maxshape, "filters": filters, "raw_edges": True}
         create(file, "data", SHAPE, "i4", **arguments)[...] = numbered(SHAPE)
@@ -441,7 +441,7 @@ def test_edge_chunks_may_be_left_unfiltered(new, path, maxshape, filters, chunks
 @pytest.mark.parametrize("filters", [["shuffle"], ["fletcher32"], ["shuffle", "fletcher32"]], ids=str)
 @pytest.mark.parametrize("chunks", [(4, 7, 5), (4, 3, 2)], ids=str)
 def test_edge_chunks_may_be_left_unfiltered_without_gzip_too(new, path, filters, chunks):
-    """Shuffle alone gives wrong values in silence; fletcher32 says that the file is damaged, and it is not."""
+    """Shuffle alone gives wrong values silently; fletcher32 reports damage where there is none."""
     with new() as file:
         create(file, "data", SHAPE, "i4", chunks=chunks, filters=filters, raw_edges=True)[...] = numbered(SHAPE)
     damage = ""
@@ -455,7 +455,7 @@ def test_edge_chunks_may_be_left_unfiltered_without_gzip_too(new, path, filters,
 @needs_libhdf5
 @pytest.mark.parametrize("filters", [["gzip"], ["shuffle", "gzip"]], ids=str)
 @pytest.mark.parametrize("written", [slice(0, 4), slice(4, 8), slice(12, 13), slice(3, 13)], ids=str)
-def test_unfiltered_edge_chunks_of_which_few_are_there_are_read(new, path, filters, written):
+def test_unfiltered_edge_chunks_that_were_partly_written_are_read(new, path, filters, written):
     with new() as file:
         dataset = create(file, "data", SHAPE, "i4", chunks=(4, 5, 3), filters=filters, raw_edges=True, fill=5)
         dataset[written] = numbered(SHAPE)[written]
@@ -524,7 +524,7 @@ UNLIMITED_INSIDE = [(13, None, 5), (13, 7, None), (20, None, 5), (20, 9, None)]
 @pytest.mark.parametrize("maxshape", UNLIMITED_INSIDE, ids=str)
 @pytest.mark.parametrize("filters", [[], ["gzip"]], ids=str)
 def test_one_unlimited_axis_that_is_not_the_first_is_read_right(new, path, *, libver, maxshape, filters):
-    """Where libhdf5 itself says wrong places of the chunks."""
+    """libhdf5 itself returns wrong coordinates of these chunks."""
     with new(libver=libver) as file:
         create(file, "data", SHAPE, "i4", chunks=(4, 3, 2), maxshape=maxshape, filters=filters)[...] = numbered(SHAPE)
     for layout in ("NHW", "HNW", "HWN"):
@@ -569,7 +569,7 @@ def test_a_contiguous_dataset_never_written_holds_the_fill_value(new, path, allo
     check(path, "data", taken="copied" if alloc == EARLY else "locked")
 
 
-# libhdf5 leaves the memory it reads into as it was where there is no value; h5py gives it zeros.
+# libhdf5 leaves its output buffer unchanged where there is no value; h5py passes zeros.
 NO_FILL = {
     "never filled": {"fill_time": h5d.FILL_TIME_NEVER},
     "never filled with 7": {"fill_time": h5d.FILL_TIME_NEVER, "fill": 7},
@@ -632,7 +632,7 @@ def lives(draw):
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(lives(), st.integers(0, 2))
 def test_a_dataset_that_grew_and_shrank_is_what_it_is_now(life, place):
-    """But for one with unfiltered edge chunks: libhdf5 2.0 itself cannot read what it made of such a one."""
+    """Except with unfiltered edge chunks: libhdf5 2.0 cannot read its own result then."""
     chunks, maxshape, extents, filters, fill, libver = life
     letters = list("AB"[: len(chunks) - 1])
     letters.insert(place, "N")
@@ -702,7 +702,7 @@ def test_files_made_in_any_way_are_read(new, path, way):
         check(path, kind, taken=reader)
 
 
-def test_a_chunk_may_be_larger_than_what_is_kept_decoded(new, path):
+def test_a_chunk_may_be_larger_than_the_cache_of_decoded_ones(new, path):
     shape = (3, 9, 2**20)
     with new() as file:
         create(file, "data", shape, "u1", chunks=(2, 9, 2**20), filters=["gzip"])[:, 3, ::4097] = 5
@@ -913,7 +913,7 @@ def test_files_of_many_kinds_and_lengths_are_one_dataset(several, tmp_path, leng
     paths = several(lengths, axis=layout.index("N"))
     where = paths if given_as == "list" else tmp_path / "part*.h5"
     source = HDF5Source(where, {"x": "data", "y": "labels"}, layout={"x": layout})
-    readers = [readers.fields["x"].reading for readers in source._reader.parts]
+    readers = [HDF5Source(each, {"x": "data"}, layout={"x": layout}).chunks.reading for each in paths]
     kinds = [reader for _, reader in KINDS.values()]
     assert all(is_way(reader, kinds[part % len(kinds)]) for part, reader in enumerate(readers))
     wanted = np.concatenate([by_h5py(path, "data", layout) for path in paths])
@@ -928,7 +928,7 @@ def test_files_of_many_kinds_and_lengths_are_one_dataset(several, tmp_path, leng
 
 @pytest.fixture
 def few_descriptors():
-    """Allows this process 20 open files more than it has; a function tells how many more are open."""
+    """Lets this process open 20 more files; yields a function that counts how many more are open."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = len(list(Path("/proc/self/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 20, limits[1]))
@@ -999,14 +999,14 @@ def test_fields_of_different_lengths_are_refused_by_file(several):
         HDF5Source(paths)
 
 
-def test_no_samples_asked_for_of_several_files_is_nothing_done(several):
+def test_reading_no_samples_of_several_files_does_nothing(several):
     source = HDF5Source(several([3, 4, 5, 6, 7]))
     assert read(source, [], "data").shape == (0, 3, 2)
     source.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_samples_asked_for_of_one_file_is_nothing_done(several, kind):
+def test_reading_no_samples_of_one_file_does_nothing(several, kind):
     source = HDF5Source(several([3, 4, 5, 6, 7, 8, 9])[list(KINDS).index(kind)])
     wrong = ""
     try:
@@ -1082,7 +1082,7 @@ def datasets(draw):
     track_order=st.booleans(),
     data=st.data(),
 )
-def test_anything_comes_out_as_h5py_reads_it(parts, userblock, libver, track_order, data):
+def test_any_dataset_is_read_as_h5py_reads_it(parts, userblock, libver, track_order, data):
     with tempfile.TemporaryDirectory() as folder:
         path = folder + "/any.h5"
         with h5py.File(path, "w", userblock_size=userblock, libver=libver, track_order=track_order) as file:

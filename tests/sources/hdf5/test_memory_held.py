@@ -1,4 +1,4 @@
-"""Memory that reading takes: no more than is counted beforehand, and printed."""
+"""Reading takes no more memory than is counted beforehand and printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from support.oracle import read
 
 from lit_async_data import Field, HDF5Source
-from lit_async_data.sources.hdf5.readers import part_reader, part_readers
+from lit_async_data.sources.hdf5.readers import field_reader, part_reader
 
 MIB = 2**20
 SMALL = 512 * 1024  # objects of Python's own, and the steps of a check sum
@@ -20,7 +20,7 @@ ROWS = np.random.default_rng(0).integers(0, 8, (128, 64, 256), np.uint8)
 
 
 def peak(work):
-    """Bytes that were allocated at most, beside those that were there, by Python and numpy."""
+    """The most bytes that Python and numpy allocated during a call."""
     work()
     tracemalloc.start()
     try:
@@ -34,19 +34,18 @@ def peak(work):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("chunks", [(64, 64, 256), (64, 8, 256), (1, 64, 256)])
 @pytest.mark.parametrize("fletcher32", [False, True])
-def test_decoding_takes_no_more_than_is_counted_for_it(h5, dtype, shuffle, chunks, fletcher32):
+def test_decoding_takes_no_more_memory_than_is_counted(h5, dtype, shuffle, chunks, fletcher32):
     options = {"chunks": chunks, "compression": "gzip", "shuffle": shuffle, "fletcher32": fletcher32}
     source = HDF5Source(h5(data={"data": ROWS.astype(dtype), **options}), ["data"])
-    reader = source._reader.parts[0].fields["data"]
     rows, out = np.arange(100)[::-1].copy(), np.empty((100, *ROWS.shape[1:]), source.spec["data"].dtype)
     taken = peak(lambda: source.read_into(rows, {"data": out}))
     assert (out == ROWS[rows]).all()
-    assert taken < reader.work_bytes + SMALL
+    assert taken < source.decode_bytes + SMALL
     source.close()
 
 
-def test_samples_of_several_files_are_read_aside_in_pieces(h5, monkeypatch):
-    monkeypatch.setattr(part_readers, "BLOCK_BYTES", 2**18)
+def test_samples_of_several_files_are_read_in_small_blocks(h5, monkeypatch):
+    monkeypatch.setattr(part_reader, "BLOCK_BYTES", 2**18)
     paths = [h5(f"{k}.h5", data=ROWS + k, labels=np.arange(128) + 1000 * k) for k in range(2)]
     source = HDF5Source(paths)
     order = np.random.default_rng(1).permutation(256)
@@ -57,8 +56,8 @@ def test_samples_of_several_files_are_read_aside_in_pieces(h5, monkeypatch):
     source.close()
 
 
-def test_values_that_are_converted_are_read_aside_in_pieces(h5, monkeypatch):
-    monkeypatch.setattr(part_reader, "BLOCK_BYTES", 2**18)
+def test_converted_values_are_read_in_small_blocks(h5, monkeypatch):
+    monkeypatch.setattr(field_reader, "BLOCK_BYTES", 2**18)
     source = HDF5Source(h5(data=ROWS.astype("f8")), {"x": Field("data", dtype="float32")})
     order = np.random.default_rng(1).permutation(128)
     out = {"x": np.empty((128, *ROWS.shape[1:]), np.float32)}
@@ -68,7 +67,7 @@ def test_values_that_are_converted_are_read_aside_in_pieces(h5, monkeypatch):
     source.close()
 
 
-# Of a process of its own: its anonymous memory before a loader is made, and the most while it reads.
+# In a new process: its anonymous memory before a loader is built, and the most while it reads.
 PROGRAM = """
 import sys, threading
 from lit_async_data import AsyncLoader, HDF5Source

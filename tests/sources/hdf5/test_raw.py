@@ -1,4 +1,4 @@
-"""Rows copied from the file: wherever they begin, by map and by pread, from memory and from the disk."""
+"""Rows copied from the file: at any offset, by map and by pread, from memory and from disk."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.stored import stored_spans
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.readers import raw
-from lit_async_data.sources.hdf5.readers.raw import RawReader, gather_windows
+from lit_async_data.sources.hdf5.readers.raw import gather_windows
 from lit_async_data.sources.hdf5.storage import open_file, readahead, residency
 from lit_async_data.testing import ArraySource
 
@@ -27,7 +28,7 @@ from lit_async_data.testing import ArraySource
     multiple=st.sampled_from([1, 2, 4, 8]),
     data=st.data(),
 )
-def test_pieces_that_begin_anywhere_are_copied(size, length, shift, multiple, data):
+def test_pieces_at_any_offset_are_copied(size, length, shift, multiple, data):
     memory = np.random.default_rng(0).integers(0, 256, size + length + shift, dtype=np.uint8)[shift:]
     memory.flags.writeable = False
     most = (len(memory) - length) // multiple
@@ -37,7 +38,7 @@ def test_pieces_that_begin_anywhere_are_copied(size, length, shift, multiple, da
     assert (out == np.array([memory[at : at + length] for at in offsets]).reshape(out.shape)).all()
 
 
-def test_a_call_of_torch_is_never_shared_among_its_threads(monkeypatch):
+def test_torch_never_splits_a_call_among_its_threads(monkeypatch):
     import torch
 
     sizes = []
@@ -83,17 +84,16 @@ ROWS = [49, 0, 17, 16, 23, 24, 31, 31, 5]
 
 
 @pytest.mark.parametrize("memory_map", [True, False])
-def test_rows_come_out_by_map_and_by_pread(file, memory_map):
+def test_rows_are_read_by_map_and_by_pread(file, memory_map):
     path, values = file
     source = HDF5Source(path, memory_map=memory_map)
-    assert {type(reader) for reader in source._reader.parts[0].fields.values()} == {RawReader}
     assert source.chunks.reading == "copied"
     out = read(source, ROWS)
     assert (out["data"] == values[ROWS]).all()
     assert out["labels"].tolist() == ROWS
 
 
-def test_without_a_map_none_is_made(file, monkeypatch):
+def test_memory_map_false_maps_nothing(file, monkeypatch):
     monkeypatch.setattr(open_file.OpenFile, "map", lambda self: pytest.fail("a map was made"))
     path, values = file
     assert (read(HDF5Source(path, memory_map=False), ROWS)["data"] == values[ROWS]).all()
@@ -121,7 +121,7 @@ def test_compressed_chunks_need_no_map_either(tmp_path, monkeypatch):
         assert (read(HDF5Source(path, memory_map=False), ROWS)["data"] == VALUES[ROWS]).all()
 
 
-def test_samples_that_do_not_lie_in_one_piece_go_through_h5py_without_a_map(tmp_path):
+def test_without_a_map_scattered_samples_are_read_by_h5py(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as made:
         made["data"] = VALUES.T
     source = HDF5Source(tmp_path / "x.h5", ["data"], layout="CN", memory_map=False)
@@ -138,16 +138,16 @@ def test_memory_map_is_true_or_false(file, wrong):
         HDF5Source(file[0], memory_map=wrong)
 
 
-def test_a_row_that_the_file_ends_before_is_an_error(tmp_path, monkeypatch):
-    """1. The file is looked at, and is as it was. 2. It shrinks. 3. Its rows are read."""
+def test_a_row_beyond_the_end_of_the_file_is_an_error(tmp_path, monkeypatch):
+    """1. The file is checked and unchanged. 2. It shrinks. 3. Its rows are read."""
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as made:
         made["data"] = VALUES
         made["labels"] = np.arange(50)
     source = HDF5Source(path, ["data"], memory_map=False)
-    os.truncate(path, source._stored[0].fields["data"].stored.offset + 49 * 24 + 3)
+    os.truncate(path, stored_spans(path)[0][0] + 49 * 24 + 3)
     monkeypatch.setattr(open_file.OpenFile, "check", lambda self: self.descriptor())
-    with pytest.raises(ChangedError, match="in the middle of a sample: it shrank"):
+    with pytest.raises(ChangedError, match="in the middle of a sample, so it shrank"):
         source.read_into(np.arange(50), {"data": np.empty((50, 6), "i4")})
     source.close()
 
@@ -156,7 +156,7 @@ def test_a_row_that_the_file_ends_before_is_an_error(tmp_path, monkeypatch):
 
 
 class Kernel:
-    """Which bytes are in memory, and what it was told to fetch."""
+    """Fakes which bytes are in memory, and records what it was told to fetch."""
 
     def __init__(self, monkeypatch, warm=False):
         self.warm = warm
@@ -171,7 +171,7 @@ class Kernel:
 
 
 @pytest.mark.parametrize("kind", ["in one piece", "in chunks"])
-def test_rows_on_the_disk_are_fetched_together_and_neighbours_as_one(tmp_path, monkeypatch, kind):
+def test_cold_rows_are_fetched_together_and_neighbours_as_one(tmp_path, monkeypatch, kind):
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as made:
         made.create_dataset("data", data=VALUES, **KINDS[kind])
@@ -179,11 +179,13 @@ def test_rows_on_the_disk_are_fetched_together_and_neighbours_as_one(tmp_path, m
     kernel = Kernel(monkeypatch)
     source.prepare(np.array([3, 5, 4, 30, 3]), decode=False)
     source.close()
-    begin = source._reader.parts[0].fields["data"]._offsets(np.array([3, 30])).tolist()
+    spans = stored_spans(path)
+    first, last = (3, 30) if len(spans) == 1 else (3, 30 % 8)
+    begin = spans[0][0] + first * 24, spans[30 // 8 if len(spans) > 1 else 0][0] + last * 24
     assert sorted(kernel.fetched) == [(begin[0], begin[0] + 3 * 24), (begin[1], begin[1] + 24)]
 
 
-def test_nothing_is_fetched_that_is_in_memory_and_few_rows_are_asked(file, monkeypatch):
+def test_nothing_in_memory_is_fetched_and_few_rows_are_probed(file, monkeypatch):
     source = HDF5Source(file[0])
     kernel = Kernel(monkeypatch, warm=True)
     source.prepare(np.arange(50), decode=False)
@@ -192,36 +194,36 @@ def test_nothing_is_fetched_that_is_in_memory_and_few_rows_are_asked(file, monke
     asked = kernel.asked
     source.read_into(np.arange(50), {"data": np.empty((50, 6), "i4")})
     source.close()
-    assert kernel.asked == asked  # the last rows that were looked at were in memory
+    assert kernel.asked == asked  # the last probe found its rows in memory
 
 
-def test_large_pieces_are_fetched_bit_by_bit(monkeypatch, tmp_path):
+def test_large_pieces_are_fetched_in_several_calls(monkeypatch, tmp_path):
     (tmp_path / "x").write_bytes(b"x")
     kernel = Kernel(monkeypatch)
     file = open_file.OpenFile(str(tmp_path / "x"), None)
-    readahead.ReadAhead(file).fetch(np.array([100, -1]), 2 * readahead.FETCHED_BYTES + 1)
+    readahead.ReadAhead(file).fetch(np.array([100, -1]), 2 * readahead.MAX_FETCH_BYTES + 1)
     file.close()
     sizes = [end - begin for begin, end in kernel.fetched]
-    assert sizes == [readahead.FETCHED_BYTES, readahead.FETCHED_BYTES, 1]
+    assert sizes == [readahead.MAX_FETCH_BYTES, readahead.MAX_FETCH_BYTES, 1]
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_compressed_chunks_on_the_disk_are_fetched(tmp_path, monkeypatch, rows):
+def test_cold_compressed_chunks_are_fetched(tmp_path, monkeypatch, rows):
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as made:
         made.create_dataset("data", data=VALUES, chunks=(rows, 3), compression="gzip")
     source = HDF5Source(path, ["data"])
-    index = source._stored[0].fields["data"].stored.index
+    spans = np.array(stored_spans(path))
     kernel = Kernel(monkeypatch)
     source.prepare(np.array([0, 30]), decode=False)
     source.close()
-    wanted = np.flatnonzero(np.isin(np.arange(len(index.offsets)) // 2, [0, 30 // rows]))
-    for begin, size in zip(index.offsets[wanted].tolist(), index.sizes[wanted].tolist(), strict=True):
+    wanted = spans[np.isin(np.arange(len(spans)) // 2, [0, 30 // rows])]
+    for begin, size in wanted.tolist():
         assert any(first <= begin and begin + size <= end for first, end in kernel.fetched)
-    assert sum(end - begin for begin, end in kernel.fetched) == index.sizes[wanted].sum()
+    assert sum(end - begin for begin, end in kernel.fetched) == wanted[:, 1].sum()
 
 
-def test_batches_to_come_are_fetched_while_others_are_read(tmp_path, monkeypatch):
+def test_later_batches_are_fetched_while_earlier_ones_are_read(tmp_path, monkeypatch):
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as made:
         made["data"] = np.zeros((400, 20_000), np.uint8)
@@ -232,12 +234,12 @@ def test_batches_to_come_are_fetched_while_others_are_read(tmp_path, monkeypatch
         for _ in range(3):
             next(loader)
     samples = schedule.plan(0).batch(steps).samples
-    begins = source._reader.parts[0].fields["data"]._offsets(samples)
+    begins = stored_spans(path)[0][0] + samples * 20_000
     source.close()
     assert all(any(first <= begin < end for first, end in kernel.fetched) for begin in begins)
 
 
-def test_a_system_that_cannot_say_is_taken_to_have_it_in_memory(tmp_path, monkeypatch):
+def test_a_system_without_probes_reports_none(tmp_path, monkeypatch):
     def unsupported(*_):
         raise OSError(95, "Operation not supported")
 
@@ -268,11 +270,11 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
         preparation([BatchIndex(0, 8), BatchIndex(0, 9)], None)
         preparation([BatchIndex(1, 0)], None)
     wanted = [schedule.plan(1).batch(step).samples.tolist() for step in range(4)]
-    # What lies between is made up for, once.
+    # The batches in between are fetched later, once.
     assert asked == [(wanted[1] + wanted[2], False), (wanted[0], False), (wanted[3], False)]
 
 
-def test_what_is_not_there_yet_is_cold(tmp_path):
+def test_a_page_in_memory_is_not_cold(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(bytes(2**20))
     with open(path, "rb") as file:

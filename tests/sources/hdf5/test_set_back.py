@@ -1,4 +1,4 @@
-"""Files that were rewritten in place and given their old times back, while a source has them open."""
+"""Files that are rewritten in place with their old mtime while a source has them open."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import h5py
 import numpy as np
 import pytest
 from support.oracle import read
+from support.stored import stored_spans
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError
+from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import identity
 
 COUNT = 400
 VALUES = np.random.default_rng(0).integers(0, 100, (COUNT, 8), dtype=np.int32)
-# How values are stored: what is read straight from the file, what is decoded here, and what h5py reads.
+# How values are stored: copied from the file, decoded here, or read by h5py.
 WAYS = {
     "contiguous": {},
     "raw chunks": {"chunks": (10, 8)},
@@ -35,50 +37,41 @@ def path(tmp_path, request):
 
 
 def rewritten(path):
-    """One bit of each byte of the values is another, as they are stored; size and time of writing are as they were."""
+    """Flips one bit of each stored byte of the values; size and mtime stay the same."""
     before = os.stat(path)
     with open(path, "r+b") as file:
         content = bytearray(file.read())
-        with h5py.File(path, "r") as data:
-            spans = spans_of(data["data"])
-        for begin, size in spans:
+        for begin, size in stored_spans(path):
             content[begin : begin + size] = bytes(byte ^ 1 for byte in content[begin : begin + size])
         file.seek(0)
         file.write(content)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     after = os.stat(path)
     assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
-    # The time of any change goes on by the ticks of a clock that is read some hundred times a second.
+    # The ctime advances in ticks of a few milliseconds.
     while os.stat(path).st_ctime_ns == before.st_ctime_ns:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def spans_of(dataset):
-    if dataset.chunks is None:
-        return [(dataset.id.get_offset(), dataset.nbytes)]
-    found = []
-    dataset.id.chunk_iter(lambda chunk: found.append((chunk.byte_offset, chunk.size)))
-    return found
-
-
 @pytest.mark.parametrize("pickled", [False, True])
-def test_what_was_rewritten_and_set_back_is_an_error(path, pickled):
+def test_a_file_rewritten_with_its_old_time_is_an_error(path, pickled):
     source = HDF5Source(path, ["data"])
     assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
     rewritten(path)
     again = pickle.loads(pickle.dumps(source)) if pickled else source
     for each in {source, again}:
-        with pytest.raises(ChangedError, match=r"x\.h5 was written to .*, and its time of writing set back; build it"):
+        with pytest.raises(
+            ChangedError, match=r"x\.h5: was written to .*, and its modification time was set back; build"
+        ):
             read(each, np.arange(10))
         each.close()
 
 
-def test_what_is_rewritten_while_a_batch_is_read_is_an_error(path, monkeypatch):
-    """1. The file is checked. 2. It is rewritten and set back. 3. Values are read. 4. It is checked again."""
+def test_a_file_rewritten_while_a_batch_is_read_is_an_error(path, monkeypatch):
+    """1. The file is checked. 2. It is rewritten with its old mtime. 3. Values are read. 4. It is checked again."""
     source = HDF5Source(path, ["data"])
-    reader = source._reader.parts[0]
-    once = reader.read
-    monkeypatch.setattr(reader, "read", lambda *asked: (rewritten(path), once(*asked)))
+    once = PartReader.read
+    monkeypatch.setattr(PartReader, "read", lambda *asked: (rewritten(path), once(*asked)))
     with pytest.raises(ChangedError, match="set back"):
         read(source, np.arange(10))
     source.close()
@@ -93,22 +86,22 @@ def linked(path):
 
 
 @pytest.mark.parametrize("change", [changed_rights, linked])
-def test_other_rights_and_links_are_no_change_and_compared_once(path, change, monkeypatch):
+def test_new_permissions_and_links_are_no_change_and_compared_once(path, change, monkeypatch):
     source = HDF5Source(path, ["data"])
     read(source, np.arange(10))
     before = os.stat(path).st_ctime_ns
     change(path)
     while os.stat(path).st_ctime_ns == before:
         os.chmod(path, 0o600)
-    compared, once = [], identity.FileIdentity.holds
-    monkeypatch.setattr(identity.FileIdentity, "holds", lambda *asked: compared.append(1) or once(*asked))
+    compared, once = [], identity.FileIdentity.matches
+    monkeypatch.setattr(identity.FileIdentity, "matches", lambda *asked: compared.append(1) or once(*asked))
     for _ in range(3):
         assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
     assert len(compared) == 1
     source.close()
 
 
-def test_values_in_another_file_are_compared_too(tmp_path):
+def test_external_files_are_compared_too(tmp_path):
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["data"] = VALUES
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -118,12 +111,12 @@ def test_values_in_another_file_are_compared_too(tmp_path):
     linked(str(tmp_path / "other.h5"))
     assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
     rewritten(str(tmp_path / "other.h5"))
-    with pytest.raises(ChangedError, match=r"other\.h5 was written to"):
+    with pytest.raises(ChangedError, match=r"other\.h5: was written to"):
         read(source, np.arange(10))
     source.close()
 
 
-def test_the_time_of_any_change_is_no_part_of_what_a_file_is(path):
+def test_the_ctime_is_no_part_of_the_identity(path):
     one = identity.FileIdentity.of(os.stat(path))
     before = os.stat(path).st_ctime_ns
     while os.stat(path).st_ctime_ns == before:

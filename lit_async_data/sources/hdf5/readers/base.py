@@ -1,7 +1,4 @@
-"""`Reader`: reading one stored dataset; those that need no index: by strides from a map of the file, and by h5py.
-
-Readers are safe to call from several threads.
-"""
+"""`Reader`: reads rows of one dataset. Here those that need no index: `StridedReader` and `H5pyReader`."""
 
 from __future__ import annotations
 
@@ -15,28 +12,28 @@ from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.storage.failures import FOREIGN, retried, source_error
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once, source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 
 Array = npt.NDArray[Any]
 
 
 class Reader:
-    """Reads rows of one dataset. The caller checks the file before and after.
+    """Reads rows of one dataset. The caller checks the file before and after. Thread-safe.
 
     Attributes:
         reading: As in `StorageLayout`.
-        rows: Samples that it reads together.
-        band_bytes: Bytes of these, if they are held for the batches to come.
-        decodable_bytes: Bytes of everything that it decodes.
-        work_bytes: Bytes that a thread takes for itself while it decodes, beside what is held.
+        rows: Rows that are decoded together.
+        slab_bytes: Bytes of these rows, if they are cached for later batches; else 0.
+        decodable_bytes: Bytes of everything that must be decoded.
+        decode_bytes: Bytes that a thread needs while it decodes, beside what is cached.
     """
 
     reading: Reading = "locked"
     rows = 1
-    chunk_bytes = 0
+    slab_bytes = 0
     decodable_bytes = 0
-    work_bytes = 0
+    decode_bytes = 0
 
     def read(self, rows: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
@@ -46,9 +43,9 @@ class Reader:
         """Fill ``out`` of shape ``(counts.sum(), *stored_shape)`` with ranges of rows, one after the other.
 
         Args:
-            firsts: First row of each; int64, shape (n,).
-            counts: Rows of each, ≥ 0; likewise.
-            out: To be filled.
+            firsts: First row of each range; int64, shape (n,).
+            counts: Rows of each range, ≥ 0; int64, shape (n,).
+            out: Receives the rows.
         """
         ends = np.cumsum(counts)
         for first, count, end in zip(firsts.tolist(), counts.tolist(), ends.tolist(), strict=True):
@@ -56,18 +53,18 @@ class Reader:
                 self.read(np.arange(first, first + count), out[end - count : end])
 
     def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        """Do now what reading these rows will need; returns whether there was anything to do."""
+        """Prepare for reading these rows; returns whether there was anything to do."""
         return self.prepare_ranges(rows, np.ones(len(rows), np.int64), decode=decode)
 
     def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:  # noqa: ARG002
         return False
 
-    def forget(self) -> None:
-        """Let go of what is held."""
+    def clear(self) -> None:
+        """Drop cached values."""
 
 
 class StridedReader(Reader):
-    """Copies samples out of values that lie in one piece, where samples are not counted by the first axis."""
+    """Copies samples out of contiguous values whose first axis does not count samples."""
 
     reading: Reading = "copied"
 
@@ -78,16 +75,16 @@ class StridedReader(Reader):
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
         assert stored.offset is not None
-        raw = self._file.map(at_random=False)[stored.offset : stored.offset + stored.nbytes]
+        raw = self._file.map(random_access=False)[stored.offset : stored.offset + stored.nbytes]
         table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
         for first, end, where in runs(rows):
-            out[where] = labels(table[first:end], stored, out.dtype, np.arange(first, end))
+            out[where] = checked_labels(table[first:end], stored, out.dtype, np.arange(first, end))
 
 
 class H5pyReader(Reader):
-    """Reads rows one by one, or in slices where they follow each other, through h5py and under its lock.
+    """Reads rows and slices of consecutive rows through h5py, under its lock.
 
-    Never by its fancy selection, which is 2 to 30 times slower than rows.
+    h5py's fancy selection is 2 to 30 times slower than single rows.
     """
 
     def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
@@ -97,29 +94,29 @@ class H5pyReader(Reader):
     def read(self, rows: Indices, out: Array) -> None:
         for first, end, where in runs(rows):
             values = h5py_rows(self._stored, self._file, first, end)
-            out[where] = labels(values, self._stored, out.dtype, np.arange(first, end))
+            out[where] = checked_labels(values, self._stored, out.dtype, np.arange(first, end))
 
 
 def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, cached: bool = True) -> Array:
-    """Rows ``first`` to ``end - 1`` through h5py, the axis of samples first.
+    """Rows ``first`` to ``end - 1`` through h5py, with the axis of samples first.
 
     Args:
         stored: The dataset.
         file: The file.
         first: The first row.
-        end: One more than the last.
-        cached: Whether libhdf5 shall hold chunks; not where they are read whole.
+        end: One more than the last row.
+        cached: Whether libhdf5 caches chunks; not needed if they are read as a whole.
 
     Raises:
-        CorruptError: libhdf5 cannot read them.
-        SourceError: The system does not let it; says what to do.
+        CorruptError: libhdf5 cannot read the rows.
+        SourceError: The system refuses; the message says what to do.
     """
     try:
         dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)
-        block = retried(lambda: dataset[(*(slice(None),) * stored.axis, slice(first, end))])
+        block = retry_once(lambda: dataset[(*(slice(None),) * stored.axis, slice(first, end))])
     except AsyncDataError:
         raise
-    except FOREIGN as error:
+    except LIBRARY_ERRORS as error:
         rows = f"row {first}" if end - first == 1 else f"rows {first} to {end - 1}"
         raise source_error(
             error, f"{stored}, {rows}", "cannot be read", file=stored.path, dataset=stored.name, row=first
@@ -127,12 +124,12 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
     return np.moveaxis(block, stored.axis, 0)
 
 
-def labels(values: Array, stored: StoredDataset, to: np.dtype[Any], rows: Indices) -> Array:
-    """Values of these rows as they are, after a look at whether those of uint64 that are delivered as int64 can be."""
+def checked_labels(values: Array, stored: StoredDataset, to: np.dtype[Any], rows: Indices) -> Array:
+    """Values of these rows, unchanged. Checks that uint64 values which are delivered as int64 fit."""
     if to == np.int64 and values.dtype.kind == "u" and int(values.max()) > np.iinfo(np.int64).max:
         row = int(rows[values.reshape(len(rows), -1).max(axis=1).argmax()])
         raise FormatError(
-            f"{stored}, row {row}, holds the label {values.max()}, which no int64 holds",
+            f"{stored}, row {row}: holds the label {values.max()}, which int64 cannot hold; correct the file",
             file=stored.path,
             dataset=stored.name,
             row=row,
@@ -141,9 +138,9 @@ def labels(values: Array, stored: StoredDataset, to: np.dtype[Any], rows: Indice
 
 
 def runs(rows: Indices) -> list[tuple[int, int, Indices]]:
-    """Rows as pieces that follow each other in storage, in storage order, each with its places in the batch.
+    """Runs of consecutive rows, in storage order, each with its places in the batch.
 
-    Storage order, so that a chunk which several rows share is decoded once.
+    In storage order, a chunk that several rows share is decoded once.
 
     Example:
         >>> [(first, end, where.tolist()) for first, end, where in runs(np.array([7, 3, 8]))]

@@ -1,6 +1,6 @@
-"""Decoded chunks in memory: `DecodedChunkCache`, until newer ones need room; `PersistentChunkCache`, for good.
+"""Decoded slabs in memory: `DecodedChunkCache` evicts older ones, `PersistentChunkCache` keeps the first ones for good.
 
-A *band* is what is decoded together: the samples that share chunks, as one array with the samples on its first axis.
+A *slab* is a range of rows that is decoded together: the chunks that share these rows, as one array, rows first.
 """
 
 from __future__ import annotations
@@ -17,179 +17,179 @@ import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
-from lit_async_data.sources.hdf5.readers.band_memory import BandMemory
+from lit_async_data.sources.hdf5.readers.slab_pool import SlabPool
 from lit_async_data.sources.room import Giver, Room
 from lit_async_data.threads import Gate
 
 Array = npt.NDArray[Any]
-# Seconds between two looks of a thread that waits for another to decode what it wants too.
+# Seconds after which a thread that waits for another's decoding checks again.
 POLL_S = 0.5
-# Of Linux; Python has no name for it before 3.12.
+# A flag of Linux that Python names only since 3.12.
 MAP_NORESERVE = 0x4000
-# Turns that are told apart: that which is dealt, the next, and what a slow worker may still be at.
+# Turns that are distinguished: the current one, the next, and earlier ones that slow workers still read.
 TURNS = 8
 
 _log = logging.getLogger(__name__)
 
 
-class _Held(NamedTuple):
-    """A band that is kept."""
+class _Entry(NamedTuple):
+    """A cached slab."""
 
-    turn: int  # its number
-    band: Array
+    turn: int  # number of its turn
+    slab: Array
 
 
 class _Decoding:
-    """A band that one thread is decoding."""
+    """A slab that a thread is decoding."""
 
     def __init__(self) -> None:
-        self.nbytes = 0  # room that it takes already
+        self.nbytes = 0  # bytes reserved for it
         self.ended = Gate()
 
 
 class DecodedChunkCache:
-    """The bands that were decoded last, each by one thread only. Safe from several threads.
+    """Recently decoded slabs, each decoded by one thread. Thread-safe.
 
-    Those of the earliest turn go first: a shuffle by chunks deals from one group of bands while the next is decoded,
-    and what is older is used up. Among those of one turn the oldest goes first, by when it was decoded, not by when it
-    was used. (By age alone, a band that is decoded late pushes one out that is still wanted, which is then late.)
+    Evicts slabs of the earliest turn first: a chunk shuffle deals from one group of slabs while the next is decoded,
+    and earlier groups are used up. Within a turn it evicts in the order of decoding, not of use. (By age alone, a slab
+    that was decoded late would evict one that is still needed.)
 
-    An interrupt (Ctrl-C) can end any method at any call, and garbage collection that closes a loader can call
-    `set_room` inside it. So what belongs together changes in statements between which nothing is called.
+    An interrupt (Ctrl-C) can end any method at any call, and garbage collection can close a loader there, which calls
+    `set_room`. So related attributes change in statements without a call between them.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant, since garbage collection can close a loader inside it
-        self._bands: dict[Hashable, _Held] = {}
-        self._held = 0  # bytes of these bands
-        # Which go first, by the number of their turn. Only a hint: it may name bands that are gone or of another turn,
-        # and where it names too few it is made anew.
+        self._lock = threading.RLock()  # reentrant, since garbage collection can close a loader while it is held
+        self._slabs: dict[Hashable, _Entry] = {}
+        self._held_bytes = 0  # of these slabs
+        # Keys in the order of eviction, by turn number. A hint: it may list evicted slabs or an old turn, and is
+        # rebuilt when it lists too few.
         self._order: dict[int, collections.OrderedDict[Hashable, None]] = {}
-        self._turns: dict[Turn, int] = {}  # numbers of the last turns, in their order
+        self._turns: dict[Turn, int] = {}  # numbers of the latest turns, in order
         self._newest = 0
         self._decoding: dict[Hashable, _Decoding] = {}
         self._given = Room()
-        self._memory = BandMemory()
+        self._pool = SlabPool()
 
     @property
     def _room(self) -> int:
         return self._given.nbytes
 
     def set_room(self, giver: Giver, nbytes: int) -> None:
-        """Set how many bytes one giver allows. Where that was interrupted, it is to be called again."""
+        """Set how many bytes one giver reserves. If an interrupt ends it early, call it again."""
         with self._lock:
             self._given.set(giver, nbytes)
             self._make_room()
 
     def fetch(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn = False) -> Array | None:
-        """A band; decoded now, if it is not there.
+        """A slab, decoded now if it is not cached.
 
         Args:
-            key: Which band.
-            decode: Makes it; called without any lock.
+            key: Identifies the slab.
+            decode: Decodes it; called without a lock.
             wait: Whether to wait if another thread is decoding it.
-            turn: The turn that it is decoded for; False where it is read at once.
+            turn: The turn it is decoded for; False if it is read at once.
 
         Returns:
-            The band, or None if another thread is decoding it and ``wait`` is false.
+            The slab, or None if another thread is decoding it and ``wait`` is false.
         """
-        mine = None
-        try:  # around everything: an interrupt must leave no key behind for which others would wait
-            while mine is None:
+        own = None
+        try:  # around everything: after an interrupt, no key may remain for which other threads would wait
+            while own is None:
                 with self._lock:
-                    if key in self._bands:
-                        return self._bands[key].band
+                    if key in self._slabs:
+                        return self._slabs[key].slab
                     other = self._decoding.get(key)
                     if other is None:
-                        begun = _Decoding()
-                        self._decoding[key] = mine = begun
+                        started = _Decoding()
+                        self._decoding[key] = own = started
                 if other is not None:
                     if not wait:
                         return None
                     other.ended.wait(POLL_S)
-            band = decode()
-            return self._kept(key, band, mine, turn)
+            slab = decode()
+            return self._store(key, slab, own, turn)
         finally:
-            if mine is not None:
-                # Without the lock, for which an interrupt could come before it.
-                if key in self._decoding and self._decoding[key] is mine:
+            if own is not None:
+                # Without the lock: an interrupt could come while it is acquired.
+                if key in self._decoding and self._decoding[key] is own:
                     del self._decoding[key]
-                mine.ended.open()
+                own.ended.open()
 
-    def _kept(self, key: Hashable, band: Array, mine: _Decoding, turn: Turn) -> Array:
-        """A band, kept if there can be room for it."""
+    def _store(self, key: Hashable, slab: Array, own: _Decoding, turn: Turn) -> Array:
+        """Cache a slab if it fits."""
         with self._lock:
-            if band.nbytes > self._room:
-                return band
-            mine.nbytes = band.nbytes
+            if slab.nbytes > self._room:
+                return slab
+            own.nbytes = slab.nbytes
             self._make_room()
-        band = self._memory.copied(band)
+        slab = self._pool.copy(slab)
         with self._lock:
-            self._put(key, _Held(self._number(turn), band))
-            self._make_room()  # some may have been taken back meanwhile
-        return band
+            self._insert(key, _Entry(self._turn_number(turn), slab))
+            self._make_room()  # room may have been removed meanwhile
+        return slab
 
     def missing(self, name: object, numbers: Indices, turn: Turn) -> Indices:
-        """Those of these bands of one dataset that are neither here nor being decoded.
+        """The slabs of a dataset that are neither cached nor being decoded.
 
         Args:
-            name: Of the dataset.
-            numbers: Of its bands.
-            turn: The turn that they are wanted for, which those here then belong to; False for none.
+            name: Identifies the dataset.
+            numbers: Numbers of the slabs.
+            turn: Turn that needs them, to which cached ones are assigned; False for none.
         """
         keys = [(name, number) for number in numbers.tolist()]
         with self._lock:
-            here = [key for key in keys if key in self._bands] if turn else []
-            number = self._number(turn) if here else 0
-            for key in here:
-                self._move(key, number)
-            left = [number for _, number in keys if (name, number) not in self._bands]
+            cached = [key for key in keys if key in self._slabs] if turn else []
+            turn_number = self._turn_number(turn) if cached else 0
+            for key in cached:
+                self._move(key, turn_number)
+            left = [number for _, number in keys if (name, number) not in self._slabs]
             if self._decoding:
                 left = [number for number in left if (name, number) not in self._decoding]
         return np.array(left, np.int64)
 
     def clear(self) -> None:
-        """Let go of all of them."""
+        """Drop all slabs."""
         with self._lock:
-            bands: dict[Hashable, _Held] = {}
+            slabs: dict[Hashable, _Entry] = {}
             order: dict[int, collections.OrderedDict[Hashable, None]] = {}
-            self._bands, self._held, self._order = bands, 0, order
-            self._memory.clear()
+            self._slabs, self._held_bytes, self._order = slabs, 0, order
+            self._pool.clear()
 
-    def _put(self, key: Hashable, held: _Held) -> None:
-        """Keep a band that this thread has decoded, in the room that it has taken."""
-        nbytes = held.band.nbytes
-        self._named(key, held.turn)
-        # From here on nothing is called.
-        self._bands[key] = held
-        self._held += nbytes
+    def _insert(self, key: Hashable, entry: _Entry) -> None:
+        """Cache a slab that this thread has decoded, in the room it has reserved."""
+        nbytes = entry.slab.nbytes
+        self._add_to_order(key, entry.turn)
+        # No calls from here on.
+        self._slabs[key] = entry
+        self._held_bytes += nbytes
         if key in self._decoding:
             self._decoding[key].nbytes = 0
 
     def _move(self, key: Hashable, turn: int) -> None:
-        """Make a band that is here one of another turn."""
-        if key not in self._bands:
+        """Assign a cached slab to another turn."""
+        if key not in self._slabs:
             return
-        before, band = self._bands[key]
+        before, slab = self._slabs[key]
         if before == turn:
             return
-        moved = _Held(turn, band)
-        self._named(key, turn)
-        if key in self._bands:  # what was called may have collected garbage, and made room
-            self._bands[key] = moved
+        moved = _Entry(turn, slab)
+        self._add_to_order(key, turn)
+        if key in self._slabs:  # garbage collection in a call above may have evicted it
+            self._slabs[key] = moved
         if before in self._order:
-            of_turn = self._order[before]
-            of_turn.pop(key, None)
-            if not of_turn and before in self._order:
+            keys = self._order[before]
+            keys.pop(key, None)
+            if not keys and before in self._order:
                 del self._order[before]
 
-    def _named(self, key: Hashable, turn: int) -> None:
-        """Name a band in the order; before it belongs there, since none must be missing."""
-        of_turn = self._order.setdefault(turn, collections.OrderedDict())
-        of_turn[key] = None
+    def _add_to_order(self, key: Hashable, turn: int) -> None:
+        """List a slab for eviction. Before it is cached, since the order must not miss one."""
+        keys = self._order.setdefault(turn, collections.OrderedDict())
+        keys[key] = None
 
-    def _number(self, turn: Turn) -> int:
-        """The number of a turn. What has none belongs to the one before the newest, which is being dealt."""
+    def _turn_number(self, turn: Turn) -> int:
+        """The number of a turn. False counts as the turn before the newest, which is being read."""
         if not isinstance(turn, tuple):
             return self._newest - 1
         if turn not in self._turns:
@@ -199,46 +199,46 @@ class DecodedChunkCache:
         return self._turns[turn]
 
     def _make_room(self) -> None:
-        while self._bands and self._held + self._reserved() > self._room:
-            first = self._first()
+        while self._slabs and self._held_bytes + self._reserved_bytes() > self._room:
+            first = self._next_victim()
             if first is None:
                 continue
             key, turn = first
-            # From here on nothing is called.
-            if key in self._bands and self._bands[key].turn == turn:
-                band = self._bands[key].band
-                del self._bands[key]
-                self._held -= band.nbytes
+            # No calls from here on.
+            if key in self._slabs and self._slabs[key].turn == turn:
+                slab = self._slabs[key].slab
+                del self._slabs[key]
+                self._held_bytes -= slab.nbytes
 
-    def _reserved(self) -> int:
-        """Bytes of what is being copied, which is not among the bands yet."""
+    def _reserved_bytes(self) -> int:
+        """Bytes of slabs that are being copied and not cached yet."""
         # A list, since other threads end their decoding without the lock.
         return sum([each.nbytes for each in list(self._decoding.values())]) if self._decoding else 0
 
-    def _first(self) -> tuple[Hashable, int] | None:
-        """The band that goes first and its turn, taken out of the order; None if the order has no longer known any."""
+    def _next_victim(self) -> tuple[Hashable, int] | None:
+        """The key and turn to evict next, removed from the order; None if the order has just become empty."""
         if not self._order:
-            for key, held in list(self._bands.items()):
-                self._named(key, held.turn)
+            for key, entry in list(self._slabs.items()):
+                self._add_to_order(key, entry.turn)
         turn = min(list(self._order), default=None)
-        of_turn = None if turn is None else self._order.get(turn)
-        if turn is None or of_turn is None:
+        keys = None if turn is None else self._order.get(turn)
+        if turn is None or keys is None:
             return None
         try:
-            key, _ = of_turn.popitem(last=False)
+            key, _ = keys.popitem(last=False)
         except KeyError:
             key = None
-        if not of_turn and self._order.get(turn) is of_turn:
+        if not keys and self._order.get(turn) is keys:
             self._order.pop(turn, None)
         return None if key is None else (key, turn)
 
 
 class ByteBudget:
-    """Bytes that may be kept for good, shared by all fields and files of a source. Safe from several threads.
+    """Bytes for persistent slabs, shared by all fields and files of a source. Thread-safe.
 
     Attributes:
-        lock: To be held where ``taken`` changes. Reentrant: garbage collection can close a loader inside it.
-        taken: Bytes that are kept.
+        lock: Hold it while ``taken`` changes. Reentrant, since garbage collection can close a loader while it is held.
+        taken: Number of bytes in use.
     """
 
     def __init__(self) -> None:
@@ -248,29 +248,28 @@ class ByteBudget:
 
     @property
     def limit(self) -> int:
-        """Bytes that may be kept."""
+        """Number of bytes that may be in use."""
         return self._given.nbytes
 
     def set_room(self, giver: Giver, nbytes: int) -> int:
-        """Set how many bytes one giver allows; returns how many are left, below 0 if more are taken."""
+        """Set how many bytes one giver reserves; returns the bytes left, negative if too many are taken."""
         with self.lock:
             self._given.set(giver, nbytes)
             return self.limit - self.taken
 
 
 class PersistentChunkCache:
-    """Bands of one dataset that stay, as many as there is room for; their samples lie in one table.
+    """Slabs of one dataset that are kept for good, as many as fit, in one table of rows. Thread-safe.
 
-    What came first stays: under any order that goes through all samples once per epoch, each byte of room then saves as
-    much as any other, where the most recent would be dropped just before they are wanted again. Safe from several
-    threads.
+    The first slabs stay: any order that visits all samples once per epoch profits equally from every cached byte, while
+    the least recently used slab is the one needed next.
 
     Args:
         samples: Samples in the dataset.
-        rows: Samples in one band.
-        shape: Of a sample, as stored.
+        rows: Samples in a slab.
+        shape: Stored shape of a sample.
         dtype: Of a value, in native byte order.
-        room: Where bytes are taken from.
+        room: Provides the bytes.
     """
 
     def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: ByteBudget) -> None:
@@ -279,81 +278,81 @@ class PersistentChunkCache:
         self._dtype = dtype
         self._room = room
         self._lock = threading.RLock()  # as in `ByteBudget`
-        self._band_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self._bands = -(-samples // rows)
-        # The table, and the place of each band in it, -1 where it is not there: together, so that nobody looks up in
-        # one what is in another, when all is let go of and kept anew meanwhile.
-        self._kept: tuple[Array, Indices] | None = None
+        self._slab_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._slabs = -(-samples // rows)
+        # The table of rows, and the place of each slab in it, -1 if absent. One attribute, so that no thread combines
+        # an old table with new places while another clears and refills the cache.
+        self._content: tuple[Array, Indices] | None = None
         self._next = 0
-        self._refused = False  # by the system, for want of address space
+        self._map_failed = False  # for want of address space
 
     @property
-    def wanted(self) -> bool:
-        """Whether there is any room."""
-        return self._room.limit > 0 and not (self._refused and self._kept is None)
+    def enabled(self) -> bool:
+        """Whether anything can be cached."""
+        return self._room.limit > 0 and not (self._map_failed and self._content is None)
 
     def missing(self, numbers: Indices) -> Indices:
-        """Those of these bands that are not kept."""
-        kept = self._kept
-        return numbers if kept is None else numbers[kept[1][numbers] < 0]
+        """The slabs that are not cached."""
+        content = self._content
+        return numbers if content is None else numbers[content[1][numbers] < 0]
 
-    def band(self, number: int) -> Array | None:
-        """A band, if it is kept; the last of a dataset may have rows behind its own."""
-        kept = self._kept
-        if kept is None or kept[1][number] < 0:
+    def slab(self, number: int) -> Array | None:
+        """A slab, if cached. The last one of a dataset may have extra rows at its end."""
+        content = self._content
+        if content is None or content[1][number] < 0:
             return None
-        first = int(kept[1][number]) * self._rows
-        return kept[0][first : first + self._rows]
+        first = int(content[1][number]) * self._rows
+        return content[0][first : first + self._rows]
 
-    def taken(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
-        """Copy those of these rows that are kept.
+    def copy_rows(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
+        """Copy the cached ones of some rows.
 
         Args:
-            rows: Which rows.
-            out: Where all of them go.
-            check: Called with values whose type is not that of ``out``, and their rows.
+            rows: Row numbers.
+            out: Receives a row in each place.
+            check: Converts values whose dtype differs from that of ``out``; takes values and their rows.
 
         Returns:
-            Places of the rows that are not there; None if all are.
+            Places in ``out`` of the rows that are not cached; None if all are.
         """
-        kept = self._kept
-        if kept is None:
+        content = self._content
+        if content is None:
             return np.arange(len(rows))
-        table, place = kept
-        bands, inside = np.divmod(rows, self._rows)
-        places = place[bands]
-        there = places >= 0
-        wanted = places * self._rows + inside
-        if there.all() and out.dtype == self._dtype:
-            table.take(wanted, axis=0, out=out, mode="clip")
+        table, place = content
+        slabs, inside = np.divmod(rows, self._rows)
+        places = place[slabs]
+        cached = places >= 0
+        table_rows = places * self._rows + inside
+        if cached.all() and out.dtype == self._dtype:
+            table.take(table_rows, axis=0, out=out, mode="clip")
             return None
-        if there.any():
-            out[there] = check(table[wanted[there]], rows[there])
-        return None if there.all() else np.flatnonzero(~there)
+        if cached.any():
+            out[cached] = check(table[table_rows[cached]], rows[cached])
+        return None if cached.all() else np.flatnonzero(~cached)
 
-    def put(self, number: int, band: Array) -> None:
-        """Keep a band, if there is room."""
-        if not self.wanted:
+    def put(self, number: int, slab: Array) -> None:
+        """Cache a slab if it fits."""
+        if not self.enabled:
             return
         with self._lock:
-            kept = self._made()
-            if kept is None:
+            content = self._ensure_table()
+            if content is None:
                 return
-            table, place = kept
+            table, place = content
             first = self._next * self._rows
             if place[number] >= 0 or first + self._rows > len(table):
                 return
-            unused = 0  # bytes that are taken and of no band
+            unused = 0  # bytes that are taken but hold no slab
             try:
                 with self._room.lock:
-                    if self._room.taken + self._band_bytes > self._room.limit:
+                    if self._room.taken + self._slab_bytes > self._room.limit:
                         return
-                    # An interrupt comes only where something is called: not between these two, nor these three.
-                    self._room.taken += self._band_bytes
-                    unused = self._band_bytes
-                table[first : first + len(band)] = band
-                if self._kept is kept:  # garbage collection may have closed the loader, and cleared this
-                    place[number] = self._next  # now: whoever sees it finds the band there
+                    # Interrupts come only at calls: none between these two statements, nor between the three below.
+                    self._room.taken += self._slab_bytes
+                    unused = self._slab_bytes
+                table[first : first + len(slab)] = slab
+                if self._content is content:  # garbage collection may have closed the loader and cleared the cache
+                    place[number] = self._next  # after the copy: whoever sees the place finds the slab there
                     self._next += 1
                     unused = 0
             finally:
@@ -362,33 +361,33 @@ class PersistentChunkCache:
                         self._room.taken -= unused
 
     def clear(self) -> None:
-        """Let go of all of them."""
+        """Drop all slabs."""
         with self._lock, self._room.lock:
-            # Nothing is called between these two.
-            self._room.taken -= self._next * self._band_bytes
-            self._kept, self._next, self._refused = None, 0, False
+            # No call between these two statements.
+            self._room.taken -= self._next * self._slab_bytes
+            self._content, self._next, self._map_failed = None, 0, False
 
-    def _made(self) -> tuple[Array, Indices] | None:
-        """The table, for as many bands as there may be; None if there can be none."""
-        bands = min(self._bands, self._room.limit // max(self._band_bytes, 1))
-        # One that is full begins anew, larger, when another loader has made more room.
-        full = self._kept is None or self._next * self._rows == len(self._kept[0])
-        if self._refused or not full or bands <= self._next:
-            return self._kept
-        # Not reserved: other datasets may have taken the room meanwhile. `ByteBudget` says how many bands are kept.
+    def _ensure_table(self) -> tuple[Array, Indices] | None:
+        """The table and places, mapped on first use; None if nothing fits."""
+        slabs = min(self._slabs, self._room.limit // max(self._slab_bytes, 1))
+        # When a table is full and another loader has added room, a larger one starts empty.
+        full = self._content is None or self._next * self._rows == len(self._content[0])
+        if self._map_failed or not full or slabs <= self._next:
+            return self._content
+        # Not reserved: other datasets may take the bytes first. `ByteBudget` limits how many slabs are cached.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         try:
-            memory = mmap.mmap(-1, bands * self._band_bytes, flags=flags)
+            memory = mmap.mmap(-1, slabs * self._slab_bytes, flags=flags)
         except (OSError, MemoryError, OverflowError) as error:
-            self._refused = True
+            self._map_failed = True
             _log.warning(
-                "%d bytes for the cache of decoded chunks cannot be mapped (%s): no more are kept of this dataset; "
+                "cache of decoded chunks: %d bytes cannot be mapped (%s), so no more of this dataset is cached; "
                 "raise the limit on memory (ulimit -v), or set a smaller cache_bytes",
-                bands * self._band_bytes,
+                slabs * self._slab_bytes,
                 error,
             )
-            return self._kept
+            return self._content
         self.clear()
         table = np.frombuffer(memory, self._dtype).reshape(-1, *self._shape)
-        self._kept = table, np.full(self._bands, -1, np.int64)
-        return self._kept
+        self._content = table, np.full(self._slabs, -1, np.int64)
+        return self._content

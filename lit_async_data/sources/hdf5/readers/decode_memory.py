@@ -1,81 +1,86 @@
-"""`DecodeMemory`: how much memory decoded chunks of a source take, those of the batches to come, and all."""
+"""`DecodeMemory`: how much memory the decoded chunks of a source take."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lit_async_data.sources.hdf5.readers.base import Reader
-from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.part import StoredPart
 
-# Bytes of decoded bands that are kept for each dataset between batches, or two bands if those are larger: so that
-# batches smaller than a band, read in order, decode it once.
+# Decoded bytes that are cached for each dataset between batches, or two slabs if those are larger, so that batches
+# smaller than a slab, read in order, decode it once.
 RECENT_BYTES = 16 * 2**20
 
 
 class DecodeMemory:
-    """What the decoded chunks of all parts take. Immutable.
+    """The memory of decoded chunks, over all parts. Immutable.
 
     Args:
-        readers: Of the parts.
-        lies: How the samples of the widest field lie; chunks are counted by it.
+        readers: For each part, the reader of each dataset, by `StoredPart.dataset_key`.
+        grouping: How samples share chunks of the field ``grouping_key``. Numbers of chunks refer to it.
         parts: The parts.
-        widest: The key of that field.
+        grouping_key: Key of that field.
     """
 
     def __init__(
-        self, readers: Sequence[PartReader], lies: ChunkGrouping, parts: Sequence[StoredPart], widest: str
+        self,
+        readers: Sequence[Mapping[str, Reader]],
+        grouping: ChunkGrouping,
+        parts: Sequence[StoredPart],
+        grouping_key: str,
     ) -> None:
-        field = parts[0].fields[widest]
-        self._lies = lies
-        self._spans = readers[0].spans()
-        # The datasets that chunks are counted by, and the rows that are read of them around an anchor.
-        self._own = {readers[0].name(dataset) for dataset in field.datasets}
+        field = parts[0].fields[grouping_key]
+        self._grouping = grouping
+        self._spans = parts[0].spans()
+        # The datasets of that field, and the rows around an anchor that it reads.
+        self._own = {parts[0].dataset_key(dataset) for dataset in field.datasets}
         self._own_span = None if isinstance(field.stored, StoredRanges) else field.span
         if self._own_span is None:
-            self._reach = max((run.rows for run in lies.runs), default=1) * max(part.anchors.stride for part in parts)
+            self._reach = max((run.rows for run in grouping.runs), default=1) * max(
+                part.anchors.stride for part in parts
+            )
         else:
-            self._reach = lies.bands * max(part.fields[widest].values.chunk_rows for part in parts)
+            self._reach = grouping.max_slabs * max(part.fields[grouping_key].values.chunk_rows for part in parts)
         self._datasets: dict[str, list[Reader]] = {}
         for part in readers:
-            for name, reader in part.datasets.items():
+            for name, reader in part.items():
                 self._datasets.setdefault(name, []).append(reader)
 
     def decoded_bytes(self, chunks: int) -> int:
         return sum(self.room(chunks).values())
 
     def room(self, chunks: int) -> dict[str, int]:
-        """These bytes by the name of each dataset."""
+        """These bytes for each dataset."""
         return {name: self._room(name, chunks) for name in self._datasets}
 
     def _room(self, name: str, chunks: int) -> int:
-        held = [reader for reader in self._datasets[name] if reader.chunk_bytes]
-        if not held:
+        cached = [reader for reader in self._datasets[name] if reader.slab_bytes]
+        if not cached:
             return 0
-        band, whole = max(each.chunk_bytes for each in held), sum(each.decodable_bytes for each in held)
+        slab, whole = max(each.slab_bytes for each in cached), sum(each.decodable_bytes for each in cached)
         if not chunks:
-            return min(max(2 * band, RECENT_BYTES), whole)
-        bands = self._bands(name, min(each.rows for each in held))
-        return whole if bands is None else min(chunks * bands * band, whole)
+            return min(max(2 * slab, RECENT_BYTES), whole)
+        slabs = self._slabs(name, min(each.rows for each in cached))
+        return whole if slabs is None else min(chunks * slabs * slab, whole)
 
-    def _bands(self, name: str, rows: int) -> int | None:
-        """Bands of a dataset that the samples of a run's chunk take, at most; None where that is not known."""
+    def _slabs(self, name: str, rows: int) -> int | None:
+        """The largest number of slabs of a dataset that the samples of one group read; None if unknown."""
         span = self._spans[name]
         if name in self._own and span == self._own_span:
-            return self._lies.bands
+            return self._grouping.max_slabs
         if span is None:
             return None
-        more = span[1] - span[0] - 1
-        if not more and rows % self._reach == 0:
-            return 1  # each of its borders is one of those chunks
-        return -(-(self._reach + more) // rows) + 1
+        extra = span[1] - span[0] - 1
+        if not extra and rows % self._reach == 0:
+            return 1  # groups of samples never cross the borders of its slabs
+        return -(-(self._reach + extra) // rows) + 1
 
     @property
     def decode_bytes(self) -> int:
-        return max((reader.work_bytes for reader in self._readers), default=0)
+        return max((reader.decode_bytes for reader in self._readers), default=0)
 
     @property
     def decodable_bytes(self) -> int:

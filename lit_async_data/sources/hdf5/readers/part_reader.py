@@ -1,96 +1,54 @@
-"""`PartReader`: reads the samples of one part, each dataset by the fastest reader that reads it right."""
+"""`PartReader`: reads the samples of one part; `PartReaders`: of all parts of a source."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+import collections
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.errors import SourceError
+from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Reading, Turn
-from lit_async_data.sources.hdf5.readers.bands import H5pyBands, IndexedBands
+from lit_async_data.sources.base import Reading, Turn, slowest
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
+from lit_async_data.sources.hdf5.readers.decode_memory import DecodeMemory
+from lit_async_data.sources.hdf5.readers.field_reader import FieldReader
 from lit_async_data.sources.hdf5.readers.ranged import LengthsReader, PaddedReader, SparseReader
-from lit_async_data.sources.hdf5.readers.raw import RawReader, lies_raw
+from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
+from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
+from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.part import StoredPart
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField
-from lit_async_data.sources.hdf5.schema.window_starts import Span
-from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.failures import source_error
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
+from lit_async_data.sources.room import Giver
 
 Array = npt.NDArray[Any]
-# Bytes of values that are read aside and converted at a time.
+# Bytes of samples that are read into a temporary block of one part, and copied to their places in the batch.
 BLOCK_BYTES = 2**20
 
 
-class FieldReader(Reader):
-    """Reads a field that is more than a row as it is stored.
-
-    Args:
-        field: The field.
-        reader: Reads its rows.
-    """
-
-    def __init__(self, field: StoredField, reader: Reader) -> None:
-        self._field = field
-        self._reader = reader
-        self.reading = reader.reading
-
-    def read(self, rows: Indices, out: Array) -> None:
-        """Fill ``out`` with the samples at these anchors."""
-        field = self._field
-        if field.conversion is None:
-            self._read(rows, out)
-            return
-        stored = field.stored.spec.stored_shape
-        shape = (field.span[1] - field.span[0], *stored) if field.windowed else stored
-        dtype = field.values.dtype.newbyteorder("=")
-        block = max(BLOCK_BYTES // max(math.prod(shape) * dtype.itemsize, 1), 1)
-        values = np.empty((min(block, len(rows)), *shape), dtype)
-        if len(rows) <= block:
-            self._read(rows, values)
-            out[...] = field.conversion(values, rows + field.span[0], out.dtype)
-            return
-        # In the order in which they lie, where they may share a chunk: it is then decoded once.
-        order = None if self.reading == "copied" else np.argsort(rows, kind="stable")
-        for first in range(0, len(rows), block):
-            places = slice(first, first + block) if order is None else order[first : first + block]
-            some = rows[places]
-            self._read(some, values[: len(some)])
-            out[places] = field.conversion(values[: len(some)], some + field.span[0], out.dtype)
-
-    def _read(self, rows: Indices, out: Array) -> None:
-        begin, end = self._field.span
-        if self._field.windowed:
-            counts = np.full(len(rows), end - begin)
-            self._reader.read_ranges(rows + begin, counts, out.reshape(-1, *out.shape[2:]))
-        else:
-            self._reader.read(rows + begin if begin else rows, out)
-
-    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        begin, end = self._field.span
-        if end - begin == 1:
-            return self._reader.prepare(rows + begin, decode=decode)
-        return self._reader.prepare_ranges(rows + begin, np.full(len(rows), end - begin), decode=decode)
-
-
 class PartReader:
-    """Reads one part. Safe from several threads.
+    """Reads one part. Thread-safe.
 
     Args:
         part: The part.
         file: Its file.
-        recent: The bands decoded last, of all parts, by the name of the dataset.
-        room: Room for bands that are kept for good.
+        recent: Caches of recently decoded slabs, shared by all parts, by `StoredPart.dataset_key`.
+        room: Bytes for slabs that are kept for good.
 
     Attributes:
-        datasets: The reader of each dataset; fields of the same one share it, so that it is decoded once.
+        datasets: The reader of each dataset. Fields of one dataset share it, so that it is decoded once.
         fields: The reader of each field.
     """
 
@@ -103,7 +61,7 @@ class PartReader:
         self.fields = {key: self._field_reader(field) for key, field in part.fields.items()}
 
     def read(self, samples: Indices, out: Mapping[str, Array]) -> None:
-        """Fill arrays with samples, counted from the first of the part."""
+        """Fill arrays with samples, counted from the start of the part."""
         rows = self._part.anchors.rows(samples)
         for key, array in out.items():
             self.fields[key].read(rows, array)
@@ -118,22 +76,10 @@ class PartReader:
         """How each field is read."""
         return (reader.reading for reader in self.fields.values())
 
-    def spans(self) -> dict[str, Span | None]:
-        """The rows around an anchor that are read of each dataset; None where it holds elements and not rows."""
-        found: dict[str, Span | None] = {}
-        for field in self._part.fields.values():
-            if isinstance(field.stored, StoredRanges):
-                found |= dict.fromkeys(map(self.name, field.datasets), None)
-                continue
-            name = self.name(field.stored)
-            begin, end = found.get(name) or field.span
-            found[name] = min(begin, field.span[0]), max(end, field.span[1])
-        return found
-
-    def forget(self) -> None:
-        """Let go of decoded values that are kept for good."""
+    def clear(self) -> None:
+        """Drop the slabs that are kept for good."""
         for reader in self.datasets.values():
-            reader.forget()
+            reader.clear()
 
     def _field_reader(self, field: StoredField) -> Reader:
         stored = field.stored
@@ -150,24 +96,179 @@ class PartReader:
         return reader if field.plain else FieldReader(field, reader)
 
     def _dataset_reader(self, stored: StoredDataset) -> Reader:
-        name = self.name(stored)
+        name = self._part.dataset_key(stored)
         if name not in self.datasets:
             self.datasets[name] = self._fastest(stored)
         return self.datasets[name]
 
-    def name(self, stored: StoredDataset) -> str:
-        """A dataset, the same in all groups, and its axis of rows: two fields may lay it out in two ways."""
-        return f"{stored.name.strip('/').removeprefix(self._part.group.strip('/') + '/')} {stored.axis}"
-
     def _fastest(self, stored: StoredDataset) -> Reader:
-        """The fastest reader that reads a dataset right."""
-        recent = self._recent[self.name(stored)]
-        if lies_raw(stored):
+        """The fastest reader that fits a dataset."""
+        recent = self._recent[self._part.dataset_key(stored)]
+        if is_raw(stored):
             return RawReader(stored, self._file)
         if stored.offset is not None and self._file.mapped:
             return StridedReader(stored, self._file)
         if stored.index is not None:
-            return ChunkedReader(stored, IndexedBands(stored, stored.index, self._file), recent, self._room)
+            return ChunkedReader(stored, IndexedSlabDecoder(stored, stored.index, self._file), recent, self._room)
         if stored.filtered:
-            return ChunkedReader(stored, H5pyBands(stored, self._file), recent, self._room)
+            return ChunkedReader(stored, H5pySlabDecoder(stored, self._file), recent, self._room)
         return H5pyReader(stored, self._file)
+
+
+class PartReaders:
+    """Reads samples of all parts. Thread-safe.
+
+    Args:
+        stored: The parts.
+        files: The identity of each file, by path.
+        grouping: How samples share chunks of the field ``grouping_key``.
+        grouping_key: Key of that field.
+        mapped: Whether files may be mapped.
+
+    Attributes:
+        parts: The reader of each part.
+        memory: The memory of decoded chunks.
+        starts: The first sample of each part, and the end of the last.
+    """
+
+    def __init__(
+        self,
+        stored: Sequence[StoredPart],
+        files: Mapping[str, FileIdentity],
+        grouping: ChunkGrouping,
+        grouping_key: str,
+        *,
+        mapped: bool,
+    ) -> None:
+        self._stored = stored
+        self.starts = np.cumsum([0] + [part.anchors.count for part in stored])
+        external: dict[str, set[Any]] = {path: set() for path in files}
+        for part in stored:
+            external[part.path].update(part.external)
+        numbers = {path: number for number, path in enumerate(files)}
+        self._file_of = [numbers[part.path] for part in stored]
+        self._files = OpenFiles(
+            [
+                OpenFile(path, identity, external=tuple(external[path]), mapped=mapped)
+                for path, identity in files.items()
+            ]
+        )
+        # One cache per dataset, so that slabs of images do not evict slabs of labels.
+        self.recent: collections.defaultdict[str, DecodedChunkCache] = collections.defaultdict(DecodedChunkCache)
+        self._room = ByteBudget()
+        self.parts = [
+            PartReader(part, self._files[number], self.recent, self._room)
+            for part, number in zip(stored, self._file_of, strict=True)
+        ]
+        self.memory = DecodeMemory([part.datasets for part in self.parts], grouping, stored, grouping_key)
+        self._layout = None if grouping.max_slabs == 1 else ChunkExtents(grouping.runs)
+
+    @property
+    def reading(self) -> Reading:
+        """How the slowest field is read; as in `StorageLayout`."""
+        return slowest(how for part in self.parts for how in part.reading)
+
+    def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Read one or more samples into arrays; see `Source.read_into`."""
+        if len(self._stored) == 1:
+            self._read_part(0, samples, out)
+            return
+        sample_bytes = sum(array.nbytes for array in out.values()) // len(samples)
+        block = max(BLOCK_BYTES // max(sample_bytes, 1), 1)
+        blocks: dict[str, npt.NDArray[Any]] = {}
+        for part, where in self.by_part(samples):
+            if len(where) == len(samples):
+                self._read_part(part, samples, out)
+                return
+            # Allocated once for all parts: the kernel clears new pages, which takes longer than the copy.
+            if not blocks:
+                blocks = {key: np.empty_like(array[:block]) for key, array in out.items()}
+            # Several blocks are read in storage order: a chunk that samples share is then decoded once.
+            order = where[np.argsort(samples[where], kind="stable")] if len(where) > block else where
+            for first in range(0, len(order), block):
+                places = order[first : first + block]
+                views = {key: array[: len(places)] for key, array in blocks.items()}
+                self._read_part(part, samples[places], views)
+                for key, view in views.items():
+                    out[key][places] = view
+
+    def _with_group(self, samples: Indices) -> Indices:
+        """These samples and all others of their groups, if a group may read several chunks."""
+        if self._layout is None:
+            return samples
+        firsts, counts = self._layout.extents(np.unique(self._layout.chunks_of(samples)))
+        ends = np.cumsum(counts)
+        grouped: Indices = np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
+        return grouped
+
+    def by_part(self, samples: Indices) -> Iterator[tuple[int, Indices]]:
+        """The parts of samples, each with the places of its samples."""
+        parts = np.searchsorted(self.starts, samples, side="right") - 1
+        order = np.argsort(parts, kind="stable")
+        ordered = parts[order]
+        edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(parts)]
+        for begin, end in itertools.pairwise(edges):
+            yield int(ordered[begin]), order[begin:end]
+
+    def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        own = samples - self.starts[part]
+        try:
+            with self._files.use(self._file_of[part]):
+                self.parts[part].read(own, out)
+        except SourceError as error:
+            if error.row is not None and error.sample_id is None:
+                sample = self._stored[part].sample(error.dataset, error.row, own)
+                error.sample_id = None if sample is None else int(self.starts[part]) + sample
+            raise
+        except (OSError, MemoryError) as error:
+            raise self._unreadable(part, error) from error
+
+    def _unreadable(self, part: int, error: BaseException) -> SourceError:
+        path = self._stored[part].path
+        return source_error(error, path, "cannot be read", file=path)
+
+    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
+        """Prepare for reading one or more samples; see `CachingSource.prepare`."""
+        if decode:
+            samples = self._with_group(samples)
+        useful = False
+        for part, where in self.by_part(samples) if samples.size else ():
+            try:
+                with self._files.use(self._file_of[part]):
+                    useful |= self.parts[part].prepare(samples[where] - self.starts[part], decode=decode)
+            except (OSError, MemoryError) as error:
+                raise self._unreadable(part, error) from error
+        return useful
+
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Make room for decoded chunks; see `CachingSource.reserve`."""
+        self._files.check_process()  # before taking a lock, which a thread may have held when this process was forked
+        rooms, giver = self.memory.room(chunks), Giver()
+        release = functools.partial(self._release, giver, list(rooms))
+        try:
+            for name, nbytes in rooms.items():
+                self.recent[name].set_room(giver, nbytes)
+            self._room.set_room(giver, cache_bytes)
+        except BaseException:
+            release()
+            raise
+        return release
+
+    def _release(self, giver: Giver, names: list[str]) -> None:
+        for name in names:
+            self.recent[name].set_room(giver, 0)
+        if self._room.set_room(giver, 0) < 0:
+            self._clear_readers()
+
+    def close(self) -> None:
+        """Close every file and drop what was decoded. Reading opens files again."""
+        if self._files.forked:
+            return  # handles belong to the parent, and a lock may have been held when it forked
+        self._files.close()
+        for recent in self.recent.values():
+            recent.clear()
+        self._clear_readers()
+
+    def _clear_readers(self) -> None:
+        for part in self.parts:
+            part.clear()

@@ -1,4 +1,4 @@
-"""Readers of samples that take different numbers of stored elements: made dense, or padded; and their lengths."""
+"""Readers of groups that stand for a dataset: sparse matrices made dense, padded samples, and their lengths."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class SparseReader(Reader):
 
     Args:
         stored: The matrix.
-        values: Reads its values, and
-        columns: their columns.
+        values: Reads its values.
+        columns: Reads their columns.
     """
 
     def __init__(self, stored: StoredRanges, values: Reader, columns: Reader) -> None:
         self._stored = stored
         self._values, self._columns = values, columns
-        # Zeroing and scattering takes more than the copy of what is stored, and holds no lock for most of it.
+        # Zeroing and scattering takes longer than copying the stored values, and mostly without the GIL.
         self.reading = "decoded" if "decoded" in (values.reading, columns.reading) else values.reading
 
     def read(self, rows: Indices, out: Array) -> None:
@@ -50,14 +50,14 @@ class SparseReader(Reader):
             place = int(wrong.argmax())
             row = int(rows[np.searchsorted(np.cumsum(counts), place, side="right")])
             raise CorruptError(
-                f"{stored}, row {row}: column {columns[place]} of {width}; write the file again",
+                f"{stored}, row {row}: has a value in column {columns[place]} of {width}; write the file again",
                 file=stored.path,
                 dataset=stored.name,
                 row=row,
             )
         out[...] = 0
         places = np.repeat(np.arange(len(rows)) * width, counts) + columns.astype(np.int64)
-        # Added and not assigned: a column that is stored twice means the sum, as in scipy.
+        # Added, not assigned: a column that is stored twice means the sum, as in scipy.
         np.add.at(out.reshape(-1), places, values.astype(out.dtype, copy=False))
 
     def prepare(self, rows: Indices, *, decode: Turn) -> bool:
@@ -67,7 +67,7 @@ class SparseReader(Reader):
 
 
 class PaddedReader(Reader):
-    """Samples of variable length, with zeros behind them.
+    """Samples of variable length, padded with zeros.
 
     Args:
         stored: The samples.
@@ -91,7 +91,7 @@ class PaddedReader(Reader):
 
 
 class LengthsReader(Reader):
-    """How long samples of variable length are."""
+    """Lengths of samples of variable length."""
 
     reading = "copied"
 
@@ -103,6 +103,6 @@ class LengthsReader(Reader):
 
 
 def _ranges(stored: StoredRanges, rows: Indices) -> tuple[Indices, Indices]:
-    """The first element of each of these rows, and how many it has."""
+    """The first element of each row, and its number of elements."""
     begins = stored.offsets[rows]
     return begins, stored.offsets[rows + 1] - begins

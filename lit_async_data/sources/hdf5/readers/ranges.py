@@ -1,4 +1,4 @@
-"""Ranges of rows that cross chunks: which pieces of which chunks they are made of."""
+"""`pieces`: cuts ranges of rows at the borders of chunks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lit_async_data.order.permutation import Indices
 
 
 class Pieces(NamedTuple):
-    """Pieces of ranges, none of which crosses a chunk; int64, shape (m,).
+    """Pieces of ranges, each within one chunk; int64, shape (m,).
 
     Attributes:
-        chunk: Which chunk each lies in.
-        inside: Its first row, counted from that of the chunk.
-        rows: How many rows.
-        where: Its first row among those of all ranges, laid one after the other.
+        chunk: Number of the chunk.
+        inside: First row, counted from the start of the chunk.
+        rows: Number of rows.
+        where: First row among those of all ranges, one after the other.
     """
 
     chunk: Indices
@@ -30,8 +30,8 @@ def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:
 
     Args:
         firsts: First row of each range; int64, shape (n,).
-        counts: Rows of each, ≥ 0; likewise.
-        rows: Of a chunk.
+        counts: Rows of each range, ≥ 0; int64, shape (n,).
+        rows: Rows of a chunk.
 
     Example:
         >>> [part.tolist() for part in pieces(np.array([3, 8]), np.array([4, 1]), rows=5)]
@@ -52,5 +52,5 @@ def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:
 
 
 def touched(firsts: Indices, counts: Indices, rows: int) -> Indices:
-    """The chunks of this many rows that ranges touch, each once."""
+    """The distinct chunks, of this many rows, that ranges touch."""
     return np.unique(pieces(firsts, counts, rows).chunk)

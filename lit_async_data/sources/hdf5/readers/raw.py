@@ -1,7 +1,6 @@
-"""`RawReader`: rows that lie in the file as they shall lie in the batch, copied from there without libhdf5.
+"""`RawReader`: copies rows that are stored as they are delivered, without libhdf5.
 
-In one piece or in chunks without filters; from a map of the file, or by ``pread`` where rows are so large that it costs
-nothing.
+Reads contiguous values and chunks without filters, from a map of the file or, for large rows, by ``pread``.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Reading, Turn
-from lit_async_data.sources.hdf5.readers.base import Reader, labels
+from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
 from lit_async_data.sources.hdf5.readers.ranges import Pieces, pieces
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
 
 Array = npt.NDArray[Any]
-# torch shares a call of more values than this among threads of its own, as many for each thread that calls it.
+# torch splits larger calls among its own threads. Each calling thread starts a set of them.
 _GRAIN = 32768
 
 
-def lies_raw(stored: StoredDataset) -> bool:
-    """Whether each row of a dataset lies in the file in one piece."""
+def is_raw(stored: StoredDataset) -> bool:
+    """Whether each row of a dataset is contiguous in the file."""
     if stored.axis != 0:
         return False
     if stored.offset is not None:
@@ -37,10 +36,10 @@ def lies_raw(stored: StoredDataset) -> bool:
 
 
 class RawReader(Reader):
-    """Gathers rows from the file; holds no lock meanwhile, neither Python's nor libhdf5's.
+    """Gathers rows from the file without the GIL and without the lock of libhdf5.
 
     Args:
-        stored: A dataset that `lies_raw`.
+        stored: A dataset that `is_raw`.
         file: The file.
     """
 
@@ -53,7 +52,7 @@ class RawReader(Reader):
         self._row_bytes = self._nbytes // stored.rows
         self._native = stored.dtype.newbyteorder("=")
         self._mapped = file.mapped and self._row_bytes < PREAD_BYTES
-        # Rows that lie together: all of them, or those of a chunk.
+        # Rows that are contiguous: all of them, or those of a chunk.
         self._chunk_rows = stored.rows if stored.index is None else stored.index.shape[0]
         self._ahead = ReadAhead(file)
 
@@ -61,7 +60,7 @@ class RawReader(Reader):
         """As `Reader.read`.
 
         Raises:
-            ChangedError: The file ends before a row does.
+            ChangedError: The file ends within a row.
         """
         if self._ahead.cold:
             self.prepare(rows, decode=False)
@@ -70,22 +69,22 @@ class RawReader(Reader):
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
         self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
         if not as_stored:
-            out[...] = labels(values, stored, out.dtype, rows)  # they become int64
+            out[...] = checked_labels(values, stored, out.dtype, rows)  # delivered as int64
         elif not stored.dtype.isnative:
             out.byteswap(inplace=True)
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
-        """As `Reader.read_ranges`; ``out`` holds values as stored."""
+        """As `Reader.read_ranges`, with values as stored."""
         if self._ahead.cold:
             self.prepare_ranges(firsts, counts, decode=False)
         target = out.view(np.uint8).reshape(len(out), self._row_bytes)
-        whole = self._pieces(firsts, counts)
-        begins = self._offsets(whole.chunk * self._chunk_rows + whole.inside)
-        alike = len(begins) > 0 and bool((whole.rows == whole.rows[0]).all()) and bool((begins >= 0).all())
-        if alike and self._mapped:
+        cut = self._pieces(firsts, counts)
+        begins = self._offsets(cut.chunk * self._chunk_rows + cut.inside)
+        uniform = len(begins) > 0 and bool((cut.rows == cut.rows[0]).all()) and bool((begins >= 0).all())
+        if uniform and self._mapped:
             gather_windows(self._file.map(), begins, target.reshape(len(begins), -1))
         else:
-            spans = zip(begins.tolist(), whole.where.tolist(), (whole.where + whole.rows).tolist(), strict=True)
+            spans = zip(begins.tolist(), cut.where.tolist(), (cut.where + cut.rows).tolist(), strict=True)
             for begin, first, end in spans:
                 self._read_piece(begin, target[first:end])
         if not self._stored.dtype.isnative:
@@ -108,11 +107,11 @@ class RawReader(Reader):
         return np.full(stored.shape[1:], stored.index.fill, stored.dtype).reshape(-1).view(np.uint8)
 
     def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:
-        """Have the kernel fetch these rows from the disk, if it seems that they are not in memory."""
+        """Have the kernel fetch these rows from disk, if a probe finds some of them cold."""
         if decode:
-            return False  # those of whole chunks: those that will be read are named later
-        whole = self._pieces(firsts, counts)
-        self._ahead.fetch(self._offsets(whole.chunk * self._chunk_rows + whole.inside), whole.rows * self._row_bytes)
+            return False  # nothing to decode; the rows that will be read are prepared later
+        cut = self._pieces(firsts, counts)
+        self._ahead.fetch(self._offsets(cut.chunk * self._chunk_rows + cut.inside), cut.rows * self._row_bytes)
         return self._ahead.cold
 
     def prepare(self, rows: Indices, *, decode: Turn) -> bool:
@@ -122,7 +121,7 @@ class RawReader(Reader):
         return self._ahead.cold
 
     def _offsets(self, rows: Indices) -> Indices:
-        """The byte of the file at which each row begins; -1 where it was never written."""
+        """Offset in the file of each row; -1 if it was never written."""
         stored, index = self._stored, self._stored.index
         if stored.offset is not None:
             return stored.offset + rows * self._row_bytes
@@ -134,8 +133,8 @@ class RawReader(Reader):
     def _gather(self, rows: Indices, out: Bytes) -> None:
         stored = self._stored
         if stored.offset is not None and self._mapped:
-            # As bytes, since numpy copies a whole table that is not aligned in the file before it takes from it; and
-            # with mode="clip", since "raise" gathers into a buffer of its own. The rows have been checked.
+            # As bytes, since numpy copies an unaligned table as a whole before it takes rows; and with mode="clip",
+            # since "raise" gathers into a buffer first. The caller has checked the rows.
             table = self._file.map()[stored.offset : stored.offset + self._nbytes]
             table.reshape(stored.rows, -1).take(rows, axis=0, out=out, mode="clip")
             return
@@ -143,10 +142,10 @@ class RawReader(Reader):
         missing = offsets < 0
         if missing.any():
             out[missing] = self._fill()
-            there = np.flatnonzero(~missing)
-            found = np.empty((len(there), out.shape[1]), np.uint8)
-            self._copy(offsets[there], found)
-            out[there] = found
+            written = np.flatnonzero(~missing)
+            values = np.empty((len(written), out.shape[1]), np.uint8)
+            self._copy(offsets[written], values)
+            out[written] = values
         else:
             self._copy(offsets, out)
 
@@ -159,13 +158,13 @@ class RawReader(Reader):
 
 
 def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
-    """Copy pieces of equal length that begin anywhere.
+    """Copy pieces of equal length from any offsets.
 
-    numpy gathers from a table of rows only, and a chunked file is none: its chunks begin where there was room. torch
-    gathers from windows that overlap. As the longest integers that all offsets and the length are multiples of.
+    numpy gathers from tables of rows only, and the chunks of a file begin anywhere. torch gathers from overlapping
+    windows, here of the largest integer type that divides all offsets and the length.
 
     Args:
-        data: uint8, read-only or not.
+        data: uint8; may be read-only.
         offsets: int64, shape (n,): where each piece begins.
         out: uint8, shape (n, length), C-contiguous.
 
@@ -183,7 +182,7 @@ def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
     unit = math.gcd(8, length, int(np.bitwise_or.reduce(offsets)))
     unit = unit if unit in (8, 4, 2) and out.ctypes.data % unit == data.ctypes.data % unit == 0 else 1
     dtype = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.uint8}[unit]
-    flat = torch.from_numpy(_unlocked(data[: len(data) // unit * unit]).view(dtype))
+    flat = torch.from_numpy(_as_writable(data[: len(data) // unit * unit]).view(dtype))
     width = length // unit
     windows = torch.as_strided(flat, (len(flat) - width + 1, width), (1, 1))
     target, starts = torch.from_numpy(out.view(dtype)), torch.from_numpy(offsets // unit)
@@ -192,13 +191,13 @@ def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
         torch.index_select(windows, 0, starts[begin : begin + step], out=target[begin : begin + step])
 
 
-class _Unlocked:
-    """Read-only memory under another name: torch warns of tensors that must not be written to, and nobody does."""
+class _WritableView:
+    """Exposes read-only memory as writable: torch warns of read-only tensors, and nobody writes to this one."""
 
     def __init__(self, data: Bytes) -> None:
         self._data = data
         self.__array_interface__ = data.__array_interface__ | {"data": (data.ctypes.data, False)}
 
 
-def _unlocked(data: Bytes) -> Bytes:
-    return np.asarray(_Unlocked(data))
+def _as_writable(data: Bytes) -> Bytes:
+    return np.asarray(_WritableView(data))

@@ -1,4 +1,4 @@
-"""`Conversion`: what is made of the values of stored rows before they are delivered."""
+"""`Conversion`: turns stored values into delivered ones: column, lookup, unpacking, class check, cast."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lit_async_data.errors import FormatError
 from lit_async_data.order.permutation import Indices
 
 Array = npt.NDArray[Any]
-# Attributes by which NetCDF packs values.
+# NetCDF attributes of packed values.
 PACKING = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packing:
-    """How NetCDF packed values: ``stored · scale + offset``, and those that stand for none.
+    """How NetCDF packed values: ``stored · scale + offset``, with markers for missing values.
 
     Attributes:
         scale: Factor.
         offset: Summand.
-        missing: Stored values, in the stored type, that mean that there is none.
-        unsigned: Whether stored integers are meant without a sign.
-        dtype: Element type of what comes out.
+        missing: Markers for missing values, in the stored type.
+        unsigned: Whether signed storage holds unsigned integers.
+        dtype: Element type of unpacked values.
     """
 
     scale: float
@@ -37,42 +37,42 @@ class Packing:
 
     @classmethod
     def of(cls, dataset: h5py.Dataset, dtype: npt.DTypeLike | None = None) -> Packing:
-        """What the attributes of a dataset say; source: the NetCDF users' guide, appendix on attribute conventions.
+        """The packing that the attributes of a dataset describe (NetCDF users' guide, attribute conventions).
 
         Args:
-            dataset: Open.
-            dtype: What is to be delivered, if that was said.
+            dataset: An open dataset.
+            dtype: The element type that the user asks for, if any.
         """
         stored = dataset.dtype.newbyteorder("=")
         wide = (stored.kind in "iu" and stored.itemsize > 2) or stored == np.float64
-        wanted = np.dtype(dtype or bool)
+        requested = np.dtype(dtype or bool)
         missing = [attribute(dataset, name) for name in ("_FillValue", "missing_value") if name in dataset.attrs]
         return cls(
             scale=float(attribute(dataset, "scale_factor", 1.0)),
             offset=float(attribute(dataset, "add_offset", 0.0)),
             missing=tuple(value for value in (_as_stored(each, stored) for each in missing) if value is not None),
             unsigned=stored.kind == "i" and str(attribute(dataset, "_Unsigned", "")).lower() == "true",
-            dtype=wanted if wanted.kind == "f" else np.dtype(np.float64 if wide else np.float32),
+            dtype=requested if requested.kind == "f" else np.dtype(np.float64 if wide else np.float32),
         )
 
-    def unpacked(self, values: Array) -> Array:
-        """Values as they are meant."""
+    def unpack(self, values: Array) -> Array:
+        """The unpacked values; NaN where missing."""
         missing = np.zeros(values.shape, np.bool_)
-        for value in self.missing:  # one by one, in the stored type: several make floats of large integers
+        for value in self.missing:  # one by one, in the stored type: an array of markers could become floats
             missing |= values == value
         if self.unsigned:
             values = values.view(values.dtype.str.replace("i", "u"))
-        # In two bytes less than the result holds, no rounding shows; one more rounding in float64 would.
-        meant = values.astype(self.dtype) if (self.scale, self.offset) == (1.0, 0.0) else self._scaled(values)
-        meant[missing] = np.nan
-        return meant
+        # Stored values of two bytes less than the result need no rounding; scaling in float64 would add one.
+        unpacked = values.astype(self.dtype) if (self.scale, self.offset) == (1.0, 0.0) else self._scaled(values)
+        unpacked[missing] = np.nan
+        return unpacked
 
     def _scaled(self, values: Array) -> Array:
         return (values.astype(np.float64) * self.scale + self.offset).astype(self.dtype)
 
 
 def _as_stored(value: Any, stored: np.dtype[Any]) -> Any:
-    """A value in the stored type; None if no stored value can be equal to it. NaN stays NaN without it."""
+    """A value in the stored type; None if no stored value can equal it, as for NaN, which needs no marker."""
     given = np.asarray(value)
     with np.errstate(invalid="ignore", over="ignore"):
         if stored.kind == "i" and value > np.iinfo(stored).max:
@@ -82,29 +82,32 @@ def _as_stored(value: Any, stored: np.dtype[Any]) -> Any:
     return cast[()] if cast == value else None
 
 
-def attribute(dataset: h5py.Dataset, name: str, otherwise: Any = None) -> Any:
-    """The single value of an attribute, which NetCDF stores as an array of one."""
+def attribute(dataset: h5py.Dataset, name: str, default: Any = None) -> Any:
+    """The value of an attribute. NetCDF stores a single value as an array of one."""
     if name not in dataset.attrs:
-        return otherwise
+        return default
     value = np.asarray(dataset.attrs[name]).reshape(-1)
     if value.size != 1 or (name != "_Unsigned" and value.dtype.kind not in "iuf"):
-        raise FormatError(f"{dataset.file.filename}:{dataset.name}: its attribute {name} is {dataset.attrs[name]!r}")
-    found = value[0]
-    return found.decode() if isinstance(found, bytes) else found
+        raise FormatError(
+            f"{dataset.file.filename}:{dataset.name}: its attribute {name} is {dataset.attrs[name]!r}, not one number; "
+            "correct it, or leave out mask_and_scale"
+        )
+    single = value[0]
+    return single.decode() if isinstance(single, bytes) else single
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Conversion:
-    """From stored values to delivered ones. Immutable; safe to call from any thread.
+    """Turns stored values into delivered ones. Immutable; thread-safe.
 
     Attributes:
-        file: The file, and
-        dataset: the dataset, for messages.
-        column: Which column of each row, or None for all.
-        table: Where values are looked up, or None where they are what is wanted.
-        packing: How they are packed, or None.
-        classes: How many values there may be: 0, 1, …; None for any.
-        windowed: Whether each sample takes rows that follow each other, on axis 1 of its values.
+        file: The file, for messages.
+        dataset: The dataset, for messages.
+        column: The column of each row; None for all.
+        table: Table to look values up in; None if the values themselves are delivered.
+        packing: How values are packed; None if they are not unpacked.
+        classes: Number of classes 0, 1, …; None if values are not checked.
+        windowed: Whether a sample is a window of rows, on axis 1.
     """
 
     file: str
@@ -121,22 +124,22 @@ class Conversion:
         Args:
             values: As stored, in native byte order; shape (n, …).
             rows: The first row of each sample, for messages; int64, shape (n,).
-            dtype: Of what is to come out.
+            dtype: Element type to return.
 
         Raises:
-            FormatError: A value is outside the table or the classes, or cannot be cast; names its row.
+            FormatError: A value is outside the table or the classes, or the cast would change it; names its row.
         """
         if self.column is not None:
             values = values[..., self.column]
         if self.table is not None:
             count = len(self.table)
-            self._check((values < 0) | (values >= count), values, rows, f"is no row of a table of {count}")
+            self._check((values < 0) | (values >= count), values, rows, f"is not a row of a table of {count}")
             values = self.table[values]
         if self.packing is not None:
-            values = self.packing.unpacked(values)
+            values = self.packing.unpack(values)
         if self.classes is not None:
-            why = f"is none of its {self.classes} classes"
-            self._check((values < 0) | (values >= self.classes), values, rows, why)
+            problem = f"is not one of its {self.classes} classes"
+            self._check((values < 0) | (values >= self.classes), values, rows, problem)
         return self._cast(values, rows, dtype)
 
     def _cast(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
@@ -145,29 +148,29 @@ class Conversion:
         with np.errstate(invalid="ignore", over="ignore"):
             cast = values.astype(dtype)
             if dtype.kind in "fc":
-                self._check(np.isinf(cast) & ~np.isinf(values), values, rows, f"is beyond what {dtype} holds")
+                self._check(np.isinf(cast) & ~np.isinf(values), values, rows, f"is beyond the range of {dtype}")
             else:
-                self._check(self._changed(values, cast), values, rows, f"is nothing that {dtype} holds")
+                self._check(self._lossy(values, cast), values, rows, f"is not a value of {dtype}")
         return cast
 
     @staticmethod
-    def _changed(values: Array, cast: Array) -> Array:
-        """Where a cast to integers has not kept the value; NaN is unequal to all."""
+    def _lossy(values: Array, cast: Array) -> Array:
+        """Where a cast to integers changes a value, NaN included."""
         changed: Array = cast.astype(values.dtype) != values
         if values.dtype.kind in "iu" and cast.dtype.kind in "iu":
-            changed |= (values < 0) != (cast < 0)  # −1 as an unsigned number and back is −1 again
+            changed |= (values < 0) != (cast < 0)  # −1 survives a cast to unsigned and back
         elif cast.dtype.kind in "iu":
-            limits = np.iinfo(cast.dtype)  # out of range, the result is whatever the processor makes of it
+            limits = np.iinfo(cast.dtype)  # beyond them the result depends on the processor
             changed |= ~((values >= float(limits.min)) & (values < float(limits.max) + 1))
         return changed
 
-    def _check(self, wrong: Array, values: Array, rows: Indices, why: str) -> None:
+    def _check(self, wrong: Array, values: Array, rows: Indices, problem: str) -> None:
         if not wrong.any():
             return
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
         row = int(rows[place[0]]) + (int(place[1]) if self.windowed else 0)
         raise FormatError(
-            f"{self.file}:/{self.dataset.strip('/')}, row {row}: {values[place]} {why}; correct the file, or leave "
+            f"{self.file}:/{self.dataset.strip('/')}, row {row}: {values[place]} {problem}; correct the file, or leave "
             "such rows out with rows=",
             file=self.file,
             dataset=self.dataset,

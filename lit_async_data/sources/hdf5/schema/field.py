@@ -1,4 +1,4 @@
-"""`Field`: what of a stored dataset becomes a field of a batch, as a frozen dataclass that validates itself."""
+"""`Field`: what a batch takes from a dataset; a frozen dataclass that validates itself."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from lit_async_data.options import check_names
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """What of a dataset becomes a field of a batch. In YAML a mapping of the same names.
+    """What a batch takes from a dataset. In YAML, a mapping with the same names.
 
     Attributes:
-        name: The dataset; inside the source's ``group``, unless it begins with ``/``.
-        column: Of a dataset of two axes, the column that is wanted, counted from 0; its axis is dropped.
-        dtype: Element type to be delivered (``"float32"``). Values are cast on the device where that moves fewer
-            bytes to it, else by the workers. None: as stored.
-        window: Rows that a sample takes, relative to its own: ``(start, stop)`` are ``stop − start`` rows on an axis of
-            their own, a single number is one row without that axis. None: the sample's own row.
+        name: The dataset, relative to the source's ``group`` unless the name begins with ``/``.
+        column: A column of a dataset of two axes, counted from 0; the axis is dropped.
+        dtype: Element type to deliver, such as ``"float32"``. The device casts if that moves fewer bytes to it,
+            otherwise the workers do. None: as stored.
+        window: The rows of a sample, relative to its own row: ``(start, stop)`` gives ``stop − start`` rows on an axis
+            of their own, a single number one row without that axis. None: the sample's own row.
         classes: Names of the values 0, 1, 2, …
-        lookup: A dataset of whole numbers, one per row: the value of a row r is then ``name[lookup[r]]``, and ``name``
-            is a small table that is kept in memory.
-        mask_and_scale: Apply ``scale_factor``, ``add_offset`` and ``_FillValue`` (NaN) as NetCDF means them. Delivers
-            float32, or float64 where values are stored in more than two bytes and not as float32, unless ``dtype`` says
-            otherwise.
-        max_length: Where ``name`` is a group of ``values`` and ``offsets``: rows that each sample is padded to with
-            zeros. None: those of the longest.
+        lookup: A dataset with one integer per row. The value of row r is then ``name[lookup[r]]``, and ``name`` is a
+            small table that is kept in memory.
+        mask_and_scale: Whether to apply NetCDF's ``scale_factor``, ``add_offset`` and ``_FillValue`` (as NaN). Delivers
+            ``dtype`` if given, else float64 for float64 and integers of more than two bytes, else float32.
+        max_length: For a group of ``values`` and ``offsets``, the rows that each sample is padded to with zeros. None:
+            the length of the longest sample.
 
     Raises:
         ConfigError: A name is unknown or a value is wrong; the message begins with the name.
@@ -63,9 +62,9 @@ class Field:
             if not (isinstance(value, str) and value.strip("/")) and not (name == "lookup" and value is None):
                 raise ConfigError(f"{name}: {value!r} is not the name of a dataset")
         if self.column is not None:
-            self._set("column", _whole("column", self.column, 0))
+            self._set("column", _integer("column", self.column, 0))
         if self.max_length is not None:
-            self._set("max_length", _whole("max_length", self.max_length, 1))
+            self._set("max_length", _integer("max_length", self.max_length, 1))
         self._set("dtype", _tensor_type(self.dtype))
         self._set("window", _window(self.window))
         self._set("classes", _class_names(self.classes))
@@ -77,22 +76,22 @@ class Field:
 
     @classmethod
     def of(cls, given: str | Field | Mapping[str, Any], where: str = "") -> Field:
-        """A field from its name, from a mapping of the attributes' names, or from itself.
+        """A field from a dataset name, a mapping of attributes, or a field.
 
         Args:
             given: Any of these.
-            where: Put before the names in messages: ``"fields.x."``.
+            where: Prefix of names in messages: ``"fields.x."``.
 
         Raises:
-            ConfigError: As in the constructor.
+            ConfigError: As the constructor.
         """
         if isinstance(given, Field):
             return given
-        several: Any = given
-        if isinstance(several, list | tuple) and several and all(isinstance(name, str) for name in several):
+        listed: Any = given
+        if isinstance(listed, list | tuple) and listed and all(isinstance(name, str) for name in listed):
             raise ConfigError(
-                f"{where.rstrip('.') or 'field'}: {several!r} are several datasets, and a field is one; give each a "
-                f"key of its own, and stack them in a transform: torch.stack([batch[{several[0]!r}], …], 1)"
+                f"{where.rstrip('.') or 'field'}: {listed!r} are several datasets, and a field is one; give each a "
+                f"key of its own, and stack them in a transform: torch.stack([batch[{listed[0]!r}], …], 1)"
             )
         if not isinstance(given, str | Mapping) or not given:
             raise ConfigError(f"{where.rstrip('.') or 'field'}: {given!r} is not a dataset name, a Field or a mapping")
@@ -107,7 +106,7 @@ class Field:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first row that a sample takes, and one more than the last, relative to its own."""
+        """First row of a sample and the end, relative to its own row."""
         if isinstance(self.window, tuple):
             return self.window
         offset = self.window or 0
@@ -115,19 +114,19 @@ class Field:
 
     @property
     def rows(self) -> int | None:
-        """How many rows a sample takes on an axis of their own; None where there is no such axis."""
+        """Number of rows in a window; None if rows have no axis of their own."""
         return self.window[1] - self.window[0] if isinstance(self.window, tuple) else None
 
 
 _NO_NAME = ConfigError("name: missing; which dataset is it?")
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    if not _is_whole(value) or value < least:
+def _integer(name: str, value: Any, least: int) -> int:
+    if not _is_integer(value) or value < least:
         raise ConfigError(f"{name}: {value!r} is not a whole number from {least} on")
     return int(value)
 
@@ -136,22 +135,22 @@ def _tensor_type(given: Any) -> np.dtype[Any] | None:
     if given is None:
         return None
     try:
-        # torch.float32 says so in its name
+        # the name of a torch dtype: torch.float32
         dtype = np.dtype(str(given).removeprefix("torch.") if type(given).__module__ == "torch" else given)
     except TypeError:
         raise ConfigError(f"dtype: {given!r} is not the name of an element type, such as float32") from None
     if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
-        raise ConfigError(f"dtype: {given!r} is nothing that a tensor holds")
+        raise ConfigError(f"dtype: {given!r} is not an element type of tensors; give one such as float32")
     return dtype.newbyteorder("=")
 
 
 def _window(given: Any) -> int | tuple[int, int] | None:
     if given is None:
         return None
-    if _is_whole(given):
+    if _is_integer(given):
         return int(given)
     pair = isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2
-    if not pair or not all(map(_is_whole, given)) or given[0] >= given[1]:
+    if not pair or not all(map(_is_integer, given)) or given[0] >= given[1]:
         raise ConfigError(f"window: {given!r} is not a pair of whole numbers, the first below the second")
     return int(given[0]), int(given[1])
 

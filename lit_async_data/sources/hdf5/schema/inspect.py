@@ -1,4 +1,4 @@
-"""One dataset of one file, looked at through h5py: `StoredDataset`, all that a reader needs to know."""
+"""`StoredDataset`: one dataset of one file, as h5py describes it, with all that a reader needs to know."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ import numpy as np
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.storage.codecs import filters_of
-from lit_async_data.sources.hdf5.storage.failures import FOREIGN, retried
-from lit_async_data.sources.hdf5.storage.identity import Others, other_files
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once
 from lit_async_data.sources.hdf5.storage.index import (
-    MISSING,
+    NOT_INSTALLED,
     ChunkIndex,
-    check_refused,
+    check_unindexed,
+    has_numpy_layout,
     in_one_file,
     index_of,
-    lies_as_numpy,
-    refusal,
+    unsupported_reason,
 )
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 log = logging.getLogger(__name__)
 
-# Values at either end that are read both ways before an offset is believed.
-PROVED = 512
-# Names shown when one was not found.
+# Values at either end of a dataset that are read both ways to verify its offset.
+PROBED_VALUES = 512
+# Names that an error message lists when a dataset is missing.
 NAMES_SHOWN = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredDataset:
-    """One field of one file.
+    """One dataset of one file.
 
     Attributes:
         path: The file.
         name: The dataset in it.
         shape: As stored.
-        dtype: As stored, byte order included.
-        axis: Which stored axis counts the samples.
-        spec: The field as it is delivered.
-        offset: Byte of the file at which the raw values begin, if they lie there in one piece; else None.
-        chunk_rows: Samples that lie in one chunk; 1 if it is not chunked.
-        filtered: Whether chunks can only be decoded as a whole.
-        index: Where its chunks lie, if they may be read without libhdf5; else None.
-        others: Other files that values lie in.
-        slow: Why h5py must read it, one thread at a time; None where it need not.
+        dtype: As stored, with byte order.
+        axis: The stored axis that counts samples.
+        spec: The field as delivered.
+        offset: Offset in the file of the raw values, if they are contiguous; else None.
+        chunk_rows: Samples per chunk; 1 if the dataset is not chunked.
+        filtered: Whether its chunks have filters, so that each must be decoded as a whole.
+        index: Its chunk index, if chunks may be read without libhdf5; else None.
+        external: Other files that hold its values.
+        slow: Why h5py must read it, one thread at a time; None if it need not.
     """
 
     path: str
@@ -67,17 +67,17 @@ class StoredDataset:
     chunk_rows: int
     filtered: bool
     index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
-    others: Others = ()
+    external: ExternalFiles = ()
     slow: str | None = None
 
     @property
     def rows(self) -> int:
-        """Samples in it."""
+        """Number of samples."""
         return self.shape[self.axis]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its values."""
+        """Bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -87,31 +87,31 @@ class StoredDataset:
 def inspect_dataset(
     file: h5py.File, path: str, name: str, layout: str | None, *, cache: IndexCache, allow_external: bool
 ) -> StoredDataset:
-    """Look at one dataset and check that it can be a field.
+    """Inspect one dataset and check that it can be a field.
 
     Args:
-        file: The file, open.
+        file: The open file.
         path: Its path, for messages.
         name: Name of the dataset.
-        layout: The letters of its axes, or None where the first counts the samples.
-        cache: Where the index of its chunks is kept.
-        allow_external: Whether its values may lie in other files.
+        layout: Letters of its axes; None if the first counts samples.
+        cache: Keeps the index of its chunks.
+        allow_external: Whether other files may hold its values.
 
     Raises:
-        MissingError: There is no such dataset; near names are suggested.
-        FormatError: It is a group, holds no numbers, or no samples, or nothing here decodes it.
+        MissingError: The dataset does not exist; similar names are suggested.
+        FormatError: It is a group, holds no numbers or no samples, or cannot be decoded.
         CorruptError: It is damaged.
         ConfigError: ``layout`` does not fit it.
     """
-    dataset = opened_dataset(file, path, name)
-    where: dict[str, Any] = {"file": path, "dataset": name}
-    full = f"{path}:/{name.strip('/')}"
-    others = other_files(dataset, file, name, allowed=allow_external)
-    _check_values(dataset, full, where)
+    dataset = open_dataset(file, path, name)
+    context: dict[str, Any] = {"file": path, "dataset": name}
+    where = f"{path}:/{name.strip('/')}"
+    external = external_files(dataset, file, name, allowed=allow_external)
+    _check_values(dataset, where, context)
     shape = tuple(int(n) for n in dataset.shape)
-    axis, channel = axes(layout, shape, full)
+    axis, channel = axes(layout, shape, where)
     if shape[axis] == 0 or math.prod(shape) == 0:
-        raise FormatError(f"{full} has shape {shape}: there are no samples in it", **where)
+        raise FormatError(f"{where}: has shape {shape}, so it holds no samples; leave this file out", **context)
     stored = [n for position, n in enumerate(shape) if position != axis]
     if channel is not None:
         stored.insert(0, stored.pop(channel))
@@ -119,8 +119,8 @@ def inspect_dataset(
     if not stored and dtype.kind in "iu":
         dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
-    offset = None if others else _raw_offset(dataset)
-    index, slow = (None, "its values lie in other files") if others else _index(dataset, cache, full, where)
+    offset = None if external else _raw_offset(dataset)
+    index, slow = (None, "other files hold its values") if external else _index(dataset, cache, where, context)
     return StoredDataset(
         path=path,
         name=name,
@@ -132,13 +132,13 @@ def inspect_dataset(
         chunk_rows=min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1,
         filtered=filtered,
         index=index,
-        others=others,
+        external=external,
         slow=slow if offset is None and index is None else None,
     )
 
 
 def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, int | None]:
-    """The axis that counts samples, and which of the others holds the channels.
+    """The axis that counts samples, and the axis of channels among the others.
 
     Args:
         layout: One letter per stored axis, N for samples and C for channels; None for samples first.
@@ -172,8 +172,8 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, i
     return layout.index("N"), rest.index("C") if "C" in rest else None
 
 
-def opened_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
-    """A dataset of a file that is open.
+def open_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
+    """A dataset of an open file.
 
     Args:
         file: The file.
@@ -181,55 +181,61 @@ def opened_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
         name: Name of the dataset.
 
     Raises:
-        MissingError: There is none of this name, or a link leads nowhere; near names are suggested.
-        FormatError: It is something else.
-        CorruptError: It is there, but libhdf5 cannot open it.
+        MissingError: No dataset has this name, or a link is broken; similar names are suggested.
+        FormatError: It is not a dataset.
+        CorruptError: It exists, but libhdf5 cannot open it.
     """
-    full = f"{path}:/{name.strip('/')}"
-    where: dict[str, Any] = {"file": path, "dataset": name}
+    where = f"{path}:/{name.strip('/')}"
+    context: dict[str, Any] = {"file": path, "dataset": name}
     try:
-        found = file[name]
+        node = file[name]
     except KeyError as error:
         raise _not_found(file, path, name, error) from error
     except RuntimeError as error:
         if "too many links" not in str(error):
             raise
-        raise FormatError(f"{full} cannot be opened, since its links lead in a circle: {error}", **where) from error
-    if isinstance(found, h5py.Group):
-        raise FormatError(f"{full} is a group, not a dataset; {_names_in(found)}", **where)
-    if not isinstance(found, h5py.Dataset):
-        raise FormatError(f"{full} is a {type(found).__name__}, not a dataset", **where)
-    return found
+        raise FormatError(
+            f"{where}: cannot be opened, since its links lead in a circle: {error}; correct them", **context
+        ) from error
+    if isinstance(node, h5py.Group):
+        raise FormatError(f"{where}: is a group, not a dataset; {_names_in(node)}", **context)
+    if not isinstance(node, h5py.Dataset):
+        raise FormatError(f"{where}: is a {type(node).__name__}, not a dataset; give a dataset", **context)
+    return node
 
 
 def _not_found(file: h5py.File, path: str, name: str, error: KeyError) -> SourceError:
-    """Why h5py does not find a dataset: there is no link of this name, its link leads nowhere, or it is damaged."""
-    full = f"{path}:/{name.strip('/')}"
-    where: dict[str, Any] = {"file": path, "dataset": name}
+    """Why h5py does not find a dataset: no link has this name, the link is broken, or the dataset is damaged."""
+    where = f"{path}:/{name.strip('/')}"
+    context: dict[str, Any] = {"file": path, "dataset": name}
     try:
         link = file.get(name, getlink=True)
     except TypeError:
-        return FormatError(f"{full} is a link of a kind that h5py cannot follow; give the dataset it leads to", **where)
+        return FormatError(
+            f"{where}: is a link of a kind that h5py cannot follow; give the dataset it leads to", **context
+        )
     if link is None:
-        return MissingError(f"{path} has no dataset {name!r}{_instead(file, name)}", **where)
+        return MissingError(f"{path}: has no dataset {name!r}{_suggestion(file, name)}", **context)
     if isinstance(link, h5py.ExternalLink):
-        to = f"{link.path} of {link.filename}"
-        return MissingError(f"{full} is a link to {to}, which is not there: {_text(error)}", **where)
+        target = f"{link.path} of {link.filename}"
+        return MissingError(
+            f"{where}: is a broken link to {target}: {_text(error)}; restore it, or correct the link", **context
+        )
     if isinstance(link, h5py.SoftLink):
         target = posixpath.join(posixpath.dirname(f"/{name.strip('/')}"), link.path)
         if not isinstance(file.get(target, getlink=True), h5py.HardLink):
-            return MissingError(f"{full} is a link to {link.path}, which is not there", **where)
+            return MissingError(f"{where}: is a broken link to {link.path}; restore it, or correct the link", **context)
     return CorruptError(
-        f"{full} is in the file, but cannot be opened: {_text(error)}; the file is damaged: restore it", **where
+        f"{where}: is in the file, but cannot be opened: {_text(error)}; the file is damaged: restore it", **context
     )
 
 
 def _text(error: KeyError) -> str:
-    return str(error.args[0]) if error.args else "no reason is given"  # the text of a KeyError is quoted
+    return str(error.args[0]) if error.args else "no reason given"  # str() of a KeyError is quoted
 
 
-def _instead(file: h5py.File, name: str) -> str:
-    """What may have been meant by a dataset that is not there."""
+def _suggestion(file: h5py.File, name: str) -> str:
+    """What the user may have meant by the name of a missing dataset."""
     above, _, last = name.strip("/").rpartition("/")
     holder: Any = file.get(above) if above else file
     if isinstance(holder, h5py.Group | h5py.Dataset) and last in holder.attrs:
@@ -249,27 +255,27 @@ def _names_in(group: h5py.Group) -> str:
     what = "the file" if group.name == "/" else group.name
     try:
         names = _names_of(group)
-    except FOREIGN as error:
+    except LIBRARY_ERRORS as error:
         return f"the names in {what} cannot be listed: {error}"
     shown = ", ".join(names[:NAMES_SHOWN]) + (f", … ({len(names)} in all)" if len(names) > NAMES_SHOWN else "")
     return f"{what} holds: {shown or 'nothing'}"
 
 
 def _names_of(group: h5py.Group) -> list[str]:
-    """The names in a group; h5py gives those that are no UTF-8 as bytes."""
+    """The names in a group. h5py returns names that are not UTF-8 as bytes."""
     names: list[Any] = list(group)
     return [each.decode(errors="backslashreplace") if isinstance(each, bytes) else each for each in names]
 
 
-def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> None:
+def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
     if not dataset.shape:
         what = "no value" if dataset.shape is None else "a single value"
-        raise FormatError(f"{full} holds {what}: a field has one per sample", **where)
+        raise FormatError(f"{where}: holds {what}; give a dataset with one value per sample", **context)
     try:
         dtype = dataset.dtype
-    except FOREIGN as error:
+    except LIBRARY_ERRORS as error:
         raise FormatError(
-            f"{full} holds values of a type that numpy has not: {error}; store it as another type", **where
+            f"{where}: holds values of a type that numpy lacks: {error}; store it as another type", **context
         ) from error
     refusals = {
         "text; store class numbers, and give their names as Field(classes=[…])": bool(h5py.check_string_dtype(dtype))
@@ -281,66 +287,67 @@ def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> No
     }
     for reason, applies in refusals.items():
         if applies:
-            raise FormatError(f"{full} holds {reason}", **where)
+            raise FormatError(f"{where}: holds {reason}", **context)
     if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES or dtype.subdtype:
-        raise FormatError(f"{full} holds {dtype}, which no tensor can hold; store it as another type", **where)
+        raise FormatError(f"{where}: holds {dtype}, which no tensor can hold; store it as another type", **context)
     if h5py.h5t.find(dataset.id.get_type(), h5py.h5t.py_create(dtype)) is None:
-        raise FormatError(f"{full} holds values that libhdf5 cannot make {dtype} of; store it as another type", **where)
+        raise FormatError(
+            f"{where}: holds values that libhdf5 cannot convert to {dtype}; store it as another type", **context
+        )
 
 
 def _raw_offset(dataset: h5py.Dataset) -> int | None:
-    """Where the raw values lie in the file, if they do so in one piece and as numpy would have them."""
+    """Offset of the values in the file, if they are contiguous and have the layout of numpy."""
     offset = dataset.id.get_offset()
-    if offset is None or dataset.chunks is not None or not in_one_file(dataset) or not lies_as_numpy(dataset):
+    if offset is None or dataset.chunks is not None or not in_one_file(dataset) or not has_numpy_layout(dataset):
         return None
-    # A last proof that the offset means what it seems to: the first and the last values, read both ways.
-    values = min(dataset.shape[-1], PROVED)
+    # Verify the offset: read the first and the last values both ways.
+    values = min(dataset.shape[-1], PROBED_VALUES)
     length = values * dataset.dtype.itemsize
     last = offset + math.prod(dataset.shape) * dataset.dtype.itemsize - length
     ends = ((0, slice(0, values), offset), (-1, slice(dataset.shape[-1] - values, None), last))
     handle = dataset.file.id.get_vfd_handle()
-    for corner, some, at in ends:
-        line = retried(functools.partial(dataset.__getitem__, (*(corner,) * (dataset.ndim - 1), some)))
-        found = retried(functools.partial(os.pread, handle, length, at))
-        if found != line.astype(dataset.dtype, copy=False).tobytes():
+    for corner, span, at in ends:
+        line = retry_once(functools.partial(dataset.__getitem__, (*(corner,) * (dataset.ndim - 1), span)))
+        stored = retry_once(functools.partial(os.pread, handle, length, at))
+        if stored != line.astype(dataset.dtype, copy=False).tobytes():
             return None
     return int(offset)
 
 
 def _index(
-    dataset: h5py.Dataset, cache: IndexCache, full: str, where: dict[str, Any]
+    dataset: h5py.Dataset, cache: IndexCache, where: str, context: dict[str, Any]
 ) -> tuple[ChunkIndex | None, str | None]:
-    """The index of a dataset, or None and why, if h5py must read it, and can."""
-    reason = refusal(dataset)
+    """The index of a dataset; or None and the reason why h5py must read it."""
+    reason = unsupported_reason(dataset)
     if reason is not None:
-        check_refused(dataset)
+        check_unindexed(dataset)
     index = None if reason else index_of(dataset, cache)
     if index is not None:
         return index, None
-    _check_filters(dataset, full, where, missing=reason == MISSING)
-    # Of a missing codec more has been said already.
-    return None, None if reason == MISSING else reason or "its chunks are not where, or what, its index says"
+    _check_filters(dataset, where, context, missing=reason == NOT_INSTALLED)
+    # `_check_filters` has already warned of a missing codec.
+    return None, None if reason == NOT_INSTALLED else reason or "its chunks do not match its index"
 
 
-def _check_filters(dataset: h5py.Dataset, full: str, where: dict[str, Any], *, missing: bool) -> None:
-    """Make sure that h5py has what it needs to decode a dataset; a word on what would make that fast."""
+def _check_filters(dataset: h5py.Dataset, where: str, context: dict[str, Any], *, missing: bool) -> None:
+    """Check that h5py can decode a dataset. Warns if an installation would make that faster."""
     properties = dataset.id.get_create_plist()
-    for place, which in enumerate(filters_of(dataset)):
-        codec = which.codec if missing else None
+    for place, each in enumerate(filters_of(dataset)):
+        codec = each.codec if missing else None
         name = properties.get_filter(place)[3].decode(errors="replace").partition(";")[0] or "without a name"
         install = "pip install hdf5plugin, and import hdf5plugin before the source is built"
         if codec is not None:
             name, install = codec.name, f"pip install 'lit-async-data[{codec.extra}]'"
-        if not h5py.h5z.filter_avail(which.number):
+        if not h5py.h5z.filter_avail(each.number):
             raise FormatError(
-                f"{full} went through the HDF5 filter {name} ({which.number}), which nothing here undoes; {install}",
-                **where,
+                f"{where}: cannot be decoded, for want of the HDF5 filter {name} ({each.number}); {install}", **context
             )
         if codec is not None and codec.missing:
-            _say_slow(name, install)
+            _warn_slow_filter(name, install)
 
 
 @functools.cache
-def _say_slow(name: str, install: str) -> None:
-    """Once: there may be a thousand such files."""
+def _warn_slow_filter(name: str, install: str) -> None:
+    """Warns once per filter: there may be a thousand such files."""
     log.warning("%s is decoded by h5py, one chunk at a time; %s makes it fast", name, install)

@@ -9,26 +9,26 @@ import h5py
 import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, opened_dataset
-from lit_async_data.sources.hdf5.storage.failures import FOREIGN
-from lit_async_data.sources.hdf5.storage.identity import other_files
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, open_dataset
+from lit_async_data.sources.hdf5.storage.external_files import external_files
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
-#: Values that are looked up, by name, column and axis.
+#: Lookup tables by dataset name, column and axis.
 Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenGroup:
-    """A group of a file that is open, to look at fields in.
+    """A group of an open file.
 
     Attributes:
         file: The file.
         path: Its path, for messages.
-        group: The group; ``"/"`` for the root.
-        cache: Where indices of chunks are kept.
-        allow_external: Whether values may lie in other files.
-        tables: Values that are looked up, as far as they have been read.
+        group: Name of the group; ``"/"`` for the root.
+        cache: Keeps indexes of chunks.
+        allow_external: Whether other files may hold values.
+        tables: Lookup tables that have been read so far.
     """
 
     file: h5py.File
@@ -43,30 +43,30 @@ class OpenGroup:
         return given if given.startswith("/") or self.group == "/" else f"{self.group.strip('/')}/{given}"
 
     def node(self, name: str) -> Any:
-        """What has this name, if that can be said; `inspect_dataset` says what is wrong with it."""
+        """The object with this name, or None. `inspect_dataset` says what is wrong with a missing one."""
         try:
             return self.file.get(name)
-        except FOREIGN:
+        except LIBRARY_ERRORS:
             return None
 
     def whole(self, name: str, what: str) -> h5py.Dataset:
-        """A dataset that is read as a whole, beside the fields; in other files only where they are allowed.
+        """A dataset that is read as a whole.
 
         Args:
-            name: Of the dataset, as given.
-            what: What it is for, for messages.
+            name: Name of the dataset.
+            what: Prefix of messages: ``"rows: "``.
 
         Raises:
-            MissingError: There is no such dataset.
-            FormatError: It is no dataset, or its values lie in another file, which is not allowed.
+            MissingError: The dataset does not exist.
+            FormatError: It is not a dataset, or another file holds its values, which is not allowed.
             CorruptError: It is damaged.
         """
         name = self.name(name)
         try:
-            dataset = opened_dataset(self.file, self.path, name)
+            dataset = open_dataset(self.file, self.path, name)
         except SourceError as error:
             raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
-        other_files(dataset, self.file, name, allowed=self.allow_external)
+        external_files(dataset, self.file, name, allowed=self.allow_external)
         return dataset
 
     def inspect_dataset(self, name: str, layout: str | None = None) -> StoredDataset:

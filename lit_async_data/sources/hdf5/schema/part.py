@@ -1,4 +1,4 @@
-"""One part of a source: a file, or a group in it. Its fields fit each other, and those of other parts."""
+"""`StoredPart`: one part of a source, which is a file or a group in it; and checks that parts fit together."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
 from lit_async_data.sources.hdf5.schema.selection import chosen_groups
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField, inspect_field
-from lit_async_data.sources.hdf5.schema.window_starts import WindowStarts, room
-from lit_async_data.sources.hdf5.storage.failures import as_source_errors, opened
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity, Others
+from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts, anchor_range
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
-    """What is wanted of each part.
+class PartRequest:
+    """What the user asks of each part.
 
     Attributes:
         fields: By batch key.
-        layouts: Letters of the axes of their datasets, for those that have any.
+        layouts: Letters of the axes, by batch key, where given.
         group: A group, or a pattern of groups.
-        rows: Name of a dataset that holds the rows that are wanted, or None.
+        rows: Name of a dataset with row numbers or a mask, or None.
         stride: Rows from one sample to the next.
-        allow_external: Whether values may lie in other files.
+        allow_external: Whether other files may hold values.
     """
 
     fields: Mapping[str, Field]
@@ -51,13 +53,13 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredPart:
-    """One part.
+    """One part of a source.
 
     Attributes:
         path: The file.
-        group: The group in it; ``"/"`` for its root.
+        group: The group in it; ``"/"`` for the root.
         fields: By batch key.
-        anchors: The rows of its samples.
+        anchors: The row of each sample.
     """
 
     path: str
@@ -67,51 +69,67 @@ class StoredPart:
 
     @property
     def rows(self) -> int:
-        """Rows of each of its fields."""
+        """Number of rows of every field."""
         return next(iter(self.fields.values())).stored.rows
 
     @property
-    def others(self) -> Others:
-        """Other files that values lie in."""
-        return tuple(other for field in self.fields.values() for other in field.stored.others)
+    def external(self) -> ExternalFiles:
+        """Other files that hold values."""
+        return tuple(file for field in self.fields.values() for file in field.stored.external)
 
     @property
     def overlap(self) -> int:
-        """How many samples behind one share rows with it."""
+        """How many of the samples after it share rows with a sample."""
         spans = [field.span for field in self.fields.values()]
         return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
 
+    def dataset_key(self, stored: StoredDataset) -> str:
+        """Names a dataset across groups. With its sample axis, since two fields may have different layouts of it."""
+        return f"{stored.name.strip('/').removeprefix(self.group.strip('/') + '/')} {stored.axis}"
+
+    def spans(self) -> dict[str, Span | None]:
+        """The rows read around an anchor, by `dataset_key`; None for datasets of elements rather than rows."""
+        spans: dict[str, Span | None] = {}
+        for field in self.fields.values():
+            if isinstance(field.stored, StoredRanges):
+                spans |= dict.fromkeys(map(self.dataset_key, field.datasets), None)
+                continue
+            key = self.dataset_key(field.stored)
+            begin, end = spans.get(key) or field.span
+            spans[key] = min(begin, field.span[0]), max(end, field.span[1])
+        return spans
+
     def sample(self, dataset: str | None, row: int, among: Indices) -> int | None:
-        """The first of these samples that takes a row of a dataset, or an element; None if none does."""
+        """The first of these samples that reads a row (or an element) of a dataset; None if none does."""
         anchors = self.anchors.rows(among)
         for field in self.fields.values():
             first, last = field.extent(anchors)
             if isinstance(field.stored, StoredRanges) and dataset == field.stored.name:
-                first = last = anchors  # the row of a sparse matrix itself
+                first = last = anchors  # rows of the sparse matrix itself
             elif dataset not in [each.name for each in field.datasets]:
                 continue
-            takes = (first <= row) & (row <= last)
-            if takes.any():
-                return int(among[takes.argmax()])
+            reads = (first <= row) & (row <= last)
+            if reads.any():
+                return int(among[reads.argmax()])
         return None
 
     def column(self, name: str, *, allow_external: bool) -> npt.NDArray[Any]:
-        """The values of a dataset of one axis at the rows of all samples; text as text.
+        """The value of a dataset with one axis at the row of every sample. Text stays text.
 
         Args:
-            name: Of the dataset.
-            allow_external: Whether its values may lie in other files.
+            name: Name of the dataset.
+            allow_external: Whether another file may hold its values.
 
         Raises:
-            MissingError: There is no such dataset.
-            FormatError: It has not one value for each row, or lies elsewhere.
+            MissingError: The dataset does not exist.
+            FormatError: It does not have one value per row, or another file holds it.
         """
-        full = f"{self.path}:/{name.strip('/')}"
-        with as_source_errors(full, "cannot be read", file=self.path, dataset=name), opened(self.path) as file:
+        where = f"{self.path}:/{name.strip('/')}"
+        with as_source_errors(where, "cannot be read", file=self.path, dataset=name), open_h5py(self.path) as file:
             dataset = OpenGroup(file, self.path, self.group, IndexCache(False), allow_external).whole(name, "")
             if dataset.shape != (self.rows,):
                 raise FormatError(
-                    f"{self.path}:{dataset.name} has the shape {dataset.shape}; it must have one value for each of the "
+                    f"{self.path}:{dataset.name}: has shape {dataset.shape}; it must have one value for each of the "
                     f"{self.rows} rows",
                     file=self.path,
                     dataset=name,
@@ -124,78 +142,78 @@ class StoredPart:
         return self.path if self.group == "/" else f"{self.path}:/{self.group}"
 
     def at(self, rows: Indices) -> StoredPart:
-        """This part with other samples: those at these rows.
+        """A copy of this part with samples at other rows.
 
         Raises:
-            ConfigError: The window of one does not lie inside the part; names its row.
+            ConfigError: A window would leave the part; names the row.
         """
-        first, last = room(self.rows, [field.span for field in self.fields.values()])
+        first, last = anchor_range(self.rows, [field.span for field in self.fields.values()])
         wrong = (rows < first) | (rows > last)
         if wrong.any():
             row = int(rows[wrong.argmax()])
-            span = "" if first == 0 and last == self.rows - 1 else f", for windows that lie inside it {first} to {last}"
-            raise ConfigError(f"rows: {row} is none of the {self.rows} rows of {self}{span}")
+            span = "" if first == 0 and last == self.rows - 1 else f"; windows inside it need rows {first} to {last}"
+            raise ConfigError(f"rows: {row} is not one of the {self.rows} rows of {self}{span}")
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 
-def inspect_file(path: str, wanted: Wanted, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
-    """Look at the parts of one file.
+def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
+    """Inspect the parts of one file.
 
     Args:
         path: The file.
-        wanted: What is wanted of it.
-        cache: Where indices of chunks are kept.
+        request: What the user asks of each part.
+        cache: Keeps indexes of chunks.
 
     Raises:
-        MissingError: A file, group or dataset is not there.
+        MissingError: A file, group or dataset does not exist.
         FormatError: The file is not HDF5, or a dataset cannot be a field.
         CorruptError: It is damaged.
-        SourceError: The system does not let it be read; says what to do.
-        ConfigError: What is wanted does not fit.
+        SourceError: The system refuses to read it; the message says what to do.
+        ConfigError: The request does not fit the file.
     """
-    with as_source_errors(path, "cannot be read", file=path), opened(path) as file:
+    with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.stat(path))
         tables: Tables = {}
-        groups = chosen_groups(file, path, wanted.group)
+        groups = chosen_groups(file, path, request.group)
         return identity, [
-            _inspect_part(OpenGroup(file, path, group, cache, wanted.allow_external, tables), wanted)
+            _inspect_part(OpenGroup(file, path, group, cache, request.allow_external, tables), request)
             for group in groups
         ]
 
 
-def _inspect_part(within: OpenGroup, wanted: Wanted) -> StoredPart:
-    path = within.path
+def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
+    path = group.path
     fields: dict[str, StoredField] = {}
-    for key, field in wanted.fields.items():
-        name = within.name(field.name)
-        full = f"{path}:/{name.strip('/')}"
-        with as_source_errors(full, "cannot be read", file=path, dataset=name):
-            found = inspect_field(within, key, field, wanted.layouts.get(key))
-        twice = set(found) & (set(fields) | set(wanted.fields) - {key})
+    for key, field in request.fields.items():
+        name = group.name(field.name)
+        where = f"{path}:/{name.strip('/')}"
+        with as_source_errors(where, "cannot be read", file=path, dataset=name):
+            inspected = inspect_field(group, key, field, request.layouts.get(key))
+        twice = set(inspected) & (set(fields) | set(request.fields) - {key})
         if twice:
-            raise ConfigError(f"fields: {twice.pop()} is the key of the lengths of {key}; give that field another one")
-        fields |= found
+            raise ConfigError(f"fields: {twice.pop()} is the key of the lengths of {key}; give that field another key")
+        fields |= inspected
     lengths = {field.stored: field.stored.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
-        raise FormatError(f"{path}: the fields are of different lengths: {said}; {_advice(fields)}", file=path)
+        listed = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
+        raise FormatError(f"{path}: the fields have different lengths: {listed}; {_advice(fields)}", file=path)
     spans = [field.span for field in fields.values()]
     rows = next(iter(lengths.values()))
-    part = StoredPart(path, within.group, fields, WindowStarts.within(rows, spans, wanted.stride))
-    if wanted.rows is not None:
-        dataset = within.whole(wanted.rows, "rows: ")
+    part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride))
+    if request.rows is not None:
+        dataset = group.whole(request.rows, "rows: ")
         return part.at(row_numbers(dataset[...], part.rows, f"{path}:{dataset.name}"))
     return part
 
 
 def _advice(fields: Mapping[str, StoredField]) -> str:
-    """What may be meant where fields are of different lengths: another axis, or rows that are looked up."""
+    """What the user may mean by fields of different lengths: another sample axis, or a lookup."""
     longest = max(field.stored.rows for field in fields.values())
     key = min(fields, key=lambda key: fields[key].stored.rows)
     name = fields[key].stored.name
-    asked = [_other_axis(key, field, fields) for key, field in fields.items()]
+    questions = [_other_axis(key, field, fields) for key, field in fields.items()]
     return (
-        next(filter(None, asked), "")
+        next(filter(None, questions), "")
         + f"a sample takes the same row of each, or a window around it, and rows= chooses among these rows. If one row "
         f"of {name} belongs to several of the {longest}, store its row number for each of them in a dataset, and write "
         f"fields={{{key!r}: Field({name!r}, lookup=NAME)}} with the name of that dataset; {name} is then kept in memory"
@@ -203,7 +221,7 @@ def _advice(fields: Mapping[str, StoredField]) -> str:
 
 
 def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField]) -> str:
-    """A question, if an axis of a field has as many rows as another field; else nothing."""
+    """A question, if another axis of a field is as long as another field; else empty."""
     others = {each.stored.rows for each in fields.values()} - {field.stored.rows}
     shape = field.values.shape
     axes = [axis for axis, n in enumerate(shape) if n in others]
@@ -220,48 +238,51 @@ def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField])
 
 
 def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:
-    """Numbers of rows from numbers, or from a mask.
+    """Row numbers from row numbers or from a mask.
 
     Args:
-        given: Whole numbers of any count, or truth values, one for each row; of one axis.
-        rows: How many rows there are.
+        given: Integers of any number, or one boolean per row; one axis.
+        rows: Number of rows.
         where: What holds them, for messages.
 
     Raises:
-        ConfigError: They are neither, or there are none.
+        ConfigError: They are neither, or choose no row.
     """
-    found: npt.NDArray[Any] = np.asarray(given)
-    if found.ndim != 1 or not found.size or found.dtype.kind not in "iub":
-        kind = f"{found.dtype}, shape {found.shape}"
+    numbers: npt.NDArray[Any] = np.asarray(given)
+    if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iub":
+        kind = f"{numbers.dtype}, shape {numbers.shape}"
         raise ConfigError(f"rows: {where} holds neither row numbers nor a mask, but {kind}")
-    if found.dtype.kind == "b":
-        if len(found) != rows:
-            raise ConfigError(f"rows: {where} is a mask of {len(found)} values, and there are {rows} rows")
-        found = np.flatnonzero(found)
-        if not found.size:
+    if numbers.dtype.kind == "b":
+        if len(numbers) != rows:
+            raise ConfigError(f"rows: {where} is a mask of {len(numbers)} values, but there are {rows} rows")
+        numbers = np.flatnonzero(numbers)
+        if not numbers.size:
             raise ConfigError(f"rows: {where} is a mask that chooses no row")
-    return found.astype(np.int64)
+    return numbers.astype(np.int64)
 
 
-def warn_of(part: StoredPart) -> None:
-    """Say of the datasets of a part why they are slow, and what seems to be meant otherwise than it is delivered."""
+def log_warnings(part: StoredPart) -> None:
+    """Warn of datasets that are slow to read, and of packed values that are delivered as stored."""
     slow = {str(field.values): field.values.slow for field in part.fields.values() if field.values.slow}
     for name, reason in slow.items():
-        log.warning("%s is read by h5py, one thread at a time: %s", name, reason)
+        log.warning("%s: is read by h5py, one thread at a time: %s", name, reason)
     packed = {str(field.stored): field.packed for field in part.fields.values() if field.packed}
     for name, attributes in packed.items():
-        said = ", ".join(attributes)
-        log.warning("%s has %s: values come as stored; Field(mask_and_scale=True) applies it", name, said)
+        listed = ", ".join(attributes)
+        log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)
 
 
-def check_same(part: StoredPart, first: StoredPart) -> None:
-    """Make sure that the samples of a part are like those of the first.
+def check_compatible(part: StoredPart, first: StoredPart) -> None:
+    """Check that a part has the fields of the first part, with the same shapes, dtypes and classes.
 
     Raises:
-        FormatError: They are not; names both.
+        FormatError: It does not; names both parts.
     """
     if list(part.fields) != list(first.fields):
-        raise FormatError(f"{part} has the fields {', '.join(part.fields)}, and {first} {', '.join(first.fields)}")
+        raise FormatError(
+            f"{part}: has the fields {', '.join(part.fields)}, but {first} has {', '.join(first.fields)}; "
+            "parts of one source must agree"
+        )
     for key, field in part.fields.items():
         mine, other = field.spec, first.fields[key].spec
         if mine == other:
@@ -270,7 +291,7 @@ def check_same(part: StoredPart, first: StoredPart) -> None:
         if one == two:
             one, two = (f"{one} of {each.classes or 'no classes'}" for each in (mine, other))
         raise FormatError(
-            f"{field.stored} has samples of {one}, but in {first} they are {two}; "
+            f"{field.stored}: has samples of {one}, but in {first} they are {two}; "
             f"{'parts' if part.group != '/' else 'files'} of one source must agree",
             file=part.path,
             dataset=field.stored.name,

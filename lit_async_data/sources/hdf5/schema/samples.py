@@ -1,4 +1,4 @@
-"""Which samples a source has, over all of its parts: those at every so many rows, or those that were chosen."""
+"""The samples of a source over all of its parts: at a stride, or at chosen rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 
 log = logging.getLogger(__name__)
 
-# Parts that are named in a message.
+# Parts that a message lists.
 NAMED = 5
 
 
 def check_distinct(files: Mapping[str, FileIdentity]) -> None:
-    """Make sure that no two paths lead to one file.
+    """Check that no two paths lead to the same file.
 
     Raises:
         ConfigError: Two do, through a link; names both.
@@ -31,14 +31,16 @@ def check_distinct(files: Mapping[str, FileIdentity]) -> None:
     for path, identity in files.items():
         other = seen.setdefault((identity.device, identity.inode), path)
         if other != path:
-            raise ConfigError(f"path: {other} and {path} are the same file; its samples would count double")
+            raise ConfigError(
+                f"path: {other} and {path} are the same file, whose samples would count twice; give one of them"
+            )
 
 
 def checked_stride(stride: Any, rows: object) -> int:
-    """The stride that was given, or 1.
+    """The stride, by default 1.
 
     Raises:
-        ConfigError: It is no whole number from 1 on, or rows were chosen too.
+        ConfigError: It is not a positive integer, or rows are given too.
     """
     if stride is None:
         return 1
@@ -46,30 +48,30 @@ def checked_stride(stride: Any, rows: object) -> int:
     if not whole or stride < 1:
         raise ConfigError(f"stride: {stride!r} is not a whole number from 1 on")
     if rows is not None:
-        raise ConfigError("stride: not together with rows, which say where samples lie; give one of the two")
+        raise ConfigError("stride: cannot be combined with rows, which already place the samples; give one of the two")
     return int(stride)
 
 
-def chosen_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list[StoredPart]:
-    """Parts with the samples at chosen rows.
+def select_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list[StoredPart]:
+    """The parts, with samples at chosen rows.
 
     Args:
-        parts: All of them.
-        rows: Numbers or a mask, over the rows of all parts.
+        parts: All parts.
+        rows: Row numbers or a mask, over the rows of all parts.
 
     Raises:
-        ConfigError: A number is not one of a row, or they do not go through the parts in their order.
+        ConfigError: A row does not exist, or the rows go back to an earlier part.
     """
     starts = np.cumsum([0, *(part.rows for part in parts)])
     chosen = row_numbers(np.asarray(rows), int(starts[-1]))
     wrong = (chosen < 0) | (chosen >= starts[-1])
     if wrong.any():
-        raise ConfigError(f"rows: {chosen[wrong.argmax()]} is none of the {starts[-1]} rows there are")
+        raise ConfigError(f"rows: {chosen[wrong.argmax()]} is not one of the {starts[-1]} rows of all parts")
     which = np.searchsorted(starts, chosen, side="right") - 1
     if (np.diff(which) < 0).any():
         raise ConfigError(
-            "rows: they go back to a part that others came after; sort them, or choose samples of the whole source in "
-            "any order: SubsetSource(source, samples)"
+            "rows: they go back to an earlier part; sort them, or choose samples of the whole source in any order: "
+            "SubsetSource(source, samples)"
         )
     edges = np.searchsorted(which, np.arange(len(parts) + 1)).tolist()
     return [
@@ -78,19 +80,19 @@ def chosen_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list
     ]
 
 
-def with_samples(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    """Those parts that have samples; the others are named, since a window may be meant to be shorter.
+def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts that have samples. Warns of the others, since the user may have meant a shorter window.
 
     Raises:
-        FormatError: None has any.
+        FormatError: No part has a sample.
     """
     short = [part for part in parts if not part.anchors.count and part.anchors.chosen is None]
     if short:
         spans = [field.span for field in short[0].fields.values()]
         window = max(end for _, end in spans) - min(begin for begin, _ in spans)
         named = ", ".join(f"{part} ({part.rows} rows)" for part in short[:NAMED])
-        said = f"{named}{', …' if len(short) > NAMED else ''}: shorter than the windows of a sample, {window} rows"
+        listed = f"{named}{', …' if len(short) > NAMED else ''}: shorter than the windows of a sample, {window} rows"
         if len(short) == len(parts):
-            raise FormatError(f"{said}; make window shorter", file=short[0].path)
-        log.warning("%d of %d parts have no sample: %s", len(short), len(parts), said)
+            raise FormatError(f"{listed}; make window shorter", file=short[0].path)
+        log.warning("%d of %d parts have no sample: %s", len(short), len(parts), listed)
     return [part for part in parts if part.anchors.count]

@@ -1,4 +1,4 @@
-"""What a user has chosen: which files, which datasets of them under which keys, and how their axes are to be read."""
+"""The user's choice of files, groups, fields and layouts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import h5py
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.sources.hdf5.schema.field import Field
 
-Path = str | os.PathLike[str]
-#: A field as it may be given.
-Given = str | Field | Mapping[str, Any]
+PathLike = str | os.PathLike[str]
+#: A field as the user may give it.
+FieldLike = str | Field | Mapping[str, Any]
 
 
 def _natural(path: str) -> list[tuple[bool, int, str]]:
@@ -25,13 +25,13 @@ def _natural(path: str) -> list[tuple[bool, int, str]]:
     return [(piece.isdecimal(), int(piece) if piece.isdecimal() else 0, piece) for piece in re.split(r"(\d+)", path)]
 
 
-def chosen_files(path: Path | Sequence[Path]) -> dict[str, str]:
-    """The files meant by a path, a glob or a list of these.
+def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
+    """The files that a path, a glob or a list of these names.
 
     Returns:
-        By their path, absolute, since the source may outlive the working folder: a name for each that stays when other
-        files are added or all of them are moved. That is its path below the folder that a glob begins with, or else
-        its own name, unless another file has the same.
+        By absolute path (the source may outlive the working folder), a name that stays the same when files are added or
+        all of them are moved: the path below the folder of the glob, or the file name. Files with the same name keep
+        their absolute path.
 
     Raises:
         ConfigError: It is none of these, or names a file twice.
@@ -42,31 +42,31 @@ def chosen_files(path: Path | Sequence[Path]) -> dict[str, str]:
         raise ConfigError(f"path: {path!r} is not a file, a glob or a list of these")
     chosen: dict[str, str] = {}
     for item in [os.path.abspath(os.path.expanduser(item)) for item in given]:
-        many = glob.has_magic(item) and not os.path.exists(item)
-        found = sorted(glob.glob(item), key=_natural) if many else [item]
-        if not found:
-            raise MissingError(f"{item} matches no file", file=item)
-        folder = _folder(item) if many else os.path.dirname(item)
-        for file in found:
+        is_glob = glob.has_magic(item) and not os.path.exists(item)
+        files = sorted(glob.glob(item), key=_natural) if is_glob else [item]
+        if not files:
+            raise MissingError(f"{item}: matches no file; check the pattern", file=item)
+        folder = _folder(item) if is_glob else os.path.dirname(item)
+        for file in files:
             if file in chosen:
-                raise ConfigError(f"path: {file} is named twice; its samples would count double")
+                raise ConfigError(f"path: {file} is named twice, so its samples would count twice; name it once")
             chosen[file] = os.path.relpath(file, folder)
     alike = {name for name, times in collections.Counter(chosen.values()).items() if times > 1}
     return {file: file if name in alike else name for file, name in chosen.items()}
 
 
 def _folder(pattern: str) -> str:
-    """The folder that a glob begins with."""
+    """The folder in front of the first wildcard."""
     while glob.has_magic(pattern):
         pattern = os.path.dirname(pattern)
     return pattern
 
 
-def chosen_fields(fields: Mapping[str, Given] | Sequence[Given]) -> tuple[dict[str, Field], bool]:
-    """The field of each batch key, and whether batches are dicts.
+def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tuple[dict[str, Field], bool]:
+    """The field for each batch key, and whether batches are dicts.
 
     Raises:
-        ConfigError: It is neither a mapping nor a sequence of fields, or names a dataset twice without keys.
+        ConfigError: ``fields`` is neither a mapping nor a sequence of fields, or a sequence names a dataset twice.
     """
     if isinstance(fields, Mapping):
         pairs = list(fields.items())
@@ -80,20 +80,20 @@ def chosen_fields(fields: Mapping[str, Given] | Sequence[Given]) -> tuple[dict[s
     chosen = {key: Field.of(each, f"fields.{key}.") for key, each in pairs}
     if len(chosen) < len(pairs):
         names = [key for key, _ in pairs]
-        raise ConfigError(f"fields: {names} names a dataset twice; a mapping gives each a key of its own")
+        raise ConfigError(f"fields: {names} names a dataset twice; give a mapping with a key for each")
     return chosen, isinstance(fields, Mapping)
 
 
 def chosen_groups(file: h5py.File, path: str, group: str | None) -> list[str]:
-    """The groups of a file that are parts: all whose names match, in natural order. None of them is opened.
+    """The groups of a file that match, in natural order. Opens none of them.
 
     Args:
-        file: The file, open.
+        file: The open file.
         path: Its path, for messages.
-        group: A name, or a pattern whose last component has wildcards; None for the root.
+        group: A name, or a pattern with wildcards in the last component; None for the root.
 
     Raises:
-        ConfigError: It is no text, or has wildcards before its last component.
+        ConfigError: It is not a string, or has wildcards before its last component.
         MissingError: Nothing matches.
     """
     if group is None or group == "/":
@@ -110,20 +110,20 @@ def chosen_groups(file: h5py.File, path: str, group: str | None) -> list[str]:
         )
     if not glob.has_magic(last) or (above or "/") not in file:
         if name not in file:
-            raise MissingError(f"{path} has no group {name!r}", file=path, dataset=name)
+            raise MissingError(f"{path}: has no group {name!r}; check group=", file=path, dataset=name)
         return [name]
     names: Any = file[above or "/"]
-    found = sorted(fnmatch.filter(names, last), key=_natural)
-    if not found:
-        raise MissingError(f"{path}: {group!r} matches none of its groups", file=path)
-    return [f"{above}/{each}" if above else each for each in found]
+    matches = sorted(fnmatch.filter(names, last), key=_natural)
+    if not matches:
+        raise MissingError(f"{path}: {group!r} matches none of its groups; check group=", file=path)
+    return [f"{above}/{each}" if above else each for each in matches]
 
 
 def chosen_layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> dict[str, str]:
-    """The letters of the axes of each batch key that has any; a single string belongs to the first key.
+    """The letters of the axes by batch key, where given. A single string belongs to the first key.
 
     Raises:
-        ConfigError: It is neither, or names a key that is not there.
+        ConfigError: ``layout`` is neither a string nor a mapping, or names an unknown key.
     """
     if not isinstance(layout, str | Mapping | None):
         raise ConfigError(f"layout: {layout!r} is neither letters nor a mapping from batch key to letters")

@@ -1,4 +1,4 @@
-"""`StoredField`: one field of one part of a source: what is read for it, and what is made of that."""
+"""`StoredField`: one field of one part: what is read for it, and how that is converted."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.window_starts import Span
 
-# A table that a field looks values up in is kept in memory, one for each file.
+# Lookup tables are kept in memory, one per file. This is their largest size.
 TABLE_BYTES = 256 * 2**20
-# What groups of these kinds hold.
+# Kinds of groups, for messages.
 RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples of variable length"}
 
 
@@ -36,13 +36,13 @@ class StoredField:
     """One field of one part.
 
     Attributes:
-        stored: What is read.
-        spec: As it is delivered.
-        span: Rows that a sample takes, relative to its anchor: the first, and one more than the last.
-        conversion: What is made of them; None where they are delivered as they are read.
+        stored: The dataset or group that is read.
+        spec: The field as delivered.
+        span: First row of a sample and the end, relative to its anchor.
+        conversion: Turns stored values into delivered ones; None if they are the same.
         windowed: Whether the rows of a sample have an axis of their own.
-        lengths: Whether not the samples are wanted, but their lengths.
-        packed: Attributes that say how values are packed, where they are delivered so.
+        lengths: Whether the field holds the lengths of samples instead of the samples.
+        packed: NetCDF attributes of packed values that are delivered as stored.
     """
 
     stored: StoredDataset | StoredRanges
@@ -55,22 +55,22 @@ class StoredField:
 
     @property
     def plain(self) -> bool:
-        """Whether a sample is a row as it is read."""
+        """Whether a sample is a stored row, without conversion."""
         return self.span == (0, 1) and self.conversion is None and not self.windowed
 
     @property
     def values(self) -> StoredDataset:
-        """The dataset that most of what is read lies in."""
+        """The dataset that holds the values."""
         return self.stored.values if isinstance(self.stored, StoredRanges) else self.stored
 
     @property
     def datasets(self) -> list[StoredDataset]:
-        """The datasets that are read."""
+        """All datasets that are read."""
         columns = self.stored.columns if isinstance(self.stored, StoredRanges) else None
         return [self.values] if columns is None else [self.values, columns]
 
     def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
-        """The first and the last of the rows, or elements, that samples take."""
+        """The first and the last row, or element, that samples read."""
         first, last = anchors + self.span[0], anchors + self.span[1] - 1
         if isinstance(self.stored, StoredRanges):
             first, ends = self.stored.offsets[first], self.stored.offsets[last + 1]
@@ -78,51 +78,53 @@ class StoredField:
         return first, last
 
 
-def inspect_field(within: OpenGroup, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
-    """Look at a field of one part.
+def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
+    """Inspect a field of one part.
 
     Args:
-        within: Where it lies.
-        key: Its batch key.
-        field: What is wanted.
-        layout: Letters of the axes of its dataset.
+        group: The group of the part.
+        key: Batch key.
+        field: What the user asks for.
+        layout: Letters of the axes of the dataset.
 
     Returns:
-        It by its key; where samples are padded, their lengths too.
+        The field by its key; with padded samples, also their lengths.
 
     Raises:
-        MissingError, FormatError, ConfigError: As `inspect_dataset`, or the field asks for what there is not.
+        MissingError, FormatError, ConfigError: As `inspect_dataset`, or the field does not fit the dataset.
     """
-    name, classes, where = within.name(field.name), field.classes, f"fields.{key}"
-    node = within.node(name)
+    name, classes, where = group.name(field.name), field.classes, f"fields.{key}"
+    node = group.node(name)
     kind = encoding(node) if isinstance(node, h5py.Group) else ""
     if kind in ("csr", "csc", "variable"):
         if layout is not None:
-            raise ConfigError(f"layout: {layout!r} for {key}: {within.path}:/{name.strip('/')} holds {RANGES[kind]}")
-        return _look_at_ranges(within, key, field, kind)
+            raise ConfigError(f"layout: {layout!r} for {key}: {group.path}:/{name.strip('/')} holds {RANGES[kind]}")
+        return _inspect_ranges(group, key, field, kind)
     if kind == "categorical":
-        categories = within.whole(f"/{name.strip('/')}/categories", "")
-        name, found = f"{name.rstrip('/')}/codes", names_of(categories)
-        classes = classes or found
+        categories = group.whole(f"/{name.strip('/')}/categories", "")
+        name, names = f"{name.rstrip('/')}/codes", names_of(categories)
+        classes = classes or names
     if field.max_length is not None:
-        raise ConfigError(f"{where}.max_length: {within.path}:/{name.strip('/')} is no group of values and offsets")
-    file: Any = within.file  # a name in it may be a group, a dataset or a type: `inspect_dataset` says which
+        raise ConfigError(
+            f"{where}.max_length: {group.path}:/{name.strip('/')} is not a group of values and offsets; leave it out"
+        )
+    file: Any = group.file  # `inspect_dataset` reports a name that is not a dataset
     if field.lookup is None:
-        table, stored = None, within.inspect_dataset(name, layout)
+        table, stored = None, group.inspect_dataset(name, layout)
         row = stored.spec
         classes = classes or _enum_classes(file[name].dtype)
         if field.column is not None:
             _check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
     else:
-        looked_up, table = _table(within, name, field, layout, where)
-        stored = within.inspect_dataset(within.name(field.lookup))
+        looked_up, table = _lookup_table(group, name, field, layout, where)
+        stored = group.inspect_dataset(group.name(field.lookup))
         _check_row_numbers(stored, where)
         row = looked_up.spec if field.column is None else FieldSpec((), table.dtype)
     dataset = file[name]
     packing = _packing(dataset, field)
     conversion = Conversion(
-        within.path,
+        group.path,
         stored.name,
         column=field.column if table is None else None,
         table=table,
@@ -133,22 +135,21 @@ def inspect_field(within: OpenGroup, key: str, field: Field, layout: str | None)
     native = (stored if table is None else table).dtype.newbyteorder("=")
     if classes is not None and (packing or native.kind not in "iub"):
         raise ConfigError(
-            f"{where}.classes: {stored} holds {native}{' values, packed' if packing else ''}, not classes"
+            f"{where}.classes: {stored} holds {native}{' values, packed' if packing else ''}, not classes; leave it out"
         )
-    made = dataclasses.replace(row, dtype=packing.dtype if packing else native, classes=tuple(classes or ()))
-    spec = _delivered(field, made, where)
+    row = dataclasses.replace(row, dtype=packing.dtype if packing else native, classes=tuple(classes or ()))
+    spec = _delivered_spec(field, row, where)
     windowed = field.rows is not None
-    # Windows are read as they are stored, and rows of one whole number as int64.
+    # Windows are read as stored, rows of one integer as int64.
     read = stored.dtype.newbyteorder("=") if windowed else stored.spec.dtype
     converted = table is not None or field.column is not None or packing or classes or spec.dtype != read
     packed = () if packing else tuple(name for name in PACKING if name in dataset.attrs)
-    chosen = conversion if converted else None
-    return {key: StoredField(stored, spec, field.span, chosen, windowed, packed=packed)}
+    return {key: StoredField(stored, spec, field.span, conversion if converted else None, windowed, packed=packed)}
 
 
-def _look_at_ranges(within: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:
-    name, where = within.name(field.name), f"fields.{key}"
-    full = f"{within.path}:/{name.strip('/')}"
+def _inspect_ranges(group: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:
+    name, where = group.name(field.name), f"fields.{key}"
+    full = f"{group.path}:/{name.strip('/')}"
     for option in (
         "column",
         "window",
@@ -158,73 +159,73 @@ def _look_at_ranges(within: OpenGroup, key: str, field: Field, kind: str) -> dic
         *(("max_length",) if kind != "variable" else ()),
     ):
         if getattr(field, option):
-            raise ConfigError(f"{where}.{option}: {full} holds {RANGES[kind]}, which it does not apply to")
+            raise ConfigError(f"{where}.{option}: does not apply to {full}, which holds {RANGES[kind]}; leave it out")
     if kind == "csc":
         raise FormatError(
-            f"{full} is stored by columns (csc), so that a row lies everywhere; store it by rows: "
+            f"{full}: is stored by columns (csc), so that each row is spread over the file; store it by rows: "
             "adata.X = adata.X.tocsr(); adata.write('by_rows.h5ad')",
-            file=within.path,
+            file=group.path,
             dataset=name,
         )
-    group = within.node(name)
+    node = group.node(name)
     if kind == "csr":
-        stored = inspect_sparse(group, within.path, name, within.inspect_dataset)
-        return {key: _ranged(stored, field, where)}
-    stored = inspect_variable(group, within.path, name, within.inspect_dataset, most=field.max_length)
+        stored = inspect_sparse(node, group.path, name, group.inspect_dataset)
+        return {key: _ranged_field(stored, field, where)}
+    stored = inspect_variable(node, group.path, name, group.inspect_dataset, most=field.max_length)
     lengths = StoredField(stored, FieldSpec((), np.dtype(np.int64)), lengths=True)
-    return {key: _ranged(stored, field, where), f"{key}_length": lengths}
+    return {key: _ranged_field(stored, field, where), f"{key}_length": lengths}
 
 
-def _ranged(stored: StoredRanges, field: Field, where: str) -> StoredField:
-    spec = _delivered(field, stored.spec, where)
+def _ranged_field(stored: StoredRanges, field: Field, where: str) -> StoredField:
+    spec = _delivered_spec(field, stored.spec, where)
     conversion = Conversion(stored.path, stored.name) if spec.dtype != stored.spec.dtype else None
     return StoredField(stored, spec, conversion=conversion)
 
 
-def _delivered(field: Field, row: FieldSpec, where: str) -> FieldSpec:
-    """What a field looks like in a batch, from what its rows are after everything but the cast."""
+def _delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
+    """The field in a batch, given its rows before the window and the cast."""
     shape, channel, dtype = row.shape, row.channel, row.dtype
     if field.rows is not None:
-        # N, then C, then the rest as stored, of which the rows of the window are the first.
+        # N, then C, then the rest as stored, which begins with the rows of the window.
         shape = (field.rows, *shape) if channel is None else (shape[0], field.rows, *shape[1:])
         channel = None if channel is None else channel + 1
     to = np.dtype(np.int64) if not shape and dtype.kind in "iu" else dtype
     if field.dtype is not None:
         to = np.dtype(field.dtype)
         if dtype.kind == "c" and to.kind != "c":
-            raise ConfigError(f"{where}.dtype: {to} holds no complex numbers")
-    # Only where no value can be lost: a cast on the device is not checked.
+            raise ConfigError(f"{where}.dtype: {to} cannot hold complex numbers; give a complex type")
+    # Only where no value can be lost, since a cast on the device is not checked.
     narrow = (
         dtype if dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and field.dtype is not None else None
     )
     return FieldSpec(shape, to, channel, row.classes, narrow)
 
 
-def _table(
-    within: OpenGroup, name: str, field: Field, layout: str | None, where: str
+def _lookup_table(
+    group: OpenGroup, name: str, field: Field, layout: str | None, where: str
 ) -> tuple[StoredDataset, npt.NDArray[Any]]:
-    """The values that are looked up, in memory: one row for each number; the same for all groups of a file."""
-    stored = within.inspect_dataset(name, layout)
+    """A lookup table in memory, one row per number. All groups of a file share it."""
+    stored = group.inspect_dataset(name, layout)
     key = name, field.column, stored.axis
-    if key not in within.tables:
+    if key not in group.tables:
         if stored.nbytes > TABLE_BYTES:
             raise ConfigError(
-                f"{where}.lookup: {stored} takes {stored.nbytes:,} bytes, and a table that values are looked up in "
-                f"{TABLE_BYTES:,} at most, since it is kept in memory"
+                f"{where}.lookup: {stored} takes {stored.nbytes:,} bytes, but a lookup table is kept in memory and may "
+                f"take {TABLE_BYTES:,} at most; store the values of each row as a dataset"
             )
-        table: Any = within.file[name]
+        table: Any = group.file[name]
         values = np.moveaxis(table[...], stored.axis, 0)
         if field.column is not None:
             _check_column(field.column, stored, where)
             values = values[:, field.column]
-        within.tables[key] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
-    return stored, within.tables[key]
+        group.tables[key] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    return stored, group.tables[key]
 
 
 def _check_row_numbers(stored: StoredDataset, where: str) -> None:
     if len(stored.shape) != 1 or stored.dtype.kind not in "iu":
         raise FormatError(
-            f"{where}.lookup: {stored} is {stored.dtype} of the shape {stored.shape}; it must have one whole number "
+            f"{where}.lookup: {stored} has dtype {stored.dtype} and shape {stored.shape}; it must have one integer "
             "per row",
             file=stored.path,
             dataset=stored.name,
@@ -243,13 +244,14 @@ def _packing(dataset: h5py.Dataset, field: Field) -> Packing | None:
         return None
     if dataset.dtype.kind not in "iuf":
         raise FormatError(
-            f"{dataset.file.filename}:{dataset.name} holds {dataset.dtype}, which mask_and_scale cannot apply to"
+            f"{dataset.file.filename}:{dataset.name}: holds {dataset.dtype}, which mask_and_scale does not apply to; "
+            "leave it out"
         )
     return Packing.of(dataset, field.dtype)
 
 
 def _enum_classes(dtype: np.dtype[Any]) -> tuple[str, ...] | None:
-    """The names of an enumeration, if its values go from 0 to one less than there are."""
+    """The class names of an enumeration whose values are 0, 1, 2, and so on."""
     enum = h5py.check_enum_dtype(dtype) if dtype.kind in "iu" else None
     if not enum or sorted(enum.values()) != list(range(len(enum))):
         return None

@@ -1,4 +1,4 @@
-"""`WindowStarts`: the row that each sample of a part is placed at. Its windows lie around it."""
+"""`WindowStarts`: the row of each sample of a part, its anchor. Windows are relative to it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Span = tuple[int, int]
 
 
 class WindowStarts:
-    """Either rows at equal steps, or chosen ones. Immutable.
+    """Anchors at equal steps, or chosen ones. Immutable.
 
     Args:
         first: Row of sample 0.
-        stride: From one sample to the next.
-        count: How many samples.
-        chosen: Rows that were chosen, instead of these; int64, shape (count,).
+        stride: Rows from one sample to the next.
+        count: Number of samples.
+        chosen: Chosen rows, which replace ``first`` and ``stride``; int64, shape (count,).
 
     Example:
         >>> anchors = WindowStarts.within(rows=10, spans=[(-2, 1), (0, 3)], stride=2)
@@ -35,47 +35,47 @@ class WindowStarts:
 
     @classmethod
     def within(cls, rows: int, spans: Sequence[Span], stride: int) -> WindowStarts:
-        """All at equal steps whose windows lie inside a part.
+        """All anchors at equal steps whose windows lie inside a part.
 
         Args:
-            rows: Of the part.
-            spans: Of each field, first row and one more than the last, relative to the anchor.
-            stride: From one to the next.
+            rows: Number of rows of the part.
+            spans: For each field, the first row and the end of its window, relative to the anchor.
+            stride: Rows from one sample to the next.
         """
-        first, last = room(rows, spans)
+        first, last = anchor_range(rows, spans)
         return cls(first, stride, max((last - first) // stride + 1, 0))
 
     @classmethod
     def at(cls, chosen: Indices) -> WindowStarts:
-        """These."""
+        """Anchors at chosen rows."""
         return cls(0, 1, len(chosen), chosen)
 
     def rows(self, samples: Indices) -> Indices:
-        """The rows of samples, counted from the part's first."""
+        """The rows of samples, counted from the start of the part."""
         if self.chosen is not None:
             return self.chosen[samples]
         if self.first == 0 and self.stride == 1:
             return samples
         return self.first + samples * self.stride
 
-    def choice(self, rows: int) -> int:
-        """A number that tells these anchors from others in a part of so many rows; 0 if they are all rows."""
+    def fingerprint(self, rows: int) -> int:
+        """A number that differs between choices of anchors in a part of this many rows; 0 if all rows are anchors."""
         if self.chosen is not None:
             return zlib.crc32(self.chosen.tobytes()) + 1
         whole = (self.first, self.stride, self.count) == (0, 1, rows)
         return 0 if whole else zlib.crc32(f"{self.first} {self.stride} {self.count}".encode()) + 1
 
     def overlap(self, length: int) -> int:
-        """How many of the samples behind it share rows with one, if each takes this many rows."""
+        """How many of the samples after it share rows with a sample, if each reads this many rows."""
         if self.chosen is None:
             return min(-(-length // self.stride), self.count) - 1
         ordered = np.sort(self.chosen)
         nearest = np.searchsorted(ordered, ordered + length) - np.arange(self.count)
         most = int(nearest.max()) - 1
-        # In no order, any two may be those that share rows.
+        # Unordered, any two samples may share rows.
         return self.count - 1 if most and (np.diff(self.chosen) < 0).any() else most
 
 
-def room(rows: int, spans: Sequence[Span]) -> Span:
-    """The first and the last row of a part around which all windows lie inside it; no row if the last is the lower."""
+def anchor_range(rows: int, spans: Sequence[Span]) -> Span:
+    """The first and the last anchor whose windows lie inside a part; there is none if the last is smaller."""
     return max(0, *(-begin for begin, _ in spans)), rows - max(1, *(end for _, end in spans))

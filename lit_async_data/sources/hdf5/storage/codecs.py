@@ -1,8 +1,8 @@
-"""Decoding chunks without libhdf5, and so without its lock: what undoes each filter, and `FilterPipeline`.
+"""`FilterPipeline`: decodes chunks without libhdf5 and its lock.
 
-deflate, shuffle and fletcher32 are here, others in `extra_codecs`. A chunk's filters are undone in reverse order. What
-comes out has exactly the bytes of the chunk: fewer would leave rubbish behind them, as they do in h5py, and more are
-refused before they are made.
+deflate, shuffle and fletcher32 are decoded here, other filters in `extra_codecs`. Filters are undone in reverse order.
+A decoded chunk has exactly its number of bytes: h5py returns uninitialised memory behind too few, and too many are
+refused before they are allocated.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.storage.extra_codecs import DECODERS, NAMES, Decoder, installed, packs, understood
+from lit_async_data.sources.hdf5.storage.extra_codecs import (
+    DECODERS,
+    NAMES,
+    Decoder,
+    changes_size,
+    is_installed,
+    is_supported,
+)
 
 DEFLATE, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
-# Bytes that fletcher32 puts behind a chunk.
+# Bytes of the checksum that fletcher32 appends to a chunk.
 SUM_BYTES = 4
-# Words summed at once, and how often each counts: float64 holds their weighted sum exactly, it is below 2**45. What is
-# made of them takes 256 KiB. Fewer at a time would hand over the GIL more often.
+# Words per step of the checksum, and the weight of each. Their weighted sum stays below 2**45, which float64 represents
+# exactly. A step takes 256 KiB of temporaries; smaller ones would release the GIL more often.
 _SUM_WORDS = 2**15
 _WEIGHTS = np.arange(_SUM_WORDS, 0, -1, dtype=np.float64)
 
 
-def _inflated_by_zlib(data: Any, nbytes: int) -> Any:
+def _inflate_with_zlib(data: Any, nbytes: int) -> Any:
     inflater = zlib.decompressobj()
     try:
         return inflater.decompress(data, nbytes + 1)
@@ -37,35 +44,35 @@ def _inflated_by_zlib(data: Any, nbytes: int) -> Any:
         raise CorruptError(str(error)) from error
 
 
-def _inflater() -> Callable[[Any, int], Any]:
-    """libdeflate, 2 to 3 times as fast as zlib, if it is installed."""
+def _choose_inflate() -> Callable[[Any, int], Any]:
+    """The function that inflates: of libdeflate, 2 to 3 times as fast as zlib, if installed."""
     try:
         import deflate
     except ImportError:
-        return _inflated_by_zlib
+        return _inflate_with_zlib
 
-    def inflated(data: Any, nbytes: int) -> Any:
+    def inflate(data: Any, nbytes: int) -> Any:
         try:
             return deflate.zlib_decompress(data, nbytes)
         except deflate.DeflateError as error:
             raise CorruptError(f"not {nbytes} bytes of deflate: {error}") from error
 
-    return inflated
+    return inflate
 
 
-_inflated = _inflater()
+_inflate = _choose_inflate()
 
 
-def _deflate(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return np.frombuffer(_inflated(data, nbytes), np.uint8)
+def _undo_deflate(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    return np.frombuffer(_inflate(data, nbytes), np.uint8)
 
 
-def _summed(data: Bytes, _nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+def _undo_fletcher32(data: Bytes, _nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
     if len(data) < SUM_BYTES:
         raise CorruptError("too short for its checksum")
     content, stored = data[:-SUM_BYTES], int.from_bytes(data[-SUM_BYTES:].tobytes(), "little")
     found = fletcher32(content)
-    # HDF5 before 1.6.3 stored the two halves with swapped bytes, and readers since take both.
+    # HDF5 before 1.6.3 stored the two halves with swapped bytes; readers accept both.
     swapped = int.from_bytes(np.frombuffer(found.to_bytes(4, "little"), np.uint16).byteswap().tobytes(), "little")
     if stored not in (found, swapped):
         raise CorruptError(f"checksum {stored:#010x} instead of {found:#010x}")
@@ -75,7 +82,7 @@ def _summed(data: Bytes, _nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
 def fletcher32(data: Bytes) -> int:
     """Fletcher's checksum as HDF5 computes it: two ones'-complement sums over big-endian words of 16 bits.
 
-    The second sum weighs each word by how many words come from it on (Fletcher, IEEE Trans. Comm. 30, 1982).
+    The second sum weights each word by the number of words from it to the end (Fletcher, IEEE Trans. Comm. 30, 1982).
 
     Example:
         >>> hex(fletcher32(np.arange(5, dtype=np.uint8)))
@@ -87,19 +94,19 @@ def fletcher32(data: Bytes) -> int:
     first = second = 0
     for begin in range(0, len(words), _SUM_WORDS):
         block = words[begin : begin + _SUM_WORDS].astype(np.float64)
-        # Every word of this block adds to all second sums from its own place on. Not np.dot: BLAS would start threads.
+        # Each word of this block adds to every second sum from its own place on. Not np.dot: BLAS would start threads.
         second += len(block) * first + int(np.einsum("i,i->", block, _WEIGHTS[-len(block) :]))
         first += int(block.sum())
     return _folded(second) << 16 | _folded(first)
 
 
 def _folded(total: int) -> int:
-    """A sum in ones' complement of 16 bits: 0 only if it is 0."""
+    """A ones'-complement sum of 16 bits, which is 0 only if the total is 0."""
     return (total - 1) % 0xFFFF + 1 if total else 0
 
 
 def unshuffle(planes: Bytes, out: Bytes) -> None:
-    """Put the bytes of values together that lie in planes, of several chunks at once.
+    """Turn byte planes into values, for several chunks in one call.
 
     Args:
         planes: uint8, shape (chunks, bytes per value, values).
@@ -111,8 +118,8 @@ def unshuffle(planes: Bytes, out: Bytes) -> None:
         columns[:, :, byte] = planes[:, byte]
 
 
-def _unshuffled(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Bytes:
-    """Byte k of every value, for each k in turn, back to values; what does not fill a value stays behind."""
+def _undo_shuffle(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Bytes:
+    """Turn byte planes into values; trailing bytes that fill no value stay in place."""
     (itemsize,) = parameters
     if itemsize == 1:
         return data
@@ -125,12 +132,12 @@ def _unshuffled(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Bytes
 
 
 class Codec(NamedTuple):
-    """What undoes a filter.
+    """Undoes a filter.
 
     Attributes:
-        name: Of the filter.
-        decode: Undoes it.
-        extra: What of this package installs the library that it needs, if it needs one.
+        name: Name of the filter.
+        decode: Undoes the filter.
+        extra: The extra of this package that installs the library, if the filter needs one.
     """
 
     name: str
@@ -139,37 +146,37 @@ class Codec(NamedTuple):
 
     @property
     def missing(self) -> bool:
-        """Whether its library is not installed."""
-        return self.extra is not None and not installed()
+        """Whether the library is not installed."""
+        return self.extra is not None and not is_installed()
 
 
 CODECS = {
-    SHUFFLE: Codec("shuffle", _unshuffled),
-    DEFLATE: Codec("deflate", _deflate),
-    FLETCHER32: Codec("fletcher32", _summed),
+    SHUFFLE: Codec("shuffle", _undo_shuffle),
+    DEFLATE: Codec("deflate", _undo_deflate),
+    FLETCHER32: Codec("fletcher32", _undo_fletcher32),
     **{number: Codec(NAMES[number], decode, "codecs") for number, decode in DECODERS.items()},
 }
 
 
 class Filter(NamedTuple):
-    """One filter of a dataset: its number, and its parameters as they stand in the file."""
+    """One filter of a dataset, with its parameters as stored."""
 
     number: int
     parameters: tuple[int, ...] = ()
 
     @property
     def codec(self) -> Codec | None:
-        """What undoes it; None if only libhdf5 might."""
+        """The codec that undoes the filter; None if only libhdf5 can."""
         codec = CODECS.get(self.number)
-        known = understood(*self) if codec and codec.extra else True
+        known = is_supported(*self) if codec and codec.extra else True
         if self.number == SHUFFLE:
             known = len(self.parameters) == 1 and self.parameters[0] > 0
         return codec if known else None
 
     @property
-    def packs(self) -> bool:
-        """Whether it changes how many bytes there are, by more than a checksum."""
-        return self.number not in (SHUFFLE, FLETCHER32) and packs(*self)
+    def changes_size(self) -> bool:
+        """Whether the filter changes the number of bytes by more than a checksum."""
+        return self.number not in (SHUFFLE, FLETCHER32) and changes_size(*self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,39 +184,38 @@ class FilterPipeline:
     """The filters of a dataset.
 
     Attributes:
-        filters: In the order in which they were applied. At most one of them packs, so that it is known how many bytes
-            must come out of it.
+        filters: In the order of writing. At most one of them changes the size, so that the size of its result is known.
         nbytes: Bytes of a decoded chunk.
     """
 
     filters: tuple[Filter, ...]
     nbytes: int
 
-    def decoded(self, stored: Bytes, mask: int) -> Bytes:
-        """The bytes of a chunk. Holds no lock while it decodes; safe from any thread.
+    def decode(self, stored: Bytes, mask: int) -> Bytes:
+        """Decode a chunk. Holds no lock meanwhile; thread-safe.
 
         Args:
-            stored: As they lie in the file, uint8.
-            mask: Bit i says that filter i was left out for this chunk.
+            stored: The stored bytes, uint8.
+            mask: Bit i means that filter i was skipped for this chunk.
 
         Raises:
-            CorruptError: They do not decode to exactly the bytes of a chunk, or their sum is wrong.
+            CorruptError: The result has the wrong size, or a checksum is wrong.
         """
-        return self._done(stored, self._steps_of(mask) if mask else self._steps)
+        return self._run(stored, self._steps_of(mask) if mask else self._steps)
 
-    def planes(self, stored: Bytes) -> Bytes:
-        """The bytes of a chunk but for its last step, where `shuffled` says that this is shuffle; as `decoded`."""
-        return self._done(stored, self._steps[:-1])
+    def decode_to_planes(self, stored: Bytes) -> Bytes:
+        """Decode a chunk up to its last step, which must be shuffle (`shuffle_itemsize` > 1). Raises as `decode`."""
+        return self._run(stored, self._steps[:-1])
 
     @functools.cached_property
-    def shuffled(self) -> int:
-        """Bytes of a value whose bytes lie in planes until the last step; 1 where that is another one."""
+    def shuffle_itemsize(self) -> int:
+        """Bytes per value of the shuffle that is undone last; 1 if the last step is something else."""
         if not self.filters or self.filters[0].number != SHUFFLE:
             return 1
         (itemsize,) = self.filters[0].parameters
         return itemsize if self.nbytes % itemsize == 0 else 1
 
-    def _done(self, data: Bytes, steps: Sequence[tuple[Decoder, int, tuple[int, ...]]]) -> Bytes:
+    def _run(self, data: Bytes, steps: Sequence[tuple[Decoder, int, tuple[int, ...]]]) -> Bytes:
         for decode, nbytes, parameters in steps:
             data = decode(data, nbytes, parameters)
         if len(data) != self.nbytes:
@@ -218,13 +224,13 @@ class FilterPipeline:
 
     @functools.cached_property
     def _steps(self) -> list[tuple[Decoder, int, tuple[int, ...]]]:
-        # Of nearly every chunk: looked up for each, they would cost a tenth of decoding a small one.
+        # The steps of nearly every chunk. Computing them per chunk would cost a tenth of decoding a small one.
         return self._steps_of(0)
 
     def _steps_of(self, mask: int) -> list[tuple[Decoder, int, tuple[int, ...]]]:
-        """What is done to a chunk, one after the other: by what, how many bytes come out, and with which parameters."""
-        applied = [which for number, which in enumerate(self.filters) if not mask >> number & 1]
-        nbytes = self.nbytes + SUM_BYTES * sum(which.number == FLETCHER32 for which in applied)
+        """The steps that decode a chunk: the function, the number of bytes it returns, and its parameters."""
+        applied = [each for number, each in enumerate(self.filters) if not mask >> number & 1]
+        nbytes = self.nbytes + SUM_BYTES * sum(each.number == FLETCHER32 for each in applied)
         steps = []
         for number, parameters in reversed(applied):
             if number == FLETCHER32:
@@ -234,7 +240,7 @@ class FilterPipeline:
 
 
 def filters_of(dataset: h5py.Dataset) -> tuple[Filter, ...]:
-    """The filters of a dataset, in the order in which they were applied."""
+    """The filters of a dataset, in the order of writing."""
     properties = dataset.id.get_create_plist()
     found = (properties.get_filter(number) for number in range(properties.get_nfilters()))
     return tuple(Filter(number, tuple(parameters)) for number, _, parameters, _ in found)

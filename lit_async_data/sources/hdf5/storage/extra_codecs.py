@@ -1,8 +1,8 @@
-"""Decoding what others than HDF5 itself compress: lzf, lz4, zstd, blosc, bitshuffle, through `imagecodecs`.
+"""Decoders of filters that are not part of HDF5: lzf, lz4, zstd, blosc and bitshuffle, through `imagecodecs`.
 
-It comes with the extra ``codecs`` and is imported when a file asks for it. It holds no lock while it decodes and writes
-no more than it is given room for. What a chunk says of its own lengths is checked here first: c-blosc believes it, and
-reads beyond the chunk.
+The extra ``codecs`` installs the library, which is imported when a file needs it. It releases the GIL and never writes
+beyond its output buffer. The lengths that a chunk declares are checked here first: c-blosc trusts them, and reads
+beyond the chunk.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
 
-# The bytes of a chunk, how many shall come out, and the filter's parameters.
+# Takes the bytes of a chunk, the number of bytes to return, and the filter's parameters.
 Decoder = Callable[[Bytes, int, tuple[int, ...]], Bytes]
 
-# The numbers that the HDF Group registered.
+# Filter numbers registered with the HDF Group.
 LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD = 32000, 32001, 32004, 32008, 32015
-# What bitshuffle's fifth parameter says of the blocks.
+# Compression of blocks: the fifth parameter of bitshuffle.
 PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS = 0, 2, 3
-# Values that bitshuffle moves the bits of together; fewer stay as they are.
+# Bitshuffle transposes the bits of this many values together and leaves fewer unchanged.
 _BIT_GROUP = 8
 _BLOSC_HEADER = 16
-# Before blocks: how many bytes they decode to, and one of them.
+# Precedes the blocks: the decoded bytes of all of them, and of one.
 _HEADER = struct.Struct(">QI")
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Whether `imagecodecs` can be imported."""
     try:
         _library()
@@ -39,20 +39,20 @@ def installed() -> bool:
     return True
 
 
-def understood(number: int, parameters: tuple[int, ...]) -> bool:
-    """Whether a filter with these parameters is decoded here."""
+def is_supported(number: int, parameters: tuple[int, ...]) -> bool:
+    """Whether a filter with these parameters can be decoded here."""
     if number == BITSHUFFLE:
         return (
             len(parameters) >= 3
             and parameters[2] > 0
-            and _blocks_of(parameters) in (PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS)
+            and _block_compression(parameters) in (PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS)
         )
     return number in DECODERS
 
 
-def packs(number: int, parameters: tuple[int, ...]) -> bool:
-    """Whether it changes how many bytes there are."""
-    return number != BITSHUFFLE or _blocks_of(parameters) != PLAIN_BLOCKS
+def changes_size(number: int, parameters: tuple[int, ...]) -> bool:
+    """Whether a filter with these parameters changes the number of bytes."""
+    return number != BITSHUFFLE or _block_compression(parameters) != PLAIN_BLOCKS
 
 
 def _library() -> Any:
@@ -61,9 +61,9 @@ def _library() -> Any:
     return imagecodecs
 
 
-def _filled(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -> Bytes:
+def _decode_into(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -> Bytes:
     if not len(data):
-        raise CorruptError("no bytes at all")  # liblzf reads the first before it looks
+        raise CorruptError("no bytes at all")  # liblzf reads the first byte without checking
     try:
         found = len(decode(data, out=out, **options))
     except (RuntimeError, ValueError) as error:
@@ -74,56 +74,58 @@ def _filled(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -
 
 
 def _lzf(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return _filled(np.empty(nbytes, np.uint8), _library().lzf_decode, data)
+    return _decode_into(np.empty(nbytes, np.uint8), _library().lzf_decode, data)
 
 
 def _zstd(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return _filled(np.empty(nbytes, np.uint8), _library().zstd_decode, data)
+    return _decode_into(np.empty(nbytes, np.uint8), _library().zstd_decode, data)
 
 
 def _lz4(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    """Blocks, each with its stored length before it; one that is as long as its content is not packed."""
+    """Blocks with their stored lengths in front. A block with the length of its content is not compressed."""
     _block_bytes(data, nbytes)
-    return _filled(np.empty(nbytes, np.uint8), _library().lz4h5_decode, data)
+    return _decode_into(np.empty(nbytes, np.uint8), _library().lz4h5_decode, data)
 
 
 def _blosc(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    """A header that ends with the length of the whole, and what c-blosc makes of the rest."""
+    """A header that ends with the length of the chunk, followed by the data of c-blosc."""
     if len(data) < _BLOSC_HEADER or int.from_bytes(data[_BLOSC_HEADER - 4 : _BLOSC_HEADER], "little") > len(data):
-        raise CorruptError(f"shorter than it says, {len(data)} bytes")
-    return _filled(np.empty(nbytes, np.uint8), _library().blosc_decode, data, numthreads=1)
+        raise CorruptError(f"{len(data)} bytes, fewer than its header declares")
+    return _decode_into(np.empty(nbytes, np.uint8), _library().blosc_decode, data, numthreads=1)
 
 
 def _bitshuffle(data: Bytes, nbytes: int, parameters: tuple[int, ...]) -> Bytes:
     itemsize = parameters[2]
     block = (parameters[3] if len(parameters) > 3 else 0) * itemsize
-    if _blocks_of(parameters) != PLAIN_BLOCKS:
+    if _block_compression(parameters) != PLAIN_BLOCKS:
         block = _block_bytes(data, nbytes)
-        data = _unpacked(data, np.empty(nbytes, np.uint8), block, _BIT_GROUP * itemsize, _blocks_of(parameters))
-    # As a memoryview: of an array, it takes the size of a value from the type.
+        data = _decompress_blocks(
+            data, np.empty(nbytes, np.uint8), block, _BIT_GROUP * itemsize, _block_compression(parameters)
+        )
+    # As a memoryview: for an array, the decoder takes the size of a value from its dtype.
     options = {"itemsize": itemsize, "blocksize": block // itemsize}
-    return _filled(np.empty(nbytes, np.uint8), _library().bitshuffle_decode, data.data, **options)
+    return _decode_into(np.empty(nbytes, np.uint8), _library().bitshuffle_decode, data.data, **options)
 
 
-def _blocks_of(parameters: tuple[int, ...]) -> int:
+def _block_compression(parameters: tuple[int, ...]) -> int:
     return parameters[4] if len(parameters) > 4 else PLAIN_BLOCKS
 
 
 def _block_bytes(data: Bytes, nbytes: int) -> int:
-    """The length of a block, from the header that lz4 and bitshuffle share."""
+    """The decoded bytes per block, from the header that lz4 and bitshuffle share."""
     if len(data) < _HEADER.size:
         raise CorruptError("too short for its header")
     total, block = _HEADER.unpack_from(data.data)
     if total != nbytes or not block:
-        raise CorruptError(f"says {total} bytes in blocks of {block}, but is {nbytes}")
+        raise CorruptError(f"its header declares {total} bytes in blocks of {block} instead of {nbytes} bytes")
     return int(block)
 
 
-def _unpacked(data: Bytes, out: Bytes, block: int, group: int, compression: int) -> Bytes:
-    """Decompress bitshuffle's blocks: whole ones, a shorter one of whole groups, and what is left as it is.
+def _decompress_blocks(data: Bytes, out: Bytes, block: int, group: int, compression: int) -> Bytes:
+    """Decompress bitshuffle's blocks: full blocks, a shorter one of whole groups, and uncompressed trailing bytes.
 
-    The whole ones in one call: one for each would take and leave Python's lock that often. They fill their place only
-    if each has the length that the header says.
+    All full blocks take one call, since each call releases and takes the GIL. They fill ``out`` only if every block has
+    the length that the header declares.
     """
     full, whole = len(out) // block * block, len(out) // group * group
     view, at = data.data, _HEADER.size
@@ -133,7 +135,7 @@ def _unpacked(data: Bytes, out: Bytes, block: int, group: int, compression: int)
         blocks.append(view[at + 4 : at + 4 + stored])
         at += 4 + stored
         if not stored or at > len(view):
-            raise CorruptError(f"ends within the block of byte {begin}")
+            raise CorruptError(f"ends within the block at byte {begin}")
     if len(view) - at != len(out) - whole:
         raise CorruptError(f"{len(view) - at} bytes behind the last block instead of {len(out) - whole}")
     decode = _zstd_blocks if compression == ZSTD_BLOCKS else _lz4_blocks
@@ -146,21 +148,21 @@ def _unpacked(data: Bytes, out: Bytes, block: int, group: int, compression: int)
 
 
 def _zstd_blocks(out: Bytes, blocks: list[memoryview], _length: int) -> None:
-    _filled(out, _library().zstd_decode, b"".join(blocks))
+    _decode_into(out, _library().zstd_decode, b"".join(blocks))
 
 
 def _lz4_blocks(out: Bytes, blocks: list[memoryview], length: int) -> None:
-    """As the lz4 filter would have stored them: a block that is as long as its content is then not packed."""
+    """Decode blocks as a chunk of the lz4 filter, which takes a block of full length for an uncompressed one."""
     library = _library()
     if len(blocks) == 1:
-        _filled(out, library.lz4_decode, blocks[0])
+        _decode_into(out, library.lz4_decode, blocks[0])
         return
     pieces: list[Any] = [_HEADER.pack(len(out), length)]
     for block in blocks:
         pieces.append(len(block).to_bytes(4, "big"))
         same = len(block) == length
-        pieces.append(_filled(np.empty(length, np.uint8), library.lz4_decode, block).data if same else block)
-    _filled(out, library.lz4h5_decode, b"".join(pieces))
+        pieces.append(_decode_into(np.empty(length, np.uint8), library.lz4_decode, block).data if same else block)
+    _decode_into(out, library.lz4h5_decode, b"".join(pieces))
 
 
 NAMES = {LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle", ZSTD: "zstd"}

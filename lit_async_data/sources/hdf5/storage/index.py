@@ -1,7 +1,7 @@
-"""Where the chunks of a dataset lie: `ChunkIndex`, built once through h5py and believed only after many checks.
+"""`ChunkIndex`: where the chunks of a dataset are, built once through h5py and then verified.
 
-With it chunks are read and decoded without libhdf5. Whatever is not known to come out right is left to h5py: `refusal`
-says why.
+With an index, chunks are read and decoded without libhdf5. Datasets that this might read wrongly are left to h5py:
+`unsupported_reason` says why.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of
-from lit_async_data.sources.hdf5.storage.failures import FOREIGN, REMEDIES, errno_of, opened, retried
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, errno_of, open_h5py, retry_once
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
-from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, read
+from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, read_columns
 from lit_async_data.sources.hdf5.storage.records import check_records, columns_of, grid_of, plausible
 
-# Larger chunks are no unit of reading ahead.
+# Larger chunks are too large to be read ahead.
 MOST_CHUNK_BYTES = 2**30
-# An index takes 16 bytes per chunk, three times as many while it is built, and 1 to 2 µs. Beyond this it would take
-# more than 2.4 GB and a minute, in every process if it cannot be kept: worse than reading slowly.
+# An index takes 16 bytes per chunk (three times as many while it is built) and 1 to 2 µs. With more chunks it would
+# take more than 2.4 GB and a minute, in every process if it cannot be cached: worse than slow reading.
 MOST_CHUNKS = 5 * 10**7
-# Chunks read both ways before the index is believed: the first, the last and some between.
+# Chunks that are compared with what libhdf5 reads: the first, the last and random ones.
 PROBES = 5
-# The one `refusal` that an installation lifts.
-MISSING = "what decodes its filters is not installed"
+# The one `unsupported_reason` that installing a library removes.
+NOT_INSTALLED = "the library that decodes its filters is not installed"
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkIndex:
-    """The chunks of one dataset, one column each, in the order of their places (last axis fastest).
+    """The chunks of one dataset, one column per property, in grid order (last axis fastest).
+
+    Pickling copies columns in memory; for columns mapped from a cache file it stores the name of that file.
 
     Attributes:
-        shape: Of one chunk.
-        grid: Chunks along each axis.
-        offsets: int64: byte of the file at which a chunk begins; -1 where none was ever written.
-        sizes: uint32: bytes of it as stored.
-        masks: uint32: bit i says that filter i was left out.
-        filters: How to decode one.
-        fill: The value of what was never written.
-        kept: What it is of, and the file that the columns are mapped from; None if they are in memory of their own.
-            Pickled are columns in memory; of those in a file its name, and they are mapped again.
+        shape: Shape of a chunk.
+        grid: Number of chunks along each axis.
+        offsets: int64: offset of each chunk in the file; -1 if it was never written.
+        sizes: uint32: stored bytes of each chunk.
+        masks: uint32: bit i means that filter i was skipped.
+        filters: Decodes a chunk.
+        fill: Value of chunks that were never written.
+        cache_entry: Key and path of the cache file that the columns are mapped from; None if they are in memory.
     """
 
     shape: tuple[int, ...]
@@ -62,57 +63,57 @@ class ChunkIndex:
     masks: npt.NDArray[np.uint32]
     filters: FilterPipeline
     fill: Any
-    kept: tuple[IndexKey, str] | None = None
+    cache_entry: tuple[IndexKey, str] | None = None
 
     def __reduce__(self) -> Any:
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        if self.kept is None:
+        if self.cache_entry is None:
             return ChunkIndex, tuple(values)
-        nothing = Columns(self.offsets[:0].copy(), self.sizes[:0].copy(), self.masks[:0].copy())
-        return _unpickled, (self.with_columns(nothing, self.kept[0]), *self.kept)
+        empty = Columns(self.offsets[:0].copy(), self.sizes[:0].copy(), self.masks[:0].copy())
+        return _restored, (self.with_columns(empty, self.cache_entry[0]), *self.cache_entry)
 
     def with_columns(self, columns: Columns, key: IndexKey) -> ChunkIndex:
-        """The same with the same columns elsewhere."""
-        kept = None if columns.kept_in is None else (key, columns.kept_in)
+        """A copy with other arrays for its columns."""
+        cache_entry = None if columns.mapped_from is None else (key, columns.mapped_from)
         offsets, sizes, masks, _ = columns
-        return dataclasses.replace(self, offsets=offsets, sizes=sizes, masks=masks, kept=kept)
+        return dataclasses.replace(self, offsets=offsets, sizes=sizes, masks=masks, cache_entry=cache_entry)
 
 
-def refusal(dataset: h5py.Dataset) -> str | None:
-    """Why h5py must read a chunked dataset; None if its chunks may be indexed.
+def unsupported_reason(dataset: h5py.Dataset) -> str | None:
+    """Why h5py must read a dataset; None if its chunks may be indexed.
 
-    Before the index is built: what is known to be wrong or unknown about layout, type and filters.
+    Looks at layout, type and filters only, before the index is built.
     """
     filters = filters_of(dataset)
     unlimited = [axis for axis, most in enumerate(dataset.maxshape or ()) if most is None]
     reasons = {
         "it is not chunked": dataset.chunks is None,
-        "its values do not lie there as numpy has them": not lies_as_numpy(dataset),
-        "it has filters that only libhdf5 decodes": any(which.codec is None for which in filters)
-        or sum(which.packs for which in filters) > 1,
-        # They would take a chunk at an edge that was never filtered for one that was.
-        "its filters fit whatever lies there": dataset.chunks is not None
+        "its values are not stored as numpy has them": not has_numpy_layout(dataset),
+        "it has filters that only libhdf5 decodes": any(each.codec is None for each in filters)
+        or sum(each.changes_size for each in filters) > 1,
+        # An edge chunk that was never filtered would look like one that was.
+        "its filters cannot tell unfiltered edge chunks": dataset.chunks is not None
         and len(filters) > 0
-        and not any(which.packs or which.number == FLETCHER32 for which in filters)
+        and not any(each.changes_size or each.number == FLETCHER32 for each in filters)
         and any(n % c for n, c in zip(dataset.shape, dataset.chunks, strict=True)),
-        # HDF5 1.12 to 2.0 gives wrong places of chunks for these, without an error.
+        # HDF5 1.12 to 2.0 returns wrong coordinates of these chunks, without an error.
         "it is unlimited along one axis that is not the first": len(unlimited) == 1 and unlimited != [0],
         "its chunks are very large": dataset.chunks is not None
         and math.prod(dataset.chunks) * dataset.dtype.itemsize > MOST_CHUNK_BYTES,
         "it has too many chunks": dataset.chunks is not None
         and math.prod(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)) > MOST_CHUNKS,
-        "the file is spread over several": not in_one_file(dataset),
-        MISSING: any(which.codec is not None and which.codec.missing for which in filters),
+        "the file is split over several": not in_one_file(dataset),
+        NOT_INSTALLED: any(each.codec is not None and each.codec.missing for each in filters),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def check_refused(dataset: h5py.Dataset) -> None:
-    """Make sure that the index of a dataset with a `refusal` is possible: h5py would read wherever it leads.
+def check_unindexed(dataset: h5py.Dataset) -> None:
+    """Check the records of a dataset with an `unsupported_reason`, since h5py would follow them anywhere.
 
     Raises:
-        CorruptError: It cannot be true; names a chunk.
-        SourceError: The system does not let libhdf5 read it.
+        CorruptError: The records are impossible; names a chunk.
+        SourceError: The system does not let libhdf5 read them.
     """
     if dataset.chunks is None or not in_one_file(dataset):
         return
@@ -121,14 +122,14 @@ def check_refused(dataset: h5py.Dataset) -> None:
 
 
 def in_one_file(dataset: h5py.Dataset) -> bool:
-    """Whether its file is read as one file of the system, so that bytes of it can be read by their offset."""
+    """Whether HDF5 stores everything in one file of the system, so that its offsets are offsets in that file."""
     return bool(dataset.file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
-def lies_as_numpy(dataset: h5py.Dataset) -> bool:
-    """Whether the bytes of its values in the file are those that numpy has in memory.
+def has_numpy_layout(dataset: h5py.Dataset) -> bool:
+    """Whether values are stored with the bytes that numpy has in memory.
 
-    An enumeration, and what h5py makes of bool is one, lies there as the integers that it is based on.
+    Enumerations are stored as their base integers; h5py stores bool as an enumeration.
     """
     stored, dtype = dataset.id.get_type(), dataset.dtype
     if dtype.kind == "b" or h5py.check_enum_dtype(dtype):
@@ -137,49 +138,49 @@ def lies_as_numpy(dataset: h5py.Dataset) -> bool:
 
 
 def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
-    """The index of a dataset, or None where it cannot be believed and h5py must read.
+    """The index of a dataset, or None if it fails verification and h5py must read.
 
     Args:
-        dataset: Open, and without a `refusal`.
-        cache: Where it may have been kept, and is kept.
+        dataset: An open dataset without an `unsupported_reason`.
+        cache: Holds indexes of earlier openings, and keeps this one.
 
     Raises:
-        CorruptError: It cannot be true; names a chunk.
-        SourceError: The system does not let libhdf5 read it.
+        CorruptError: The records are impossible; names a chunk.
+        SourceError: The system does not let libhdf5 read them.
     """
     key = IndexKey.of(dataset)
-    kept = cache.load(key)
-    if kept is not None:
-        index = _believed(dataset, kept, key) if plausible(dataset, kept) else None
+    cached = cache.load(key)
+    if cached is not None:
+        index = _verified(dataset, cached, key) if plausible(dataset, cached) else None
         if index is not None:
             return index
-        _log.warning("the kept index of %s is not true: it is built anew", key)
+        _log.warning("%s: the cached index of chunks is wrong; building it again", key)
     built = columns_of(dataset)
-    index = None if built is None else _believed(dataset, built, key)
+    index = None if built is None else _verified(dataset, built, key)
     if built is None or index is None or IndexKey.of(dataset) != key:
-        return index  # of a file that changed meanwhile: reading it is an error; or one that is not believed
+        return index  # unverified, or the file changed meanwhile: reading it will raise
     return index.with_columns(cache.store(key, built), key)
 
 
-def _unpickled(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
-    """An index whose columns are in a file: mapped again, or built again if that is gone."""
+def _restored(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
+    """Unpickles an index: maps its columns from the cache file again, or rebuilds them if that file is gone."""
     columns = None
     with contextlib.suppress(OSError, ValueError):
-        columns = read(path, key)
+        columns = read_columns(path, key)
     if columns is None:
-        with contextlib.suppress(*FOREIGN, MissingError, FormatError), opened(key.path) as file:
+        with contextlib.suppress(*LIBRARY_ERRORS, MissingError, FormatError), open_h5py(key.path) as file:
             dataset: Any = file[key.name]
             columns = columns_of(dataset) if IndexKey.of(dataset) == key else None
     if columns is None:
-        raise ChangedError(f"{key} is not what it was when the source was built; build it again", file=key.path)
+        raise ChangedError(f"{key}: has changed since the source was built; build the source again", file=key.path)
     return bare.with_columns(columns, key)
 
 
-def _believed(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIndex | None:
-    """The index that has these columns, if some chunks prove it and none is missing that must be there."""
-    fill = None  # undefined, or never written by whoever made it: then every chunk must be there
+def _verified(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIndex | None:
+    """The index with these columns, if probed chunks match and no chunk without a fill value is missing."""
+    fill = None  # undefined, or the writer does not fill: then every chunk must exist
     if dataset.id.get_create_plist().get_fill_time() != h5py.h5d.FILL_TIME_NEVER:
-        with contextlib.suppress(*FOREIGN):
+        with contextlib.suppress(*LIBRARY_ERRORS):
             fill = dataset.fillvalue
     if fill is None and (columns.offsets < 0).any():
         return None
@@ -187,48 +188,48 @@ def _believed(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIn
     nbytes = math.prod(chunk) * dataset.dtype.itemsize
     pipeline = FilterPipeline(filters_of(dataset), nbytes)
     index = ChunkIndex(chunk, grid_of(dataset), *columns[:3], pipeline, fill)
-    return index.with_columns(columns, key) if _proved(dataset, index) else None
+    return index.with_columns(columns, key) if _probes_match(dataset, index) else None
 
 
-def _proved(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
-    """Whether some chunks are the same read by offset and by libhdf5, and those at an edge decode to the same values.
+def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
+    """Whether probed chunks read the same by offset and by libhdf5, and whether edge chunks decode to the same values.
 
-    Of files with a user block, offsets count from it before HDF5 1.14.4 and from the file's start since. And a dataset
-    may have been told not to filter chunks at an edge, of which the index says nothing.
+    Guards against two ambiguities: in files with a user block, offsets count from its end before HDF5 1.14.4 and from
+    the start of the file since; and a dataset may leave its edge chunks unfiltered, which the records do not show.
     """
     some_missing = index.offsets.min() < 0
-    there = np.flatnonzero(index.offsets >= 0) if some_missing else range(len(index.offsets))
-    if not len(there):
+    written = np.flatnonzero(index.offsets >= 0) if some_missing else range(len(index.offsets))
+    if not len(written):
         return True
-    # Drawn anew each time: who makes a false index must not know which chunks to leave alone.
-    between = np.random.default_rng(secrets.randbits(128)).integers(len(there), size=PROBES - 2).tolist()
-    edges = _edges(dataset, index)
-    for number in {*(int(there[which]) for which in (0, -1, *between)), *edges}:
+    # Random, so that a forged index cannot leave the probed chunks intact.
+    between = np.random.default_rng(secrets.randbits(128)).integers(len(written), size=PROBES - 2).tolist()
+    edges = _edge_chunks(dataset, index)
+    for number in {*(int(written[each]) for each in (0, -1, *between)), *edges}:
         corner = tuple(int(n) * c for n, c in zip(np.unravel_index(number, index.grid), index.shape, strict=True))
         handle, size, offset = dataset.file.id.get_vfd_handle(), int(index.sizes[number]), int(index.offsets[number])
         try:
-            mask, stored = retried(functools.partial(dataset.id.read_direct_chunk, corner))
-            found = retried(functools.partial(os.pread, handle, size, offset))
-        except FOREIGN as error:
+            mask, stored = retry_once(functools.partial(dataset.id.read_direct_chunk, corner))
+            found = retry_once(functools.partial(os.pread, handle, size, offset))
+        except LIBRARY_ERRORS as error:
             if errno_of(error) in REMEDIES:
                 raise
             return False
         if mask != index.masks[number] or found != stored:
             return False
-        if number in edges and not _decodes(dataset, index, corner, found):
+        if number in edges and not _is_filtered(dataset, index, corner, found):
             return False
     return True
 
 
-def _edges(dataset: h5py.Dataset, index: ChunkIndex) -> set[int]:
-    """For each axis that ends within a chunk, the first chunk at that edge that is there and is said to be filtered."""
+def _edge_chunks(dataset: h5py.Dataset, index: ChunkIndex) -> set[int]:
+    """For each axis that ends within a chunk, the first chunk at that edge whose record says that it is filtered."""
     found = set()
     for axis, (n, c) in enumerate(zip(dataset.shape, index.shape, strict=True)):
         if n % c and index.filters.filters:
-            there = (index.offsets.reshape(index.grid).take(-1, axis) >= 0) & (
+            filtered = (index.offsets.reshape(index.grid).take(-1, axis) >= 0) & (
                 index.masks.reshape(index.grid).take(-1, axis) == 0
             )
-            first = np.unravel_index(int(there.argmax()), there.shape) if there.any() else None
+            first = np.unravel_index(int(filtered.argmax()), filtered.shape) if filtered.any() else None
             if first is not None:
                 place = [int(n) for n in first]
                 place.insert(axis, index.grid[axis] - 1)
@@ -236,22 +237,22 @@ def _edges(dataset: h5py.Dataset, index: ChunkIndex) -> set[int]:
     return found
 
 
-def _decodes(dataset: h5py.Dataset, index: ChunkIndex, corner: tuple[int, ...], stored: bytes) -> bool:
-    """Whether a chunk at an edge went through the filters.
+def _is_filtered(dataset: h5py.Dataset, index: ChunkIndex, corner: tuple[int, ...], stored: bytes) -> bool:
+    """Whether an edge chunk went through the filters.
 
-    It did if it has not the size of one that was left unfiltered; then, if it is damaged, that shall be an error when
-    it is read, and libhdf5, which notices less, is not asked. Else it must decode to what libhdf5 reads there. One that
-    decodes to itself is no proof: shuffled, all its values being equal, it looks like one left unfiltered.
+    A chunk that does not have the size of an unfiltered one did; if it is damaged, reading it will raise, and libhdf5,
+    which notices less, is not asked. Otherwise it must decode to the values that libhdf5 reads. A chunk that decodes to
+    its own bytes proves nothing: shuffling equal values changes no byte.
     """
     if len(stored) != math.prod(index.shape) * dataset.dtype.itemsize:
         return True
     inside = tuple(slice(at, min(at + c, n)) for at, c, n in zip(corner, index.shape, dataset.shape, strict=True))
     try:
-        values = index.filters.decoded(np.frombuffer(stored, np.uint8), 0)
+        values = index.filters.decode(np.frombuffer(stored, np.uint8), 0)
         read_by_h5py = dataset[inside]
-    except (CorruptError, *FOREIGN):
-        return False  # stored as it is, perhaps, or damaged
-    mine = values.view(dataset.dtype).reshape(index.shape)[tuple(slice(s.stop - s.start) for s in inside)]
-    # Of single bytes, shuffle changes nothing in any case.
+    except (CorruptError, *LIBRARY_ERRORS):
+        return False  # unfiltered or damaged
+    decoded = values.view(dataset.dtype).reshape(index.shape)[tuple(slice(s.stop - s.start) for s in inside)]
+    # Shuffle never changes single bytes.
     proof = dataset.dtype.itemsize == 1 or values.tobytes() != stored
-    return proof and mine.tobytes() == read_by_h5py.tobytes()
+    return proof and decoded.tobytes() == read_by_h5py.tobytes()

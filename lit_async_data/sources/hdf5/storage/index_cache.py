@@ -1,11 +1,11 @@
-"""Indexes of chunks kept on disk for the next opening: `IndexCache`.
+"""`IndexCache`: keeps indexes of chunks on disk for the next opening.
 
-Building one takes 1 to 2 µs per chunk each time a file is opened, in every rank and worker. One that was kept is read
-in a hundredth of that, and a large one is mapped, so that all processes of a machine share its pages.
+Building an index takes 1 to 2 µs per chunk at every opening, in every rank and worker. Reading a cached one takes a
+hundredth of that, and a large one is mapped, so that all processes of a machine share its pages.
 
-It is kept in the user's cache folder, of which the files used longest ago are removed, or where the user says: in a
-folder, or beside the data, where every user and machine that reads them finds it, and goes with them when the folder is
-moved or deleted. Beside the data its name begins with a dot: else ``"scans/*"`` would take it for data.
+Indexes are kept in the user's cache folder, which drops the least recently used ones, in a folder of the user's choice,
+or beside the data, where every user and machine finds them. Names beside the data begin with a dot, so that a glob such
+as ``"scans/*"`` does not match them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import dataclasses
 import hashlib
 import logging
 import os
-import time
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.cache_files import MOST_BYTES, ForeignError, is_foreign, own_name, trim, used, user_folder
-from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, StaleError, read, write
+from lit_async_data.sources.file_times import changed_recently
+from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, StaleError, read_columns, write_columns
 
-# Indexes of fewer chunks are built in less time than anyone notices (20 to 40 ms), and leave no files behind.
+# Smaller indexes are built in 20 to 40 ms; they are not worth a file.
 FEWEST_CHUNKS = 2**14
-# File systems that count in seconds cannot tell two changes within this time from one.
-YOUNG_NS = 2 * 10**9
-# Letters of the data file's name in that of its index: what fits into a file name whatever the letters.
+# Letters of the data file's name in the name of its index: few enough for any file system.
 NAME_SHOWN = 50
 EXTENSION = ".chunks"
 
@@ -33,12 +31,11 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class IndexCache:
-    """Where indexes are kept.
+    """Where indexes of chunks are kept.
 
     Attributes:
         where: ``"auto"`` for the user's cache folder, ``$XDG_CACHE_HOME/lit_async_data`` (``~/.cache``), which keeps at
-            most `MOST_BYTES`; ``"beside"`` for a hidden file beside the data; a folder that is there; or False for
-            nowhere.
+            most `MOST_BYTES`; ``"beside"`` for a hidden file beside the data; an existing folder; or False for nowhere.
 
     Raises:
         ConfigError: ``where`` is none of these.
@@ -50,7 +47,7 @@ class IndexCache:
     """
 
     where: str | os.PathLike[str] | bool = "auto"
-    # Why an index could not be kept: logged once for a source, which may have a thousand files.
+    # Why indexes could not be kept. Only the first reason is logged: a source may have a thousand files.
     _reasons: list[str] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -64,18 +61,18 @@ class IndexCache:
         object.__setattr__(self, "where", folder)  # absolute: the source may outlive the working folder
 
     def load(self, key: IndexKey) -> Columns | None:
-        """The columns kept for a dataset in the state it is in; None if there are none that are whole and believed."""
+        """The cached columns of a dataset in its current state; None if no valid file holds them."""
         for path in self._paths(key):
             try:
-                columns = read(path, key)
+                columns = read_columns(path, key)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            # The reason as text: the log would keep the error, and with it the frames that hold a map.
+            # Errors are logged as text: the log would keep an error's frames alive, and with them a map.
             except ForeignError as error:
-                _log.info("the index of %s in %s is not believed: %s", key, path, str(error))
+                _log.info("%s: the cached index in %s is not trusted: %s; building it again", key, path, str(error))
             except (OSError, ValueError) as error:
                 level = logging.INFO if isinstance(error, StaleError) else logging.WARNING
-                _log.log(level, "the index of %s in %s is of no use (%s): it is built anew", key, path, str(error))
+                _log.log(level, "%s: the cached index in %s is unusable (%s); building it again", key, path, str(error))
             else:
                 if self.where == "auto":
                     used(path)
@@ -83,58 +80,60 @@ class IndexCache:
         return None
 
     def store(self, key: IndexKey, columns: Columns) -> Columns:
-        """Keep columns, if that pays and there is a place for them. It is never an error if there is none.
+        """Keep columns, if there are enough of them and a folder to keep them in. Failing to do so is no error.
 
-        Safe in any number of processes at once: each writes a file of its own and then gives it its name, unless one
-        that holds the same has that name by now, which others may have mapped.
+        Any number of processes may store at once: each writes a temporary file and renames it, unless a file with the
+        same columns has the name by then, which others may have mapped.
 
         Returns:
-            The columns to be used from now on: those kept, or those given.
+            The columns to use from now on: those in the cache file, or those given.
         """
-        if not self._kept(key):
+        if not self._is_cacheable(key):
             return columns
-        if abs(time.time_ns() - max(key.mtime_ns, key.ctime_ns)) < YOUNG_NS:
-            _log.debug("%s was changed a moment ago: its index is not kept yet", key)
+        if changed_recently(key.mtime_ns, key.ctime_ns):
+            _log.debug("%s: has just changed, so its index is not cached yet", key)
             return columns
         if self.where == "auto" and key.file_bytes > MOST_BYTES:
-            self._say(f"that of {key} has {key.file_bytes} bytes, and the user's cache folder takes {MOST_BYTES}")
+            self._report_failure(
+                f"the one of {key} takes {key.file_bytes} bytes, but the user's cache folder may hold {MOST_BYTES}"
+            )
             return columns
         paths = self._paths(key)
         if not paths:
-            self._say("there is no cache folder of the user")
+            self._report_failure("this user has no cache folder")
         for path in paths:
             if is_foreign(path):
                 continue
             try:
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                write(path, key, columns)
-                kept = read(path, key)
+                write_columns(path, key, columns)
+                cached = read_columns(path, key)
             except (OSError, ValueError) as error:
-                self._say(f"{path}: {error}")
+                self._report_failure(f"{path}: {error}")
                 return columns
-            _log.info("the index of %s, %d chunks, is kept in %s", key, key.chunks, path)
+            _log.info("%s: the index of its %d chunks is cached in %s", key, key.chunks, path)
             if self.where == "auto":
                 trim(os.path.dirname(path), EXTENSION)
-            return kept
+            return cached
         return columns
 
-    def _say(self, reason: str) -> None:
+    def _report_failure(self, reason: str) -> None:
         if not self._reasons:
             _log.info(
-                "an index of chunks cannot be kept, and is built at each opening (%s); index_cache takes another "
-                "folder, or false",
+                "index_cache: an index of chunks cannot be kept (%s), so it is built at every opening; give another "
+                "folder, or False",
                 reason,
             )
         self._reasons.append(reason)
 
-    def _kept(self, key: IndexKey) -> bool:
+    def _is_cacheable(self, key: IndexKey) -> bool:
         return self.where is not False and key.chunks >= FEWEST_CHUNKS
 
     def _paths(self, key: IndexKey) -> list[str]:
-        """Where an index may be kept; where others can write too, a second name in case that they have the first."""
-        if not self._kept(key):
+        """Possible paths of an index: in shared folders a second one, in case another user's file has the first."""
+        if not self._is_cacheable(key):
             return []
-        # Where the data lie and not a link to them, so that all links share one.
+        # The real path, so that all links to the data share one index.
         folder, file = os.path.split(os.path.realpath(key.path))
         if self.where == "beside":
             path = os.path.join(folder, f".{file[:NAME_SHOWN]}.{_digest(file, key.name)}{EXTENSION}")

@@ -1,9 +1,8 @@
-"""A file that holds where the chunks of one dataset lie: `Columns` for an `IndexKey`.
+"""The cache file of one chunk index: reads and writes the `Columns` of an `IndexKey`.
 
-A head, which says in plain text what the columns are of; the three columns, one after the other; and the CRC-32 of all
-that. It is used only if its head is what it would be if it were written now, its length is right and its sum is right.
-So a file that a crash or a full disk left incomplete is found out when it is read, and nothing waits for the disk when
-it is written.
+A file holds a head that describes the index in plain text, the three columns, and the CRC-32 of both. It is used only
+if its head equals the one that would be written now and if length and checksum are right. So an incomplete file, left
+by a crash or a full disk, is detected when it is read, and writing needs no fsync.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ import numpy.typing as npt
 
 from lit_async_data.sources.cache_files import on_network, opened, owner
 
-# Larger files are mapped, smaller ones read: a map holds a descriptor open for as long as it is used, and a source of a
-# thousand files would run out of them. On a network all are read: see `on_network`.
+# Larger files are mapped, smaller ones read: a map holds a descriptor while it is in use, and a source of a thousand
+# files would run out of them. On network file systems all are read; see `on_network`.
 MOST_READ_BYTES = 2**24
 BEGINNING = b"lit_async_data: an index of chunks, version "
-# To be raised when the columns or what they mean change.
+# Raise this when the columns or their meaning change.
 VERSION = 2
 # The columns begin at a multiple of this.
 ALIGNMENT = 64
@@ -37,57 +36,57 @@ SUM_BYTES = 4
 
 
 class StaleError(ValueError):
-    """A file holds the index of another dataset, or of another state of it."""
+    """The file holds the index of another dataset, or of an earlier state of this one."""
 
 
 class Columns(NamedTuple):
-    """Where the chunks of a dataset lie: 16 bytes per chunk, in the order of their places (last axis fastest).
+    """Where the chunks of a dataset are: 16 bytes per chunk, in grid order (last axis fastest).
 
     Attributes:
-        offsets: int64: byte of the file at which a chunk begins; -1 where none was ever written.
-        sizes: uint32: bytes of it as stored.
-        masks: uint32: bit i says that filter i was left out.
-        kept_in: The file of which these are a read-only map; None if they are in memory of their own.
+        offsets: int64: offset of each chunk in the file; -1 if it was never written.
+        sizes: uint32: stored bytes of each chunk.
+        masks: uint32: bit i means that filter i was skipped.
+        mapped_from: Path of the cache file that the columns map, read-only; None if they are in memory.
     """
 
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.uint32]
     masks: npt.NDArray[np.uint32]
-    kept_in: str | None = None
+    mapped_from: str | None = None
 
     def little_endian(self) -> tuple[memoryview, memoryview, memoryview]:
-        """The bytes of the columns as they are kept."""
+        """The bytes of the columns as stored."""
         offsets, sizes, masks = self.offsets.astype("<i8", copy=False), self.sizes, self.masks
         return offsets.data, sizes.astype("<u4", copy=False).data, masks.astype("<u4", copy=False).data
 
     @classmethod
-    def of(cls, buffer: Any, begin: int, chunks: int, kept_in: str | None) -> Columns:
-        """Columns that lie in a buffer one after the other."""
+    def of(cls, buffer: Any, begin: int, chunks: int, mapped_from: str | None) -> Columns:
+        """Columns that follow each other in a buffer."""
         offsets = np.frombuffer(buffer, "<i8", chunks, begin)
         sizes = np.frombuffer(buffer, "<u4", chunks, begin + 8 * chunks)
-        return cls(offsets, sizes, np.frombuffer(buffer, "<u4", chunks, begin + 12 * chunks), kept_in)
+        return cls(offsets, sizes, np.frombuffer(buffer, "<u4", chunks, begin + 12 * chunks), mapped_from)
 
 
 @dataclasses.dataclass(frozen=True)
 class IndexKey:
-    """What an index is of: a dataset, and the state of its file.
+    """Identifies an index: a dataset, and the state of its file.
 
-    Without the file's device, whose number differs from machine to machine and from mount to mount: ranks on two
-    machines would replace each other's index for ever.
+    Without the file's device number, which differs between machines and mounts: ranks on two machines would replace
+    each other's index for ever.
 
     Attributes:
         path: The file.
         name: The dataset in it.
-        inode: Of the file.
-        size: Of the file in bytes.
-        mtime_ns: When the file was changed.
-        ctime_ns: When anything about it was changed, which no program can set. It is in the head of a file, so that one
-            that was rewritten and given its old time is not taken for what it was. But keys that differ in it alone are
-            equal: other rights, or one more link, change it too.
-        dtype: As stored, byte order included.
-        shape: As stored.
+        inode: Inode of the file.
+        size: Bytes of the file.
+        mtime_ns: Time of the last write, unless a program has set it.
+        ctime_ns: Time of the last change to content or metadata, which no program can set. It is part of the head, so
+            that a rewritten file with its old mtime does not match. It does not count for equality, since chmod and new
+            hard links change it too.
+        dtype: As stored, with byte order.
+        shape: Shape of the dataset.
         chunk: Shape of a chunk.
-        filters: Numbers of its filters, which the bits of a mask stand for.
+        filters: Numbers of the filters, in the order of the mask bits.
     """
 
     path: str = dataclasses.field(compare=False)
@@ -103,7 +102,7 @@ class IndexKey:
 
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> IndexKey:
-        """The key of a chunked dataset that is open; the state is that of its file now."""
+        """The key of an open chunked dataset, with the current state of its file."""
         now = os.fstat(dataset.file.id.get_vfd_handle())
         properties = dataset.id.get_create_plist()
         return cls(
@@ -121,31 +120,31 @@ class IndexKey:
 
     @property
     def chunks(self) -> int:
-        """How many chunks there can be."""
+        """Number of chunks in the grid."""
         return math.prod(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of a file of this index."""
+        """Size of the cache file."""
         return len(self.head()) + 16 * self.chunks + SUM_BYTES
 
     def head(self) -> bytes:
-        """How a file of this index begins; of a length that leaves the columns aligned."""
-        said = {name: value for name, value in vars(self).items() if name != "path"}
-        text = BEGINNING + f"{VERSION}; may be deleted\n{json.dumps(said)}".encode()
+        """The head of the cache file, padded so that the columns are aligned."""
+        properties = {name: value for name, value in vars(self).items() if name != "path"}
+        text = BEGINNING + f"{VERSION}; may be deleted\n{json.dumps(properties)}".encode()
         return text + b" " * (-(len(text) + 1) % ALIGNMENT) + b"\n"
 
     def __str__(self) -> str:
         return f"{self.path}:/{self.name.strip('/')}"
 
 
-def read(path: str, key: IndexKey) -> Columns:
-    """The columns kept in a file.
+def read_columns(path: str, key: IndexKey) -> Columns:
+    """The columns in a cache file.
 
     Raises:
-        OSError: It cannot be read.
-        ForeignError: It is somebody else's.
-        StaleError: It is not of this dataset in this state.
+        OSError: The file cannot be read.
+        ForeignError: Another user owns it or may write to it.
+        StaleError: It holds the index of another dataset or state.
         ValueError: It is damaged.
     """
     head, length = key.head(), key.file_bytes
@@ -153,7 +152,7 @@ def read(path: str, key: IndexKey) -> Columns:
         size = os.fstat(file.fileno()).st_size
         found = file.read(len(head))
         if found != head and len(found) == len(head) and found.startswith(BEGINNING):
-            raise StaleError("it is not of the file in its present state")
+            raise StaleError("it describes another state of the data file")
         if found != head:
             raise ValueError("it is damaged: it does not begin as an index does")
         if size != length:
@@ -170,17 +169,17 @@ def read(path: str, key: IndexKey) -> Columns:
     return Columns.of(buffer, len(head), key.chunks, path if mapped else None)
 
 
-def write(path: str, key: IndexKey, columns: Columns) -> None:
-    """Write a file and then give it its name, so that there is never half a file of that name.
+def write_columns(path: str, key: IndexKey, columns: Columns) -> None:
+    """Write a cache file under a temporary name, then rename it, so that no incomplete file has the final name.
 
-    If one that holds the same has that name by now, it stays: others may have mapped it.
+    A file with the same columns stays, since other processes may have mapped it.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     new = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.chunks-new")
     data = os.stat(key.path)
-    # Whoever may read the data may read their index, and nobody else may write it: it would not be believed.
+    # Readable for whoever may read the data; writable for the owner only, or it would not be trusted.
     mode = data.st_mode & 0o444 | 0o200
     try:
         with open(new, "xb", opener=functools.partial(os.open, mode=mode)) as file:
@@ -193,7 +192,7 @@ def write(path: str, key: IndexKey, columns: Columns) -> None:
                 file.write(column)
                 total = zlib.crc32(column, total)
             file.write(total.to_bytes(SUM_BYTES, "little"))
-        if not _holds(path, key, columns):
+        if not _has_columns(path, key, columns):
             os.replace(new, path)
     finally:
         try:  # noqa: SIM105  # an interrupt can come when `suppress` is called, before anything is removed
@@ -202,10 +201,10 @@ def write(path: str, key: IndexKey, columns: Columns) -> None:
             pass
 
 
-def _holds(path: str, key: IndexKey, columns: Columns) -> bool:
-    """Whether a file holds these very columns."""
+def _has_columns(path: str, key: IndexKey, columns: Columns) -> bool:
+    """Whether a cache file holds the same columns."""
     try:
-        offsets, sizes, masks, _ = read(path, key)
+        offsets, sizes, masks, _ = read_columns(path, key)
     except (OSError, ValueError):
         return False
     same = np.array_equal(offsets, columns.offsets) and np.array_equal(sizes, columns.sizes)

@@ -1,11 +1,14 @@
-"""`OpenFile`: the handles on one file, which is checked to be the one that was looked at."""
+"""`OpenFile`: the handles on one file; `OpenFiles`: the files of a source, with a limit on how many are open."""
 
 from __future__ import annotations
 
+import collections
 import errno
 import io
+import logging
 import mmap
 import os
+import resource
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,53 +19,56 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, CorruptError, MissingError
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
 from lit_async_data.sources.hdf5.storage.failures import (
     as_source_errors,
     errno_of,
-    opened,
-    opened_raw,
+    open_h5py,
+    open_raw,
     source_error,
 )
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity, Others
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 from lit_async_data.threads import ProcessGuard
 
 # Seconds that `close` waits for a thread that is opening the file.
 LOCK_S = 1.0
-# libhdf5 keeps chunks of this many bytes, or two if they are larger, for each dataset that it reads.
+# libhdf5 caches chunks of this many bytes per dataset, or two chunks if they are larger.
 H5PY_CACHE_BYTES = 2**20
-# From this size on, pread is about as fast as a map: 0.89 to 0.98 of its speed for 600 kB, 0.98 to 1.03 for 2.4 MB, 0.8
-# to 1.2 for 150 kB. And a file that shrinks is then an error, while touching a map of it ends the process.
+# Rows of this size and more are read by pread, which is about as fast as a map: 0.8 to 1.2 of its speed for 150 kB,
+# 0.89 to 0.98 for 600 kB, 0.98 to 1.03 for 2.4 MB. If the file shrinks, pread fails; touching a map ends the process.
 PREAD_BYTES = 512 * 1024
-# The same for what is decoded then, which takes many times as long as reading it.
+# The same limit for compressed chunks. Decoding takes many times as long as reading.
 PREAD_CHUNK_BYTES = 32 * 1024
+
+_log = logging.getLogger(__name__)
 
 
 class OpenFile:
-    """The handles on one file, opened on first use and checked to be the file that was looked at.
+    """The handles on one file, opened on first use. Checks that the file is the one the source was built from.
 
     Args:
         path: The file.
-        identity: What it was when the source was built.
-        others: Other files that its values lie in, and what they were.
-        mapped: Whether a map of it may be used.
+        identity: Its identity when the source was built.
+        external: Other files with values of its datasets, and their identities.
+        mapped: Whether the file may be mapped.
     """
 
-    def __init__(self, path: str, identity: FileIdentity, *, others: Others = (), mapped: bool = True) -> None:
+    def __init__(self, path: str, identity: FileIdentity, *, external: ExternalFiles = (), mapped: bool = True) -> None:
         self.path = path
-        self._others = others
+        self._external = external
         self.mapped = mapped
         self._identity = identity
         self._lock = threading.Lock()
         self._readers: set[weakref.ref[Reading]] = set()
-        # The time of the last change of any kind at which pieces of a file were compared, by path.
-        self._seen: dict[str, int] = {}
+        # By path: the ctime at which the pieces of the file were last compared.
+        self._compared_ctimes: dict[str, int] = {}
         self._reset()
 
     def _reset(self) -> None:
         self._process: ProcessGuard | None = None  # of the process that opened the handles
-        self._closer: weakref.finalize[Any, Any] | None = None
-        self._leaving = False
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._close_pending = False
         self._file: io.FileIO | None = None
         self._descriptor: int | None = None  # of that file
         self._maps: dict[bool, npt.NDArray[np.uint8]] = {}
@@ -70,12 +76,12 @@ class OpenFile:
         self._datasets: dict[str, h5py.Dataset] = {}
 
     def descriptor(self) -> int:
-        """A file descriptor; `check` tells whether it is on the file that was looked at.
+        """The file descriptor. Only `check` verifies that it belongs to the original file.
 
         Raises:
             MissingError: The file is gone.
-            FormatError: There is a pipe or a folder in its place.
-            SourceError: The system does not open it; says what to do.
+            FormatError: A pipe or a folder has replaced it.
+            SourceError: The system refuses to open it.
             WorkerError: This process is a fork of the one that opened it.
         """
         self.check_process()
@@ -84,29 +90,29 @@ class OpenFile:
         with self._lock:
             if self._descriptor is None:
                 self._process = ProcessGuard()
-                # Each step that an interrupt has kept from being done is done when it is asked for again.
-                self._file = self._file or opened_raw(self.path)
-                self._closer = self._closer or weakref.finalize(self, self._file.close)
+                # The next call repeats every step that an interrupt prevented.
+                self._file = self._file or open_raw(self.path)
+                self._finalizer = self._finalizer or weakref.finalize(self, self._file.close)
                 self._descriptor = self._file.fileno()
             return self._descriptor
 
     def check(self) -> None:
-        """Make sure that the file is what it was.
+        """Check that the file has not changed.
 
-        To be called before and after every read: a file that shrinks gives zeros through h5py and kills the process
-        through a map, and one that is written to gives a mixture.
+        Call this before and after every read: from a file that shrank, h5py reads zeros and a map ends the process; a
+        file that is being written yields a mix of old and new values.
 
         Raises:
-            ChangedError: It is not; says what differs.
+            ChangedError: The file has changed; the message says how.
         """
-        # Once per file and batch: a descriptor that is there belongs to this process, or `check_process` has failed.
+        # Runs for every file and batch. An open descriptor belongs to this process, or `check_process` has raised.
         self._check_same(self.descriptor() if self._descriptor is None else self._descriptor)
-        for path, was in self._others:
+        for path, was in self._external:
             try:
-                self._check_other(path, was)
+                self._check_external(path, was)
             except OSError as error:
                 raise MissingError(
-                    f"{path}, which {self.path} takes values from, is gone: {error}", file=path
+                    f"{path}: cannot be opened ({error}), and {self.path} takes values from it; restore it", file=path
                 ) from error
 
     def _check_same(self, descriptor: int) -> None:
@@ -114,51 +120,52 @@ class OpenFile:
         same = now.st_mtime_ns == was.mtime_ns and now.st_size == was.size
         if not same or now.st_ino != was.inode or now.st_dev != was.device:
             _refuse_changed(self.path, was, now)
-        if now.st_ctime_ns != self._seen.get(self.path, was.ctime_ns):
+        if now.st_ctime_ns != self._compared_ctimes.get(self.path, was.ctime_ns):
             self._check_pieces(self.path, was, now, descriptor)
 
-    def _check_other(self, path: str, was: FileIdentity) -> None:
+    def _check_external(self, path: str, was: FileIdentity) -> None:
         now = os.stat(path)
         _refuse_changed(path, was, now)
-        if now.st_ctime_ns != self._seen.get(path, was.ctime_ns):
+        if now.st_ctime_ns != self._compared_ctimes.get(path, was.ctime_ns):
             with open(path, "rb", buffering=0) as file:
                 self._check_pieces(path, was, now, file.fileno())
 
     def _check_pieces(self, path: str, was: FileIdentity, now: os.stat_result, descriptor: int) -> None:
-        """Of a file of which something has changed, but nothing else shows what: rights, links, or its values."""
-        if not was.holds(descriptor):
+        """Compare pieces of a file if only its ctime has changed: by chmod, a new link, or a hidden write."""
+        if not was.matches(descriptor):
             raise ChangedError(
-                f"{path} was written to since the source was built, and its time of writing set back; build it again",
+                f"{path}: was written to since the source was built, and its modification time was set back; build the "
+                "source again",
                 file=path,
             )
-        self._seen[path] = now.st_ctime_ns
+        self._compared_ctimes[path] = now.st_ctime_ns
 
-    def map(self, *, at_random: bool = True) -> npt.NDArray[np.uint8]:
-        """The bytes of the whole file, read-only; pages are read as they are touched.
+    def map(self, *, random_access: bool = True) -> npt.NDArray[np.uint8]:
+        """The bytes of the whole file, read-only. The kernel reads pages when they are touched.
 
         Args:
-            at_random: Whether what is wanted is fetched by name (`ReadAhead`); else every page that is missing is read
-                with its neighbours, up to several MiB of them.
+            random_access: Disables the kernel's own read-ahead, since `ReadAhead` fetches what will be read. Otherwise
+                the kernel reads every missing page with up to several MiB of its neighbours.
         """
         descriptor = self.descriptor()
-        mapped_before = self._maps.get(at_random)
+        mapped_before = self._maps.get(random_access)
         if mapped_before is not None:
             return mapped_before
         with self._lock:
-            if at_random not in self._maps:
+            if random_access not in self._maps:
                 with as_source_errors(self.path, "cannot be mapped", file=self.path):
                     mapped = mmap.mmap(descriptor, self._identity.size, access=mmap.ACCESS_READ)
-                if at_random and is_cold(descriptor, 0) is not None:
+                if random_access and is_cold(descriptor, 0) is not None:
                     mapped.madvise(mmap.MADV_RANDOM)
-                self._maps[at_random] = np.frombuffer(mapped, np.uint8)
-            return self._maps[at_random]
+                self._maps[random_access] = np.frombuffer(mapped, np.uint8)
+            return self._maps[random_access]
 
     def read_at(self, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill ``out`` with the bytes from an offset on.
 
         Raises:
-            ChangedError: The file ends before that.
-            SourceError: The system does not read them, tried twice; names the byte.
+            ChangedError: The file ends too early.
+            SourceError: The system failed to read twice; the message names the byte.
         """
         descriptor, view, done = self.descriptor(), out.data, 0
         while done < len(view):
@@ -168,14 +175,14 @@ class OpenFile:
                 got = self._read_again(error, descriptor, view[done:], offset + done)
             if not got:
                 raise ChangedError(
-                    f"{self.path} ends at byte {offset + done}, in the middle of a sample: it shrank since the source "
-                    "was built; build it again",
+                    f"{self.path}: ends at byte {offset + done}, in the middle of a sample, so it shrank since the "
+                    "source was built; build the source again",
                     file=self.path,
                 )
             done += got
 
     def _read_again(self, error: OSError, descriptor: int, view: memoryview, offset: int) -> int:
-        """Read once more after an error of input or output, which may pass."""
+        """Read once more after an input/output error, which may be transient."""
         try:
             if errno_of(error) != errno.EIO:
                 raise error
@@ -185,7 +192,7 @@ class OpenFile:
             raise source_error(again, where, "cannot be read", file=self.path) from again
 
     def bytes_at(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """Some bytes: of the map, if they are few and there may be one, else a copy.
+        """The bytes at an offset: a view of the map if they are few and maps are allowed, else a copy.
 
         Raises:
             ChangedError: As `read_at`.
@@ -197,7 +204,7 @@ class OpenFile:
         return found
 
     def pieces(self, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes at each of several places, one after the other; as `bytes_at`."""
+        """Yields the bytes at each of several offsets, as `bytes_at` returns them."""
         mapped = self.map() if self.mapped else None
         for offset, size in zip(offsets, sizes, strict=True):
             if mapped is not None and size < PREAD_CHUNK_BYTES:
@@ -206,64 +213,64 @@ class OpenFile:
                 yield self.bytes_at(offset, size)
 
     def enter(self, reader: Reading) -> None:
-        """Check the file, and keep it open until all readers have left."""
+        """Check the file and keep it open until the last reader leaves."""
         self.check_process()  # before the lock, which another thread may have held when this process was forked
         try:
             with self._lock:
                 self._readers.add(weakref.ref(reader))
             self.check()
         except BaseException:
-            self._leave(reader)
+            self._end_read(reader)
             raise
 
     def leave(self, reader: Reading, error: BaseException | None) -> None:
-        """Check the file again, where nothing has gone wrong yet, and let it be closed."""
+        """Check the file again, unless the reader has failed, and let it be closed."""
         try:
-            # A file that is written to is no damaged one: that is looked at first.
+            # A changed file may look damaged: report the change.
             if error is None or isinstance(error, CorruptError):
                 self.check()
         finally:
-            self._leave(reader)
+            self._end_read(reader)
 
-    def _leave(self, reader: Reading) -> None:
+    def _end_read(self, reader: Reading) -> None:
         with self._lock:
             self._readers.discard(weakref.ref(reader))
-            if self._leaving and not self._read:
+            if self._close_pending and not self._has_readers:
                 self._close()
 
     @property
-    def _read(self) -> bool:
-        """Whether anybody reads it. Who was interrupted before it could leave is no more."""
+    def _has_readers(self) -> bool:
+        # An interrupted reader that never left has been freed.
         self._readers = {reader for reader in self._readers if reader() is not None}
         return bool(self._readers)
 
     def dataset(self, name: str, chunk_bytes: int) -> h5py.Dataset:
-        """A dataset through h5py, with a chunk cache that holds at least two of its chunks; none where they are 0."""
+        """A dataset opened by h5py, whose chunk cache holds at least two chunks; no cache if ``chunk_bytes`` is 0."""
         self.check_process()
         with self._lock:
             if self._h5py is None:
-                found = opened(self.path)
-                # By path, unlike the descriptor: it may be another file by now.
-                self._check_same(found.id.get_vfd_handle())
-                self._h5py, self._process = found, ProcessGuard()
+                file = open_h5py(self.path)
+                # h5py opens by path, which may lead to another file than the descriptor by now.
+                self._check_same(file.id.get_vfd_handle())
+                self._h5py, self._process = file, ProcessGuard()
             if name not in self._datasets:
                 access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-                # Slots of the cache's table: a prime well above the chunks it can hold, as HDF5 advises.
+                # Hash slots: a prime well above the number of cached chunks, as HDF5 advises.
                 access.set_chunk_cache(12421, max(H5PY_CACHE_BYTES, 2 * chunk_bytes) if chunk_bytes else 0, 0.75)
                 self._datasets[name] = h5py.Dataset(h5py.h5d.open(self._h5py.id, name.encode(), access))
             return self._datasets[name]
 
     def close(self) -> None:
-        """Close every handle, now or when the last reader has left. The map goes with the last array made from it."""
+        """Close every handle, now or when the last reader leaves. A map lives until the last array that views it."""
         locked: list[bool] = []
         try:
-            # With a time-out: a thread may be stuck while it opens the file, on a disk that is gone. Called by C: an
-            # interrupt (Ctrl-C) that comes when it has returned finds the lock noted, and releases it.
+            # With a timeout: another thread may be stuck opening the file on a disk that is gone. In C: an interrupt
+            # (Ctrl-C) right after it returns finds the result in `locked`, so the lock is released.
             locked.extend(map(self._lock.acquire, (True,), (LOCK_S,)))
             if not locked[0]:
                 return
-            if self._read:
-                self._leaving = True
+            if self._has_readers:
+                self._close_pending = True
             else:
                 self._close()
         finally:
@@ -274,32 +281,34 @@ class OpenFile:
         if not self.forked:
             if self._h5py is not None:
                 self._h5py.close()
-            if self._closer is not None:
-                self._closer()
+            if self._finalizer is not None:
+                self._finalizer()
             if self._file is not None:
                 self._file.close()
         self._reset()
 
     @property
     def forked(self) -> bool:
-        """Whether the file is open in the process that this one was forked from."""
+        """Whether a parent process opened the file before it forked this one."""
         return self._process is not None and self._process.forked
 
     def check_process(self) -> None:
-        """Raise `WorkerError` if that is so."""
+        """Raise `WorkerError` if the file is `forked`."""
         if self._process is not None and self._process.forked:
             raise self._process.error(
-                f"{self.path} was opened",
-                "HDF5 handles do not survive a fork; build the source in the child, or start it by spawn",
+                f"{self.path}: was opened",
+                "HDF5 handles do not survive a fork; build the source in the child, or start the child by spawn",
                 file=self.path,
             )
 
 
 class Reading:
-    """Somebody who reads a file inside ``with``, for as long as this lives.
+    """Keeps a file open inside ``with``, and checks it before and after.
+
+    If an interrupt prevents the exit, the reading ends when this object is freed.
 
     Args:
-        file: The file, which is checked before and after, and stays open.
+        file: The file.
     """
 
     def __init__(self, file: OpenFile) -> None:
@@ -313,6 +322,64 @@ class Reading:
 
 
 def _refuse_changed(path: str, was: FileIdentity, now: os.stat_result) -> None:
-    what = was.difference(FileIdentity.of(now))
-    if what is not None:
-        raise ChangedError(f"{path} {what} since the source was built; build it again", file=path)
+    change = was.difference(FileIdentity.of(now))
+    if change is not None:
+        raise ChangedError(f"{path}: {change} since the source was built; build the source again", file=path)
+
+
+class OpenFiles:
+    """The files of a source. Keeps only the most recently used ones open. Thread-safe.
+
+    Args:
+        files: All files.
+    """
+
+    def __init__(self, files: Sequence[OpenFile]) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._recently_used: collections.OrderedDict[int, None] = collections.OrderedDict()
+        # A file takes up to three descriptors, its map included. A quarter of the limit is left to other code.
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._max_open = max(limit // 4, 1)
+        if len(files) > self._max_open:
+            _log.warning(
+                "only %d of %d files stay open, since this process may open %d: reading them in random order reopens "
+                "them again and again; ulimit -n %d would be enough",
+                self._max_open,
+                len(files),
+                limit,
+                4 * len(files),
+            )
+
+    def __getitem__(self, number: int) -> OpenFile:
+        return self._files[number]
+
+    def use(self, number: int) -> Reading:
+        """Return what keeps a file open inside ``with``. Closes the least recently used one if too many are open."""
+        oldest = self._mark_used(number)
+        if oldest is not None:
+            self._files[oldest].close()
+        return Reading(self._files[number])
+
+    @property
+    def forked(self) -> bool:
+        """Whether a parent process opened any of the files before it forked this one."""
+        return any(file.forked for file in self._files)
+
+    def check_process(self) -> None:
+        """Raise `WorkerError` if any file is `forked`."""
+        for file in self._files:
+            file.check_process()
+
+    def _mark_used(self, number: int) -> int | None:
+        with self._lock:
+            self._recently_used[number] = None
+            self._recently_used.move_to_end(number)
+            return self._recently_used.popitem(last=False)[0] if len(self._recently_used) > self._max_open else None
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files:
+            file.close()
+        with self._lock:
+            self._recently_used.clear()

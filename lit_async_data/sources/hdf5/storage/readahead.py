@@ -1,4 +1,4 @@
-"""`ReadAhead`: has the kernel fetch pieces of a file from the disk before they are read, if they are not in memory."""
+"""`ReadAhead`: has the kernel fetch pieces of a file from disk before they are read."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 
-# Pieces that are asked whether they are in memory before the kernel is told to fetch many: each takes 0.8 µs, and
-# telling it what it has already halves the speed.
+# Pieces that are probed for being in memory before the kernel is told to fetch. A probe takes 0.8 µs; telling the
+# kernel to fetch what it already has halves the speed of reading.
 PROBES = 8
-# The kernel may fetch no more than this in one call, whatever it is asked for.
-FETCHED_BYTES = 128 * 1024
+# The kernel may ignore what one call asks for beyond this size.
+MAX_FETCH_BYTES = 128 * 1024
 
 
 class ReadAhead:
-    """What is known of how much of a file is in memory. Safe from several threads.
+    """Fetches pieces of one file, if a probe finds some of them cold. Thread-safe.
 
     Attributes:
-        cold: Whether, of the pieces looked at last, some had to come from the disk.
+        cold: Whether the last probe found a piece that is not in memory.
     """
 
     def __init__(self, file: OpenFile) -> None:
@@ -29,11 +29,11 @@ class ReadAhead:
         self.cold = True
 
     def fetch(self, offsets: Indices, sizes: Indices | int) -> None:
-        """Tell the kernel to fetch pieces, if it seems that some are not in memory. It does so while this returns.
+        """Tell the kernel to fetch pieces if some of them are not in memory. Returns before they are there.
 
         Args:
-            offsets: int64, shape (n,): where each piece begins; below 0 for one that is not there.
-            sizes: Bytes of each, or of all.
+            offsets: int64, shape (n,): where each piece begins; negative for a piece that was never written.
+            sizes: Bytes of each piece, or of all.
         """
         there = offsets >= 0
         begins, ends = offsets[there], (offsets + sizes)[there]
@@ -41,13 +41,13 @@ class ReadAhead:
         self.cold = any(is_cold(descriptor, at) for at in begins[:: max(len(begins) // PROBES, 1)].tolist())
         if not self.cold:
             return
-        for first, end in _joined(begins, ends):
-            for begin in range(first, end, FETCHED_BYTES):
-                os.posix_fadvise(descriptor, begin, min(FETCHED_BYTES, end - begin), os.POSIX_FADV_WILLNEED)
+        for first, end in _merged(begins, ends):
+            for begin in range(first, end, MAX_FETCH_BYTES):
+                os.posix_fadvise(descriptor, begin, min(MAX_FETCH_BYTES, end - begin), os.POSIX_FADV_WILLNEED)
 
 
-def _joined(begins: Indices, ends: Indices) -> list[tuple[int, int]]:
-    """Pieces in the order of the file, those that touch made one."""
+def _merged(begins: Indices, ends: Indices) -> list[tuple[int, int]]:
+    """Pieces in file order, with adjacent and overlapping ones merged."""
     order = np.argsort(begins)
     begins, ends = begins[order], np.maximum.accumulate(ends[order])
     breaks = np.flatnonzero(begins[1:] > ends[:-1]) + 1

@@ -1,7 +1,7 @@
-"""What libhdf5 says of the chunks of a dataset: records, believed only if all of them can be true together.
+"""The chunk records of libhdf5: read and checked before anything relies on them.
 
-Records that no writer can have meant are damage, and an error: h5py takes them as they are, and delivers memory that
-was never written, or the bytes of other chunks. What is only unusual is left to h5py.
+Records that no writer can have meant are an error: h5py would return uninitialised memory, or bytes of other chunks.
+Datasets whose records are merely unusual are left to h5py.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError, SourceError
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, SUM_BYTES, Filter, filters_of
-from lit_async_data.sources.hdf5.storage.failures import FOREIGN, source_error
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, source_error
 from lit_async_data.sources.hdf5.storage.index_file import Columns
 
-# A chunk's address behind the smallest superblock there is, counted from the end of the user block.
+# Address of the first byte after the smallest superblock, counted from the end of the user block.
 FIRST_BYTE = 48
-# From this many chunks on, the log reports that an index is being built: it takes seconds.
+# From this many chunks on, the log reports that an index is being built, which takes seconds.
 MANY_CHUNKS = 2 * 10**6
-# Records looked at together while an index is built or checked: few temporaries, few calls.
+# Records handled per step while an index is built or checked: keeps temporaries small and calls few.
 BLOCK = 2**16
 
 _log = logging.getLogger(__name__)
 
 
 def columns_of(dataset: h5py.Dataset) -> Columns | None:
-    """The columns as libhdf5 has them; None if they are unusual, so that h5py must read.
+    """The chunk records of a dataset as columns; None if they are unusual, so that h5py must read.
 
     Raises:
-        CorruptError: They cannot be true; names a chunk.
+        CorruptError: The records are impossible; names a chunk.
         SourceError: The system does not let libhdf5 read them.
     """
     chunk, grid = np.array(dataset.chunks), grid_of(dataset)
@@ -45,97 +45,97 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
     if chunks >= MANY_CHUNKS:
         _log.info("indexing up to %d chunks of %s:%s, 1 to 2 µs each", chunks, dataset.file.filename, dataset.name)
     columns = Columns(np.full(chunks, -1, np.int64), np.zeros(chunks, np.uint32), np.zeros(chunks, np.uint32))
-    possible, usual = _Possible.of(dataset), True
+    rules, usual = _ChunkRules.of(dataset), True
 
-    def enter(records: npt.NDArray[np.int64]) -> bool:
+    def consume(records: npt.NDArray[np.int64]) -> bool:
         nonlocal usual
         corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
         places, inside = np.divmod(corners, chunk)
         outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
         if outside.any():
-            raise possible.corrupt(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
-        if not possible.all_of(offsets, sizes, masks):
-            possible.refuse_impossible(corners, offsets, sizes, masks)
-            usual = False  # but one of the others may be impossible
+            raise rules.corrupt_error(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
+        if not rules.allow(offsets, sizes, masks):
+            rules.check(corners, offsets, sizes, masks)
+            usual = False  # go on: a later record may be impossible
         at = np.ravel_multi_index(tuple(places.T), grid)
         twice, number = columns.offsets[at] >= 0, np.arange(at.size)
         columns.offsets[at] = number
-        twice |= columns.offsets[at] != number  # another of this block has taken its place
+        twice |= columns.offsets[at] != number  # two records of this block have the same place
         if twice.any():
-            raise possible.corrupt(corners[twice.argmax()], "is listed twice")
+            raise rules.corrupt_error(corners[twice.argmax()], "is listed twice")
         columns.offsets[at], columns.sizes[at], columns.masks[at] = offsets, sizes.astype(np.uint32), masks
         return True
 
-    if not records_of(dataset, enter):
+    if not records_of(dataset, consume):
         return None
-    there = np.flatnonzero(columns.offsets >= 0)
+    written = np.flatnonzero(columns.offsets >= 0)
 
     def corner_of(number: int) -> npt.NDArray[Any]:
-        corner: npt.NDArray[Any] = np.array(np.unravel_index(there[number], grid)) * chunk
+        corner: npt.NDArray[Any] = np.array(np.unravel_index(written[number], grid)) * chunk
         return corner
 
-    _refuse_overlap(possible, columns.offsets[there], columns.sizes[there], corner_of)
+    _check_overlap(rules, columns.offsets[written], columns.sizes[written], corner_of)
     return columns if usual else None
 
 
 def check_records(dataset: h5py.Dataset) -> None:
-    """Make sure that the records of a dataset which h5py must read can be true, apart from where chunks belong.
+    """Check the records of a dataset that h5py must read, except where each chunk belongs in the dataset.
 
     Raises:
-        CorruptError: They cannot; names a chunk.
+        CorruptError: The records are impossible; names a chunk.
         SourceError: The system does not let libhdf5 read them.
     """
-    possible, rank = _Possible.of(dataset), len(dataset.shape)
-    entered: list[npt.NDArray[np.int64]] = []
+    rules, rank = _ChunkRules.of(dataset), len(dataset.shape)
+    blocks: list[npt.NDArray[np.int64]] = []
 
-    def enter(records: npt.NDArray[np.int64]) -> bool:
+    def consume(records: npt.NDArray[np.int64]) -> bool:
         masks, offsets, sizes = records[:, rank:].T
-        if not possible.all_of(offsets, sizes, masks):
-            possible.refuse_impossible(records[:, :rank], offsets, sizes, masks)
-        entered.append(records)
+        if not rules.allow(offsets, sizes, masks):
+            rules.check(records[:, :rank], offsets, sizes, masks)
+        blocks.append(records)
         return True
 
-    if records_of(dataset, enter) and entered:
-        found = np.concatenate(entered)
-        _refuse_overlap(possible, found[:, -2], found[:, -1], lambda number: found[number, :rank])
+    if records_of(dataset, consume) and blocks:
+        records = np.concatenate(blocks)
+        _check_overlap(rules, records[:, -2], records[:, -1], lambda number: records[number, :rank])
 
 
-def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], bool]) -> bool:
-    """Have what libhdf5 says of each chunk that is there entered, a row each: its corner, filter mask, offset and size.
+def records_of(dataset: h5py.Dataset, consume: Callable[[npt.NDArray[np.int64]], bool]) -> bool:
+    """Pass the record of every written chunk to ``consume``, one row each: corner, filter mask, offset and size.
 
-    About 1 µs per chunk in this way; asking for one after the other is quadratic.
+    Takes about 1 µs per chunk; asking libhdf5 for one chunk after the other takes quadratic time.
 
     Args:
-        dataset: Open.
-        enter: Gets some rows at a time, and says whether to go on.
+        dataset: An open dataset.
+        consume: Receives a block of rows; returns whether to continue.
 
     Returns:
-        Whether all were entered; not where one has an address that no integer holds, which libhdf5 refuses to read.
+        Whether all records were passed on. False if an address exceeds int64, which h5py cannot represent.
 
     Raises:
-        CorruptError: libhdf5 cannot go through them.
-        SourceError: The system does not let it.
+        CorruptError: libhdf5 cannot list the chunks.
+        SourceError: The system does not let libhdf5 read them.
     """
     records = array.array("q")
     width = len(dataset.shape) + 3
 
-    def flushed() -> bool:
+    def flush() -> bool:
         rows = np.array(records, np.int64).reshape(-1, width)
         del records[:]
-        return not len(rows) or enter(rows)
+        return not len(rows) or consume(rows)
 
-    def take(info: Any) -> bool | None:
+    def add(info: Any) -> bool | None:
         corner, mask, offset, size = info
         records.extend((*corner, mask, offset, size))
-        return True if len(records) >= BLOCK * width and not flushed() else None  # whatever is not None ends it
+        return True if len(records) >= BLOCK * width and not flush() else None  # any value but None ends the iteration
 
     try:
-        return dataset.id.chunk_iter(take) is None and flushed()
+        return dataset.id.chunk_iter(add) is None and flush()
     except OverflowError:
         return False
     except SourceError:
         raise
-    except FOREIGN as error:
+    except LIBRARY_ERRORS as error:
         path = dataset.file.filename
         raise source_error(
             error, f"{path}:{dataset.name}", "has chunks that libhdf5 cannot list", file=path, dataset=dataset.name
@@ -143,8 +143,8 @@ def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], b
 
 
 @dataclasses.dataclass(frozen=True)
-class _Possible:
-    """What can be true of the chunks of a dataset: their bytes undecoded, their filters, and where they may lie."""
+class _ChunkRules:
+    """What holds for the chunks of a dataset: decoded size, filters, and the range of valid addresses."""
 
     path: str
     name: str
@@ -154,7 +154,7 @@ class _Possible:
     end: int
 
     @classmethod
-    def of(cls, dataset: h5py.Dataset) -> _Possible:
+    def of(cls, dataset: h5py.Dataset) -> _ChunkRules:
         return cls(
             dataset.file.filename,
             dataset.name or "",
@@ -164,8 +164,8 @@ class _Possible:
             os.fstat(dataset.file.id.get_vfd_handle()).st_size,
         )
 
-    def all_of(self, offsets: npt.NDArray[Any], sizes: npt.NDArray[Any], masks: npt.NDArray[Any]) -> bool:
-        """Whether chunks that are there may lie so."""
+    def allow(self, offsets: npt.NDArray[Any], sizes: npt.NDArray[Any], masks: npt.NDArray[Any]) -> bool:
+        """Whether all of these chunks are usual and possible."""
         return bool(
             (sizes < 2**32).all()
             and (offsets >= self.user_block + FIRST_BYTE).all()
@@ -175,45 +175,45 @@ class _Possible:
         )
 
     def _sizes_fit(self, sizes: npt.NDArray[Any], masks: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Which chunks have as many bytes as what their filters make; of a filter that packs, any."""
+        """Which stored sizes fit the decoded size and the filters. Filters that compress allow any size."""
         fits = sizes > 0
         for mask in np.unique(masks).tolist() if masks.any() else [0]:
-            applied = [which for number, which in enumerate(self.filters) if not mask >> number & 1]
-            if not any(which.packs for which in applied):
-                sums = SUM_BYTES * sum(which.number == FLETCHER32 for which in applied)
-                # Without the sums where a dataset was told not to filter chunks at an edge.
+            applied = [each for number, each in enumerate(self.filters) if not mask >> number & 1]
+            if not any(each.changes_size for each in applied):
+                sums = SUM_BYTES * sum(each.number == FLETCHER32 for each in applied)
+                # Without checksums if the dataset leaves edge chunks unfiltered.
                 fits &= (masks != mask) | (sizes == self.nbytes + sums) | (sizes == self.nbytes)
         return fits
 
-    def refuse_impossible(
+    def check(
         self,
         corners: npt.NDArray[Any],
         offsets: npt.NDArray[Any],
         sizes: npt.NDArray[Any],
         masks: npt.NDArray[Any],
     ) -> None:
-        """Raise `CorruptError` if one of these is impossible, and not only unusual.
+        """Raise `CorruptError` if a chunk is impossible rather than unusual.
 
-        Unusual are a chunk of 4 GiB and more; an address that counts from the end of the user block, as before HDF5
-        1.14.4; and bits of a mask beyond the filters, of which libhdf5 takes no notice: some writers set all bits.
+        Unusual are chunks of 4 GiB and more; addresses counted from the end of the user block, as before HDF5 1.14.4;
+        and mask bits beyond the filters, which libhdf5 ignores and some writers set.
         """
         ends = offsets + sizes
         reasons = {
-            "lies in the head of the file": offsets < FIRST_BYTE,
-            f"ends behind the {self.end} bytes of the file; was it truncated?": (ends > self.end) | (ends < offsets),
-            f"is no chunk: one has {self.nbytes} bytes before its filters, which are "
-            f"{', '.join(str(which.number) for which in self.filters) or 'none'}": ~self._sizes_fit(sizes, masks),
+            "begin in the head of the file": offsets < FIRST_BYTE,
+            f"end behind the {self.end} bytes of the file; was it truncated?": (ends > self.end) | (ends < offsets),
+            f"have the wrong size: a chunk has {self.nbytes} bytes before its filters, which are "
+            f"{', '.join(str(each.number) for each in self.filters) or 'none'}": ~self._sizes_fit(sizes, masks),
         }
         for reason, wrong in reasons.items():
             if wrong.any():
                 at = int(wrong.argmax())
-                raise self.corrupt(corners[at], f"of {sizes[at]} bytes at byte {offsets[at]} {reason}")
+                raise self.corrupt_error(corners[at], f"its {sizes[at]} bytes at byte {offsets[at]} {reason}")
 
-    def corrupt(self, corner: npt.NDArray[Any], what: str) -> CorruptError:
-        """The error that names a chunk."""
+    def corrupt_error(self, corner: npt.NDArray[Any], problem: str) -> CorruptError:
+        """The error for the chunk at a corner."""
         chunk = tuple(int(n) for n in corner)
         return CorruptError(
-            f"{self.path}:{self.name}, chunk {chunk} {what}; the file is damaged: restore it, or write the dataset "
+            f"{self.path}:{self.name}, chunk {chunk}: {problem}; the file is damaged: restore it, or write the dataset "
             "again from what can be read of it",
             file=self.path,
             dataset=self.name.strip("/"),
@@ -221,25 +221,25 @@ class _Possible:
 
 
 def plausible(dataset: h5py.Dataset, columns: Columns) -> bool:
-    """Whether columns that were kept can be true, but for chunks that overlap: that takes longer than all the rest."""
-    possible = _Possible.of(dataset)
+    """Whether columns from a cache are possible. Does not check for overlaps, which takes longer than all the rest."""
+    rules = _ChunkRules.of(dataset)
     for begin in range(0, len(columns.offsets), BLOCK):
         offsets, sizes, masks = (column[begin : begin + BLOCK] for column in columns[:3])
-        there = offsets != -1
-        if not there.all():
-            offsets, sizes, masks = offsets[there], sizes[there], masks[there]
-        if not possible.all_of(offsets, sizes, masks):
+        written = offsets != -1
+        if not written.all():
+            offsets, sizes, masks = offsets[written], sizes[written], masks[written]
+        if not rules.allow(offsets, sizes, masks):
             return False
     return True
 
 
-def _refuse_overlap(
-    possible: _Possible,
+def _check_overlap(
+    rules: _ChunkRules,
     offsets: npt.NDArray[np.int64],
     sizes: npt.NDArray[Any],
     corner_of: Callable[[int], npt.NDArray[Any]],
 ) -> None:
-    """Raise `CorruptError` if two chunks share a byte: then one ends behind the beginning of that which begins next."""
+    """Raise `CorruptError` if two chunks share a byte."""
     begins, ends = np.sort(offsets), np.sort(offsets + sizes)
     if not (begins[1:] < ends[:-1]).any():
         return
@@ -247,9 +247,9 @@ def _refuse_overlap(
     reached = np.maximum.accumulate((offsets + sizes)[order])
     at = int((begins[1:] < reached[:-1]).argmax())
     one, other = (corner_of(number) for number in order[at : at + 2].tolist())
-    raise possible.corrupt(other, f"at byte {begins[at + 1]} lies in the bytes of chunk {tuple(one.tolist())}")
+    raise rules.corrupt_error(other, f"overlaps chunk {tuple(one.tolist())} at byte {begins[at + 1]}")
 
 
 def grid_of(dataset: h5py.Dataset) -> tuple[int, ...]:
-    """How many chunks there are along each axis, the last perhaps not whole."""
+    """Number of chunks along each axis, with a partial last one."""
     return tuple(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks or (), strict=True))

@@ -1,4 +1,4 @@
-"""Whether what is to be read of a file is in memory already."""
+"""`is_cold`: whether bytes of a file must come from disk."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 
 
 def is_cold(descriptor: int, offset: int) -> bool | None:
-    """Whether a byte of a file must come from the disk; None where the system cannot say."""
+    """Whether a byte of a file is not in memory; None if the system cannot tell."""
     try:
         os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
     except BlockingIOError:
         return True
     except OSError as error:
-        # Of a disk that fails, the read itself will say so.
+        # If the disk fails, the read itself will report it.
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.EIO):
             raise
         return None

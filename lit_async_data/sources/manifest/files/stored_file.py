@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
+from lit_async_data.sources.file_times import changed_recently
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 
 # Most paths: names below the root, of which none is hidden, nor "." or "..". Others are looked at more closely.
@@ -22,8 +23,6 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _IS_A_LINK = (errno.ELOOP, errno.EMLINK)
 # Fails for what is not in memory. Where the system cannot say, nothing is read straight to its place.
 _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
-# What was written to longer ago is not being written to; but by way of a map, which no time tells of.
-_YOUNG_NS = 2 * 10**9
 # What takes longer came from elsewhere, where the system cannot say.
 _SLOW_S = 1e-3
 # As much as one call of read may be asked for everywhere.
@@ -168,7 +167,7 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = A
         (number,) = opened
         # Looked at afterwards: one that grew or was written to meanwhile is not taken for whole.
         read, found = os.preadv(number, parts, 0, _AT_ONCE), os.fstat(number)
-        return read == nbytes == found.st_size and not _young(found)
+        return read == nbytes == found.st_size and not changed_recently(found.st_mtime_ns)
     except OSError:
         return False
     finally:
@@ -201,7 +200,7 @@ def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple
         data = _all_bytes(number, path, state.st_size)
         if os.fstat(number).st_mtime_ns != state.st_mtime_ns:
             raise _changed(path)
-        if _young(state):  # a write that goes on may have begun before, and is not told again
+        if changed_recently(state.st_mtime_ns):  # a write that goes on may have begun before, and is not told again
             os.lseek(number, 0, os.SEEK_SET)
             if _all_bytes(number, path, state.st_size) != data:
                 raise _changed(path)
@@ -213,10 +212,6 @@ def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple
         if opened:
             os.close(opened[0])
     return data, time.perf_counter() - started > _SLOW_S if cold is None else cold
-
-
-def _young(state: os.stat_result) -> bool:
-    return abs(time.time_ns() - state.st_mtime_ns) < _YOUNG_NS
 
 
 def _changed(path: str) -> ChangedError:

@@ -16,7 +16,6 @@ import logging
 import operator
 import os
 import secrets
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ import numpy as np
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.cache_files import ForeignError, is_foreign, on_network, opened, own_name, owner
+from lit_async_data.sources.file_times import changed_recently
 from lit_async_data.sources.manifest.table.arrow import arrow, arrow_integers, values_of
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin
 from lit_async_data.sources.manifest.table.table import Table
@@ -35,8 +35,6 @@ from lit_async_data.sources.manifest.table.table import Table
 Identity = tuple[int, int, int, int]
 # Smaller tables are read in less than a second and not kept.
 FEWEST_ROWS = 10**6
-# File systems with coarse times cannot tell two changes within this time apart.
-YOUNG_NS = 2 * 10**9
 # Increase this when the content of cache files changes.
 VERSION = 2
 CHECKSUM_BYTES = 4
@@ -133,7 +131,7 @@ class TableCache:
         path = next((path for path in self._paths(key) if not is_foreign(path)), None)
         if path is None or len(table) < FEWEST_ROWS:
             return table
-        if any(abs(time.time_ns() - max(state[2:])) < YOUNG_NS for state in key.files.values()):
+        if any(changed_recently(*state[2:]) for state in key.files.values()):
             _log.debug("%s: changed less than 2 seconds ago, so its columns are not cached yet", _first_file(key))
             return table
         try:

@@ -37,8 +37,8 @@ from lit_async_data.errors import (
     MissingError,
     SourceError,
 )
+from lit_async_data.sources import file_times
 from lit_async_data.sources.manifest.files import prefetcher as fetching
-from lit_async_data.sources.manifest.files import stored_file
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
@@ -717,7 +717,7 @@ def straight(monkeypatch):
     """Whether each file was read straight to its place."""
     if not hasattr(os, "RWF_NOWAIT"):
         pytest.skip("this system does not say what is in memory")
-    monkeypatch.setattr(stored_file, "_YOUNG_NS", 0)  # tests are faster
+    monkeypatch.setattr(file_times, "RECENT_NS", 0)  # tests are faster
     found, of = [], fetching.filled
     monkeypatch.setattr(fetching, "filled", lambda *given: found.append(of(*given)) or found[-1])
     return found
@@ -780,10 +780,10 @@ def test_an_array_of_another_type_is_not_filled_with_the_bytes_of_a_file(tmp_pat
 def test_an_array_that_was_written_a_moment_ago_is_looked_at_before_and_after(tmp_path, straight, monkeypatch):
     np.save(tmp_path / "0.npy", np.ones(3))
     source = of_paths(tmp_path, ["0.npy"], check_files="none")
-    monkeypatch.setattr(stored_file, "_YOUNG_NS", 2 * 10**9)
+    monkeypatch.setattr(file_times, "RECENT_NS", 2 * 10**9)
     written = (tmp_path / "0.npy").stat().st_mtime_ns
     for age, at_once in ((10**9, False), (3 * 10**9, True)):
-        monkeypatch.setattr(stored_file.time, "time_ns", lambda age=age: written + age)
+        monkeypatch.setattr(file_times.time, "time_ns", lambda age=age: written + age)
         assert (read(source, [0])["x"] == 1).all()
         assert straight.pop() == at_once
 

@@ -21,7 +21,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
-from lit_async_data.sources import cache_files  # noqa: E402
+from lit_async_data.sources import cache_files, file_times  # noqa: E402
 from lit_async_data.sources.manifest.table import reading, table_cache  # noqa: E402
 from lit_async_data.sources.manifest.table import table_reader as given  # noqa: E402
 
@@ -38,7 +38,7 @@ FIELDS = {"y": "species", "n": "number", "s": {"name": "size", "null": "ignore"}
 @pytest.fixture(autouse=True)
 def any_table_is_large(monkeypatch):
     monkeypatch.setattr(table_cache, "FEWEST_ROWS", 1)
-    monkeypatch.setattr(table_cache, "YOUNG_NS", 0)
+    monkeypatch.setattr(file_times, "RECENT_NS", 0)
 
 
 @pytest.fixture
@@ -170,9 +170,9 @@ def test_a_table_of_another_time_of_change_is_another(tmp_path, cache):
 
 def test_a_table_that_was_changed_a_moment_ago_is_not_kept_yet(tmp_path, cache, monkeypatch):
     path = written(tmp_path)
-    monkeypatch.setattr(table_cache, "YOUNG_NS", 2 * 10**9)
+    monkeypatch.setattr(file_times, "RECENT_NS", 2 * 10**9)
     now = [os.stat(path).st_mtime_ns + 10**9]
-    monkeypatch.setattr(table_cache.time, "time_ns", lambda: now[0])
+    monkeypatch.setattr(file_times.time, "time_ns", lambda: now[0])
     ManifestSource(path, FIELDS, table_cache=cache)
     assert not list(cache.iterdir())
     now[0] += 10**9

@@ -1,6 +1,6 @@
-"""Decoding chunked datasets band by band: `IndexedBands` without libhdf5, `H5pyBands` through it.
+"""`SlabDecoder`: decodes a chunked dataset slab by slab, without libhdf5 or through it.
 
-A *band* is what is decoded together: the samples that share chunks.
+A *slab* is a range of rows that is decoded together: the chunks that share these rows.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
 
 Array = npt.NDArray[Any]
-# Bytes of chunks whose shuffle is undone at once; they stay in a core's own cache.
+# Bytes of chunks that are unshuffled together. They fit into the L2 cache of a core.
 PLANES_BYTES = 256 * 1024
-# Below it, Python's lock is kept while a chunk is copied; see `_read_planes`.
+# Smaller chunks are copied without releasing the GIL; see `_read_planes`.
 COPY_BYTES = 64 * 1024
 
 
-class Bands(Protocol):
-    """Decodes the bands of one dataset."""
+class SlabDecoder(Protocol):
+    """Decodes the slabs of one dataset."""
 
-    #: Samples in a band; the last may have fewer.
+    #: Rows in a slab; the last one may have fewer.
     rows: int
     #: As in `StorageLayout`.
     reading: Reading
-    #: Bytes that a thread takes while it decodes a band, with the band.
-    work_bytes: int
+    #: Bytes that a thread needs to decode a slab, result included.
+    decode_bytes: int
 
     @property
     def cold(self) -> bool:
-        """Whether those looked at last had to come from the disk."""
+        """Whether the last probe found chunks that are not in memory."""
         ...
 
     def fetch(self, numbers: Indices) -> None:
-        """Have the kernel fetch bands from the disk, if it seems that they are not in memory; see `ReadAhead`."""
+        """Have the kernel fetch slabs from disk, if a probe finds some of them cold; see `ReadAhead`."""
         ...
 
-    def decoded(self, number: int) -> Array:
-        """A band: an array of shape ``(n, *stored sample shape)`` in native byte order.
+    def decode(self, number: int) -> Array:
+        """A slab: an array of shape ``(n, *stored sample shape)`` in native byte order.
 
         Raises:
-            CorruptError: It does not decode to exactly its bytes; names the chunk.
+            CorruptError: The decoded size of a chunk is wrong; names the chunk.
         """
         ...
 
 
-class IndexedBands:
-    """Bands from chunks that are found by an index and decoded in the thread that wants them, without any lock.
+class IndexedSlabDecoder:
+    """Finds chunks by an index and decodes them in the calling thread, without a lock.
 
     Args:
         stored: The dataset.
-        index: Where its chunks lie.
+        index: Its chunk index.
         file: The file.
     """
 
@@ -76,29 +76,29 @@ class IndexedBands:
         self._file = file
         self.rows = index.shape[stored.axis]
         self._ahead = ReadAhead(file)
-        # The chunks of the first band, and how many further those of the next are.
+        # Numbers of the chunks of slab 0, and the step to those of the next slab.
         places = np.indices([1 if axis == stored.axis else n for axis, n in enumerate(index.grid)])
         self._first = np.ravel_multi_index(tuple(places.reshape(len(index.grid), -1)), index.grid)
         self._stride = math.prod(index.grid[stored.axis + 1 :])
-        # One chunk makes a band, lying in it as it shall lie in the batch.
+        # Whether one chunk makes a slab, with the layout it has in the batch.
         across = [n for axis, n in enumerate(index.grid) if axis != stored.axis]
         whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
         self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
-        self.work_bytes = self._work_bytes()
+        self.decode_bytes = self._decode_bytes()
 
-    def _work_bytes(self) -> int:
-        """The stored bytes of a chunk, what is made of them step by step, and the band that chunks are put into."""
+    def _decode_bytes(self) -> int:
+        """Bytes for a stored chunk, for the results of its filters, and for the slab that chunks are copied to."""
         index, stored = self._index, self._stored
         chunk = math.prod(index.shape) * stored.dtype.itemsize
-        band = min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
-        steps = sum(which.number != FLETCHER32 for which in index.filters.filters)
-        made = min(steps, 2) * chunk  # of more, those before have been dropped
-        if self.rows == 1 and self.plain and index.filters.shuffled > 1:
+        slab = min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
+        steps = sum(each.number != FLETCHER32 for each in index.filters.filters)
+        made = min(steps, 2) * chunk  # each step frees the input of the one before
+        if self.rows == 1 and self.plain and index.filters.shuffle_itemsize > 1:
             made = chunk + 2 * max(chunk, PLANES_BYTES)
         elif not self.plain:
-            made += band
+            made += slab
         if not stored.dtype.isnative:
-            made = max(made, 2 * band)
+            made = max(made, 2 * slab)
         return int(index.sizes.max()) + int(made)
 
     @property
@@ -109,14 +109,14 @@ class IndexedBands:
         chunks = (self._first + numbers[:, None] * self._stride).ravel()
         self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
 
-    def decoded(self, number: int) -> Array:
+    def decode(self, number: int) -> Array:
         stored = self._stored
         count = min(self.rows, stored.rows - number * self.rows)
         if self.plain:
             values = self.chunk(number)
-            # A view would keep all of a chunk of which few rows are in the dataset.
+            # A view of few rows would keep the whole chunk in memory.
             return self._native(values if count == len(values) else values[:count].copy())
-        band = np.empty((count, *stored.spec.stored_shape), stored.dtype)
+        slab = np.empty((count, *stored.spec.stored_shape), stored.dtype)
         axes = ([number] if axis == stored.axis else range(n) for axis, n in enumerate(self._index.grid))
         for place in itertools.product(*axes):
             spans = [
@@ -125,8 +125,8 @@ class IndexedBands:
             ]
             spans.pop(stored.axis)
             values = np.moveaxis(self.chunk(int(np.ravel_multi_index(place, self._index.grid))), stored.axis, 0)
-            band[(slice(None), *spans)] = values[(slice(count), *(slice(span.stop - span.start) for span in spans))]
-        return self._native(band)
+            slab[(slice(None), *spans)] = values[(slice(count), *(slice(span.stop - span.start) for span in spans))]
+        return self._native(slab)
 
     def chunk(self, number: int) -> Array:
         """The values of a chunk, as stored."""
@@ -135,76 +135,78 @@ class IndexedBands:
         if offset < 0:
             return np.full(index.shape, index.fill, stored.dtype)
         try:
-            data = index.filters.decoded(self._file.bytes_at(offset, size), int(index.masks[number]))
+            data = index.filters.decode(self._file.bytes_at(offset, size), int(index.masks[number]))
         except CorruptError as error:
             raise self._corrupt(number, error) from error
         return data.view(stored.dtype).reshape(index.shape)
 
     def read_chunks(self, numbers: Indices, where: Indices, out: Array) -> None:
-        """Decode chunks of one sample each straight to their places, in few steps.
+        """Decode chunks of one sample each straight into a batch.
 
         Args:
-            numbers: Which chunk belongs to each place of ``out``.
+            numbers: The chunk for each place of ``out``.
             where: The places to fill.
             out: In native byte order.
         """
         index = self._index
         target = out.view(np.uint8).reshape(len(out), -1)
         chosen = numbers[where]
-        odd = (index.offsets[chosen] < 0) | (index.masks[chosen] != 0)  # never written, or stored otherwise
-        for place, number in zip(where[odd].tolist(), chosen[odd].tolist(), strict=True):
+        special = (index.offsets[chosen] < 0) | (index.masks[chosen] != 0)  # never written, or with skipped filters
+        for place, number in zip(where[special].tolist(), chosen[special].tolist(), strict=True):
             target[place] = self.chunk(number).view(np.uint8).ravel()
-        usual = where[~odd]
-        if index.filters.shuffled > 1:
+        usual = where[~special]
+        if index.filters.shuffle_itemsize > 1:
             self._read_planes(numbers[usual], usual, target)
         else:
-            self._copy(numbers[usual], self._decoded, usual.tolist(), target)
+            self._copy(numbers[usual], self._decode_usual, usual.tolist(), target)
         if self._stored.dtype.isnative:
             return
         if len(where) == len(out):
             out.byteswap(inplace=True)
         else:
-            for place in where.tolist():  # not out[where], which would take two copies of the batch
+            for place in where.tolist():  # not out[where], which copies the batch twice
                 out[place : place + 1].byteswap(inplace=True)
 
     def _read_planes(self, chosen: Indices, where: Indices, target: Bytes) -> None:
-        """Decode chunks, and undo shuffle of several at once.
+        """Decode chunks, and unshuffle several of them at once.
 
-        1. A thread lets go of Python's lock for each copy of numpy's, however short. 2. Another takes it. 3. The first
-        wants it back, and is put to sleep and woken, which takes longer than the copy did. With four such copies for
-        each chunk of 16 KiB, two threads were no faster than one.
+        numpy releases the GIL for every copy, however short. If another thread takes it, this one must sleep and be
+        woken, which takes longer than the copy. With four such copies per chunk of 16 KiB, two threads were no faster
+        than one.
         """
-        itemsize = self._index.filters.shuffled
+        itemsize = self._index.filters.shuffle_itemsize
         together = max(PLANES_BYTES // target.shape[1], 1)
         planes = np.empty((min(together, len(chosen)), target.shape[1]), np.uint8)
         for first in range(0, len(chosen), together):
             places = where[first : first + together]
-            self._copy(chosen[first : first + together], self._index.filters.planes, range(len(places)), planes)
-            found = planes[: len(places)].reshape(len(places), itemsize, -1)
+            self._copy(
+                chosen[first : first + together], self._index.filters.decode_to_planes, range(len(places)), planes
+            )
+            decoded = planes[: len(places)].reshape(len(places), itemsize, -1)
             if places[-1] - places[0] == len(places) - 1:
-                unshuffle(found, target[places[0] : places[-1] + 1])
+                unshuffle(decoded, target[places[0] : places[-1] + 1])
             else:
                 values = np.empty((len(places), target.shape[1]), np.uint8)
-                unshuffle(found, values)
+                unshuffle(decoded, values)
                 target[places] = values
 
     def _copy(self, chosen: Indices, decode: Callable[[Bytes], Bytes], places: Sequence[int], target: Bytes) -> None:
-        """Decode chunks to places of an array of bytes, one row for each."""
+        """Decode chunks into rows of an array of bytes."""
         index, nbytes, view = self._index, target.shape[1], target.data.cast("B")
         small = nbytes < COPY_BYTES
         stored = self._file.pieces(index.offsets[chosen].tolist(), index.sizes[chosen].tolist())
         for at, (place, data) in enumerate(zip(places, stored, strict=True)):
             try:
-                found = decode(data)
+                decoded = decode(data)
             except CorruptError as error:
                 raise self._corrupt(int(chosen[at]), error) from error
             if small:
-                view[place * nbytes : (place + 1) * nbytes] = found.data
+                view[place * nbytes : (place + 1) * nbytes] = decoded.data
             else:
-                target[place] = found
+                target[place] = decoded
 
-    def _decoded(self, data: Bytes) -> Bytes:
-        return self._index.filters.decoded(data, 0)
+    def _decode_usual(self, data: Bytes) -> Bytes:
+        return self._index.filters.decode(data, 0)
 
     def _native(self, values: Array) -> Array:
         return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
@@ -222,8 +224,8 @@ class IndexedBands:
         )
 
 
-class H5pyBands:
-    """Bands read through h5py, under its lock: for filters that only libhdf5 decodes."""
+class H5pySlabDecoder:
+    """Decodes through h5py, under its lock: for filters that only libhdf5 knows."""
 
     reading: Reading = "locked"
     cold = False
@@ -232,12 +234,12 @@ class H5pyBands:
         self._stored = stored
         self._file = file
         self.rows = stored.chunk_rows
-        # The values that libhdf5 hands over, and what it holds itself meanwhile, in one thread at a time.
-        self.work_bytes = 2 * min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
+        # The values that libhdf5 returns, and its own buffer. Only one thread at a time decodes.
+        self.decode_bytes = 2 * min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
 
     def fetch(self, numbers: Indices) -> None: ...
 
-    def decoded(self, number: int) -> Array:
+    def decode(self, number: int) -> Array:
         first = number * self.rows
         rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows), cached=False)
         return np.ascontiguousarray(rows, rows.dtype.newbyteorder("="))

@@ -1,0 +1,112 @@
+"""`external_files`: the other files that hold values of a dataset."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import h5py
+
+from lit_async_data.errors import FormatError, MissingError
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+
+ExternalFiles = tuple[tuple[str, FileIdentity], ...]
+
+
+def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: bool) -> ExternalFiles:
+    """The other files that hold values of a dataset, with their identities.
+
+    libhdf5 silently reads fill values where such a file is missing. So external files are refused unless the user
+    allows them; they must exist when the source is built, and every read checks them like the main file.
+
+    Args:
+        dataset: An open dataset.
+        file: The file it was opened in.
+        name: Its name.
+        allowed: Whether the user allows external files.
+
+    Raises:
+        FormatError: External files are not allowed, or a pattern names them.
+        MissingError: A file or the dataset in it does not exist.
+    """
+    context: dict[str, Any] = {"file": file.filename, "dataset": name}
+    here = os.path.abspath(file.filename)
+    where = f"{file.filename}:/{name.strip('/')}"
+    linked = dataset.file.filename != file.filename
+    if not allowed:
+        _refuse(dataset, where, linked=linked, context=context)
+    found: set[str] = set()
+    _follow(dataset, where, context, found, frozenset())
+    if linked:
+        found.add(os.path.abspath(dataset.file.filename))
+    found.discard(here)
+    return tuple((path, FileIdentity.of(os.stat(path)).with_pieces(path)) for path in sorted(found))
+
+
+def _follow(
+    dataset: h5py.Dataset, where: str, context: dict[str, Any], found: set[str], above: frozenset[tuple[str, str]]
+) -> None:
+    """Collect the external files of a dataset, and those of the datasets it refers to, recursively."""
+    path = os.path.abspath(dataset.file.filename)
+    me = (path, dataset.name or "")
+    if me in above:
+        raise FormatError(f"{where}: takes values from itself, by {path}:{dataset.name}; correct the links", **context)
+    for stored, _, _ in dataset.external or ():
+        found.add(_resolved(os.fsdecode(stored), [os.getcwd()], where, context))  # the only folder libhdf5 searches
+    seen: set[tuple[str, str]] = set()
+    for part in dataset.virtual_sources() if dataset.is_virtual else ():
+        if "%b" in part.file_name or "%b" in part.dset_name:
+            raise FormatError(
+                f"{where}: takes values from files named by a pattern, {part.file_name}; list the files", **context
+            )
+        other = path
+        if part.file_name != ".":
+            other = _resolved(part.file_name, [os.path.dirname(path), os.getcwd()], where, context)
+        if (other, part.dset_name) in seen:
+            continue
+        seen.add((other, part.dset_name))
+        found.add(os.path.abspath(other))
+        try:
+            with h5py.File(other, "r", locking="best-effort") as file:
+                source = file.get(part.dset_name)
+                if not isinstance(source, h5py.Dataset):
+                    raise _absent(other, part.dset_name, where, context)
+                _follow(source, where, context, found, above | {me})
+        except OSError as error:
+            raise _absent(other, part.dset_name, where, context) from error
+
+
+def _refuse(dataset: h5py.Dataset, where: str, *, linked: bool, context: dict[str, Any]) -> None:
+    allow = "or allow it with allow_external=True"
+    if linked:
+        raise FormatError(
+            f"{where}: is a link into another file, {dataset.file.filename}; give that file as path, {allow}", **context
+        )
+    if dataset.is_virtual:
+        raise FormatError(
+            f"{where}: is a virtual dataset, and a missing part would be read as fill values; give the files it is "
+            f"made of as path, write its values to a dataset of their own, {allow}",
+            **context,
+        )
+    if dataset.external:
+        raise FormatError(
+            f"{where}: stores its values in another file, {dataset.external[0][0]}; write them to a dataset of this "
+            f"file, {allow}",
+            **context,
+        )
+
+
+def _resolved(name: str, folders: list[str], where: str, context: dict[str, Any]) -> str:
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            return path
+    raise MissingError(
+        f"{where}: takes values from {name}, which is not in {' or '.join(folders)}; restore that file", **context
+    )
+
+
+def _absent(path: str, name: str, where: str, context: dict[str, Any]) -> MissingError:
+    return MissingError(
+        f"{where}: takes values from {path}:/{name.strip('/')}, which cannot be opened; restore that file", **context
+    )
