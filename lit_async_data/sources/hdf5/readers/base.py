@@ -17,6 +17,7 @@ from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import FOREIGN, retried, source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.short_chunks import refuse_short
 
 Array = npt.NDArray[Any]
 
@@ -111,11 +112,13 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
         cached: Whether libhdf5 shall hold chunks; not where they are read whole.
 
     Raises:
-        CorruptError: libhdf5 cannot read them.
+        CorruptError: libhdf5 cannot read them, or a chunk has too few bytes.
         SourceError: The system does not let it; says what to do.
     """
     try:
         dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)
+        if not cached:
+            refuse_short(dataset, stored.axis, first, end)
         block = retried(lambda: dataset[(*(slice(None),) * stored.axis, slice(first, end))])
     except AsyncDataError:
         raise

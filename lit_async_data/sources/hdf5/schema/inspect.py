@@ -29,6 +29,7 @@ from lit_async_data.sources.hdf5.storage.index import (
     refusal,
 )
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
+from lit_async_data.sources.hdf5.storage.records import superblock_bytes
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,8 @@ def inspect_dataset(
     if not stored and dtype.kind in "iu":
         dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
+    if not others:
+        _check_offset(dataset, full, where)
     offset = None if others else _raw_offset(dataset)
     index, slow = (None, "its values lie in other files") if others else _index(dataset, cache, full, where)
     return StoredDataset(
@@ -286,6 +289,19 @@ def _check_values(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> No
         raise FormatError(f"{full} holds {dtype}, which no tensor can hold; store it as another type", **where)
     if h5py.h5t.find(dataset.id.get_type(), h5py.h5t.py_create(dtype)) is None:
         raise FormatError(f"{full} holds values that libhdf5 cannot make {dtype} of; store it as another type", **where)
+
+
+def _check_offset(dataset: h5py.Dataset, full: str, where: dict[str, Any]) -> None:
+    """Make sure that values in one piece do not begin in the head of the file: h5py would deliver that."""
+    offset = dataset.id.get_offset()
+    head = dataset.file.userblock_size + superblock_bytes(dataset.file)
+    never_written = offset == dataset.file.userblock_size - 1  # libhdf5 adds the user block to "nowhere", which is -1
+    if offset is not None and offset < head and not never_written and in_one_file(dataset):
+        raise CorruptError(
+            f"{full}: its values begin at byte {offset}, in the head of the file, which has {head} bytes; the file is "
+            "damaged: restore it, or write the dataset again from what can be read of it",
+            **where,
+        )
 
 
 def _raw_offset(dataset: h5py.Dataset) -> int | None:

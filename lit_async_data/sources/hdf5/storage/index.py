@@ -24,7 +24,7 @@ from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipelin
 from lit_async_data.sources.hdf5.storage.failures import FOREIGN, REMEDIES, errno_of, opened, retried
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, read
-from lit_async_data.sources.hdf5.storage.records import check_records, columns_of, grid_of, plausible
+from lit_async_data.sources.hdf5.storage.records import check_records, columns_of, corners_known, grid_of, plausible
 
 # Larger chunks are no unit of reading ahead.
 MOST_CHUNK_BYTES = 2**30
@@ -84,7 +84,6 @@ def refusal(dataset: h5py.Dataset) -> str | None:
     Before the index is built: what is known to be wrong or unknown about layout, type and filters.
     """
     filters = filters_of(dataset)
-    unlimited = [axis for axis, most in enumerate(dataset.maxshape or ()) if most is None]
     reasons = {
         "it is not chunked": dataset.chunks is None,
         "its values do not lie there as numpy has them": not lies_as_numpy(dataset),
@@ -95,8 +94,7 @@ def refusal(dataset: h5py.Dataset) -> str | None:
         and len(filters) > 0
         and not any(which.packs or which.number == FLETCHER32 for which in filters)
         and any(n % c for n, c in zip(dataset.shape, dataset.chunks, strict=True)),
-        # HDF5 1.12 to 2.0 gives wrong places of chunks for these, without an error.
-        "it is unlimited along one axis that is not the first": len(unlimited) == 1 and unlimited != [0],
+        "it is unlimited along one axis that is not the first": not corners_known(dataset),
         "its chunks are very large": dataset.chunks is not None
         and math.prod(dataset.chunks) * dataset.dtype.itemsize > MOST_CHUNK_BYTES,
         "it has too many chunks": dataset.chunks is not None

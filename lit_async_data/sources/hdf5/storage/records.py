@@ -23,8 +23,8 @@ from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, SUM_BYTES, Fi
 from lit_async_data.sources.hdf5.storage.failures import FOREIGN, source_error
 from lit_async_data.sources.hdf5.storage.index_file import Columns
 
-# A chunk's address behind the smallest superblock there is, counted from the end of the user block.
-FIRST_BYTE = 48
+# Whether libhdf5 counts addresses of chunks from the beginning of the file; before, from the end of the user block.
+ABSOLUTE = h5py.version.hdf5_version_tuple >= (1, 14, 4)
 # From this many chunks on, the log reports that an index is being built: it takes seconds.
 MANY_CHUNKS = 2 * 10**6
 # Records looked at together while an index is built or checked: few temporaries, few calls.
@@ -50,14 +50,10 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
     def enter(records: npt.NDArray[np.int64]) -> bool:
         nonlocal usual
         corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
-        places, inside = np.divmod(corners, chunk)
-        outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
-        if outside.any():
-            raise possible.corrupt(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
+        at = _numbers(possible, corners, chunk, grid)
         if not possible.all_of(offsets, sizes, masks):
             possible.refuse_impossible(corners, offsets, sizes, masks)
             usual = False  # but one of the others may be impossible
-        at = np.ravel_multi_index(tuple(places.T), grid)
         twice, number = columns.offsets[at] >= 0, np.arange(at.size)
         columns.offsets[at] = number
         twice |= columns.offsets[at] != number  # another of this block has taken its place
@@ -79,25 +75,60 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
 
 
 def check_records(dataset: h5py.Dataset) -> None:
-    """Make sure that the records of a dataset which h5py must read can be true, apart from where chunks belong.
+    """Make sure that the records of a dataset which h5py must read can be true.
 
     Raises:
         CorruptError: They cannot; names a chunk.
         SourceError: The system does not let libhdf5 read them.
     """
     possible, rank = _Possible.of(dataset), len(dataset.shape)
+    chunk, grid = np.array(dataset.chunks), grid_of(dataset)
     entered: list[npt.NDArray[np.int64]] = []
+    numbers: list[npt.NDArray[np.int64]] = []
+    known = corners_known(dataset)
 
     def enter(records: npt.NDArray[np.int64]) -> bool:
         masks, offsets, sizes = records[:, rank:].T
         if not possible.all_of(offsets, sizes, masks):
             possible.refuse_impossible(records[:, :rank], offsets, sizes, masks)
+        if known:
+            numbers.append(_numbers(possible, records[:, :rank], chunk, grid))
         entered.append(records)
         return True
 
     if records_of(dataset, enter) and entered:
         found = np.concatenate(entered)
+        if known:
+            _refuse_twice(possible, found[:, :rank], np.concatenate(numbers))
         _refuse_overlap(possible, found[:, -2], found[:, -1], lambda number: found[number, :rank])
+
+
+def corners_known(dataset: h5py.Dataset) -> bool:
+    """Whether libhdf5 lists the corners of chunks right.
+
+    HDF5 1.12 to 2.0 gives wrong ones, without an error, where a dataset is unlimited along one axis that is not the
+    first.
+    """
+    unlimited = [axis for axis, most in enumerate(dataset.maxshape or ()) if most is None]
+    return len(unlimited) != 1 or unlimited == [0]
+
+
+def _numbers(
+    possible: _Possible, corners: npt.NDArray[np.int64], chunk: npt.NDArray[Any], grid: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
+    """The number of each chunk in the grid; raises `CorruptError` if no chunk begins at one of these corners."""
+    places, inside = np.divmod(corners, chunk)
+    outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
+    if outside.any():
+        raise possible.corrupt(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
+    return np.ravel_multi_index(tuple(places.T), grid)
+
+
+def _refuse_twice(possible: _Possible, corners: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> None:
+    order = np.argsort(numbers, kind="stable")
+    twice = np.flatnonzero(np.diff(numbers[order]) == 0)
+    if len(twice):
+        raise possible.corrupt(corners[order[twice[0]]], "is listed twice")
 
 
 def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], bool]) -> bool:
@@ -110,13 +141,13 @@ def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], b
         enter: Gets some rows at a time, and says whether to go on.
 
     Returns:
-        Whether all were entered; not where one has an address that no integer holds, which libhdf5 refuses to read.
+        Whether all were entered.
 
     Raises:
-        CorruptError: libhdf5 cannot go through them.
+        CorruptError: libhdf5 cannot go through them, or one has a corner, an address or a size that no file reaches.
         SourceError: The system does not let it.
     """
-    records = array.array("q")
+    records, path = array.array("q"), dataset.file.filename
     width = len(dataset.shape) + 3
 
     def flushed() -> bool:
@@ -126,17 +157,19 @@ def records_of(dataset: h5py.Dataset, enter: Callable[[npt.NDArray[np.int64]], b
 
     def take(info: Any) -> bool | None:
         corner, mask, offset, size = info
-        records.extend((*corner, mask, offset, size))
+        try:
+            records.extend((*corner, mask, offset, size))
+        except OverflowError:
+            raise _corrupt(
+                path, dataset.name, corner, f"of {size} bytes at byte {offset} lies where no file reaches"
+            ) from None
         return True if len(records) >= BLOCK * width and not flushed() else None  # whatever is not None ends it
 
     try:
         return dataset.id.chunk_iter(take) is None and flushed()
-    except OverflowError:
-        return False
     except SourceError:
         raise
     except FOREIGN as error:
-        path = dataset.file.filename
         raise source_error(
             error, f"{path}:{dataset.name}", "has chunks that libhdf5 cannot list", file=path, dataset=dataset.name
         ) from error
@@ -151,6 +184,7 @@ class _Possible:
     nbytes: int
     filters: tuple[Filter, ...]
     user_block: int
+    superblock: int
     end: int
 
     @classmethod
@@ -161,6 +195,7 @@ class _Possible:
             math.prod(dataset.chunks or ()) * dataset.dtype.itemsize,
             filters_of(dataset),
             dataset.file.userblock_size,
+            superblock_bytes(dataset.file),
             os.fstat(dataset.file.id.get_vfd_handle()).st_size,
         )
 
@@ -168,7 +203,7 @@ class _Possible:
         """Whether chunks that are there may lie so."""
         return bool(
             (sizes < 2**32).all()
-            and (offsets >= self.user_block + FIRST_BYTE).all()
+            and (offsets >= self.user_block + self.superblock).all()
             and (offsets <= self.end - sizes.astype(np.int64)).all()
             and (masks < 1 << len(self.filters)).all()
             and self._sizes_fit(sizes, masks).all()
@@ -194,12 +229,12 @@ class _Possible:
     ) -> None:
         """Raise `CorruptError` if one of these is impossible, and not only unusual.
 
-        Unusual are a chunk of 4 GiB and more; an address that counts from the end of the user block, as before HDF5
-        1.14.4; and bits of a mask beyond the filters, of which libhdf5 takes no notice: some writers set all bits.
+        Unusual are a chunk of 4 GiB and more; an address that counts from the end of the user block, where libhdf5 does
+        so; and bits of a mask beyond the filters, of which libhdf5 takes no notice: some writers set all bits.
         """
-        ends = offsets + sizes
+        ends, begin = offsets + sizes, self.superblock + self.user_block * ABSOLUTE
         reasons = {
-            "lies in the head of the file": offsets < FIRST_BYTE,
+            "lies in the head of the file": offsets < begin,
             f"ends behind the {self.end} bytes of the file; was it truncated?": (ends > self.end) | (ends < offsets),
             f"is no chunk: one has {self.nbytes} bytes before its filters, which are "
             f"{', '.join(str(which.number) for which in self.filters) or 'none'}": ~self._sizes_fit(sizes, masks),
@@ -211,13 +246,24 @@ class _Possible:
 
     def corrupt(self, corner: npt.NDArray[Any], what: str) -> CorruptError:
         """The error that names a chunk."""
-        chunk = tuple(int(n) for n in corner)
-        return CorruptError(
-            f"{self.path}:{self.name}, chunk {chunk} {what}; the file is damaged: restore it, or write the dataset "
-            "again from what can be read of it",
-            file=self.path,
-            dataset=self.name.strip("/"),
-        )
+        return _corrupt(self.path, self.name, corner, what)
+
+
+def _corrupt(path: str, name: str | None, corner: Any, what: str) -> CorruptError:
+    chunk, name = tuple(int(n) for n in corner), name or ""
+    return CorruptError(
+        f"{path}:{name}, chunk {chunk} {what}; the file is damaged: restore it, or write the dataset "
+        "again from what can be read of it",
+        file=path,
+        dataset=name.strip("/"),
+    )
+
+
+def superblock_bytes(file: h5py.File) -> int:
+    """Bytes of the superblock, which follows the user block: no values lie in either."""
+    properties = file.id.get_create_plist()
+    version, address = properties.get_version()[0], properties.get_sizes()[0]
+    return int(16 + 4 * address if version >= 2 else 48 + 4 * (version == 1) + 6 * address)
 
 
 def plausible(dataset: h5py.Dataset, columns: Columns) -> bool:
