@@ -15,6 +15,7 @@ from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import Location, Part, StorageLayout, Turn, shown
+from lit_async_data.sources.descriptors import listing
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Given
 from lit_async_data.sources.manifest.fields import Fields
@@ -132,6 +133,7 @@ class ManifestSource:
         Raises:
             ConfigError: It is no folder, holds none, or those of stages (``train``, ``val``), not of classes.
             MissingError: A class has no files.
+            SourceError: No descriptor is left to list a folder with.
 
         Example:
             >>> import tempfile, os
@@ -147,7 +149,8 @@ class ManifestSource:
         """
         check_names(options, OPTIONS)
         path = os.path.abspath(os.path.expanduser(root))
-        table = class_folders(path, links=bool(options.get("allow_outside_root")))
+        with listing(path):
+            table = class_folders(path, links=bool(options.get("allow_outside_root")))
         made = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
         made._name = path
         return made

@@ -16,6 +16,7 @@ from typing import TypeVar
 import h5py
 
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.sources import descriptors
 
 # What h5py raises for whatever libhdf5 finds wrong, and numpy and the system while they read.
 FOREIGN = (OSError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError)
@@ -23,8 +24,7 @@ FOREIGN = (OSError, RuntimeError, LookupError, TypeError, ValueError, Arithmetic
 NETCDF3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 # What the system refuses though nothing is wrong with the data, and what to do about it.
 REMEDIES = {
-    errno.EMFILE: "this process may open no more files: raise its limit (ulimit -n), or read fewer files at once",
-    errno.ENFILE: "this machine may open no more files: close other programs, or raise fs.file-max",
+    **descriptors.ADVICE,
     errno.ENOMEM: "there is not enough memory: raise the limit (ulimit -v), use smaller batches or a smaller "
     "cache_bytes, or memory_map=False",
     errno.EIO: "the disk or the network failed, twice in a row: look at dmesg, and copy the file to another disk",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import h5py
 
 from lit_async_data.errors import FormatError, MissingError
+from lit_async_data.sources.hdf5.storage.failures import source_error
 
 # Pieces of a file that are compared when only the time of its last change of any kind differs, and their bytes at most.
 PIECES = 8
@@ -73,14 +74,15 @@ class FileIdentity:
             places: First byte and bytes of each; none for some drawn from anywhere in the file.
 
         Raises:
-            MissingError: It cannot be opened any more.
+            MissingError: It is not there any more.
+            SourceError: The system does not open it; says what to do.
         """
         places = places or [drawn(0, self.size) for _ in range(PIECES if self.size else 0)]
         try:
             with open(path, "rb", buffering=0, opener=_without_waiting) as file:
                 pieces = tuple(Piece(at, size, _digest(file.fileno(), at, size)) for at, size in places)
         except OSError as error:
-            raise MissingError(f"{path} cannot be opened: {error}", file=path) from error
+            raise source_error(error, path, "cannot be opened", file=path) from error
         return dataclasses.replace(self, pieces=pieces)
 
     def holds(self, descriptor: int) -> bool:
