@@ -107,7 +107,7 @@ def _exact_bytes(applied: list[Filter], nbytes: int) -> int | None:
     """How many bytes these filters make of a chunk; None where that depends on its values."""
     if any(which.packs and not _leaves_alone(which) for which in applied):
         return None
-    return nbytes + SUM_BYTES * sum(which.number == FLETCHER32 for which in applied)
+    return nbytes + int(SUM_BYTES * sum(which.number == FLETCHER32 for which in applied))
 
 
 def _most_bytes(applied: list[Filter], nbytes: int) -> int | None:
@@ -119,7 +119,7 @@ def _most_bytes(applied: list[Filter], nbytes: int) -> int | None:
     return nbytes + SUM_BYTES * len(applied) + (SCALEOFFSET_HEAD + 1) * len(packing)
 
 
-def _inflated(data: Bytes, most: int) -> Bytes:
+def _inflated(data: Any, most: int) -> Bytes:
     try:
         return np.frombuffer(zlib.decompressobj().decompress(data, most), np.uint8)
     except zlib.error as error:
