@@ -121,7 +121,7 @@ def _numbers(
     outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
     if outside.any():
         raise possible.corrupt(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
-    numbers: npt.NDArray[np.int64] = np.ravel_multi_index(tuple(places.T), grid)
+    numbers: npt.NDArray[Any] = np.ravel_multi_index(tuple(places.T), grid)
     return numbers
 
 
