@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.sources.base import CachingSource, FetchingSource, RandomizedSource, Source, ids_of, is_random
+from lit_async_data.sources.room import reserved
 
 INDEX = "index"
 # Tell the keys of what is drawn, for samples and for whole batches, from those of the order.
@@ -113,17 +113,17 @@ class Engine:
         return QueueFill(min(ready, host_depth), host_depth, queued, device_depth)
 
     def close(self) -> None:
-        """End everything and give all memory back. Idempotent."""
+        """End everything and give all memory back. Idempotent, also where it was interrupted."""
         if self.pipeline.forked:
             return  # threads and device belong to another process, and so may be whoever held a lock at the fork
-        give_back, self._give_back = self._give_back, _nothing
         try:
             self.queue.close()
         finally:
             try:
                 self.pipeline.close()
             finally:
-                give_back()
+                self._give_back()
+                self._give_back = _nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,12 +175,12 @@ def indexed_spec(spec: BatchSpec) -> BatchSpec:
 def _kept(source: Source, footprint: ResourcePlan) -> Callable[[], None]:
     """Make room in a source for what is read ahead; what is returned takes it back."""
     budget = footprint.budget
-    with contextlib.ExitStack() as stack:  # what was made is given back if the second fails
-        if isinstance(source, CachingSource):
-            stack.callback(source.reserve(footprint.chunks, budget.cache))
-        if budget.fetched and isinstance(source, FetchingSource):
-            stack.callback(source.read_ahead(budget.fetched))
-        return stack.pop_all().close
+    reserve: list[Callable[[], Callable[[], None]]] = []
+    if isinstance(source, CachingSource):
+        reserve.append(functools.partial(source.reserve, footprint.chunks, budget.cache))
+    if budget.fetched and isinstance(source, FetchingSource):
+        reserve.append(functools.partial(source.read_ahead, budget.fetched))
+    return reserved(reserve)
 
 
 def _nothing() -> None:

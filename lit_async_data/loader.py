@@ -335,7 +335,9 @@ class AsyncLoader:
         # With the first batch, since a loader that is only described is not used.
         for line in slow(self.source, self.options, footprint, self.order, ahead=self._depth > 0):
             log.warning("%s", line)
-        engine = Engine(
+        # Where this is interrupted, the next request closes what there is of it.
+        self._interrupted = True
+        self._engine = Engine(
             self.source,
             self.options,
             self._schedule,
@@ -347,21 +349,24 @@ class AsyncLoader:
             verify_copies=self._verify_copies,
             nans=self._nans,
         )
-        closer = weakref.finalize(self, engine.close)
-        self._engine, self._closer = engine, closer
-        return engine
+        self._closer = weakref.finalize(self, self._engine.close)
+        self._interrupted = False
+        return self._engine
 
     def _stop(self) -> None:
         engine, closer = self._engine, self._closer
-        if engine is not None and closer is not None:
+        if engine is not None:
             self._read = self.stats()
             self._interrupted = True  # until it is closed: where that is interrupted, it is done again
             try:
                 engine.close()
             except Exception:  # it is closed all the same
-                self._engine = self._closer = None
-                closer.detach()
+                self._forget(closer)
                 raise
-            self._engine = self._closer = None
-            closer.detach()
+            self._forget(closer)
         self._interrupted = False
+
+    def _forget(self, closer: weakref.finalize[Any, Any] | None) -> None:
+        if closer is not None:
+            closer.detach()
+        self._engine = self._closer = None

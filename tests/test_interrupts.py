@@ -9,19 +9,23 @@ import random
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from support.interrupts import interrupted
 
-from lit_async_data import AsyncLoader, HDF5Source, engine, prefetched
+from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, engine, prefetched
 from lit_async_data import loader as loader_module
 from lit_async_data.errors import ClosedError
 from lit_async_data.host import memory
 from lit_async_data.prefetch import engine as relay
 from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES
 from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
+from lit_async_data.sources.manifest.files import prefetcher
+from lit_async_data.sources.manifest.files.stored_file import fetched
+from lit_async_data.sources.room import Giver
 from lit_async_data.testing import ArraySource, FakeStreams
 from lit_async_data.threads import Gate, ThreadWorker
 
@@ -38,11 +42,31 @@ def arrays(workers, **options):
     return AsyncLoader(source, {"batch_size": BATCH, "workers": workers, "shuffle": "global"}, **options)
 
 
+def files(workers, h5, *, images=False):
+    """A table of files, in the folder of ``h5``: of arrays, or of images of one colour."""
+    pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+    folder = Path(h5(y=[0])).parent
+    for number, array in enumerate(pictures() if images else values()):
+        if images:
+            image.fromarray(array.transpose(1, 2, 0).copy()).save(folder / f"{number}.png")
+        else:
+            np.save(folder / f"{number}.npy", array)
+    names = [f"{number}.{'png' if images else 'npy'}" for number in range(LENGTH)]
+    (folder / "t.jsonl").write_text("".join(f'{{"x": "{name}", "y": {at}}}\n' for at, name in enumerate(names)))
+    source = ManifestSource(folder / "t.jsonl", {"x": "x", "y": "y"}, check_files="none")
+    return AsyncLoader(source, {"batch_size": BATCH, "workers": workers, "shuffle": "global"})
+
+
 def hdf5(workers, h5, *, packed):
     data = {"data": values(), "chunks": (3, WIDTH), "compression": "gzip"} if packed else values()
     source = HDF5Source(h5(x=data, y=np.arange(LENGTH)), fields={"x": "x", "y": "y"})
     options = {"batch_size": BATCH, "workers": workers, "shuffle": "chunk" if packed else "global", "shuffle_chunks": 2}
     return AsyncLoader(source, options)
+
+
+def pictures():
+    return np.repeat(np.arange(LENGTH, dtype=np.uint8), 80 * 80 * 3).reshape(LENGTH, 3, 80, 80)
 
 
 def half(batch):
@@ -64,6 +88,12 @@ KINDS = {
     "HDF5, two workers": lambda h5: hdf5(2, h5, packed=False),
     "gzip in the caller's thread": lambda h5: hdf5(0, h5, packed=True),
     "gzip, two workers": lambda h5: hdf5(2, h5, packed=True),
+    "files in the caller's thread": lambda h5: files(0, h5),
+    "files, two workers": lambda h5: files(2, h5),
+    "images in the caller's thread": lambda h5: files(0, h5, images=True),
+    "images, two workers": lambda h5: files(2, h5, images=True),
+    "a cold disk, in the caller's thread": lambda h5: files(0, h5),
+    "a cold disk, one worker": lambda h5: files(1, h5),
     "a device, copies late": lambda h5: arrays(1),
     "a device, kernels late": lambda h5: arrays(2),
     "a device, a transform": lambda h5: arrays(1, device_transform=copied),
@@ -73,6 +103,11 @@ KINDS = {
 @pytest.fixture
 def loader(request, monkeypatch, h5):
     kind = request.param
+    if "cold disk" in kind:
+        monkeypatch.setattr(prefetcher, "fetched", lambda path, most, root: (fetched(path, most, root)[0], True))
+        monkeypatch.setattr(prefetcher, "filled", lambda *_: False)
+        monkeypatch.setattr(prefetcher, "THREADS", 2)
+        monkeypatch.setattr(prefetcher, "_POLL_S", 0.01)
     if "device" in kind:
         streams = FakeStreams("compute" if "kernels" in kind else "side")
         monkeypatch.setattr(engine, "TorchStreams", lambda device: streams)
@@ -81,8 +116,12 @@ def loader(request, monkeypatch, h5):
         monkeypatch.setattr(memory, "allocated", lambda nbytes, pinned: np.zeros(nbytes, np.uint8))
     with KINDS[kind](h5) as made:
         made.settle = streams.synchronize if "device" in kind else lambda: None
+        made.values = pictures() if "images" in kind else values()
         yield made
     made.source.close()
+    if isinstance(made.source, ManifestSource):
+        ahead = made.source._fields.fetching
+        assert (ahead._held, ahead._room, ahead._files) == (0, 0, {})
 
 
 def used_on(loader, interrupts, seed):
@@ -108,7 +147,7 @@ def used_on(loader, interrupts, seed):
         assert batch["y"].tolist() == wanted.tolist()
         kept = [*kept[-3:], (batch, wanted)]
         for held, numbers in kept:
-            assert torch.equal(held["x"], torch.from_numpy(values()[numbers]))
+            assert torch.equal(held["x"], torch.from_numpy(loader.values[numbers]))
             assert held["y"].tolist() == numbers.tolist()
         at += 1
 
@@ -123,6 +162,36 @@ def test_every_batch_comes_once_whatever_is_interrupted(loader):
 @pytest.mark.parametrize("loader", KINDS, indirect=True)
 def test_every_batch_comes_once_over_hundreds_of_interrupts(loader, seed):
     used_on(loader, interrupts=100, seed=seed)
+
+
+def check_batch(loader, batch, at):
+    loader.settle()
+    wanted = loader._schedule.plan(at // STEPS).batch(at % STEPS).samples
+    assert batch["y"].tolist() == wanted.tolist()
+    assert torch.equal(batch["x"], torch.from_numpy(loader.values[wanted]))
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 13])
+@pytest.mark.parametrize("loader", KINDS, indirect=True)
+def test_a_loader_begins_again_wherever_its_beginning_was_interrupted(loader, every):
+    """What closes a loader, begins again and reads is interrupted at one place after another; then an epoch ends."""
+    whole, place, at = False, 0, 0
+    while not whole:
+        if at % STEPS == 0:
+            iter(loader)
+        with pytest.raises(KeyboardInterrupt), interrupted(10):
+            next(loader)
+        try:
+            with interrupted(place):
+                batch = next(loader)
+            whole = True
+        except KeyboardInterrupt:
+            batch = next(loader)
+        check_batch(loader, batch, at)
+        at, place = at + 1, place + every
+    assert place > 100
+    for later in range(at, -(-at // STEPS) * STEPS):
+        check_batch(loader, next(loader), later)
 
 
 class InterruptedInDel:
@@ -310,6 +379,7 @@ def test_a_generator_goes_on_behind_what_an_interrupt_has_lost_and_the_log_says_
 # -- what is decoded ---------------------------------------------------------------------------------------------------
 
 BANDS = 9
+LOADER = Giver()
 
 
 def band(number):
@@ -324,7 +394,7 @@ def fetch(bands, number, turn=False):
 def filled():
     """A cache that is full, of bands of two turns and of none."""
     bands = DecodedChunkCache()
-    bands.add_room(3 * LEAST_BYTES)
+    bands.set_room(LOADER, 3 * LEAST_BYTES)
     for number, turn in enumerate(((0, 0), (0, 1), False, (0, 0), (0, 1))):
         fetch(bands, number, turn)
     return bands
@@ -334,7 +404,7 @@ def check(bands):
     """It holds what it says, within its room, and goes on as if nothing had been."""
     assert not bands._decoding
     assert bands._held == sum(held.band.nbytes for held in bands._bands.values())
-    bands.add_room(0)  # what an interrupt has kept from making room
+    bands.set_room(LOADER, bands._room)  # what an interrupt has kept from making room
     assert bands._held <= max(bands._room, 0)
     assert bands._lock.acquire(blocking=False)
     bands._lock.release()
@@ -347,7 +417,7 @@ def check(bands):
         assert missing == [number for number in range(BANDS) if ("x", number) not in bands._bands]
         for number in range(BANDS):
             assert (fetch(bands, number, (1, turn)) == band(number)).all()
-    bands.add_room(-bands._room)
+    bands.set_room(LOADER, 0)
     assert not bands._bands
     assert not bands._order
     assert bands._held == 0
@@ -360,9 +430,9 @@ STEPS_OF_BANDS = {
     "bands of another turn": lambda bands: bands.missing("x", np.arange(BANDS), (0, 2)),
     "bands of no turn": lambda bands: bands.missing("x", np.arange(BANDS), turn=False),
     "all are dropped": lambda bands: bands.clear(),
-    "more room": lambda bands: bands.add_room(LEAST_BYTES),
-    "less room": lambda bands: bands.add_room(-2 * LEAST_BYTES),
-    "no room": lambda bands: bands.add_room(-bands._room),
+    "more room": lambda bands: bands.set_room(LOADER, 4 * LEAST_BYTES),
+    "less room": lambda bands: bands.set_room(LOADER, LEAST_BYTES),
+    "no room": lambda bands: bands.set_room(LOADER, 0),
 }
 
 

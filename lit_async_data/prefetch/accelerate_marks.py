@@ -31,6 +31,8 @@ class Mark(NamedTuple):
 class Marks:
     """Stands in Accelerate's list in place of a loader. What it does not have itself is the loader's.
 
+    An interrupt (Ctrl-C) can end any method at any call; `end`, called again, undoes all of it.
+
     Args:
         loader: One that Accelerate has prepared.
     """
@@ -66,8 +68,13 @@ class Marks:
     def end(self) -> None:
         """The pass is over. Twice is fine."""
         if self._entered:
+            enter, leave = getattr(self._state, ENTER), getattr(self._state, LEAVE)
+            try:
+                leave(self)
+            except ValueError:  # of versions like 1.2: an interrupt has kept this out of the list
+                enter(self)
+                leave(self)
             self._entered = False
-            getattr(self._state, LEAVE)(self)
         if isinstance(self._loader.gradient_state, _Silent):
             self._loader.gradient_state = self._state
 

@@ -285,7 +285,7 @@ class CachingSource(Source, Protocol):
             cache_bytes: For chunks that stay, so that they are decoded once only.
 
         Returns:
-            What gives the room back.
+            What gives the room back. Where an interrupt (Ctrl-C) ended that, it is called again.
         """
         ...
 
@@ -305,6 +305,6 @@ class FetchingSource(CachingSource, Protocol):
             nbytes: Room for those that are held.
 
         Returns:
-            What takes that back.
+            What takes that back; as `reserve`.
         """
         ...

@@ -9,11 +9,14 @@ to, others can remove a file or put their own in its place, but that one is thei
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 import sys
 import time
 from collections.abc import Iterable
+
+from lit_async_data.sources.opening import opening
 
 # Of the user's folder, all files together.
 MOST_BYTES = 2**30
@@ -34,8 +37,8 @@ class ForeignError(ValueError):
     """A file that is there, and whole perhaps, but that somebody else has made or may write to."""
 
 
-def opened(path: str, owners: Iterable[int]) -> int:
-    """A descriptor on a file that is believed; not through a link, nor waiting for the other end of a pipe.
+def opened(path: str, owners: Iterable[int]) -> io.FileIO:
+    """A file that is believed, open for reading; not through a link, nor waiting for the other end of a pipe.
 
     Args:
         path: The file.
@@ -43,17 +46,17 @@ def opened(path: str, owners: Iterable[int]) -> int:
             the others, and none is believed.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It cannot be opened, or is a folder.
         ForeignError: It belongs to somebody else, or others may write to it.
         ValueError: It is no file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    file = opening(path, os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        _check_believed(os.fstat(descriptor), set(owners))
+        _check_believed(os.fstat(file.fileno()), set(owners))
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
-    return descriptor
+    return file
 
 
 def _check_believed(status: os.stat_result, owners: set[int]) -> None:

@@ -43,6 +43,7 @@ from lit_async_data.sources.places import (
     starts,
     whole_numbers,
 )
+from lit_async_data.sources.room import reserved
 
 
 class ConcatSource:
@@ -290,18 +291,18 @@ class ConcatSource:
     def read_ahead(self, nbytes: int) -> Callable[[], None]:
         """Allow to read files ahead; the room is shared in proportion to the bytes of their files."""
         sizes = [source.file_bytes() * len(source) for source in self._fetchers]
-        with contextlib.ExitStack() as stack:
-            for source, size in zip(self._fetchers, sizes, strict=True):
-                stack.callback(source.read_ahead(nbytes * size // max(sum(sizes), 1)))
-            return stack.pop_all().close
+        return reserved(
+            functools.partial(source.read_ahead, nbytes * size // max(sum(sizes), 1))
+            for source, size in zip(self._fetchers, sizes, strict=True)
+        )
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; the cache is shared in proportion to what must be decoded."""
         whole = max(self.decodable_bytes, 1)
-        with contextlib.ExitStack() as stack:  # what was made is given back if one fails
-            for source in self._keepers:
-                stack.callback(source.reserve(chunks, cache_bytes * source.decodable_bytes // whole))
-            return stack.pop_all().close
+        return reserved(
+            functools.partial(source.reserve, chunks, cache_bytes * source.decodable_bytes // whole)
+            for source in self._keepers
+        )
 
 
 def _named(parts: Iterable[Part], number: int) -> tuple[Part, ...]:

@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from support.interrupts import interrupted
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torch.utils.data import WeightedRandomSampler as Weighted
 
@@ -392,6 +393,36 @@ def test_marks_are_right_where_the_end_is_known_before_the_last_batch_is_handed_
             seen.append((batch, state.end_of_dataloader, state.remainder))
         seen.append(("end", state.end_of_dataloader, state.remainder, len(state.references)))
     assert seen == wanted
+
+
+class OlderState(GradientState):
+    """Of Accelerate 1.2, which refuses to remove what is not in its list."""
+
+    def _remove_dataloader(self, loader):
+        self.references.remove(next((each for each in self.references[1:] if each() is loader), loader))
+
+
+@pytest.mark.parametrize(("depth", "state"), [(0, GradientState), (0, OlderState), (2, GradientState)])
+def test_marks_are_right_again_wherever_an_interrupt_came(depth, state):
+    """Two batches are taken and the pass is ended, with an interrupt at one place after another."""
+    place, whole = 0, False
+    while not whole:
+        state_now = state()
+        loader = Accelerated([0, 1, 2, 3, 4, 5], state_now, 3)
+        wanted = marked(loader, state_now)
+        with prefetched(loader, depth, device="cpu") as batches:
+            try:
+                with interrupted(place):
+                    taken = iter(batches)
+                    assert [next(taken), next(taken)] == [0, 1]
+                    batches.stop()
+                whole = True
+            except KeyboardInterrupt:
+                place += 1
+            assert marked(batches, state_now) == wanted
+        assert state_now.references == [None]
+        assert loader.gradient_state is state_now
+    assert place > 100
 
 
 def test_a_pass_that_is_left_leaves_nothing_in_accelerates_list():

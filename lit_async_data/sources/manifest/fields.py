@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -37,6 +36,7 @@ from lit_async_data.sources.manifest.rows import Rows
 from lit_async_data.sources.manifest.table.labels import Labels
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_reader import TableReader
+from lit_async_data.sources.room import reserved
 
 # Samples whose files are asked for their size, to know how much room reading ahead takes.
 SIZED = 16
@@ -197,11 +197,10 @@ class Fields:
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; what is returned takes it back."""
         whole = max(sum(stored.source.decodable_bytes for stored in self.stored), 1)
-        with contextlib.ExitStack() as stack:  # what was made is given back if one fails
-            for stored in self.stored:
-                share = cache_bytes * stored.source.decodable_bytes // whole
-                stack.callback(stored.source.reserve(chunks, share))
-            return stack.pop_all().close
+        return reserved(
+            functools.partial(stored.source.reserve, chunks, cache_bytes * stored.source.decodable_bytes // whole)
+            for stored in self.stored
+        )
 
     # -- how samples lie ---------------------------------------------------------------------------------------------
 

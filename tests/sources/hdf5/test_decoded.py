@@ -25,9 +25,11 @@ from lit_async_data.sources.hdf5.readers import decode_memory as holding
 from lit_async_data.sources.hdf5.readers.band_memory import LEAST_BYTES, BandMemory
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
+from lit_async_data.sources.room import Giver
 from lit_async_data.threads import Gate
 
 BAND = np.arange(4, dtype=np.int64)
+LOADER, ANOTHER = Giver(), Giver()
 
 
 def fetched(bands, key, *, wait=True):
@@ -41,7 +43,7 @@ def fetched(bands, key, *, wait=True):
 
 def test_the_band_decoded_first_goes_first_however_often_it_was_used():
     bands = DecodedChunkCache()
-    bands.add_room(2 * BAND.nbytes)
+    bands.set_room(LOADER, 2 * BAND.nbytes)
     assert [fetched(bands, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
     assert [fetched(bands, key)[1] for key in (2, 3, 1)] == [False, False, True]
 
@@ -54,7 +56,7 @@ def test_without_room_nothing_is_held():
 def test_turns_whose_bands_have_all_moved_on_leave_nothing():
     """As under shuffle=chunk where all chunks fit: each turn finds the bands of the one before, and evicts none."""
     bands = DecodedChunkCache()
-    bands.add_room(2 * BAND.nbytes)
+    bands.set_room(LOADER, 2 * BAND.nbytes)
     for number in (1, 2):
         bands.fetch(("x", number), lambda: BAND, wait=True, turn=(0, 0))
     for turn in range(1, 50):
@@ -67,10 +69,10 @@ def test_turns_whose_bands_have_all_moved_on_leave_nothing():
 
 def test_room_that_is_given_back_is_emptied():
     bands = DecodedChunkCache()
-    bands.add_room(2 * BAND.nbytes)
+    bands.set_room(LOADER, 2 * BAND.nbytes)
     for key in (1, 2):
         fetched(bands, key)
-    bands.add_room(-BAND.nbytes)
+    bands.set_room(LOADER, BAND.nbytes)
     assert [fetched(bands, key)[1] for key in (2, 1)] == [False, True]
 
 
@@ -102,7 +104,7 @@ class Slow:
 
 def test_what_another_thread_decodes_is_not_decoded_again():
     bands = DecodedChunkCache()
-    bands.add_room(BAND.nbytes)
+    bands.set_room(LOADER, BAND.nbytes)
     slow = Slow(bands)
     assert fetched(bands, 1, wait=False) == (False, False)
     slow.finish()
@@ -112,7 +114,7 @@ def test_what_another_thread_decodes_is_not_decoded_again():
 def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
     """1. A decodes. 2. B waits for it. 3. A fails, and is told so. 4. B wakes, finds nothing, and tries itself."""
     bands = DecodedChunkCache()
-    bands.add_room(BAND.nbytes)
+    bands.set_room(LOADER, BAND.nbytes)
     slow = Slow(bands, CorruptError("bad"))
     waits = threading.Event()
     wait = Gate.wait
@@ -129,13 +131,19 @@ def test_who_waits_for_a_decoding_that_fails_decodes_for_himself(monkeypatch):
 # -- kept bands --------------------------------------------------------------------------------------------------------
 
 
+def budget(nbytes):
+    room = ByteBudget()
+    room.set_room(LOADER, nbytes)
+    return room
+
+
 def kept_bands(room):
     return PersistentChunkCache(10, 4, (2,), np.dtype("i4"), room)
 
 
 def test_what_is_kept_stays_and_comes_out_right():
     values = np.arange(20, dtype="i4").reshape(10, 2)
-    kept = kept_bands(ByteBudget(2 * 4 * 8))
+    kept = kept_bands(budget(2 * 4 * 8))
     for number in (2, 0, 1, 0):
         kept.put(number, values[4 * number : 4 * number + 4])
     rows, out = np.array([9, 3, 5, 8, 0]), np.zeros((5, 2), "i4")
@@ -145,7 +153,7 @@ def test_what_is_kept_stays_and_comes_out_right():
 
 
 def test_room_is_shared_and_given_back():
-    room = ByteBudget(3 * 4 * 8)
+    room = budget(3 * 4 * 8)
     first, second = kept_bands(room), kept_bands(room)
     band = np.ones((4, 2), "i4")
     for number in (0, 1, 2):
@@ -162,7 +170,7 @@ def test_room_is_shared_and_given_back():
 
 def test_what_is_let_go_of_while_it_is_read_comes_out_right_all_the_same(monkeypatch):
     """1. A looks for band 1. 2. All is let go of, and band 2 is kept in its place. 3. A copies."""
-    kept = kept_bands(ByteBudget(4 * 8))
+    kept = kept_bands(budget(4 * 8))
     kept.put(1, np.full((4, 2), 1, "i4"))
     divmod_ = np.divmod
 
@@ -200,7 +208,7 @@ def mapped(monkeypatch, fails=False):
 
 def test_only_what_the_budget_holds_is_mapped(monkeypatch):
     made = mapped(monkeypatch)
-    kept = huge_bands(ByteBudget(3 * 2**16 + 5))
+    kept = huge_bands(budget(3 * 2**16 + 5))
     for number in (2**19, 7, 8, 9):
         kept.put(number, np.full((1, 2**16), number % 251, np.uint8))
     assert made == [3 * 2**16]
@@ -211,19 +219,19 @@ def test_only_what_the_budget_holds_is_mapped(monkeypatch):
 
 def test_room_that_another_loader_adds_later_is_used_too(monkeypatch):
     made = mapped(monkeypatch)
-    room = ByteBudget(2**16)
+    room = budget(2**16)
     kept = huge_bands(room)
     kept.put(1, np.full((1, 2**16), 1, np.uint8))
-    room.add(2**16)
+    room.set_room(ANOTHER, 2**16)
     for number in (2, 1):
         kept.put(number, np.full((1, 2**16), number, np.uint8))
     out = np.zeros((2, 2**16), np.uint8)
     assert kept.taken(np.array([1, 2]), out, lambda taken, _: taken) is None
     assert out[:, 0].tolist() == [1, 2]
     assert made == [2**16, 2**17]
-    assert room.add(0) == 0
+    assert room.taken == room.limit
     kept.clear()
-    assert room.add(0) == 2**17
+    assert room.limit - room.taken == 2**17
 
 
 def test_where_nothing_can_be_mapped_there_is_no_cache_and_one_warning(file, monkeypatch, caplog):
@@ -609,7 +617,7 @@ def test_what_is_being_copied_while_all_is_let_go_of_counts_afterwards(monkeypat
     # 1. A worker has decoded a band, made room for it, and is copying it. 2. Another closes the source: all bands go.
     # 3. The band is filed. Were its bytes forgotten in step 2, one more band than there is room for would be kept.
     bands = DecodedChunkCache()
-    bands.add_room(2 * large(0).nbytes)
+    bands.set_room(LOADER, 2 * large(0).nbytes)
     copied = bands._memory.copied
     monkeypatch.setattr(bands._memory, "copied", lambda band: bands.clear() or copied(band))
     bands.fetch("a", lambda: large(1), wait=True)
@@ -622,7 +630,7 @@ def test_what_is_being_copied_while_all_is_let_go_of_counts_afterwards(monkeypat
 
 def test_a_copy_that_fails_takes_no_room(monkeypatch):
     bands = DecodedChunkCache()
-    bands.add_room(2 * large(0).nbytes)
+    bands.set_room(LOADER, 2 * large(0).nbytes)
 
     def fails(band):
         raise MemoryError

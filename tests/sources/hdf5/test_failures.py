@@ -15,7 +15,7 @@ import pytest
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.storage import open_file
-from lit_async_data.sources.hdf5.storage.failures import errno_of, opened, opened_descriptor, retried, source_error
+from lit_async_data.sources.hdf5.storage.failures import errno_of, opened, opened_raw, retried, source_error
 
 
 def read(source, rows=(0,)):
@@ -128,7 +128,7 @@ def test_a_pipe_in_place_of_a_file_that_is_open_is_refused_where_h5py_opens_it_t
 
 
 def test_a_folder_is_no_file_either(tmp_path):
-    for each in (opened, opened_descriptor):
+    for each in (opened, opened_raw):
         with pytest.raises(FormatError, match=rf"{tmp_path} is a folder; for all files in it write"):
             each(str(tmp_path))
 

@@ -543,7 +543,7 @@ def test_the_owner_of_the_data_is_believed_unless_they_have_several(path, monkey
     file = tmp_path / "kept"
     file.write_bytes(b"x")
     given_away(monkeypatch, file)
-    os.close(cache_files.opened(str(file), {STRANGER}))
+    cache_files.opened(str(file), {STRANGER}).close()
     with pytest.raises(cache_files.ForeignError, match=f"user {STRANGER}"):
         cache_files.opened(str(file), {STRANGER, 1000})
 
@@ -665,11 +665,9 @@ def test_only_a_file_is_read_and_nothing_is_written_through_a_link(path, what, t
 
 
 def test_a_full_disk_leaves_nothing_behind(path, monkeypatch, user_cache):
-    once = os.fdopen
-
     class Full:
         def __init__(self, file):
-            self.file, self.left = file, 100
+            self.file, self.left, self.fileno = file, 100, file.fileno
 
         def __enter__(self):
             return self
@@ -681,10 +679,15 @@ def test_a_full_disk_leaves_nothing_behind(path, monkeypatch, user_cache):
             self.file.write(bytes(data)[: self.left])
             raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(
-        os, "fdopen", lambda fd, mode, *a, **k: Full(once(fd, mode)) if mode == "wb" else once(fd, mode)
-    )
+    made = []
+
+    def full(path, mode, opener):
+        made.append(Full(open(path, mode, opener=opener)))  # noqa: SIM115
+        return made[-1]
+
+    monkeypatch.setattr(index_file, "open", full, raising=False)
     assert (opened(path) == VALUES).all()
+    assert made
     assert beside(path) == []
     assert not user_cache.exists()
 

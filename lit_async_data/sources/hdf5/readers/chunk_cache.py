@@ -18,6 +18,7 @@ import numpy.typing as npt
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
 from lit_async_data.sources.hdf5.readers.band_memory import BandMemory
+from lit_async_data.sources.room import Giver, Room
 from lit_async_data.threads import Gate
 
 Array = npt.NDArray[Any]
@@ -54,7 +55,7 @@ class DecodedChunkCache:
     was used. (By age alone, a band that is decoded late pushes one out that is still wanted, which is then late.)
 
     An interrupt (Ctrl-C) can end any method at any call, and garbage collection that closes a loader can call
-    `add_room` inside it. So what belongs together changes in statements between which nothing is called.
+    `set_room` inside it. So what belongs together changes in statements between which nothing is called.
     """
 
     def __init__(self) -> None:
@@ -67,13 +68,17 @@ class DecodedChunkCache:
         self._turns: dict[Turn, int] = {}  # numbers of the last turns, in their order
         self._newest = 0
         self._decoding: dict[Hashable, _Decoding] = {}
-        self._room = 0
+        self._given = Room()
         self._memory = BandMemory()
 
-    def add_room(self, nbytes: int) -> None:
-        """Room for this many bytes more, or less."""
+    @property
+    def _room(self) -> int:
+        return self._given.nbytes
+
+    def set_room(self, giver: Giver, nbytes: int) -> None:
+        """Set how many bytes one giver allows. Where that was interrupted, it is to be called again."""
         with self._lock:
-            self._room += nbytes
+            self._given.set(giver, nbytes)
             self._make_room()
 
     def fetch(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn = False) -> Array | None:
@@ -231,32 +236,26 @@ class DecodedChunkCache:
 class ByteBudget:
     """Bytes that may be kept for good, shared by all fields and files of a source. Safe from several threads.
 
-    Args:
-        limit: How many.
+    Attributes:
+        lock: To be held where ``taken`` changes. Reentrant: garbage collection can close a loader inside it.
+        taken: Bytes that are kept.
     """
 
-    def __init__(self, limit: int = 0) -> None:
-        self._lock = threading.RLock()  # garbage collection can close a loader, and give room back, inside it
-        self.limit = limit
-        self._taken = 0
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.taken = 0
+        self._given = Room()
 
-    def add(self, nbytes: int) -> int:
-        """Room for this many bytes more, or less; returns how many are left, below 0 if more are taken."""
-        with self._lock:
-            self.limit += nbytes
-            return self.limit - self._taken
+    @property
+    def limit(self) -> int:
+        """Bytes that may be kept."""
+        return self._given.nbytes
 
-    def give_back(self, nbytes: int) -> None:
-        """Let others take these bytes."""
-        with self._lock:
-            self._taken -= nbytes
-
-    def taken(self, nbytes: int) -> bool:
-        """Take this many bytes of it, if they are left."""
-        with self._lock:
-            fits = self._taken + nbytes <= self.limit
-            self._taken += nbytes if fits else 0
-            return fits
+    def set_room(self, giver: Giver, nbytes: int) -> int:
+        """Set how many bytes one giver allows; returns how many are left, below 0 if more are taken."""
+        with self.lock:
+            self._given.set(giver, nbytes)
+            return self.limit - self.taken
 
 
 class PersistentChunkCache:
@@ -342,16 +341,31 @@ class PersistentChunkCache:
                 return
             table, place = kept
             first = self._next * self._rows
-            if place[number] >= 0 or first + self._rows > len(table) or not self._room.taken(self._band_bytes):
+            if place[number] >= 0 or first + self._rows > len(table):
                 return
-            table[first : first + len(band)] = band
-            place[number] = self._next  # now: whoever sees it finds the band there
-            self._next += 1
+            unused = 0  # bytes that are taken and of no band
+            try:
+                with self._room.lock:
+                    if self._room.taken + self._band_bytes > self._room.limit:
+                        return
+                    # An interrupt comes only where something is called: not between these two, nor these three.
+                    self._room.taken += self._band_bytes
+                    unused = self._band_bytes
+                table[first : first + len(band)] = band
+                if self._kept is kept:  # garbage collection may have closed the loader, and cleared this
+                    place[number] = self._next  # now: whoever sees it finds the band there
+                    self._next += 1
+                    unused = 0
+            finally:
+                if unused:
+                    with self._room.lock:
+                        self._room.taken -= unused
 
     def clear(self) -> None:
         """Let go of all of them."""
-        with self._lock:
-            self._room.give_back(self._next * self._band_bytes)
+        with self._lock, self._room.lock:
+            # Nothing is called between these two.
+            self._room.taken -= self._next * self._band_bytes
             self._kept, self._next, self._refused = None, 0, False
 
     def _made(self) -> tuple[Array, Indices] | None:

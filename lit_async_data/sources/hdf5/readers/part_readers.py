@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.hdf5.storage.open_files import OpenFiles
+from lit_async_data.sources.room import Giver
 
 # Bytes of samples of one part that are read aside at a time, before they go to their places in the batch.
 BLOCK_BYTES = 2**20
@@ -153,18 +155,22 @@ class PartReaders:
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `CachingSource.reserve`."""
         self._files.check_process()  # before any lock, which another thread may have held when this process was forked
-        rooms = self.holding.room(chunks)
-        for name, nbytes in rooms.items():
-            self.recent[name].add_room(nbytes)
-        self._room.add(cache_bytes)
-
-        def give_back() -> None:
+        rooms, giver = self.holding.room(chunks), Giver()
+        give_back = functools.partial(self._take_back, giver, list(rooms))
+        try:
             for name, nbytes in rooms.items():
-                self.recent[name].add_room(-nbytes)
-            if self._room.add(-cache_bytes) < 0:
-                self._forget()
-
+                self.recent[name].set_room(giver, nbytes)
+            self._room.set_room(giver, cache_bytes)
+        except BaseException:
+            give_back()
+            raise
         return give_back
+
+    def _take_back(self, giver: Giver, names: list[str]) -> None:
+        for name in names:
+            self.recent[name].set_room(giver, 0)
+        if self._room.set_room(giver, 0) < 0:
+            self._forget()
 
     def close(self) -> None:
         """Close every file and let go of what was decoded. Reading opens them again."""

@@ -1,12 +1,13 @@
 """What h5py, numpy and the system raise, as errors of this package: which file and dataset, and what to do.
 
-`opened` and `opened_descriptor` open a file, and refuse what is no regular file: a pipe would block them for ever.
+`opened` and `opened_raw` open a file, and refuse what is no regular file: a pipe would block them for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import stat
@@ -17,6 +18,7 @@ import h5py
 
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources import descriptors
+from lit_async_data.sources.opening import opening
 
 # What h5py raises for whatever libhdf5 finds wrong, and numpy and the system while they read.
 FOREIGN = (OSError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError)
@@ -139,19 +141,22 @@ def opened(path: str) -> h5py.File:
         raise FormatError(f"{path} {_what_is_wrong(path, error)}: {error}", file=path) from error
 
 
-def opened_descriptor(path: str) -> int:
-    """A descriptor for reading a file; as `opened`."""
+def opened_raw(path: str) -> io.FileIO:
+    """A file, open for reading its bytes; as `opened`."""
     try:
         # A pipe would block until somebody writes to it; of a regular file O_NONBLOCK changes nothing.
-        descriptor = retried(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        file = retried(lambda: opening(path, os.O_NONBLOCK))
+    except IsADirectoryError:
+        _refuse_irregular(path, os.stat(path))
+        raise
     except OSError as error:
         raise source_error(error, path, "cannot be opened", file=path) from error
     try:
-        _refuse_irregular(path, os.fstat(descriptor))
+        _refuse_irregular(path, os.fstat(file.fileno()))
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
-    return descriptor
+    return file
 
 
 def _refuse_irregular(path: str, status: os.stat_result) -> None:
@@ -167,11 +172,8 @@ def _what_is_wrong(path: str, error: BaseException) -> str:
     if "unable to lock" in str(error) or "already open for write" in str(error):
         return "is open for writing in another process; wait until it is closed"
     with contextlib.suppress(OSError, SourceError):
-        descriptor = opened_descriptor(path)
-        try:
-            head = os.pread(descriptor, 4, 0)
-        finally:
-            os.close(descriptor)
+        with opened_raw(path) as file:
+            head = file.read(4)
         if head in NETCDF3:
             return f"is NetCDF of the classic format (3), not HDF5; convert it: nccopy -k nc4 {path} new.nc"
     return "is not an HDF5 file, or is damaged"

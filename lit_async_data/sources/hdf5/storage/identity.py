@@ -13,6 +13,7 @@ import h5py
 
 from lit_async_data.errors import FormatError, MissingError
 from lit_async_data.sources.hdf5.storage.failures import source_error
+from lit_async_data.sources.opening import opening
 
 # Pieces of a file that are compared when only the time of its last change of any kind differs, and their bytes at most.
 PIECES = 8
@@ -79,7 +80,7 @@ class FileIdentity:
         """
         places = places or [drawn(0, self.size) for _ in range(PIECES if self.size else 0)]
         try:
-            with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+            with opening(path, os.O_NONBLOCK) as file:
                 pieces = tuple(Piece(at, size, _digest(file.fileno(), at, size)) for at, size in places)
         except OSError as error:
             raise source_error(error, path, "cannot be opened", file=path) from error
@@ -99,10 +100,6 @@ def drawn(begin: int, nbytes: int) -> tuple[int, int]:
 
 def _digest(descriptor: int, offset: int, size: int) -> bytes:
     return hashlib.blake2b(os.pread(descriptor, size, offset), digest_size=16).digest()
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 Others = tuple[tuple[str, FileIdentity], ...]

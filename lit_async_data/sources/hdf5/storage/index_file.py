@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import mmap
@@ -148,7 +149,7 @@ def read(path: str, key: IndexKey) -> Columns:
         ValueError: It is damaged.
     """
     head, length = key.head(), key.file_bytes
-    with open(opened(path, {owner(os.stat(key.path))}), "rb", buffering=0) as file:
+    with opened(path, {owner(os.stat(key.path))}) as file:
         size = os.fstat(file.fileno()).st_size
         found = file.read(len(head))
         if found != head and len(found) == len(head) and found.startswith(BEGINNING):
@@ -180,11 +181,11 @@ def write(path: str, key: IndexKey, columns: Columns) -> None:
     new = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.chunks-new")
     data = os.stat(key.path)
     # Whoever may read the data may read their index, and nobody else may write it: it would not be believed.
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, data.st_mode & 0o444 | 0o200)
-    with contextlib.suppress(OSError):
-        os.fchown(descriptor, -1, data.st_gid)
+    mode = data.st_mode & 0o444 | 0o200
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(new, "xb", opener=functools.partial(os.open, mode=mode)) as file:
+            with contextlib.suppress(OSError):
+                os.fchown(file.fileno(), -1, data.st_gid)
             head = key.head()
             file.write(head)
             total = zlib.crc32(head)
@@ -195,8 +196,10 @@ def write(path: str, key: IndexKey, columns: Columns) -> None:
         if not _holds(path, key, columns):
             os.replace(new, path)
     finally:
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105  # an interrupt can come when `suppress` is called, before anything is removed
             os.unlink(new)
+        except OSError:
+            pass
 
 
 def _holds(path: str, key: IndexKey, columns: Columns) -> bool:

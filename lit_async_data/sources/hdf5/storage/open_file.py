@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import mmap
 import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,7 +20,7 @@ from lit_async_data.sources.hdf5.storage.failures import (
     as_source_errors,
     errno_of,
     opened,
-    opened_descriptor,
+    opened_raw,
     source_error,
 )
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity, Others
@@ -52,7 +53,7 @@ class OpenFile:
         self.mapped = mapped
         self._identity = identity
         self._lock = threading.Lock()
-        self._reading = 0
+        self._readers: set[weakref.ref[Reading]] = set()
         # The time of the last change of any kind at which pieces of a file were compared, by path.
         self._seen: dict[str, int] = {}
         self._reset()
@@ -61,7 +62,8 @@ class OpenFile:
         self._pid: int | None = None  # of the process that opened the handles
         self._closer: weakref.finalize[Any, Any] | None = None
         self._leaving = False
-        self._descriptor: int | None = None
+        self._file: io.FileIO | None = None
+        self._descriptor: int | None = None  # of that file
         self._maps: dict[bool, npt.NDArray[np.uint8]] = {}
         self._h5py: h5py.File | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
@@ -81,8 +83,10 @@ class OpenFile:
         with self._lock:
             if self._descriptor is None:
                 self._pid = os.getpid()
-                self._descriptor = opened_descriptor(self.path)
-                self._closer = weakref.finalize(self, os.close, self._descriptor)
+                # Each step that an interrupt has kept from being done is done when it is asked for again.
+                self._file = self._file or opened_raw(self.path)
+                self._closer = self._closer or weakref.finalize(self, self._file.close)
+                self._descriptor = self._file.fileno()
             return self._descriptor
 
     def check(self) -> None:
@@ -200,31 +204,37 @@ class OpenFile:
             else:
                 yield self.bytes_at(offset, size)
 
-    def __enter__(self) -> Self:
-        """Read inside: the file is checked before and after, and stays open until the last reader has left."""
+    def enter(self, reader: Reading) -> None:
+        """Check the file, and keep it open until all readers have left."""
         self.check_process()  # before the lock, which another thread may have held when this process was forked
-        with self._lock:
-            self._reading += 1
         try:
+            with self._lock:
+                self._readers.add(weakref.ref(reader))
             self.check()
         except BaseException:
-            self._leave()
+            self._leave(reader)
             raise
-        return self
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    def leave(self, reader: Reading, error: BaseException | None) -> None:
+        """Check the file again, where nothing has gone wrong yet, and let it be closed."""
         try:
             # A file that is written to is no damaged one: that is looked at first.
             if error is None or isinstance(error, CorruptError):
                 self.check()
         finally:
-            self._leave()
+            self._leave(reader)
 
-    def _leave(self) -> None:
+    def _leave(self, reader: Reading) -> None:
         with self._lock:
-            self._reading -= 1
-            if self._leaving and not self._reading:
+            self._readers.discard(weakref.ref(reader))
+            if self._leaving and not self._read:
                 self._close()
+
+    @property
+    def _read(self) -> bool:
+        """Whether anybody reads it. Who was interrupted before it could leave is no more."""
+        self._readers = {reader for reader in self._readers if reader() is not None}
+        return bool(self._readers)
 
     def dataset(self, name: str, chunk_bytes: int) -> h5py.Dataset:
         """A dataset through h5py, with a chunk cache that holds at least two of its chunks; none where they are 0."""
@@ -244,16 +254,20 @@ class OpenFile:
 
     def close(self) -> None:
         """Close every handle, now or when the last reader has left. The map goes with the last array made from it."""
-        # With a time-out: a thread may be stuck while it opens the file, on a disk that is gone.
-        if not self._lock.acquire(timeout=LOCK_S):
-            return
+        locked: list[bool] = []
         try:
-            if self._reading:
+            # With a time-out: a thread may be stuck while it opens the file, on a disk that is gone. Called by C: an
+            # interrupt (Ctrl-C) that comes when it has returned finds the lock noted, and releases it.
+            locked.extend(map(self._lock.acquire, (True,), (LOCK_S,)))
+            if not locked[0]:
+                return
+            if self._read:
                 self._leaving = True
             else:
                 self._close()
         finally:
-            self._lock.release()
+            if locked and locked[0]:
+                self._lock.release()
 
     def _close(self) -> None:
         if self._pid in (os.getpid(), None):
@@ -261,6 +275,8 @@ class OpenFile:
                 self._h5py.close()
             if self._closer is not None:
                 self._closer()
+            if self._file is not None:
+                self._file.close()
         self._reset()
 
     @property
@@ -276,6 +292,23 @@ class OpenFile:
                 "handles do not survive a fork; build the source in the child, or start it by spawn",
                 file=self.path,
             )
+
+
+class Reading:
+    """Somebody who reads a file inside ``with``, for as long as this lives.
+
+    Args:
+        file: The file, which is checked before and after, and stays open.
+    """
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        self._file.enter(self)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._file.leave(self, error)
 
 
 def _refuse_changed(path: str, was: FileIdentity, now: os.stat_result) -> None:

@@ -8,7 +8,7 @@ import resource
 import threading
 from collections.abc import Sequence
 
-from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile, Reading
 
 _log = logging.getLogger(__name__)
 
@@ -40,12 +40,12 @@ class OpenFiles:
     def __getitem__(self, number: int) -> OpenFile:
         return self._files[number]
 
-    def used(self, number: int) -> OpenFile:
+    def used(self, number: int) -> Reading:
         """One of them, to be read inside ``with``; the one used longest ago is closed if there are too many."""
         oldest = self._use(number)
         if oldest is not None:
             self._files[oldest].close()
-        return self._files[number]
+        return Reading(self._files[number])
 
     @property
     def forked(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDirectory, fetched, filled
+from lit_async_data.sources.room import Giver, Room
 from lit_async_data.threads import Bell, Gate, ThreadWorker
 
 # Files that are waited for at a time: what a network answers in 5 ms each, comes at 3200 per second.
@@ -72,8 +73,7 @@ class FilePrefetcher:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # reentrant, since garbage collection can close a loader inside it
         # Guarded by the lock:
-        self._kept: dict[object, int] = {}  # room that each loader gives
-        self._room = 0  # sum of it
+        self._given = Room()
         self._turn = 0
         self._held = 0
         self._files: dict[str, _File] = {}
@@ -150,12 +150,22 @@ class FilePrefetcher:
         """
         if not self._mine:
             self._begin()  # a fork: the threads, and whoever held the lock, are in another process
-        who = object()
-        with self._lock:
-            self._kept[who] = nbytes
-            self._room += nbytes
-            self._wake()
-        return functools.partial(self._take_back, who)
+        giver = Giver()
+        give_back = functools.partial(self._take_back, giver)
+        try:
+            with self._lock:
+                if not self._given:
+                    self._leave()  # what an interrupt has left of those before
+                self._given.set(giver, nbytes)
+                self._wake()
+        except BaseException:
+            give_back()
+            raise
+        return give_back
+
+    @property
+    def _room(self) -> int:
+        return self._given.nbytes
 
     @property
     def _mine(self) -> bool:
@@ -174,23 +184,17 @@ class FilePrefetcher:
                 crew.workers.remove(worker)
         return bool(crew.workers)
 
-    def _take_back(self, who: object) -> None:
+    def _take_back(self, giver: Giver) -> None:
         """End what `reserve` has begun. Where it was interrupted, it is to be called again."""
         if not self._mine:
             return
         with self._lock:
-            if who in self._kept:
-                self._room -= self._kept[who]
-                del self._kept[who]
+            self._given.set(giver, 0)
             for file in list(self._waiting.values()):
                 file.turn_came.ring()  # it may not fit any more
-            if self._kept:
+            if self._given:
                 return
-            for file in list(self._files.values()):
-                file.done.open()  # first: who waits for it finds no other way to it
-                self._drop(file)
-            fresh, leaving = _Crew(), [*self._leaving, self._crew]
-            self._crew, self._leaving = fresh, leaving
+            leaving = self._leave()
         deadline = time.monotonic() + _END_S
         for crew in leaving:
             for _ in crew.workers:
@@ -200,12 +204,21 @@ class FilePrefetcher:
         with self._lock:
             self._leaving = [crew for crew in self._leaving if crew not in leaving]
 
+    def _leave(self) -> list[_Crew]:
+        """Drop all files, and the threads; returns those that are to end."""
+        for file in list(self._files.values()):
+            file.done.open()  # first: who waits for it finds no other way to it
+            self._drop(file)
+        fresh, leaving = _Crew(), [*self._leaving, self._crew]
+        self._crew, self._leaving = fresh, leaving
+        return leaving
+
     def _work(self, crew: _Crew, _: ThreadWorker) -> bool:
         """Read one file; False where the thread is to end."""
         try:
             file = crew.asked.get(timeout=_POLL_S)
         except queue.Empty:
-            return crew is self._crew
+            return crew is self._crew and bool(self._given)
         if file is None:
             return False
         try:

@@ -35,7 +35,7 @@ class RootDirectory:
     """A folder, and which of the paths in a table lie in it. Can be pickled; may be used from any thread.
 
     What is promised: a path that `path_of` returns has no ``..`` above the folder and names nothing on another
-    machine; and when `checked` returned it, or `opened` opened it, it led to no place outside, by whatever links.
+    machine; and when `checked` returned it, or `open` opened it, it led to no place outside, by whatever links.
     Folders are looked at once, so one that is replaced by a link later is not noticed: this guards against tables, not
     against those who can write to the folder.
 
@@ -91,23 +91,32 @@ class RootDirectory:
             self._check(path, path)
         return path
 
-    def opened(self, path: str) -> int:
-        """A descriptor of a path from `path_of`, checked as in `checked`, at half the price.
+    def open(self, path: str, opened: list[int]) -> None:
+        """Open a path from `path_of`, checked as in `checked`, at half the price.
+
+        Args:
+            path: The file.
+            opened: Gets the descriptor, which the caller closes.
 
         Raises:
             ManifestError: It leads out of the root.
             OSError: It cannot be opened.
         """
+        # `os.open` is called by C, not by Python: an interrupt (Ctrl-C) between its return and the next statement would
+        # lose the descriptor. CPython delivers interrupts when a call from Python has returned; by then it is listed.
         if self.allow_outside_root:
-            return os.open(path, _FLAGS)
+            opened.extend(map(os.open, (path,), (_FLAGS,)))
+            return
         self._check_folder(path)
         try:
-            return os.open(path, _FLAGS | os.O_NOFOLLOW)
+            opened.extend(map(os.open, (path,), (_FLAGS | os.O_NOFOLLOW,)))
         except OSError as error:
             if error.errno not in _IS_A_LINK:
                 raise
+        else:
+            return
         self._check(path, path)
-        return os.open(path, _FLAGS)
+        opened.extend(map(os.open, (path,), (_FLAGS,)))
 
     def _check_folder(self, path: str) -> None:
         folder = path[: path.rfind("/")]
@@ -150,20 +159,22 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = A
         says what is wrong, if anything is.
 
     Raises:
-        ManifestError: As `RootDirectory.opened`.
+        ManifestError: As `RootDirectory.open`.
     """
     if not _AT_ONCE:
         return False
+    opened: list[int] = []
     try:
-        number = root.opened(path)
-        try:
-            # Looked at afterwards: one that grew or was written to meanwhile is not taken for whole.
-            read, found = os.preadv(number, parts, 0, _AT_ONCE), os.fstat(number)
-            return read == nbytes == found.st_size and not _young(found)
-        finally:
-            os.close(number)
+        root.open(path, opened)
+        (number,) = opened
+        # Looked at afterwards: one that grew or was written to meanwhile is not taken for whole.
+        read, found = os.preadv(number, parts, 0, _AT_ONCE), os.fstat(number)
+        return read == nbytes == found.st_size and not _young(found)
     except OSError:
         return False
+    finally:
+        if opened:
+            os.close(opened[0])
 
 
 def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple[bytes, bool]:
@@ -175,20 +186,17 @@ def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple
         root: Where it may lie.
 
     Raises:
-        ManifestError: As `RootDirectory.opened`.
+        ManifestError: As `RootDirectory.open`.
         MissingError: There is none.
         FormatError: It is no file, or too large.
         ChangedError: It was written to while it was read.
         SourceError: The system does not let it be read.
     """
     started = time.perf_counter()
+    opened: list[int] = []
     try:
-        number = root.opened(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    try:
+        root.open(path, opened)
+        (number,) = opened
         state = _state(number, path, most_bytes)
         cold = is_cold(number, 0)
         data = _all_bytes(number, path, state.st_size)
@@ -198,10 +206,13 @@ def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple
             os.lseek(number, 0, os.SEEK_SET)
             if _all_bytes(number, path, state.st_size) != data:
                 raise _changed(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
     except OSError as error:
         raise _unreadable(path, error) from error
     finally:
-        os.close(number)
+        if opened:
+            os.close(opened[0])
     return data, time.perf_counter() - started > _SLOW_S if cold is None else cold
 
 

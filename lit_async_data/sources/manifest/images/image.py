@@ -15,6 +15,7 @@ from typing import Any
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.sources.manifest.images.cropping import Box, Crop, crop_of
+from lit_async_data.sources.manifest.images.decode_memory import check_memory, decode_bytes, turn_for
 from lit_async_data.sources.manifest.images.image_bytes import (
     BMP,
     GIF,
@@ -28,18 +29,17 @@ from lit_async_data.sources.manifest.images.image_bytes import (
 )
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.images.jpeg import head_of as head_of_jpeg
-from lit_async_data.sources.manifest.images.orientation import UPRIGHT, orientation_of, upright_size
+from lit_async_data.sources.manifest.images.orientation import ORIENTATION, UPRIGHT, orientation_of, upright_size
 from lit_async_data.sources.manifest.images.picture import Picture, head_of
 from lit_async_data.sources.manifest.images.pixels import pixels_of, write_as_stored
 from lit_async_data.sources.manifest.images.png import Parts, exif_of_png, file_of_pixels, whole_png, xmp_of_png
 from lit_async_data.sources.manifest.images.resizing import write_resized
 from lit_async_data.sources.manifest.images.stored_values import SIXTEEN_BITS, bits_of, check_mode, white_is_zero
 from lit_async_data.sources.manifest.images.strips import Pixels
-from lit_async_data.sources.manifest.images.tiff import check_page, pages_of, unsupported_tiff
+from lit_async_data.sources.manifest.images.tiff import check_page, keep_as_stored, pages_of, unsupported_tiff
 
 # What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
 _UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *SIXTEEN_BITS)
-_ORIENTATION = 0x0112  # the tag of a TIFF
 
 
 def installed() -> bool:
@@ -91,10 +91,13 @@ def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str
         )
     try:
         crop = crop_of(shape, height, width, target, key)
-        if not write_as_stored(picture, crop, shape, turned, out):
-            pixels, box = pixels_of(picture, crop, shape, turned)
-            _write(pixels, box, crop, shape, out)
-    except (MemoryError, ConfigError):
+        taken = decode_bytes(picture, crop, shape)
+        check_memory(taken, picture, shape, out, where)
+        with turn_for(taken):
+            if not write_as_stored(picture, crop, shape, turned, out):
+                pixels, box = pixels_of(picture, crop, shape, turned)
+                _write(pixels, box, crop, shape, out)
+    except (MemoryError, ConfigError, FormatError):
         raise
     except ImportError:
         _library()  # says what to install
@@ -155,7 +158,8 @@ def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
         jpeg = head_of_jpeg(data, where)
         _check_pixels(jpeg.size, shape, where)
         check_mode(kind, jpeg.mode, 8, shape, where)
-        return Picture(kind, data, jpeg.size, jpeg.mode, orientation_of(jpeg.exif, jpeg.xmp), opening, {}, plain=True)
+        turned = orientation_of(jpeg.exif, jpeg.xmp)
+        return Picture(kind, data, jpeg.size, jpeg.mode, turned, opening, {}, plain=True, beside=jpeg.beside)
     try:
         _check_pixels(early_size(data, kind), shape, where)
         parts = whole_png(data, where) if kind == PNG else {}
@@ -197,6 +201,8 @@ def _opened_by_pillow(
         raise
     except Exception as error:  # Pillow's readers raise whatever damaged data make them
         raise _not_opened(kind, data, error, where) from error
+    if kind == TIFF:
+        keep_as_stored(image)
     _check_pixels(image.size, shape, where)
     if several:
         raise FormatError(
@@ -206,18 +212,17 @@ def _opened_by_pillow(
     if kind == TIFF:
         check_page(image, where)
     _check_values(image, data, kind, shape, where)
-    size, turned = image.size, UPRIGHT
-    if kind == PNG:
-        turned = _turned_png(data, parts)
-    else:
-        exif, xmp = (image.info.get(name) for name in ("exif", "xmp"))
-        noted = orientation_of(*(block if isinstance(block, bytes) else b"" for block in (exif, xmp)))
-        if kind != TIFF:
-            turned = noted
-        elif _ORIENTATION not in image.tag_v2 and noted >= 5:
-            size = size[::-1]  # Pillow turns the pixels, but not the size before they are decoded
+    turned = _turned_png(data, parts) if kind == PNG else _turned(image, kind)
     bits = bits_of(image, data, kind)
-    return Picture(kind, data, size, image.mode, turned, lambda: image, parts, plain=False, bits=bits)
+    return Picture(kind, data, image.size, image.mode, turned, lambda: image, parts, plain=False, bits=bits)
+
+
+def _turned(image: Any, kind: str) -> int:
+    if kind == TIFF and ORIENTATION in image.tag_v2:
+        noted = image.tag_v2[ORIENTATION]
+        return noted if noted in range(UPRIGHT, 9) else UPRIGHT
+    exif, xmp = (image.info.get(name) for name in ("exif", "xmp"))
+    return orientation_of(*(block if isinstance(block, bytes) else b"" for block in (exif, xmp)))
 
 
 def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:

@@ -77,6 +77,15 @@ def has_frames(data: bytes) -> bool:
     return data[12:16] == b"VP8X" and bool(data[20] & 2)
 
 
+def is_lossless(data: bytes) -> bool:
+    """Whether the first image in a WebP is lossless."""
+    place = 12
+    while (name := data[place : place + 4]) and name not in (b"VP8 ", b"VP8L"):
+        size = int.from_bytes(data[place + 4 : place + 8], "little")
+        place += 8 + size + size % 2
+    return name == b"VP8L"
+
+
 def early_size(data: bytes, kind: str) -> tuple[int, int]:
     """(width, height) of a format whose decoder takes memory as soon as it sees the data; (1, 1) for others.
 

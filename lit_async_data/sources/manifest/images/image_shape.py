@@ -43,10 +43,11 @@ class ImageShape:
             a smaller one covers; ``"nearest"`` takes one of them, as is right for masks. None: ``"nearest"`` in mode P,
             which takes no other, and ``"bilinear"`` in the rest.
         fill: Value of every channel where an image is padded, 0 to 255; in mode I;16 to 65535.
-        max_pixels: An image of more is an error before it is decoded: a file of a few bytes can claim any size. In each
-            thread an image takes the memory of its decoded pixels while it is made smaller: per pixel 1 byte (palette,
-            grey), 2 (16 bits), 3 or 4 (colours); 7 or 8 for a TIFF that is turned or that is one strip, and for a
-            lossless WebP; and 16 for any WebP without the extra ``codecs``.
+        max_pixels: An image of more is an error before it is decoded: a file of a few bytes can claim any size.
+            Decoding takes 1 byte per pixel (palette, grey), 2 (16 bits), or 3 or 4 (colours); a progressive JPEG, a
+            lossless WebP and a TIFF of one strip take up to 9, and without the extra ``codecs`` any WebP takes 16. An
+            image is also an error if decoding it takes more than 64 MiB, and more than 1.2 times what an ordinary image
+            of ``max_pixels`` takes. Images that take more than 64 MiB are decoded one at a time.
         depth: 8 reads images of more than 8 bits in a mode of 8 bits, which is an error otherwise: the upper 8 of the
             bits that are stored are kept (of 16 bits, the value divided by 256).
 

@@ -56,12 +56,15 @@ class Head(NamedTuple):
         mode: As Pillow calls it: ``"L"``, ``"RGB"`` or ``"CMYK"``.
         exif: The EXIF block; empty where there is none.
         xmp: The XMP block; empty where there is none.
+        beside: Bytes of the coefficients, which libjpeg holds until the last scan has been read; 0 where one scan has
+            all of them.
     """
 
     size: tuple[int, int]
     mode: str
     exif: bytes
     xmp: bytes
+    beside: int
 
 
 def head_of(data: bytes, where: str) -> Head:
@@ -75,19 +78,21 @@ def head_of(data: bytes, where: str) -> Head:
         CorruptError: The head contradicts itself or ends too soon, or the last marker is missing.
         FormatError: It is a kind of JPEG that is not decoded here.
     """
-    frame, exif, xmp = None, b"", b""
+    frame, exif, xmp, several, components = None, b"", b"", False, b""
     for marker, start, stop in _segments(data):
         if marker in _ALL_FRAMES:
             if frame is not None:
                 raise CorruptError(f"{where}: the JPEG states its size twice; fetch the file again")
             frame = _frame(marker, data[start:stop], where)
+            several, components = marker not in _SEQUENTIAL, data[start + 6 : stop]
         elif marker == _APP1 and data.startswith(_EXIF, start):
             exif += data[start + len(_EXIF) if exif else start : stop]
         elif marker == _APP1 and data.startswith(_XMP, start):
             xmp = data[start + len(_XMP) : stop]
         elif marker == _SCAN and frame is not None:
             check_ended(data, start, where)
-            return Head(*frame, exif, xmp)
+            several = several or 3 * data[start] < len(components)
+            return Head(*frame, exif, xmp, _coefficients(frame[0], components) if several else 0)
     raise cut_short(JPEG, where)
 
 
@@ -209,6 +214,14 @@ def _frame(marker: int, content: bytes, where: str) -> tuple[tuple[int, int], st
             f"{where}: a JPEG of {components} channels, where 1, 3 or 4 are supported; convert it to PNG, TIFF or .npy"
         )
     return (width, height), _MODES[components]
+
+
+def _coefficients(size: tuple[int, int], components: bytes) -> int:
+    """Bytes of all coefficients of a JPEG, two for each."""
+    width, height = size
+    samples = [(factors >> 4, factors & 15) for factors in components[1::3]]
+    across, down = (max(*sides, 1) for sides in zip(*samples, strict=True))
+    return sum(2 * -(-width * wide // across) * -(-height * tall // down) for wide, tall in samples)
 
 
 def _tidied(data: bytes) -> bytes:

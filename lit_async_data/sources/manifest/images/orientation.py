@@ -14,7 +14,7 @@ from lit_async_data.batch.spec import Array
 Part = tuple[int, int, int, int]
 
 UPRIGHT = 1
-_TAG = 0x0112
+ORIENTATION = 0x0112  # the tag
 _SHORT, _LONG = 3, 4
 _PREFIX = b"Exif\x00\x00"
 # As an attribute or an element of XMP.
@@ -54,7 +54,7 @@ def _named_in_exif(exif: bytes) -> int | None:
         (entries,) = struct.unpack_from(order + "H", block, start)
         for number in range(entries):
             tag, kind, count = struct.unpack_from(order + "HHI", block, start + 2 + 12 * number)
-            if tag == _TAG:
+            if tag == ORIENTATION:
                 return _value(order, kind, count, block, start + 10 + 12 * number)
     except struct.error:
         pass  # the block ends before the entries that it promises

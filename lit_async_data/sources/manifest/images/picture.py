@@ -40,11 +40,12 @@ class Picture:
         data: All bytes of its file.
         size: (width, height) as stored.
         mode: As Pillow calls it.
-        turned: How its pixels must be turned, 1 to 8; those of a TIFF are turned by Pillow.
+        turned: How its pixels must be turned, 1 to 8.
         opening: Has Pillow open it.
         parts: Of a PNG, where they lie.
         plain: Whether its head could be read here, so that a faster library may decode it.
         bits: Of each stored value.
+        beside: Of a JPEG, bytes that its decoder holds besides the pixels.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Picture:
     parts: Parts
     plain: bool
     bits: int = 8
+    beside: int = 0
 
     @functools.cached_property
     def pillow(self) -> Any:

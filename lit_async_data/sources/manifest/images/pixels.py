@@ -9,6 +9,7 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.sources.manifest.images.cropping import Box, Crop, whole_pixels
+from lit_async_data.sources.manifest.images.fax import check_fax
 from lit_async_data.sources.manifest.images.image_bytes import JPEG, PNG, TIFF, WEBP, has_frames
 from lit_async_data.sources.manifest.images.image_shape import CHANNELS, DEEP, INDICES, ImageShape
 from lit_async_data.sources.manifest.images.jpeg import jpeg_pixels
@@ -17,7 +18,7 @@ from lit_async_data.sources.manifest.images.picture import Picture, imagecodecs
 from lit_async_data.sources.manifest.images.png import INTERLACED, check_rows, png_pixels
 from lit_async_data.sources.manifest.images.stored_values import SIXTEEN_BITS
 from lit_async_data.sources.manifest.images.strips import LARGE, Pixels, Strips, part_of
-from lit_async_data.sources.manifest.images.tiff import check_jpegs
+from lit_async_data.sources.manifest.images.tiff import check_jpegs, is_plain, strip_bytes
 
 # A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are
 # left in each direction. Measured on photographs: what it changes is then about what the JPEG itself has changed
@@ -57,7 +58,7 @@ def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> t
         Shape (height, width, channels), upright; of one channel where each grey value becomes a colour later. Those of
         a large image are converted only as they are resized. And left, upper, right and lower edge of the wanted part.
     """
-    factor = _factor(picture, crop, shape)
+    factor = factor_of(picture, crop, shape)
     box = _reduced(picture, crop, shape, turned, factor)
     pixels = _directly(picture, shape, factor)
     if pixels is None:
@@ -71,17 +72,17 @@ def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> t
     return upright(pixels, turned), box
 
 
-def _in_own_mode(picture: Picture, factor: int, *, strips: bool) -> Bytes | None:
+def _in_own_mode(picture: Picture, factor: int, *, strips: bool) -> Array | None:
     """All pixels in the mode of the file, by a library that needs less memory or finds more damage than Pillow."""
     if picture.kind == JPEG:
         return jpeg_pixels(picture.data, picture.mode, picture.size, factor)
-    return _webp_pixels(picture) if strips else None
+    return _by_codecs(picture) if strips else None
 
 
-def _reader(picture: Picture, shape: ImageShape, array: Bytes | None) -> Callable[[Part], Array]:
+def _reader(picture: Picture, shape: ImageShape, array: Array | None) -> Callable[[Part], Array]:
     """What converts a part of the pixels, given all of them as an array, or else decoded by Pillow."""
     if array is not None:
-        return lambda part: _values(_image(part_of(array, part), picture.mode), shape, 8)
+        return lambda part: _values(_image(part_of(array, part), picture.mode), shape, picture.bits)
     image = _decoded(picture, 1)
     return lambda part: _values(image.crop(part), shape, picture.bits)
 
@@ -94,12 +95,14 @@ def _decoded(picture: Picture, factor: int) -> Any:
     if factor > 1:
         image.draft(None, (image.size[0] // factor, image.size[1] // factor))
     image.load()
+    if picture.kind == TIFF:
+        check_fax(picture.data, image)
     if picture.kind == PNG and (picture.data[INTERLACED] or _last_row(image).getbbox() is None):
         check_rows(picture.data, picture.parts)
     return image
 
 
-def _image(pixels: Bytes, mode: str) -> Any:
+def _image(pixels: Array, mode: str) -> Any:
     from PIL import Image
 
     height, width, _ = pixels.shape
@@ -111,8 +114,8 @@ def _last_row(image: Any) -> Any:
     return image.crop((0, height - 1, width, height))
 
 
-def _factor(picture: Picture, crop: Crop, shape: ImageShape) -> int:
-    """By what both sides of a JPEG are divided when it is decoded."""
+def factor_of(picture: Picture, crop: Crop, shape: ImageShape) -> int:
+    """By what both sides of an image are divided when it is decoded; 1 but for JPEGs."""
     if picture.kind != JPEG or shape.resampling == "nearest":
         return 1
     left, upper, right, lower = crop.box
@@ -136,6 +139,11 @@ def _reduced(picture: Picture, crop: Crop, shape: ImageShape, turned: int, facto
     return whole_pixels(*box) if shape.resize in ("crop", "random_crop") else box
 
 
+def is_direct(picture: Picture, shape: ImageShape) -> bool:
+    """Whether a library that is faster than Pillow decodes an image with the values that are wanted."""
+    return picture.plain and (picture.mode == shape.mode or (picture.mode == "L" and shape.mode in ("RGB", INDICES)))
+
+
 def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | None = None) -> Bytes | None:
     """The pixels by a library that is faster than Pillow, with the same values; None for what is left to Pillow.
 
@@ -145,8 +153,7 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
     Raises:
         DamageError: A JPEG is damaged.
     """
-    as_stored = picture.mode == shape.mode or (picture.mode == "L" and shape.mode in ("RGB", INDICES))
-    if not (picture.plain and as_stored):
+    if not is_direct(picture, shape):
         return None
     if picture.kind == JPEG:  # in 0.6 of Pillow's time
         return jpeg_pixels(picture.data, picture.mode, picture.size, factor, out)
@@ -157,19 +164,41 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
         return None
 
 
-def _webp_pixels(picture: Picture) -> Bytes | None:
-    """The pixels of a WebP in the mode of the file, by imagecodecs; None for what is left to Pillow.
+def wants_codecs(picture: Picture) -> bool:
+    """Whether imagecodecs decodes a large image in less memory than Pillow.
 
-    Pillow, whose decoder is for animations, takes 16 bytes per pixel, and this 3 or 4 (lossless 7 or 8).
+    Pillow's decoder for WebP is one for animations. Of a TIFF, Pillow holds a strip besides the pixels; imagecodecs
+    decodes it to where it stays.
     """
-    codecs = imagecodecs()
-    if picture.kind != WEBP or codecs is None or not codecs.WEBP.available or has_frames(picture.data):
+    if picture.kind == WEBP:
+        return not has_frames(picture.data)
+    width, height = picture.size
+    return picture.kind == TIFF and strip_bytes(picture.pillow) > width * height // 8 and is_plain(picture.pillow)
+
+
+def codecs_for(picture: Picture) -> Any:
+    """The library imagecodecs where `wants_codecs` and it is installed with what is needed; else None."""
+    codecs = imagecodecs() if picture.kind in (WEBP, TIFF) else None
+    if codecs is None or not wants_codecs(picture):
+        return None
+    return codecs if (codecs.WEBP if picture.kind == WEBP else codecs.TIFF).available else None
+
+
+def _by_codecs(picture: Picture) -> Array | None:
+    """The pixels of a WebP or a TIFF in the mode of the file; None for what is left to Pillow."""
+    codecs = codecs_for(picture)
+    if codecs is None:
         return None
     try:
-        pixels: Bytes = codecs.webp_decode(picture.data, hasalpha=picture.mode == "RGBA")
+        if picture.kind == WEBP:
+            pixels: Array = codecs.webp_decode(picture.data, hasalpha=picture.mode == "RGBA")
+        else:
+            pixels = codecs.tiff_decode(picture.data, index=picture.pillow.tell())
     except (ValueError, RuntimeError):
         return None  # Pillow says what is wrong
-    return pixels if pixels.shape[1::-1] == picture.size else None
+    (width, height), channels = picture.size, CHANNELS[picture.mode]
+    fits = pixels.size == height * width * channels and pixels.dtype.itemsize * 8 == picture.bits
+    return pixels.reshape(height, width, channels) if fits and pixels.shape[:2] == (height, width) else None
 
 
 def _values(image: Any, shape: ImageShape, bits: int) -> Array:

@@ -94,7 +94,17 @@ def file_of_pixels(data: bytes, parts: Parts) -> bytes:
     if _nothing_but(_SEEN, data, parts):
         return data
     kept = sorted((part for name in _SEEN & parts.keys() for part in parts[name]), key=lambda part: part.start)
-    return data[:8] + b"".join(data[part.start - 8 : part.stop + 4] for part in kept)
+    view = memoryview(data)
+    return b"".join((view[:8], *(view[part.start - 8 : part.stop + 4] for part in kept)))
+
+
+def copied_bytes(data: bytes, parts: Parts, *, by_pillow: bool) -> int:
+    """Bytes of the copy that is made of a PNG for its decoder, which must not see all of its parts."""
+    return (
+        0
+        if _nothing_but(_SEEN if by_pillow else _NEEDED, data, parts)
+        else sum(part.stop - part.start for part in parts.get(_PIXELS, ()))
+    )
 
 
 def check_rows(data: bytes, parts: Parts) -> None:
@@ -153,24 +163,25 @@ def png_pixels(data: bytes, parts: Parts, shape: tuple[int, int, int], out: Byte
     if _LEAST_BYTES <= nbytes <= _MOST_BYTES:
         data = _inflated(data, parts, nbytes, codecs)
     elif not _nothing_but(_NEEDED, data, parts):  # texts may be deflated, and libspng inflates them to any size
-        stream = _stream(data, parts)
-        data = _file(data[:_BEGIN], len(stream), stream)
+        streams = _streams(data, parts)
+        data = _file(data[:_BEGIN], sum(map(len, streams)), *streams)
     pixels: Bytes = codecs.spng_decode(data, out=out)
     return pixels.reshape(shape)  # of one channel it has none
 
 
 def _inflated(data: bytes, parts: Parts, nbytes: int, codecs: Any) -> bytes:
     """The same image in a file that is not compressed."""
-    stream = _stream(data, parts)
+    stream = b"".join(_streams(data, parts))
     rows = codecs.deflate_decode(stream, out=nbytes)
     # The check sum of the rows is the stream's own.
     length = len(_STREAM) + -(-len(rows) // _MOST_IN_BLOCK) * _BLOCK.size + len(rows) + 4
     return _file(data[:_BEGIN], length, _STREAM, *_blocks(memoryview(rows)), stream[-4:])
 
 
-def _stream(data: bytes, parts: Parts) -> bytes:
+def _streams(data: bytes, parts: Parts) -> list[memoryview]:
     """The deflated rows, which may be spread over several parts."""
-    return b"".join(data[part] for part in parts.get(_PIXELS, ()))
+    view = memoryview(data)
+    return [view[part] for part in parts.get(_PIXELS, ())]
 
 
 def _file(begin: bytes, length: int, *stream: bytes | memoryview) -> bytes:

@@ -31,7 +31,7 @@ _KERNELS = {
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _WEIGHED = {1: "L", 2: "La", 3: "RGB", 4: "RGBa"}
 # Bytes of the columns that are resized at a time.
-_COLUMNS_BYTES = 2**22
+_COLUMNS_BYTES = 2**20
 
 
 def write_resized(pixels: Pixels, box: Box, shape: ImageShape, out: Array) -> None:

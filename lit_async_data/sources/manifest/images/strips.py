@@ -8,9 +8,9 @@ from lit_async_data.batch.spec import Array
 from lit_async_data.sources.manifest.images.orientation import Part, stored_part, upright, upright_size
 
 # Images of at least this many pixels are converted and resized by strips; what lies between takes a few MiB otherwise.
-LARGE = 2**20
+LARGE = 2**19
 # Bytes of the pixels of a strip, at four for each.
-_STRIP_BYTES = 2**22
+_STRIP_BYTES = 2**20
 
 
 class Strips:

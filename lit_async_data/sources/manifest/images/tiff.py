@@ -14,9 +14,10 @@ from lit_async_data.sources.manifest.images.jpeg import check_jpeg
 _NEW_KIND, _OLD_KIND, _WIDTH, _HEIGHT = 254, 255, 256, 257
 _COMPRESSION, _EXIF, _JPEG_TABLES = 259, 34665, 347
 _COLOURS, _SUBSAMPLING, _YCBCR = 262, 530, 6
+_BITS, _SAMPLES, _ROWS, _PLANES, _TILE_WIDTH, _TILE_LENGTH = 258, 277, 278, 284, 322, 323
 _SAID = {
-    258: "BitsPerSample",
-    277: "SamplesPerPixel",
+    _BITS: "BitsPerSample",
+    _SAMPLES: "SamplesPerPixel",
     _COLOURS: "PhotometricInterpretation",
     339: "SampleFormat",
     _COMPRESSION: "Compression",
@@ -25,7 +26,8 @@ _OFFSETS, _COUNTS = (273, 324), (279, 325)  # of strips and of tiles
 _WANTED = {_NEW_KIND, _OLD_KIND, _WIDTH, _HEIGHT, _EXIF, *_SAID}
 # Bits of NewSubfileType, and the value of the older tag, of what is no page: smaller copies and masks.
 _SMALLER, _MASK, _OLD_SMALLER = 1, 4, 2
-_JPEG, _OPTIONAL = 7, ("lzma", "zstd", "webp")
+_JPEG, _GROUP_4, _OPTIONAL = 7, 4, ("lzma", "zstd", "webp")
+_PLAIN = ("L", "LA", "RGB", "RGBA")
 _LETTERS = {3: "H", 4: "I", 13: "I", 16: "Q"}  # of types of numbers
 # The longest side of a thumbnail as Exif defines it; cameras that store one as a second image do not mark it.
 _THUMBNAIL = 160
@@ -108,6 +110,43 @@ def check_page(image: Any, where: str) -> None:
         raise FormatError(
             f"{where}: a TIFF of uncompressed, subsampled YCbCr, which is not supported; convert it to RGB"
         )
+
+
+def keep_as_stored(image: Any) -> None:
+    """Have Pillow decode a TIFF without turning it: a turned copy would double the memory.
+
+    Args:
+        image: Pillow's, of which the page is chosen.
+    """
+    image.load_end = lambda: None
+    image._size = image._tile_size  # noqa: SLF001
+
+
+def strip_bytes(image: Any) -> int:
+    """Bytes that Pillow's decoder holds besides the pixels: a strip or tile, and of fax data two copies to check them.
+
+    Args:
+        image: Pillow's.
+    """
+    if image.tile[0].codec_name != "libtiff":
+        return 0
+    tags, (width, height) = image.tag_v2, image.size
+    columns, rows = tags.get(_TILE_WIDTH, width), min(tags.get(_TILE_LENGTH, tags.get(_ROWS, height)), height)
+    values = tags.get(_SAMPLES, 1) if tags.get(_PLANES, 1) == 1 else 1
+    strip = int(rows * -(-columns * values * max(tags.get(_BITS, (1,))) // 8))
+    return strip + (2 * rows * columns if tags.get(_COMPRESSION) == _GROUP_4 else 0)
+
+
+def is_plain(image: Any) -> bool:
+    """Whether the values of a TIFF are stored as Pillow delivers them, and only packed.
+
+    Args:
+        image: Pillow's.
+    """
+    packed = image.info.get("compression") not in ("jpeg", "tiff_jpeg", "webp")
+    raw_mode = image.tile[0].args[0]
+    same = (image.mode, raw_mode) == ("I;16", "I;16N") or (raw_mode == image.mode and image.mode in _PLAIN)
+    return packed and same and image.tag_v2.get(_PLANES, 1) == 1
 
 
 @functools.cache

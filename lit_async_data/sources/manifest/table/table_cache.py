@@ -182,7 +182,7 @@ def _table(batch: Any, key: TableKey) -> Table:
 def _content(path: str, key: TableKey) -> Any:
     """The batch in a file, whose bytes stay there; on a network file system they are copied."""
     library = arrow()
-    with open(opened(path, {owner(os.stat(file)) for file in key.files}), "rb", buffering=0) as file:
+    with opened(path, {owner(os.stat(file)) for file in key.files}) as file:
         if on_network(file.fileno()):
             content = library.py_buffer(file.read())
         else:
@@ -210,8 +210,9 @@ def _sum(pieces: Iterator[memoryview]) -> int:
 
 def _write(path: str, batch: Any, mode: int) -> None:
     new = f"{path}.{secrets.token_hex(8)}.new"
-    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
+        with open(new, "xb", opener=functools.partial(os.open, mode=0o600)):
+            pass
         with arrow().OSFile(new, "wb") as file, arrow("ipc").new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
         with open(new, "r+b") as whole:
@@ -220,5 +221,6 @@ def _write(path: str, batch: Any, mode: int) -> None:
         os.chmod(new, mode)
         os.replace(new, path)
     except BaseException:
-        os.unlink(new)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
         raise

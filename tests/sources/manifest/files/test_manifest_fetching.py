@@ -378,15 +378,20 @@ def test_wherever_an_interrupt_comes_files_are_read_ahead_and_right_again(files,
     whole, place = False, 0
     while not whole:
         with going_on(files[:5], room) as (reader, give_back):
+            others = []
             try:
                 with interrupted(place):
+                    others.append(reader.reserve(room))
                     reader.fetch(files[:3], MOST)
                     for path in files[:3]:
                         reader.read(path, MOST)
+                    others[0]()
                     give_back()
                 whole = True
             except KeyboardInterrupt:
                 place += 1
+            for other in others:
+                other()
     assert place > 100
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.manifest.images import image as images
-from lit_async_data.sources.manifest.images import jpeg, picture, tiff
+from lit_async_data.sources.manifest.images import jpeg, picture, pixels, tiff
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.images.orientation import orientation_of
 
@@ -429,15 +429,19 @@ INSIDES = ("unpack", "buffer", "tile", "decoder error", "subscript", "'NoneType'
         ("TIFF", {}),
         ("TIFF", {"compression": "jpeg"}),
         ("TIFF", {"compression": "tiff_lzw"}),
+        ("TIFF", {"compression": "tiff_adobe_deflate"}),
     ],
 )
-def test_damage_is_noticed_in_all_modes_or_in_none(photo, kind, options, monkeypatch):
+@pytest.mark.parametrize("least", [2**20, 1])
+def test_damage_is_noticed_in_all_modes_or_in_none(photo, kind, options, least, monkeypatch):
+    monkeypatch.setattr(pixels, "LARGE", least)  # from here on an image is read in strips
     data = stored(photo.resize((40, 30)), kind, **options)
     refused, all_codecs = 0, picture.imagecodecs
     for mutant in mutants(data, 60):
         verdicts = set()
         for mode, codecs in itertools.product(MODES, (all_codecs, lambda: None)):
             monkeypatch.setattr(picture, "imagecodecs", codecs)
+            monkeypatch.setattr(pixels, "imagecodecs", codecs)
             try:
                 shape = ImageShape(mode=mode, max_pixels=10**6)
                 out = np.zeros((*images.size_of(mutant, shape, "x"), shape.channels), "u1")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
+import re
+import struct
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
-from lit_async_data.errors import CorruptError
+from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.sources.manifest.images import decode_memory, picture, pixels, png, resizing, strips
 from lit_async_data.sources.manifest.images import image as images
-from lit_async_data.sources.manifest.images import picture, pixels, png, resizing, strips
 from lit_async_data.sources.manifest.images.image_shape import INTERPOLATIONS, ImageShape
 from lit_async_data.sources.manifest.images.orientation import stored_part, upright, upright_size
 
 Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+PngImagePlugin = pytest.importorskip("PIL.PngImagePlugin")
 
 
 @pytest.fixture(params=["faster", "Pillow"])
@@ -190,11 +195,12 @@ def test_a_large_webp_that_is_cut_short_is_refused(monkeypatch, decoders):
                 images.decode(data[:end], ImageShape(8), np.zeros((8, 8, 3), "u1"), None, "x.png")
 
 
-# Decodes each image to 64×64 pixels, and writes down by how much the most memory exceeded what was held before.
+# Decodes each image to 64×64 pixels, and writes down by how much the most memory exceeded what was held before, and by
+# how much it was expected to.
 MEASURE = """
 import sys
 import numpy as np
-from lit_async_data.sources.manifest.images import image as images
+from lit_async_data.sources.manifest.images import image as images, picture, pixels
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 def kept(name):
@@ -202,12 +208,17 @@ def kept(name):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 shape, out = ImageShape(64), np.ones((64, 64, 3), "u1")
-for path in [sys.argv[1], *sys.argv[1:]]:  # the first is decoded twice: what is imported for it does not count
+if sys.argv[1]:
+    picture.imagecodecs = pixels.imagecodecs = lambda: None
+expected, decode_bytes = [], images.decode_bytes
+images.decode_bytes = lambda *given: expected.append(decode_bytes(*given)) or expected[-1]
+paths = sys.argv[2:]
+for path in [paths[0], *paths]:  # the first is decoded twice: what is imported for it does not count
     data = open(path, "rb").read()
     open("/proc/self/clear_refs", "w").write("5")  # the most so far is what is held now
     before = kept("VmRSS")
     images.decode(data, shape, out, None, path)
-    print(kept("VmHWM") - before)
+    print(kept("VmHWM") - before, expected[-1])
 """
 SIDE = 4096
 # Kind, mode, options of Pillow's writer, and bytes for each decoded pixel, of which Pillow keeps four for colours.
@@ -218,6 +229,8 @@ LARGE_FILES = {
     "black.png": ("RGBA", {"compress_level": 1}, 4),
     "lzw.tiff": ("RGB", {"compression": "tiff_lzw"}, 4),
     "deflate.tiff": ("RGB", {"compression": "tiff_adobe_deflate"}, 4),
+    "turned.tiff": ("RGB", {"compression": "tiff_lzw", "tiffinfo": {274: 6}}, 4),
+    "turned raw.tiff": ("RGB", {"tiffinfo": {274: 3}}, 4),
     "colours.bmp": ("RGB", {}, 4),
 }
 
@@ -241,14 +254,185 @@ def test_a_small_sample_of_a_large_image_takes_its_decoded_pixels_and_little_mor
         Image.fromarray(rows).convert("RGB").save(tmp_path / "colours.png", compress_level=1)
         files += [str(tmp_path / "x.webp"), str(tmp_path / "colours.png")]
         most += [3, 3]
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, *files], capture_output=True, text=True, check=True, timeout=300
-    )
-    taken = [int(line) / SIDE**2 for line in done.stdout.split()][1:]
-    # Strips take 12 MiB or so, however large the image is.
-    wanted = [1.2 * nbytes + 24 * 2**20 / SIDE**2 for nbytes in most]
+        if picture.imagecodecs().TIFF.available:
+            one_strip = {"compression": "tiff_lzw", "tiffinfo": {278: SIDE}}
+            Image.fromarray(rows).convert("RGB").save(tmp_path / "strip.tiff", **one_strip)
+            files.append(str(tmp_path / "strip.tiff"))
+            most.append(3)
+    taken = [found for found, _ in measured("", files)]
+    # Strips take 5 MiB or so, however large the image is.
+    wanted = [1.2 * nbytes * SIDE**2 + 12 * 2**20 for nbytes in most]
     over = [line for line in zip(files, taken, wanted, strict=True) if line[1] > line[2]]
     assert not over, over
+
+
+def measured(without, files):
+    """Bytes that decoding each file took, and bytes that were expected."""
+    command = [sys.executable, "-c", MEASURE, without, *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return [tuple(map(int, line.split())) for line in done.stdout.splitlines()][1:]
+
+
+# Kind, mode and options of Pillow's writer.
+COSTLY_FILES = {
+    "progressive.jpg": ("RGB", {"progressive": True, "subsampling": 0}),
+    "grey.jpg": ("L", {"progressive": True}),
+    "strip.tiff": ("RGB", {"compression": "tiff_lzw", "tiffinfo": {278: SIDE}}),
+    "strip of inks.tiff": ("CMYK", {"compression": "tiff_lzw", "tiffinfo": {278: SIDE}}),
+    "jpeg strip.tiff": ("RGB", {"compression": "jpeg", "tiffinfo": {278: SIDE}}),
+    "fax.tiff": ("1", {"compression": "group4", "tiffinfo": {278: SIDE}}),
+    "lossy.webp": ("RGB", {"quality": 50, "method": 0}),
+    "lossless.webp": ("RGB", {"lossless": True, "quality": 0, "method": 0}),
+    "text.png": ("RGB", {"compress_level": 0}),
+}
+
+
+@pytest.mark.parametrize("without", ["", "imagecodecs"])
+def test_what_decoding_takes_is_known_before(without, tmp_path):
+    rows = Image.fromarray(np.arange(SIDE, dtype="u1")[:, None] // 8 * np.ones((1, SIDE), "u1"))
+    for name, (mode, options) in COSTLY_FILES.items():
+        notes = PngImagePlugin.PngInfo()
+        notes.add_text("Comment", "which libspng must not see")
+        more = {"pnginfo": notes} if name == "text.png" else {}
+        rows.convert(mode).save(tmp_path / name, **options, **more)
+    for name, (taken, expected) in zip(
+        COSTLY_FILES, measured(without, [str(tmp_path / name) for name in COSTLY_FILES]), strict=True
+    ):
+        assert expected > 2**25, name
+        # WebP has planes of no fixed size.
+        assert abs(taken - expected) <= 12 * 2**20 + 0.15 * expected, (name, taken / SIDE**2, expected / SIDE**2)
+
+
+def bmp_of_runs(side):
+    """A BMP in which every row is one run."""
+    assert side < 256
+    rows = b"".join(bytes((side, row)) + b"\0\0" for row in range(side)) + b"\0\1"
+    head = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 8, 1, len(rows), 0, 0, 256, 256)
+    return b"BM" + struct.pack("<IHHI", 1078 + len(rows), 0, 0, 1078) + head + bytes(1024) + rows
+
+
+def costly():
+    photo, one_strip = some("RGB", (200, 180)), {"compression": "tiff_lzw", "tiffinfo": {278: 180}}
+    yield "JPEG", stored(photo, "JPEG", progressive=True, subsampling=0), {}
+    yield "TIFF", stored(photo.convert("CMYK"), "TIFF", **one_strip), {}
+    yield "TIFF", stored(photo.convert("P"), "TIFF", **one_strip), {}
+    yield "WebP", stored(photo, "WEBP", lossless=True), {}
+    yield "WebP", stored(some("RGBA", (200, 180)), "WEBP"), {}
+    yield "BMP", bmp_of_runs(180), {}
+    yield "PNG", stored(some("L", (20, 1000))), {"image_size": (8, 3000)}
+
+
+@pytest.mark.parametrize("case", range(7))
+def test_an_image_that_takes_much_more_than_its_pixels_is_refused_before_it_is_decoded(case, monkeypatch, decoders):
+    monkeypatch.setattr(decode_memory, "LARGE", 0)
+    monkeypatch.setattr(decode_memory, "_FEW", 0)
+    monkeypatch.setattr(pixels, "LARGE", 1)
+    kind, data, more = list(costly())[case]
+    height, width = images.size_of(data, ImageShape(), "x")
+    options = {"image_size": 8, "interpolation": "nearest", **more}
+    with pytest.raises(
+        FormatError, match=rf"^x: decoding this {kind} of {height}×{width} pixels.* takes \d+ bytes"
+    ) as e:
+        decode_as(data, ImageShape(max_pixels=height * width, **options))
+    wanted = int(re.search(r"raise max_pixels to (\d+)", str(e.value))[1])
+    assert ("lit-async-data[codecs]" in str(e.value)) == (decoders == "Pillow" and kind == "WebP")
+    with pytest.raises(FormatError):
+        decode_as(data, ImageShape(max_pixels=wanted - 1, **options))
+    decode_as(data, ImageShape(max_pixels=wanted, **options))
+    monkeypatch.undo()
+    decode_as(data, ImageShape(max_pixels=height * width, **options))  # so small an image is never refused
+
+
+def decode_as(data, shape):
+    out = np.zeros((*shape.image_size, shape.channels), shape.dtype)
+    images.decode(data, shape, out, None, "x")
+
+
+def test_an_ordinary_image_of_max_pixels_is_decoded(monkeypatch, decoders):
+    monkeypatch.setattr(decode_memory, "LARGE", 0)
+    monkeypatch.setattr(decode_memory, "_FEW", 0)
+    photo = some("RGB", (200, 180))
+    for mode in ("RGB", "L", "P"):
+        for kind in ("PNG", "TIFF", "BMP", "JPEG", "GIF"):
+            if (mode, kind) != ("P", "JPEG"):
+                few_rows = {"compression": "tiff_lzw", "tiffinfo": {278: 8}} if kind == "TIFF" else {}
+                data = stored(photo.convert(mode), kind, **few_rows)
+                decode_as(data, ImageShape(8, max_pixels=200 * 180, mode="P" if mode == "P" else "RGB"))
+
+
+class Turnstile:
+    """A lock that notes who is inside of it, and who has come to it."""
+
+    def __init__(self):
+        self.lock, self.inside, self.came = threading.Lock(), [], threading.Semaphore(0)
+
+    def __enter__(self):
+        self.came.release()
+        self.lock.acquire()
+        self.inside.append(threading.current_thread())
+
+    def __exit__(self, *_):
+        self.inside.pop()
+        self.lock.release()
+
+
+def test_large_images_are_decoded_one_at_a_time(monkeypatch):
+    turn, entered, go_on, together = Turnstile(), threading.Semaphore(0), threading.Semaphore(0), []
+    monkeypatch.setattr(decode_memory, "_turn", turn)
+    monkeypatch.setattr(decode_memory, "_FEW", 0)
+    large, small = stored(some("RGB", (400, 300)), "BMP"), stored(some("RGB", (20, 20)), "BMP")
+    monkeypatch.setattr(decode_memory, "LARGE", 20 * 20 * 4 + 400 * 8 * 3)
+    load = pixels.pixels_of
+
+    def held(picture, *further):
+        entered.release()
+        assert go_on.acquire(timeout=30)
+        together.append(len(turn.inside))
+        return load(picture, *further)
+
+    monkeypatch.setattr(images, "pixels_of", held)
+    threads = [threading.Thread(target=decode_as, args=(data, ImageShape(8))) for data in (large, large, small)]
+    for thread in threads[:2]:
+        thread.start()
+        assert turn.came.acquire(timeout=30)
+    assert entered.acquire(timeout=30)
+    assert not entered.acquire(blocking=False)  # the other large one waits
+    threads[2].start()
+    assert entered.acquire(timeout=30)  # a small one does not
+    for _ in threads:
+        go_on.release()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(together) == 3
+    assert max(together) == 1
+
+
+def test_an_error_ends_the_turn(monkeypatch):
+    monkeypatch.setattr(decode_memory, "LARGE", 0)
+    monkeypatch.setattr(decode_memory, "_FEW", 0)
+    data = stored(some("RGB", (200, 180)))
+    for each in (data[:-200] + bytes(150) + data[-50:], data):
+        with contextlib.suppress(CorruptError):
+            decode_as(each, ImageShape(8))
+        assert not decode_memory._turn.locked()
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "CMYK", "1", "I;16", "I;16B"])
+def test_a_large_tiff_of_one_strip_has_the_values_of_pillow(mode, monkeypatch, decoders):
+    image = some("I;16" if mode == "I;16B" else mode, (90, 61))
+    more = {"tiffinfo": {262: 0, 278: 61}} if mode == "L" else {"tiffinfo": {278: 61, 274: 6}}
+    shape = ImageShape(mode="I;16" if mode.startswith("I") else "RGBA" if mode.endswith("A") else "RGB")
+    for compression in ("tiff_lzw", "tiff_adobe_deflate", "packbits"):
+        data = stored(image, "TIFF", compression=compression, **more)
+        with monkeypatch.context() as context:
+            context.setattr(pixels, "imagecodecs", lambda: None)
+            wanted = decoded(data, shape)
+            by_strips(context, 90)
+            assert np.array_equal(decoded(data, shape), wanted)
+        with monkeypatch.context() as context:
+            by_strips(context, 90)
+            assert np.array_equal(decoded(data, shape), wanted)
 
 
 CHECKED = """

@@ -1,0 +1,123 @@
+"""The memory that decoding an image takes: known before it begins, held against a limit, and taken in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+
+from lit_async_data.batch.spec import Array
+from lit_async_data.errors import FormatError
+from lit_async_data.sources.manifest.images.cropping import Crop
+from lit_async_data.sources.manifest.images.image_bytes import BMP, JPEG, PNG, TIFF, WEBP, is_lossless
+from lit_async_data.sources.manifest.images.image_shape import DEEP, ImageShape
+from lit_async_data.sources.manifest.images.picture import Picture
+from lit_async_data.sources.manifest.images.pixels import codecs_for, factor_of, is_direct, wants_codecs
+from lit_async_data.sources.manifest.images.png import copied_bytes
+from lit_async_data.sources.manifest.images.tiff import strip_bytes
+
+# Decoding that takes no more is always allowed, and waits for nothing.
+LARGE = 2**26
+# Bytes per pixel that Pillow keeps, by its mode; four in all others. Other libraries keep one for each channel.
+_KEPT = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
+# So few pixels take far less than `LARGE`, and need not be counted.
+_FEW = 2**20
+# What decoding may take, of the bytes that Pillow keeps of an ordinary image of ``max_pixels``.
+_SHARE = 1.2
+# Bytes per pixel besides: of two frames that Pillow's decoder for WebP keeps, as it is one for animations, and of one
+# that it hands out; of the planes of a lossless or transparent WebP in libwebp; of an RLE-compressed BMP in Pillow.
+_FRAMES, _FRAME, _PLANES, _RLE = 8, 4, 5, 2
+
+_turn = threading.Lock()
+os.register_at_fork(after_in_child=_turn._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def decode_bytes(picture: Picture, crop: Crop, shape: ImageShape) -> int:
+    """The most bytes that decoding an image holds at a time, besides the file and the output; 0 for a small image.
+
+    Args:
+        picture: The image.
+        crop: What of it is wanted.
+        shape: How it becomes an array.
+    """
+    width, height = picture.size
+    if max(width, crop.size[1]) * max(width, height) <= _FEW:
+        return 0
+    factor = factor_of(picture, crop, shape)
+    kept = width * height * _kept(picture, shape) // factor**2
+    return kept + max(_beside(picture, shape), _between(picture, crop, shape, factor))
+
+
+def check_memory(taken: int, picture: Picture, shape: ImageShape, out: Array, where: str) -> None:
+    """Refuse an image whose decoding takes much more memory than that of an ordinary one of ``max_pixels``.
+
+    Args:
+        taken: From `decode_bytes`.
+        picture: The image.
+        shape: Says how many pixels there may be.
+        out: What is handed out.
+        where: What the image is called in messages.
+
+    Raises:
+        FormatError: It takes too much.
+    """
+    if taken <= LARGE:
+        return
+    most = _SHARE * _KEPT.get(picture.mode, 4)
+    limit = int(most * shape.max_pixels) + out.nbytes
+    if taken <= limit:
+        return
+    width, height = picture.size
+    install = (
+        "install lit-async-data[codecs], which takes less; or "
+        if wants_codecs(picture) and codecs_for(picture) is None
+        else ""
+    )
+    raise FormatError(
+        f"{where}: decoding this {picture.kind} of {height}×{width} pixels (height × width) takes {taken} bytes, more "
+        f"than the {limit} that follow from max_pixels ({shape.max_pixels}); {install}raise max_pixels to "
+        f"{math.ceil((taken - out.nbytes) / most)}, or store the image in another format"
+    )
+
+
+def turn_for(taken: int) -> contextlib.AbstractContextManager[object]:
+    """What to enter while an image is decoded: images that take more than `LARGE` are decoded one at a time.
+
+    Args:
+        taken: From `decode_bytes`.
+    """
+    return _turn if taken > LARGE else contextlib.nullcontext()
+
+
+def _kept(picture: Picture, shape: ImageShape) -> int:
+    """Bytes per pixel that are held until the image has been resized."""
+    by_pillow = _KEPT.get(picture.mode, 4)
+    if picture.kind == JPEG or is_direct(picture, shape) or codecs_for(picture) is not None:
+        return min(by_pillow, len(picture.mode))
+    return by_pillow + (_FRAMES if picture.kind == WEBP else 0)
+
+
+def _beside(picture: Picture, shape: ImageShape) -> int:
+    """Bytes besides, until the image has been decoded."""
+    pixels, by_pillow = picture.size[0] * picture.size[1], codecs_for(picture) is None
+    if picture.kind == PNG:
+        return copied_bytes(picture.data, picture.parts, by_pillow=not is_direct(picture, shape))
+    if picture.kind == TIFF:
+        return strip_bytes(picture.pillow) if by_pillow else 0
+    if picture.kind == BMP:
+        return _RLE * pixels if picture.pillow.tile[0].codec_name == "bmp_rle" else 0
+    if picture.kind == WEBP:
+        planes = _PLANES if is_lossless(picture.data) or picture.mode == "RGBA" else 0
+        return pixels * (_FRAME if by_pillow else planes)
+    return picture.beside
+
+
+def _between(picture: Picture, crop: Crop, shape: ImageShape, factor: int) -> int:
+    """Bytes of all rows in their new width, which are held until the columns are resized."""
+    (left, upper, right, lower), (tall, wide) = crop.box, crop.size
+    if lower - upper == tall and right - left == wide:
+        return 0
+    rows = math.ceil((lower - upper) / factor)
+    channels = 1 if picture.mode == "L" else shape.channels
+    return rows * wide * channels * (4 if shape.mode == DEEP else 1)

@@ -1,0 +1,180 @@
+"""Fax data of Group 4 (ITU-T T.6) in TIFFs: whether all codes are valid. libtiff reports damage to stderr only.
+
+Most encoders choose the same codes for the same pixels. So a strip that Pillow encodes to the bytes that are stored is
+whole. Otherwise its codes are read one by one in Python, which takes several times as long.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from lit_async_data.sources.manifest.images.image_bytes import DamageError
+
+# Tags, and the compression that is checked.
+_COMPRESSION, _COLOURS, _ORDER, _ROWS, _TILE_WIDTH, _TILE_LENGTH = 259, 262, 266, 278, 322, 323
+_OFFSETS, _COUNTS = (273, 324), (279, 325)  # of strips and of tiles
+_GROUP_4 = 4
+# Codes of runs: of 0 to 63 pixels; of 64, 128 and so on to 1728; and of 1792 and so on to 2560 in either colour.
+_WHITE = """
+00110101 000111 0111 1000 1011 1100 1110 1111 10011 10100 00111 01000 001000 000011 110100 110101 101010 101011 0100111
+0001100 0001000 0010111 0000011 0000100 0101000 0101011 0010011 0100100 0011000 00000010 00000011 00011010 00011011
+00010010 00010011 00010100 00010101 00010110 00010111 00101000 00101001 00101010 00101011 00101100 00101101 00000100
+00000101 00001010 00001011 01010010 01010011 01010100 01010101 00100100 00100101 01011000 01011001 01011010 01011011
+01001010 01001011 00110010 00110011 00110100
+11011 10010 010111 0110111 00110110 00110111 01100100 01100101 01101000 01100111 011001100 011001101 011010010 011010011
+011010100 011010101 011010110 011010111 011011000 011011001 011011010 011011011 010011000 010011001 010011010 011000
+010011011
+"""
+_BLACK = """
+0000110111 010 11 10 011 0011 0010 00011 000101 000100 0000100 0000101 0000111 00000100 00000111 000011000 0000010111
+0000011000 0000001000 00001100111 00001101000 00001101100 00000110111 00000101000 00000010111 00000011000 000011001010
+000011001011 000011001100 000011001101 000001101000 000001101001 000001101010 000001101011 000011010010 000011010011
+000011010100 000011010101 000011010110 000011010111 000001101100 000001101101 000011011010 000011011011 000001010100
+000001010101 000001010110 000001010111 000001100100 000001100101 000001010010 000001010011 000000100100 000000110111
+000000111000 000000100111 000000101000 000001011000 000001011001 000000101011 000000101100 000001011010 000001100110
+000001100111
+0000001111 000011001000 000011001001 000001011011 000000110011 000000110100 000000110101 0000001101100 0000001101101
+0000001001010 0000001001011 0000001001100 0000001001101 0000001110010 0000001110011 0000001110100 0000001110101
+0000001110110 0000001110111 0000001010010 0000001010011 0000001010100 0000001010101 0000001011010 0000001011011
+0000001100100 0000001100101
+"""
+_EITHER = """
+00000001000 00000001100 00000001101 000000010010 000000010011 000000010100 000000010101 000000010110 000000010111
+000000011100 000000011101 000000011110 000000011111
+"""
+# Codes of modes: by how many pixels a change lies to the right of that above it, or something else.
+_PASS, _TWO_RUNS = 8, 9
+_MODES = {"1": 0, "011": 1, "000011": 2, "0000011": 3, "010": -1, "000010": -2, "0000010": -3, "0001": _PASS}
+# The longest code, and the end of the data: twice 000000000001.
+_LONGEST, _END_BITS = 13, 24
+_MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+_Codes = list[tuple[int, int]]  # how long a code is, and what it means, by the next bits; (0, 0) where there is none
+
+
+def check_fax(data: bytes, image: Any) -> None:
+    """Raise DamageError where the fax data of a TIFF have an invalid code, or too few rows.
+
+    Args:
+        data: All bytes of the file.
+        image: Pillow's, decoded but not turned.
+    """
+    tags = image.tag_v2
+    if tags.get(_COMPRESSION) != _GROUP_4:
+        return
+    (width, height), tiled = image.size, _TILE_WIDTH in tags
+    rows = min(tags.get(_ROWS, height), height)
+    for number, strip in enumerate(_strips(data, tags)):
+        first = number * rows
+        if tiled:
+            check_codes(strip, tags[_TILE_WIDTH], tags[_TILE_LENGTH])
+        elif first < height:
+            part = (0, first, width, min(first + rows, height))
+            if not (image.mode == "1" and _is_usual(strip, image.crop(part), tags)):
+                check_codes(strip, width, part[3] - first)
+
+
+def check_codes(data: bytes, width: int, rows: int) -> None:
+    """Raise DamageError where the data of a strip have an invalid code, or too few rows.
+
+    Args:
+        data: Of the strip; the first bit is the highest.
+        width: Of each row.
+        rows: How many there must be.
+    """
+    modes, runs = _mode_codes(), _run_codes()
+    data += bytes(4)
+    above, place = [width, width, width], 0
+    for row in range(rows):
+        changes: list[int] = []
+        at, known = 0, 0  # how far the row is known; which change above it comes next
+        while at < width:
+            # The first change above, to the same colour, behind what is known.
+            while changes and above[known] <= at and above[known] < width:
+                known += 2
+            length, mode = modes[_next(data, place)]
+            place += length
+            if not length:
+                raise DamageError(f"row {row} of its fax data has an invalid code")
+            if mode == _PASS:
+                at = above[known + 1]
+                known += 2
+            elif mode == _TWO_RUNS:
+                for colour in (len(changes) % 2, 1 - len(changes) % 2):
+                    run = 64
+                    while run >= 64:
+                        length, run = runs[colour][_next(data, place)]
+                        place += length
+                        if not length:
+                            raise DamageError(f"row {row} of its fax data has an invalid code")
+                        at += run
+                    changes.append(at)
+            else:
+                if above[known] + mode < at:
+                    raise DamageError(f"row {row} of its fax data goes backwards")
+                at = above[known] + mode
+                changes.append(at)
+                known += -1 if known else 1
+        if at > width:
+            raise DamageError(f"row {row} of its fax data is too long")
+        above = [*changes, width, width, width]
+
+
+def _strips(data: bytes, tags: Any) -> Iterator[bytes]:
+    offsets, counts = (tags.get(both[0], tags.get(both[1], ())) for both in (_OFFSETS, _COUNTS))
+    for number, offset in enumerate(offsets):
+        count = counts[number] if number < len(counts) else 0
+        strip = data[offset : offset + count] if count else data[offset:]
+        yield strip.translate(_MIRRORED) if tags.get(_ORDER) == 2 else strip
+
+
+def _is_usual(strip: bytes, part: Any, tags: Any) -> bool:
+    """Whether Pillow encodes pixels as they are stored."""
+    from PIL import ImageChops, TiffImagePlugin
+
+    part.info = {}
+    if tags.get(_COLOURS, 0) == 0:
+        part = ImageChops.invert(part)
+    stream = io.BytesIO()
+    part.save(stream, "TIFF", compression="group4", tiffinfo={_ROWS: part.height})
+    stream.seek(0)
+    (encoded,) = _strips(stream.getvalue(), TiffImagePlugin.TiffImageFile(stream).tag_v2)
+    # The end may be missing, so the codes before it are compared.
+    number = int.from_bytes(encoded[-4:], "big")
+    unused = (number & -number).bit_length() - 1 + _END_BITS
+    whole, last = len(encoded) - 4, int.from_bytes(strip[len(encoded) - 4 : len(encoded)].ljust(4, b"\0"), "big")
+    return (
+        8 * len(strip) >= 8 * len(encoded) - unused
+        and strip[:whole] == encoded[:whole]
+        and last >> unused == number >> unused
+    )
+
+
+def _next(data: bytes, place: int) -> int:
+    """The next bits, as many as the longest code has."""
+    begin = place >> 3
+    return int.from_bytes(data[begin : begin + 3].ljust(3, b"\0"), "big") >> 24 - _LONGEST - (place & 7) & 0x1FFF
+
+
+@functools.cache
+def _mode_codes() -> _Codes:
+    return _by_bits({**_MODES, "001": _TWO_RUNS})
+
+
+@functools.cache
+def _run_codes() -> tuple[_Codes, _Codes]:
+    """For white and for black."""
+    pixels = (*range(64), *range(64, 2561, 64))
+    return tuple(_by_bits(dict(zip((of + _EITHER).split(), pixels, strict=True))) for of in (_WHITE, _BLACK))  # type: ignore[return-value]
+
+
+def _by_bits(meanings: dict[str, int]) -> _Codes:
+    codes = [(0, 0)] * 2**_LONGEST
+    for code, meaning in meanings.items():
+        free = _LONGEST - len(code)
+        begin = int(code, 2) << free
+        codes[begin : begin + 2**free] = [(len(code), meaning)] * 2**free
+    return codes

@@ -1,0 +1,147 @@
+"""Ctrl-C while a file is opened, read or written: no descriptor stays open, and the next attempt succeeds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+
+import h5py
+import numpy as np
+import pytest
+from support.interrupts import interrupted
+from support.leaks import open_files
+
+from lit_async_data.errors import FormatError, MissingError
+from lit_async_data.sources.hdf5.storage import index_file
+from lit_async_data.sources.hdf5.storage.failures import opened
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.open_files import OpenFiles
+from lit_async_data.sources.manifest.files import stored_file
+from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
+
+DATA = bytes(range(100))
+
+
+@pytest.fixture
+def folder(tmp_path, h5):
+    (tmp_path / "old").write_bytes(DATA)
+    os.utime(tmp_path / "old", (1, 1))
+    (tmp_path / "young").write_bytes(DATA)
+    (tmp_path / "link").symlink_to("old")
+    h5("x.h5", x={"data": np.arange(8), "chunks": (2,)})
+    return tmp_path
+
+
+def of_a_table(name):
+    def read(folder):
+        assert fetched(str(folder / name), 1000, RootDirectory(str(folder)))[0] == DATA
+
+    return read
+
+
+def straight(folder):
+    out = bytearray(len(DATA))
+    there = stored_file.filled(str(folder / "old"), [out], len(DATA), RootDirectory(str(folder)))
+    assert not there or bytes(out) == DATA
+
+
+def missing(folder):
+    with pytest.raises(MissingError):
+        fetched(str(folder / "gone"), 1000, RootDirectory(str(folder)))
+
+
+def identity(folder):
+    path = str(folder / "old")
+    identity = FileIdentity.of(os.stat(path)).with_pieces(path)
+    with open(path, "rb") as file:
+        assert identity.holds(file.fileno())
+
+
+def handles(folder):
+    path = str(folder / "old")
+    file = OpenFile(path, FileIdentity.of(os.stat(path)))
+    try:
+        assert os.pread(file.descriptor(), 100, 0) == DATA
+    except KeyboardInterrupt:
+        assert os.pread(file.descriptor(), 100, 0) == DATA
+        raise
+    finally:
+        file.close()
+
+
+def no_hdf5(folder):
+    with pytest.raises(FormatError, match="is not an HDF5 file"):
+        opened(str(folder / "old"))
+
+
+def index(folder):
+    with h5py.File(folder / "x.h5", "r") as file:
+        key = IndexKey.of(file["x"])
+    columns = Columns(np.arange(4), np.full(4, 16, "u4"), np.zeros(4, "u4"))
+    try:
+        index_file.write(str(folder / "index"), key, columns)
+        assert index_file.read(str(folder / "index"), key).offsets.tolist() == [0, 1, 2, 3]
+    finally:
+        assert not list(folder.glob("*-new"))
+
+
+def table(folder):
+    pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+    from lit_async_data.sources.manifest.table import table_cache
+
+    batch = pa.record_batch({"x": [1, 2, 3]})
+    try:
+        table_cache._write(str(folder / "table"), batch, 0o600)
+    finally:
+        assert not list(folder.glob("*.new"))
+
+
+def read(folder):
+    path = str(folder / "old")
+    files = OpenFiles([OpenFile(path, FileIdentity.of(os.stat(path)))])
+    ended = False
+    try:
+        with files.used(0):
+            assert os.pread(files[0].descriptor(), 100, 0) == DATA
+        ended = True
+        files.close()
+    except KeyboardInterrupt:
+        pass
+    files.close()
+    if not ended:
+        raise KeyboardInterrupt
+
+
+STEPS = {
+    "a file of a table": of_a_table("old"),
+    "one that was just written": of_a_table("young"),
+    "a link": of_a_table("link"),
+    "straight to its place": straight,
+    "one that is not there": missing,
+    "what a file was": identity,
+    "handles": handles,
+    "a reader": read,
+    "no HDF5 file": no_hdf5,
+    "a kept index": index,
+    "a kept table": table,
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_wherever_an_interrupt_comes_no_file_stays_open(folder, step):
+    step(folder)
+    before = open_files()
+    with interrupted(None) as passed:
+        step(folder)
+    assert passed
+    with warnings.catch_warnings():
+        # A file object that was just made closes its descriptor, and says so.
+        warnings.simplefilter("ignore", ResourceWarning)
+        for place, at in enumerate(passed):
+            with contextlib.suppress(KeyboardInterrupt), interrupted(place):
+                step(folder)
+            assert open_files() == before, at
+    step(folder)
