@@ -115,7 +115,7 @@ def loader(request, monkeypatch, h5):
         yield made
     made.source.close()
     if isinstance(made.source, ManifestSource):
-        ahead = made.source._fields.fetching
+        ahead = made.source._fields.prefetcher
         assert (ahead._held, ahead._room, ahead._files) == (0, 0, {})
 
 

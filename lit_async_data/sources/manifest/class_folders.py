@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError, MissingError
+from lit_async_data.sources.descriptors import raise_if_none_left
 from lit_async_data.sources.manifest.column import IMAGES, NPY
 from lit_async_data.sources.manifest.table.arrow import arrow
 from lit_async_data.sources.manifest.table.reading import FolderTable
@@ -115,7 +116,7 @@ def _check_no_links(folders: Iterable[str]) -> None:
 def _files(root: str, name: str, others: Counter[str], *, links: bool) -> Iterator[str]:
     """Paths below a class folder, relative to the root; other files are counted by suffix."""
     seen: set[tuple[int, int]] = set()  # visited folders: links may form a cycle
-    for folder, below, files in os.walk(os.path.join(root, name), followlinks=links):
+    for folder, below, files in os.walk(os.path.join(root, name), onerror=raise_if_none_left, followlinks=links):
         status = os.stat(folder)
         if (status.st_dev, status.st_ino) in seen:
             below.clear()

@@ -17,6 +17,7 @@ from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.base import Location, Part, StorageLayout, Turn, shown
+from lit_async_data.sources.descriptors import listing
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Column, Given
 from lit_async_data.sources.manifest.fields import Fields
@@ -192,6 +193,7 @@ class ManifestSource:
             ConfigError: ``root`` is not a folder, has no folders, or its folders are stages (``train``, ``val``), not
                 classes.
             MissingError: A class has no files.
+            SourceError: No descriptor is left to list a folder with.
 
         Example:
             >>> import tempfile, os
@@ -207,7 +209,8 @@ class ManifestSource:
         """
         check_names(options, OPTIONS)
         path = os.path.abspath(os.path.expanduser(root))
-        table = class_folders(path, links=bool(options.get("allow_outside_root")))
+        with listing(path):
+            table = class_folders(path, links=bool(options.get("allow_outside_root")))
         source = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
         source._name = path
         return source

@@ -391,10 +391,15 @@ def test_an_index_that_libhdf5_cannot_list_is_damage(h5):
         HDF5Source(path, ["data"])
 
 
-def test_an_address_beyond_int64_is_left_to_h5py():
-    record = h5py.h5d.StoreInfo((0, 0), 0, 2**64 - 1, 96)
-    dataset = types.SimpleNamespace(shape=(20, 6), id=types.SimpleNamespace(chunk_iter=lambda take: take(record)))
-    assert not records.records_of(dataset, lambda rows: True)
+def test_an_address_beyond_int64_is_damage():
+    record = h5py.h5d.StoreInfo((8, 0), 0, 2**63, 96)
+    found, file = types.SimpleNamespace(chunk_iter=lambda take: take(record)), types.SimpleNamespace(filename="x.h5")
+    dataset = types.SimpleNamespace(shape=(20, 6), id=found, file=file, name="/data")
+    with pytest.raises(
+        CorruptError, match=r"^x.h5:/data, chunk \(8, 0\): its 96 bytes at byte \d+ lie where no file"
+    ) as caught:
+        records.records_of(dataset, lambda rows: True)
+    assert (caught.value.file, caught.value.dataset) == ("x.h5", "data")
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from lit_async_data.sources.base import Reading, Turn
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once, source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.short_chunks import check_chunk_lengths
 
 Array = npt.NDArray[Any]
 
@@ -108,11 +109,13 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
         cached: Whether libhdf5 caches chunks; not needed if they are read as a whole.
 
     Raises:
-        CorruptError: libhdf5 cannot read the rows.
+        CorruptError: libhdf5 cannot read the rows, or a chunk has too few bytes.
         SourceError: The system refuses; the message says what to do.
     """
     try:
         dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)
+        if not cached:
+            check_chunk_lengths(dataset, stored.axis, first, end)
         block = retry_once(lambda: dataset[(*(slice(None),) * stored.axis, slice(first, end))])
     except AsyncDataError:
         raise

@@ -29,6 +29,7 @@ from lit_async_data.sources.hdf5.storage.index import (
     unsupported_reason,
 )
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
+from lit_async_data.sources.hdf5.storage.records import superblock_bytes
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,8 @@ def inspect_dataset(
     if not stored and dtype.kind in "iu":
         dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
+    if not external:
+        _check_offset(dataset, where, context)
     offset = None if external else _raw_offset(dataset)
     index, slow = (None, "other files hold its values") if external else _index(dataset, cache, where, context)
     return StoredDataset(
@@ -293,6 +296,19 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
     if h5py.h5t.find(dataset.id.get_type(), h5py.h5t.py_create(dtype)) is None:
         raise FormatError(
             f"{where}: holds values that libhdf5 cannot convert to {dtype}; store it as another type", **context
+        )
+
+
+def _check_offset(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
+    """Raise `CorruptError` if contiguous values begin in the head of the file, which h5py would return as values."""
+    offset = dataset.id.get_offset()
+    head = dataset.file.userblock_size + superblock_bytes(dataset.file)
+    never_written = offset == dataset.file.userblock_size - 1  # -1, to which libhdf5 adds the user block
+    if offset is not None and offset < head and not never_written and in_one_file(dataset):
+        raise CorruptError(
+            f"{where}: its values begin at byte {offset}, in the head of the file, which has {head} bytes; the file is "
+            "damaged: restore it, or write the dataset again from what can be read of it",
+            **context,
         )
 
 

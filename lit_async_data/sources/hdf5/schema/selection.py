@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 
 from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.sources.descriptors import check_listable
 from lit_async_data.sources.hdf5.schema.field import Field
 
 PathLike = str | os.PathLike[str]
@@ -36,6 +37,7 @@ def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
     Raises:
         ConfigError: It is none of these, or names a file twice.
         MissingError: A glob matches nothing.
+        SourceError: No descriptor is left to list a folder with.
     """
     given: Any = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
@@ -43,6 +45,8 @@ def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for item in [os.path.abspath(os.path.expanduser(item)) for item in given]:
         is_glob = glob.has_magic(item) and not os.path.exists(item)
+        if is_glob:
+            check_listable(item)
         files = sorted(glob.glob(item), key=_natural) if is_glob else [item]
         if not files:
             raise MissingError(f"{item}: matches no file; check the pattern", file=item)

@@ -17,6 +17,7 @@ from typing import TypeVar
 import h5py
 
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.sources import descriptors
 from lit_async_data.sources.opening import opening
 
 # What h5py raises for any failure of libhdf5, and what numpy and the system raise while they read.
@@ -25,8 +26,7 @@ LIBRARY_ERRORS = (OSError, RuntimeError, LookupError, TypeError, ValueError, Ari
 NETCDF3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 # Failures of the system that say nothing about the data, and what to do about them.
 REMEDIES = {
-    errno.EMFILE: "this process may open no more files: raise its limit (ulimit -n), or read fewer files at once",
-    errno.ENFILE: "this machine may open no more files: close other programs, or raise fs.file-max",
+    **descriptors.ADVICE,
     errno.ENOMEM: "there is not enough memory: raise the limit (ulimit -v), use smaller batches or a smaller "
     "cache_bytes, or memory_map=False",
     errno.EIO: "the disk or the network failed, twice in a row: check dmesg, and copy the file to another disk",

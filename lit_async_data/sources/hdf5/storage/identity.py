@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lit_async_data.errors import MissingError
+from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.opening import opening
 
 # Pieces of a file that are compared if only its ctime has changed, and their largest size.
@@ -72,14 +72,15 @@ class FileIdentity:
             places: Offset and size of each piece; random ones if empty.
 
         Raises:
-            MissingError: The file can no longer be opened.
+            MissingError: The file no longer exists.
+            SourceError: The system refuses to open it; the message says what to do.
         """
         places = places or [random_piece(0, self.size) for _ in range(PIECES if self.size else 0)]
         try:
             with opening(path, os.O_NONBLOCK) as file:
                 pieces = tuple(Piece(at, size, _digest(file.fileno(), at, size)) for at, size in places)
         except OSError as error:
-            raise MissingError(f"{path}: cannot be opened: {error}; was it moved or deleted?", file=path) from error
+            raise source_error(error, path, "cannot be opened", file=path) from error
         return dataclasses.replace(self, pieces=pieces)
 
     def matches(self, descriptor: int) -> bool:

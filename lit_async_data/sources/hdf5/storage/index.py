@@ -24,7 +24,7 @@ from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipelin
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, errno_of, open_h5py, retry_once
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, read_columns
-from lit_async_data.sources.hdf5.storage.records import check_records, columns_of, grid_of, plausible
+from lit_async_data.sources.hdf5.storage.records import check_records, columns_of, corners_known, grid_of, plausible
 
 # Larger chunks are too large to be read ahead.
 MOST_CHUNK_BYTES = 2**30
@@ -85,7 +85,6 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
     Looks at layout, type and filters only, before the index is built.
     """
     filters = filters_of(dataset)
-    unlimited = [axis for axis, most in enumerate(dataset.maxshape or ()) if most is None]
     reasons = {
         "it is not chunked": dataset.chunks is None,
         "its values are not stored as numpy has them": not has_numpy_layout(dataset),
@@ -96,8 +95,7 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
         and len(filters) > 0
         and not any(each.changes_size or each.number == FLETCHER32 for each in filters)
         and any(n % c for n, c in zip(dataset.shape, dataset.chunks, strict=True)),
-        # HDF5 1.12 to 2.0 returns wrong coordinates of these chunks, without an error.
-        "it is unlimited along one axis that is not the first": len(unlimited) == 1 and unlimited != [0],
+        "it is unlimited along one axis that is not the first": not corners_known(dataset),
         "its chunks are very large": dataset.chunks is not None
         and math.prod(dataset.chunks) * dataset.dtype.itemsize > MOST_CHUNK_BYTES,
         "it has too many chunks": dataset.chunks is not None

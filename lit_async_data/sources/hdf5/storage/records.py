@@ -23,8 +23,8 @@ from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, SUM_BYTES, Fi
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, source_error
 from lit_async_data.sources.hdf5.storage.index_file import Columns
 
-# Address of the first byte after the smallest superblock, counted from the end of the user block.
-FIRST_BYTE = 48
+# Whether libhdf5 counts chunk addresses from the start of the file. Older versions: from the end of the user block.
+ABSOLUTE = h5py.version.hdf5_version_tuple >= (1, 14, 4)
 # From this many chunks on, the log reports that an index is being built, which takes seconds.
 MANY_CHUNKS = 2 * 10**6
 # Records handled per step while an index is built or checked: keeps temporaries small and calls few.
@@ -50,14 +50,10 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
     def consume(records: npt.NDArray[np.int64]) -> bool:
         nonlocal usual
         corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
-        places, inside = np.divmod(corners, chunk)
-        outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
-        if outside.any():
-            raise rules.corrupt_error(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
+        at = _chunk_numbers(rules, corners, chunk, grid)
         if not rules.allow(offsets, sizes, masks):
             rules.check(corners, offsets, sizes, masks)
             usual = False  # go on: a later record may be impossible
-        at = np.ravel_multi_index(tuple(places.T), grid)
         twice, number = columns.offsets[at] >= 0, np.arange(at.size)
         columns.offsets[at] = number
         twice |= columns.offsets[at] != number  # two records of this block have the same place
@@ -79,25 +75,61 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
 
 
 def check_records(dataset: h5py.Dataset) -> None:
-    """Check the records of a dataset that h5py must read, except where each chunk belongs in the dataset.
+    """Check the records of a dataset that h5py must read.
 
     Raises:
         CorruptError: The records are impossible; names a chunk.
         SourceError: The system does not let libhdf5 read them.
     """
     rules, rank = _ChunkRules.of(dataset), len(dataset.shape)
+    chunk, grid = np.array(dataset.chunks), grid_of(dataset)
     blocks: list[npt.NDArray[np.int64]] = []
+    numbers: list[npt.NDArray[np.int64]] = []
+    known = corners_known(dataset)
 
     def consume(records: npt.NDArray[np.int64]) -> bool:
         masks, offsets, sizes = records[:, rank:].T
         if not rules.allow(offsets, sizes, masks):
             rules.check(records[:, :rank], offsets, sizes, masks)
+        if known:
+            numbers.append(_chunk_numbers(rules, records[:, :rank], chunk, grid))
         blocks.append(records)
         return True
 
     if records_of(dataset, consume) and blocks:
         records = np.concatenate(blocks)
+        if known:
+            _check_duplicates(rules, records[:, :rank], np.concatenate(numbers))
         _check_overlap(rules, records[:, -2], records[:, -1], lambda number: records[number, :rank])
+
+
+def corners_known(dataset: h5py.Dataset) -> bool:
+    """Whether libhdf5 lists the corners of chunks correctly.
+
+    HDF5 1.12 to 2.0 lists wrong ones, without an error, if a dataset is unlimited along one axis that is not the first.
+    """
+    unlimited = [axis for axis, most in enumerate(dataset.maxshape or ()) if most is None]
+    return len(unlimited) != 1 or unlimited == [0]
+
+
+def _chunk_numbers(
+    rules: _ChunkRules, corners: npt.NDArray[np.int64], chunk: npt.NDArray[Any], grid: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
+    """The number of each chunk in the grid. Raises `CorruptError` if no chunk begins at one of these corners."""
+    places, inside = np.divmod(corners, chunk)
+    outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
+    if outside.any():
+        raise rules.corrupt_error(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
+    numbers: npt.NDArray[Any] = np.ravel_multi_index(tuple(places.T), grid)
+    return numbers
+
+
+def _check_duplicates(rules: _ChunkRules, corners: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> None:
+    """Raise `CorruptError` if two records have the same chunk number."""
+    order = np.argsort(numbers, kind="stable")
+    twice = np.flatnonzero(np.diff(numbers[order]) == 0)
+    if len(twice):
+        raise rules.corrupt_error(corners[order[twice[0]]], "is listed twice")
 
 
 def records_of(dataset: h5py.Dataset, consume: Callable[[npt.NDArray[np.int64]], bool]) -> bool:
@@ -110,13 +142,13 @@ def records_of(dataset: h5py.Dataset, consume: Callable[[npt.NDArray[np.int64]],
         consume: Receives a block of rows; returns whether to continue.
 
     Returns:
-        Whether all records were passed on. False if an address exceeds int64, which h5py cannot represent.
+        Whether all records were passed on.
 
     Raises:
-        CorruptError: libhdf5 cannot list the chunks.
+        CorruptError: libhdf5 cannot list the chunks, or a record has a corner, address or size beyond int64.
         SourceError: The system does not let libhdf5 read them.
     """
-    records = array.array("q")
+    records, path = array.array("q"), dataset.file.filename
     width = len(dataset.shape) + 3
 
     def flush() -> bool:
@@ -126,17 +158,18 @@ def records_of(dataset: h5py.Dataset, consume: Callable[[npt.NDArray[np.int64]],
 
     def add(info: Any) -> bool | None:
         corner, mask, offset, size = info
-        records.extend((*corner, mask, offset, size))
+        try:
+            records.extend((*corner, mask, offset, size))
+        except OverflowError:
+            problem = f"its {size} bytes at byte {offset} lie where no file reaches"
+            raise _corrupt_error(path, dataset.name or "", corner, problem) from None
         return True if len(records) >= BLOCK * width and not flush() else None  # any value but None ends the iteration
 
     try:
         return dataset.id.chunk_iter(add) is None and flush()
-    except OverflowError:
-        return False
     except SourceError:
         raise
     except LIBRARY_ERRORS as error:
-        path = dataset.file.filename
         raise source_error(
             error, f"{path}:{dataset.name}", "has chunks that libhdf5 cannot list", file=path, dataset=dataset.name
         ) from error
@@ -151,6 +184,7 @@ class _ChunkRules:
     nbytes: int
     filters: tuple[Filter, ...]
     user_block: int
+    superblock: int
     end: int
 
     @classmethod
@@ -161,6 +195,7 @@ class _ChunkRules:
             math.prod(dataset.chunks or ()) * dataset.dtype.itemsize,
             filters_of(dataset),
             dataset.file.userblock_size,
+            superblock_bytes(dataset.file),
             os.fstat(dataset.file.id.get_vfd_handle()).st_size,
         )
 
@@ -168,7 +203,7 @@ class _ChunkRules:
         """Whether all of these chunks are usual and possible."""
         return bool(
             (sizes < 2**32).all()
-            and (offsets >= self.user_block + FIRST_BYTE).all()
+            and (offsets >= self.user_block + self.superblock).all()
             and (offsets <= self.end - sizes.astype(np.int64)).all()
             and (masks < 1 << len(self.filters)).all()
             and self._sizes_fit(sizes, masks).all()
@@ -194,12 +229,12 @@ class _ChunkRules:
     ) -> None:
         """Raise `CorruptError` if a chunk is impossible rather than unusual.
 
-        Unusual are chunks of 4 GiB and more; addresses counted from the end of the user block, as before HDF5 1.14.4;
-        and mask bits beyond the filters, which libhdf5 ignores and some writers set.
+        Unusual are chunks of 4 GiB and more; addresses counted from the end of the user block, if libhdf5 does so; and
+        mask bits beyond the filters, which libhdf5 ignores and some writers set.
         """
-        ends = offsets + sizes
+        ends, begin = offsets + sizes, self.superblock + self.user_block * ABSOLUTE
         reasons = {
-            "begin in the head of the file": offsets < FIRST_BYTE,
+            "begin in the head of the file": offsets < begin,
             f"end behind the {self.end} bytes of the file; was it truncated?": (ends > self.end) | (ends < offsets),
             f"have the wrong size: a chunk has {self.nbytes} bytes before its filters, which are "
             f"{', '.join(str(each.number) for each in self.filters) or 'none'}": ~self._sizes_fit(sizes, masks),
@@ -211,13 +246,24 @@ class _ChunkRules:
 
     def corrupt_error(self, corner: npt.NDArray[Any], problem: str) -> CorruptError:
         """The error for the chunk at a corner."""
-        chunk = tuple(int(n) for n in corner)
-        return CorruptError(
-            f"{self.path}:{self.name}, chunk {chunk}: {problem}; the file is damaged: restore it, or write the dataset "
-            "again from what can be read of it",
-            file=self.path,
-            dataset=self.name.strip("/"),
-        )
+        return _corrupt_error(self.path, self.name, corner, problem)
+
+
+def _corrupt_error(path: str, name: str, corner: Any, problem: str) -> CorruptError:
+    chunk = tuple(int(n) for n in corner)
+    return CorruptError(
+        f"{path}:{name}, chunk {chunk}: {problem}; the file is damaged: restore it, or write the dataset "
+        "again from what can be read of it",
+        file=path,
+        dataset=name.strip("/"),
+    )
+
+
+def superblock_bytes(file: h5py.File) -> int:
+    """Bytes of the superblock, which follows the user block. Neither holds values."""
+    properties = file.id.get_create_plist()
+    version, address = properties.get_version()[0], properties.get_sizes()[0]
+    return int(16 + 4 * address if version >= 2 else 48 + 4 * (version == 1) + 6 * address)
 
 
 def plausible(dataset: h5py.Dataset, columns: Columns) -> bool:

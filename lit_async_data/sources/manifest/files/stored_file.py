@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
+from lit_async_data.sources.descriptors import advice_on
 from lit_async_data.sources.file_times import changed_recently
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 
@@ -219,7 +220,10 @@ def _changed(path: str) -> ChangedError:
 
 
 def _unreadable(path: str, error: OSError) -> SourceError:
-    return SourceError(f"{path}: cannot be read ({error.strerror})", file=path)
+    advice = advice_on(error)
+    return SourceError(
+        f"{path}: cannot be read " + (f"({error.strerror})" if advice is None else f"({advice})"), file=path
+    )
 
 
 def _state(number: int, path: str, most_bytes: int) -> os.stat_result:

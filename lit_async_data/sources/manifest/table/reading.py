@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_async_data.errors import ConfigError, CorruptError, MissingError
+from lit_async_data.errors import ConfigError, CorruptError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.descriptors import advice_on, check_listable, listing, raise_if_none_left
 from lit_async_data.sources.manifest.table.arrow import arrow
 from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat, read_delimited
 from lit_async_data.sources.manifest.table.filters import Filter, rows_meeting
@@ -104,19 +105,22 @@ def files_of(given: str) -> list[str]:
 
     Raises:
         MissingError: There is none.
+        SourceError: No descriptor is left to list a folder with.
     """
     if os.path.isdir(given):
-        found = [
-            os.path.join(folder, name)
-            for folder, _, names in os.walk(given)
-            for name in names
-            # Writers leave metadata files with these prefixes.
-            if name.endswith(".parquet") and not name.startswith(("_", "."))
-        ]
+        with listing(given):
+            found = [
+                os.path.join(folder, name)
+                for folder, _, names in os.walk(given, onerror=raise_if_none_left)
+                for name in names
+                # Writers leave metadata files with these prefixes.
+                if name.endswith(".parquet") and not name.startswith(("_", "."))
+            ]
         missing = "has no .parquet files in it"
     elif os.path.exists(given) or not glob.has_magic(given):
         found, missing = [given] * os.path.exists(given), "no such file"
     else:
+        check_listable(given)
         found, missing = glob.glob(given, recursive=True), "no file matches this pattern"
     if not found:
         raise MissingError(f"{printable_path(given)}: {missing}", file=given)
@@ -147,6 +151,11 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
             table = read_delimited(path, text_format.delimiter or delimiter, names, text_format.codec)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise MissingError(f"{printable_path(path)}: cannot be opened: {error.strerror}", file=path) from error
+    except (OSError, SourceError) as error:
+        advice = advice_on(error)
+        if advice is None:
+            raise
+        raise SourceError(f"{printable_path(path)}: cannot be opened: {advice}", file=path) from error
     return _filtered_table(table, wanted, filters, [path])
 
 

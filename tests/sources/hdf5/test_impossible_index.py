@@ -1,0 +1,316 @@
+"""Files with an impossible index are refused, naming the chunk. h5py returns heap memory or other bytes for it."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_async_data import HDF5Source
+from lit_async_data.errors import CorruptError
+from lit_async_data.sources.hdf5.storage import records, short_chunks
+from lit_async_data.sources.hdf5.storage.codecs import Filter, fletcher32
+
+VALUES = np.random.default_rng(1).integers(0, 10**6, (50, 6)).astype("<i4")
+ODD = h5py.h5t.STD_I32LE.copy()  # numpy has no such type, so h5py must read it
+ODD.set_precision(24)
+EDGE = {"filters": ["shuffle"], "shape": (52, 7)}  # edge chunks may or may not be shuffled
+LOCKED = {
+    "scale-offset": {"filters": ["scaleoffset"]},
+    "n-bit": {"filters": ["nbit"], "dtype": ODD},
+    "odd type": {"dtype": ODD},
+    "shuffle at an edge": EDGE,
+}
+ARGUMENTS = {"deflate": (4,), "scaleoffset": (h5py.h5z.SO_INT, 0)}
+
+
+def made(path, filters=(), dtype=h5py.h5t.STD_I32LE, shape=(50, 6), maxshape=None, **options):
+    """Write a dataset of chunks of (5, 6); returns the record of the chunk of rows 25 to 29."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((5, 6))
+    for name in filters:
+        if name == "nbit":
+            properties.set_filter(h5py.h5z.FILTER_NBIT, h5py.h5z.FLAG_MANDATORY)
+        else:
+            getattr(properties, f"set_{name}")(*ARGUMENTS.get(name, ()))
+    most = None if maxshape is None else tuple(h5py.h5s.UNLIMITED if n is None else n for n in maxshape)
+    with h5py.File(path, "w", **options) as file:
+        space = h5py.h5s.create_simple(shape, most)
+        dataset = h5py.Dataset(h5py.h5d.create(file.id, b"data", dtype, space, properties))
+        dataset[...] = np.resize(VALUES, shape)
+        file.flush()
+        found = []
+        dataset.id.chunk_iter(lambda info: found.append(info) if info.chunk_offset == (25, 0) else None)
+    return found[0] if found else None  # libhdf5 lists wrong ones if only the second axis is unlimited
+
+
+def patch(path, at, layout, value):
+    content = bytearray(Path(path).read_bytes())
+    struct.pack_into(layout, content, at, value)
+    Path(path).write_bytes(content)
+
+
+def key_of(path, info, user_block=0):
+    """Where the record of a chunk begins in a B-tree of version 1: size, mask, corner, 0, address."""
+    return Path(path).read_bytes().index(struct.pack("<Q", info.byte_offset - user_block)) - 32
+
+
+def lookup3(data):
+    """Jenkins' hash, which HDF5 appends to its metadata."""
+    mask = 2**32 - 1
+
+    def rotated(number, bits):
+        return (number << bits | number >> 32 - bits) & mask
+
+    words = struct.unpack(f"<{-(-len(data) // 12) * 3}I", data + bytes(-len(data) % 12))
+    x = y = z = 0xDEADBEEF + len(data) & mask
+    for at in range(0, len(words), 3):
+        x, y, z = x + words[at] & mask, y + words[at + 1] & mask, z + words[at + 2] & mask
+        if at < len(words) - 3:
+            for bits in (4, 6, 8, 16, 19, 4):
+                x = (x - z & mask) ^ rotated(z, bits)
+                x, y, z = y, z + y & mask, x
+    x, y, z = z, x, y
+    for bits in (14, 11, 25, 16, 4, 14, 24):
+        x = (x ^ z) - rotated(z, bits) & mask
+        x, y, z = y, z, x
+    return z
+
+
+def patch_leaf(path, info, column, corner):
+    """Change a corner, counted in chunks, in the one leaf of a B-tree of version 2, and its checksum."""
+    content = bytearray(Path(path).read_bytes())
+    begin, at = content.index(b"BTLF"), content.index(struct.pack("<Q", info.byte_offset))
+    width = content.index(struct.pack("<QQ", 6, 0), at) - content.index(struct.pack("<QQ", 5, 0), at)
+    end = begin + 6 + 10 * width
+    assert lookup3(bytes(content[begin:end])) == struct.unpack_from("<I", content, end)[0]
+    struct.pack_into("<Q", content, content.index(struct.pack("<QQ", 5, 0), at) + 8 * column, corner)
+    struct.pack_into("<I", content, end, lookup3(bytes(content[begin:end])))
+    Path(path).write_bytes(content)
+
+
+def read_all(path):
+    source = HDF5Source(str(path), ["data"])
+    out = {"data": np.full((len(source), *source.spec["data"].stored_shape), 7, "i4")}
+    try:
+        source.read_into(np.arange(len(source)), out)
+    finally:
+        source.close()
+    return out["data"]
+
+
+def check_refused(path, message):
+    with pytest.raises(CorruptError, match=rf"^{path}:/data{message}.*restore") as caught:
+        read_all(path)
+    assert (caught.value.file, caught.value.dataset) == (str(path), "data")
+
+
+# -- chunks that are too short -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "whole"), [("scale-offset", 97), ("n-bit", 91)])
+@pytest.mark.parametrize("fewer", [1, 0, -1, -20, -56, -88])
+def test_a_packed_chunk_of_too_few_bytes_is_damage(tmp_path, kind, whole, fewer):
+    path = tmp_path / "x.h5"
+    info = made(path, **LOCKED[kind])
+    needed = whole - 1  # libhdf5 writes one byte that it does not read
+    assert info.size == whole
+    patch(path, key_of(path, info), "<I", needed + fewer)
+    if fewer >= 0:
+        assert (read_all(path) == VALUES).all()
+        return
+    check_refused(
+        path, rf", chunk \(25, 0\) of {needed + fewer} bytes at byte {info.byte_offset}: only {needed + fewer} of"
+    )
+
+
+def shuffled(data):
+    whole = len(data) // 4 * 4
+    return np.frombuffer(data[:whole], np.uint8).reshape(-1, 4).T.tobytes() + data[whole:]
+
+
+AFTERWARDS = {
+    "deflate": zlib.compress,
+    "shuffle": shuffled,
+    "fletcher32": lambda data: data + fletcher32(np.frombuffer(data, np.uint8)).to_bytes(4, "little"),
+}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["scaleoffset", "deflate"],
+        ["scaleoffset", "shuffle", "deflate", "fletcher32"],
+        ["scaleoffset", "fletcher32"],
+        ["nbit", "deflate"],
+        ["nbit", "fletcher32", "deflate"],
+        ["deflate"],
+        ["deflate", "shuffle", "fletcher32"],
+    ],
+    ids=" ".join,
+)
+def test_a_chunk_that_decodes_to_too_few_bytes_is_damage_where_h5py_reads_it_too(tmp_path, names):
+    """Its checksums are right: the writer gave the filters too few bytes."""
+    path, alone, content = tmp_path / "x.h5", tmp_path / "alone.h5", VALUES[25:30].tobytes()
+    dtype = ODD if "nbit" in names else h5py.h5t.STD_I32LE
+    made(path, names, dtype, maxshape=(50, None), libver="v110")
+    if names[0] != "deflate":
+        made(alone, names[:1], dtype)
+        names = names[1:]
+        with h5py.File(alone) as file:
+            content = file["data"].id.read_direct_chunk((25, 0))[1]
+    for cut in (len(content), 40):
+        stored = content[:cut]
+        for name in names:
+            stored = AFTERWARDS[name](stored)
+        with h5py.File(path, "r+") as file:
+            file["data"].id.write_direct_chunk((25, 0), stored)
+        if cut != 40:
+            assert (read_all(path) == VALUES).all()
+    check_refused(path, r", chunk \(25, 0\) of \d+ bytes: (only 40 of|40 bytes instead of 120)")
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([("i1", 1), ("u2", 2), (">i4", 4), ("u8", 8)]),
+    st.integers(1, 40),
+    st.sampled_from([None, 0, 5]),
+)
+def test_a_healthy_packed_chunk_is_never_refused(first, last, dtype, count, fill):
+    name, size = dtype
+    values = np.linspace(first % 2 ** (8 * size - 1), last % 2 ** (8 * size - 1), count).astype(name)
+    with h5py.File("x.h5", "w", driver="core", backing_store=False) as file:
+        dataset = file.create_dataset("data", data=values, chunks=(count,), scaleoffset=0, fillvalue=fill)
+        short_chunks.check_chunk_lengths(dataset, 0, 0, count)
+        floats = file.create_dataset("floats", data=values.astype("f8"), chunks=(count,), scaleoffset=3)
+        short_chunks.check_chunk_lengths(floats, 0, 0, count)
+
+
+@pytest.mark.parametrize(
+    ("filter_", "head", "message"),
+    [
+        (Filter(short_chunks.SCALEOFFSET, (2, 0, 30, 0, 4)), 33, "33 bits per value, but a value has 4 bytes"),
+        (Filter(short_chunks.SCALEOFFSET, (2, 0, 29, 0, 4)), 20, "116 bytes instead of 120"),
+        (Filter(short_chunks.NBIT, (8, 0, 29, 1, 4, 0, 24, 0)), 0, "116 bytes instead of 120"),
+        (Filter(short_chunks.NBIT, (8, 1, 30, 1, 4, 0, 32, 0)), 0, "96 bytes instead of 120"),
+        (Filter(short_chunks.SCALEOFFSET, (2, 32, 30, 0, 4)), 0, "96 bytes instead of 120"),  # stored unchanged
+    ],
+)
+def test_the_head_of_a_packed_chunk_must_fit_the_dataset(filter_, head, message):
+    data = np.frombuffer(head.to_bytes(4, "little") + bytes(92), np.uint8)
+    with pytest.raises(CorruptError, match=message):
+        short_chunks.check_chunk_length((filter_,), 0, data, 120)
+    short_chunks.check_chunk_length((filter_,), 1, np.zeros(120, np.uint8), 120)  # without the filter
+
+
+# -- corners -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LOCKED)
+@pytest.mark.parametrize(
+    ("column", "corner", "message"),
+    [
+        (0, 20, r", chunk \(20, 0\): is listed twice"),
+        (0, 10**6, r", chunk \(1000000, 0\): is listed, but no chunk begins there"),
+        (1, 12, r", chunk \(25, 12\): is listed, but no chunk begins there"),
+        (0, 2**63 // 5 * 5 + 5, r", chunk \(\d+, 0\): its \d+ bytes at byte \d+ lie where no file reaches"),
+    ],
+)
+def test_an_impossible_corner_is_damage_where_h5py_reads_it_too(tmp_path, kind, column, corner, message):
+    path = tmp_path / "x.h5"
+    info = made(path, **LOCKED[kind])
+    read_all(path)
+    patch(path, key_of(path, info) + 8 + 8 * column, "<Q", corner)
+    check_refused(path, message)
+
+
+@pytest.mark.parametrize("kind", [*LOCKED, "plain", "gzip"])
+@pytest.mark.parametrize(
+    ("column", "corner", "message"),
+    [
+        (0, 4, r", chunk \(20, 0\): is listed twice"),
+        (0, 10**5, r", chunk \(500000, 0\): is listed, but no chunk begins there"),
+        (1, 2, r", chunk \(25, 12\): is listed, but no chunk begins there"),
+        (0, 2**63 + 3, r", chunk \(\d+, 0\): its \d+ bytes at byte \d+ lie where no file reaches"),
+    ],
+)
+def test_an_impossible_corner_in_a_newer_index_is_damage(tmp_path, kind, column, corner, message):
+    path, options = tmp_path / "x.h5", LOCKED.get(kind, {"filters": ["deflate"] * (kind == "gzip")})
+    if kind == "shuffle at an edge":
+        options = options | {"shape": (50, 7)}
+    info = made(path, **options, maxshape=(None, None), libver="v110")
+    read_all(path)
+    patch_leaf(path, info, column, corner)
+    check_refused(path, message)
+
+
+# -- the head of the file ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user_block", [0, 512])
+@pytest.mark.parametrize("address", [0, 8, 95])
+@pytest.mark.parametrize("kind", ["plain", "gzip", *LOCKED])
+def test_a_chunk_in_the_superblock_is_damage(tmp_path, user_block, address, kind):
+    path = tmp_path / "x.h5"
+    options = LOCKED.get(kind, {"filters": ["deflate"] * (kind == "gzip")})
+    info = made(path, **options, userblock_size=user_block)
+    patch(path, key_of(path, info, user_block) + 32, "<Q", address)
+    check_refused(path, rf", chunk \(25, 0\): its {info.size} bytes at byte {user_block + address} begin in the head")
+
+
+def test_a_chunk_in_the_user_block_is_damage(tmp_path):
+    path = tmp_path / "x.h5"
+    info = made(path, userblock_size=512)
+    patch(path, key_of(path, info, 512) + 32, "<Q", 2**64 - 504)
+    check_refused(path, r", chunk \(25, 0\): its 120 bytes at byte 8 begin in the head")
+
+
+def test_addresses_may_count_from_the_end_of_the_user_block_where_libhdf5_does_so(tmp_path, monkeypatch):
+    path = tmp_path / "x.h5"
+    made(path, userblock_size=8192)
+    monkeypatch.setattr(records, "ABSOLUTE", False)
+    with h5py.File(path) as file:
+        rules = records._ChunkRules.of(file["data"])
+    offsets, sizes = np.array([4096]), np.array([120])
+    assert not rules.allow(offsets, sizes, sizes * 0)  # h5py must read them
+    rules.check(np.array([[0, 0]]), offsets, sizes, sizes * 0)
+    with pytest.raises(CorruptError, match="begin in the head"):
+        rules.check(np.array([[0, 0]]), offsets * 0 + 95, sizes, sizes * 0)
+
+
+@pytest.mark.parametrize(("libver", "begin"), [("earliest", 96), ("v110", 48)])
+def test_the_length_of_the_superblock_is_known(tmp_path, libver, begin):
+    with h5py.File(tmp_path / "x.h5", "w", libver=libver) as file:
+        assert records.superblock_bytes(file) == begin
+    assert (tmp_path / "x.h5").read_bytes()[begin : begin + 4] in (b"OHDR", b"\1\0\1\0")  # of the root group
+
+
+@pytest.mark.parametrize("user_block", [0, 512])
+@pytest.mark.parametrize("dtype", ["<i4", ODD])
+def test_values_in_one_piece_in_the_superblock_are_damage(tmp_path, user_block, dtype):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", userblock_size=user_block) as file:
+        space = h5py.h5s.create_simple((50, 6))
+        dtype = dtype if dtype is ODD else h5py.h5t.STD_I32LE
+        dataset = h5py.Dataset(h5py.h5d.create(file.id, b"data", dtype, space))
+        dataset[...] = VALUES
+        file.flush()
+        offset = dataset.id.get_offset()
+    assert (read_all(path) == VALUES).all()
+    patch(path, path.read_bytes().index(struct.pack("<QQ", offset - user_block, 1200)), "<Q", 8)
+    check_refused(path, rf": its values begin at byte {user_block + 8}, in the head of the file")
+
+
+@pytest.mark.parametrize("user_block", [0, 512])
+def test_values_in_one_piece_that_were_never_written_are_fill_values(tmp_path, user_block):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", userblock_size=user_block) as file:
+        file.create_dataset("data", (50, 6), "i4", fillvalue=3)
+    assert (read_all(path) == 3).all()
