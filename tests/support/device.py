@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 
 import numpy as np
 import pytest
@@ -40,16 +41,45 @@ def write_numbers(epoch, samples, out):
         array[...] = samples.reshape(-1, *[1] * (array.ndim - 1)) % 251
 
 
-@contextlib.contextmanager
-def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=StreamQueue, workers=1, verify_copies=0):
-    """A device queue and its pipeline, closed at the end."""
-    schedule = Schedule(
+def new_schedule():
+    return Schedule(
         lambda epoch: EpochPlan(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, epoch=epoch), shuffled=True
     )
+
+
+class LateFeed(SlotFeed):
+    """A feed whose batches become ready only at the end of a step.
+
+    Args:
+        pipeline: As for `SlotFeed`.
+        step_ended: Set while batches are ready.
+    """
+
+    def __init__(self, pipeline, step_ended):
+        super().__init__(pipeline)
+        self._step_ended = step_ended
+
+    def poll(self, key):
+        return self.get(key) if self._step_ended.is_set() else None
+
+
+@contextlib.contextmanager
+def queue_on(
+    streams,
+    *,
+    depth=2,
+    transform=None,
+    read=write_numbers,
+    queue=StreamQueue,
+    feed=SlotFeed,
+    workers=1,
+    verify_copies=0,
+):
+    """A device queue and its pipeline, closed at the end."""
     layout = BatchLayout(SPEC, BATCH)
     pipeline = Pipeline(
         read,
-        schedule,
+        new_schedule(),
         layout,
         functools.partial(allocated, layout.nbytes, pinned=False),
         workers=workers,
@@ -58,7 +88,7 @@ def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=Stre
         timeout_s=30,
     )
     device_queue = queue(
-        SlotFeed(pipeline), streams, depth, transform, CopyVerifier(verify_copies, streams) if verify_copies else None
+        feed(pipeline), streams, depth, transform, CopyVerifier(verify_copies, streams) if verify_copies else None
     )
     try:
         yield device_queue
@@ -97,17 +127,16 @@ def trained(streams, *, epochs=3, late=False, **options):
 
     With ``late``, host batches become ready only at the end of a step.
     """
-    step = Step(streams)
-    with queue_on(streams, **options) as queue:
-        poll = queue._feed.poll
-        schedule = queue._feed.pipeline.schedule
+    step, schedule, step_ended = Step(streams), new_schedule(), threading.Event()
+    feed = functools.partial(LateFeed, step_ended=step_ended) if late else SlotFeed
+    with queue_on(streams, feed=feed, **options) as queue:
         for epoch in range(epochs):
             for number in range(len(schedule.plan(epoch))):
                 key = BatchIndex(epoch, number)
                 batch = queue.take(key)
-                queue._feed.poll = (lambda key: None) if late else poll
+                step_ended.clear()
                 queue.top_up(schedule.following(key))  # on_train_batch_start
-                queue._feed.poll = queue._feed.get if late else poll
+                step_ended.set()
                 step(key, batch, schedule.plan(epoch).batch(number).samples)
                 del batch  # kernels may still be waiting when the step's last reference is gone
                 queue.top_up(schedule.following(key))  # on_train_batch_end
