@@ -115,8 +115,8 @@ def loader(request, monkeypatch, h5):
         yield made
     made.source.close()
     if isinstance(made.source, ManifestSource):
-        ahead = made.source._fields.fetching
-        assert (ahead._held, ahead._room, ahead._files) == (0, 0, {})
+        ahead = made.source._fields.prefetcher
+        assert (ahead.held_bytes, ahead._room, ahead._files) == (0, 0, {})
 
 
 def used_on(loader, interrupts, seed):

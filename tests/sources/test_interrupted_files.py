@@ -94,7 +94,7 @@ def table(folder):
 
     batch = pa.record_batch({"x": [1, 2, 3]})
     try:
-        table_cache._write(str(folder / "table"), batch, 0o600)
+        table_cache.write_batch_file(str(folder / "table"), batch, 0o600)
     finally:
         assert not list(folder.glob("*.new"))
 
