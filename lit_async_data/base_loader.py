@@ -164,17 +164,18 @@ class BaseLoader(abc.ABC):
             ClosedError, WorkerError: The loader is closed, or belongs to another process; a worker died.
         """
         run = self._run
+        if run.engine is not None and not (run.interrupted or run.closed):
+            run.engine.feed.check()
+            return run.engine
         if run.closed:
             raise ClosedError("the loader is closed; build a new one")
         if run.engine is not None and run.engine.feed.forked:
             run.engine.feed.check()
         self._discard()
-        if run.engine is not None:
-            run.engine.feed.check()
-            return run.engine
-        with self._request():  # if this is interrupted, the next request closes what there is of the engine
-            run.engine = self._new_engine()
-            run.closer = weakref.finalize(self, run.engine.close)
+        if run.engine is None:
+            with self._request():  # if this is interrupted, the next request closes what there is of the engine
+                run.engine = self._new_engine()
+                run.closer = weakref.finalize(self, run.engine.close)
         return run.engine
 
     def _discard(self) -> None:

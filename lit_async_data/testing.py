@@ -158,6 +158,11 @@ class FakeStream:
         self.eager = eager
         self._work: collections.deque[Callable[[], None]] = collections.deque()
 
+    @property
+    def pending(self) -> int:
+        """Pieces of work that have not run yet."""
+        return len(self._work)
+
     def enqueue(self, work: Callable[[], None]) -> None:
         """Adds work at the end of the queue."""
         self._work.append(work)

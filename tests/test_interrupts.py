@@ -116,7 +116,7 @@ def loader(request, monkeypatch, h5):
     made.source.close()
     if isinstance(made.source, ManifestSource):
         ahead = made.source._fields.prefetcher
-        assert (ahead._held, ahead._room, ahead._files) == (0, 0, {})
+        assert (ahead.held_bytes, ahead._room, ahead._files) == (0, 0, {})
 
 
 def used_on(loader, interrupts, seed):

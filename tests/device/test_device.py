@@ -164,7 +164,7 @@ def test_destinations_are_allocated_before_the_host_batch_is_there():
         queue.take(BatchIndex(0, 1))
         assert len(reserved) == 2
         assert reserved[0].done  # the copy forced compute up to the event ...
-        assert len(streams.compute()._work) > 0  # ... and no further: the step is still to be done
+        assert streams.compute().pending  # ... and no further: the step is still to be done
 
 
 def test_a_slot_is_copying_until_its_copy_has_happened():
@@ -330,9 +330,9 @@ def test_what_an_interrupted_copy_may_still_write_to_lives_until_side_is_done(mo
         with pytest.raises(KeyboardInterrupt):
             queue.take(BatchIndex(0, 0))
         monkeypatch.undo()
-        assert streams.side._work
+        assert streams.side.pending
         gc.collect()
         assert not any(pool for (name, _), pool in streams._pools.items() if name == "compute")
         queue.close()
-        assert not streams.side._work
+        assert not streams.side.pending
         queue.close()

@@ -400,7 +400,8 @@ def test_weights_of_the_whole_source_point_to_those_of_the_side():
         source=source, split=THREE, loader={"batch_size": 50, "weights": weights, "return_indices": True}
     )
     with pytest.raises(
-        ConfigError, match=r"^weights: there are 2000 for the whole .* \d+ samples; .*weights\[sides\['train'\]"
+        ConfigError,
+        match=r"^weights: there are 2000, one for each sample before the split, .*; .*weights\[sides\['train'\]",
     ):
         dm.train_dataloader()
     sides = split(source, THREE)
@@ -750,7 +751,7 @@ BAD = {
     "one for all": ({"device_transform": 3}, "device_transform: 3 cannot be called with a batch"),
     "an empty side": (
         {"split": {"train": 1e-9, "val": 0.5}},
-        r"split: nothing comes to 'train', .*split\(source, .*seed=1",
+        r"split: 'train' gets none of .*split\(source, .*seed=1",
     ),
     "near": ({"loader": {"balanced": "y"}}, "loader.balanced: no such option; did you mean balance?"),
     "sampler": ({"loader": {"sampler": None}}, "loader.sampler: no such option; use .* balance or weights"),

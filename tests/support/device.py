@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 
 import numpy as np
 import pytest
@@ -49,16 +50,45 @@ def pretend(monkeypatch, make, has_streams=lambda device: True):
     monkeypatch.setattr(memory, "allocated", lambda nbytes, *, pinned: np.zeros(nbytes, np.uint8))
 
 
-@contextlib.contextmanager
-def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=StreamQueue, workers=1, verify_copies=0):
-    """A device queue and its pipeline, closed at the end."""
-    schedule = Schedule(
+def new_schedule():
+    return Schedule(
         lambda epoch: EpochPlan(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, epoch=epoch), shuffled=True
     )
+
+
+class LateFeed(SlotFeed):
+    """A feed whose batches become ready only at the end of a step.
+
+    Args:
+        pipeline: As for `SlotFeed`.
+        step_ended: Set while batches are ready.
+    """
+
+    def __init__(self, pipeline, step_ended):
+        super().__init__(pipeline)
+        self._step_ended = step_ended
+
+    def poll(self, key):
+        return self.get(key) if self._step_ended.is_set() else None
+
+
+@contextlib.contextmanager
+def queue_on(
+    streams,
+    *,
+    depth=2,
+    transform=None,
+    read=write_numbers,
+    queue=StreamQueue,
+    feed=SlotFeed,
+    workers=1,
+    verify_copies=0,
+):
+    """A device queue and its pipeline, closed at the end."""
     layout = BatchLayout(SPEC, BATCH)
     pipeline = Pipeline(
         read,
-        schedule,
+        new_schedule(),
         layout,
         functools.partial(memory.allocated, layout.nbytes, pinned=False),
         workers=workers,
@@ -66,14 +96,14 @@ def queue_on(streams, *, depth=2, transform=None, read=write_numbers, queue=Stre
         most_slots=4 if workers else 2,
         timeout_s=30,
     )
-    feed = SlotFeed(pipeline)
+    batches = feed(pipeline)
     transform = transform and DeviceTransform(transform, torch.device("cpu"))
     verifier = CopyVerifier(verify_copies, streams) if verify_copies else None
     if verifier is None:
-        device_queue = queue(feed, streams, depth, transform)
+        device_queue = queue(batches, streams, depth, transform)
     else:
         device_queue = verifier.queue(
-            queue(verifier.feed(feed), streams, depth, transform and verifier.transform(transform))
+            queue(verifier.feed(batches), streams, depth, transform and verifier.transform(transform))
         )
     try:
         yield device_queue
@@ -112,17 +142,16 @@ def trained(streams, *, epochs=3, late=False, **options):
 
     With ``late``, host batches become ready only at the end of a step.
     """
-    step = Step(streams)
-    with queue_on(streams, **options) as queue:
-        poll = queue.feed.poll
-        schedule = queue.feed.pipeline.schedule
+    step, schedule, step_ended = Step(streams), new_schedule(), threading.Event()
+    feed = functools.partial(LateFeed, step_ended=step_ended) if late else SlotFeed
+    with queue_on(streams, feed=feed, **options) as queue:
         for epoch in range(epochs):
             for number in range(len(schedule.plan(epoch))):
                 key = BatchIndex(epoch, number)
                 batch = queue.take(key)
-                queue.feed.poll = (lambda key: None) if late else poll
+                step_ended.clear()
                 queue.top_up(schedule.following(key))  # on_train_batch_start
-                queue.feed.poll = queue.feed.get if late else poll
+                step_ended.set()
                 step(key, batch, schedule.plan(epoch).batch(number).samples)
                 del batch  # kernels may still be waiting when the step's last reference is gone
                 queue.top_up(schedule.following(key))  # on_train_batch_end

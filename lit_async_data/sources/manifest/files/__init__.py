@@ -1,1 +1,1 @@
-"""The room `files`; its README says what belongs here."""
+"""Reads and decodes the files of samples; see the README."""

@@ -1,4 +1,4 @@
-"""What makes a sample of the bytes of a file: `ImageDecoder` and `NpyDecoder`."""
+"""`ImageDecoder` and `NpyDecoder`: decode the bytes of a file into a sample."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 
 class Decoder(Protocol):
-    """Makes samples of files. Nothing in it changes; it may be used from any thread, and can be pickled."""
+    """Decodes files into samples. Immutable, thread-safe and picklable."""
 
     @property
     def spec(self) -> FieldSpec:
-        """What samples look like."""
+        """Shape and dtype of the samples."""
         ...
 
     @property
     def is_random(self) -> bool:
-        """Whether a key makes a difference."""
+        """Whether the key selects a part of the sample."""
         ...
 
     @property
     def head(self) -> bytes | None:
-        """What a file begins with, if the rest of it is a sample as it lies; None where samples must be decoded."""
+        """The first bytes of each file, if the rest of it is a stored sample; None if samples must be decoded."""
         ...
 
     @property
@@ -42,37 +42,37 @@ class Decoder(Protocol):
 
     @property
     def fits_all(self) -> bool:
-        """Whether files of any shape are made to fit."""
+        """Whether files of all shapes become samples of one shape."""
         ...
 
     @property
     def advice(self) -> str:
-        """What to do where files are of different shapes."""
+        """What to do if files have different shapes."""
         ...
 
     def decode(self, data: bytes, out: Array, key: int | None, where: str) -> None:
-        """Write a sample.
+        """Decode a file into an array.
 
         Args:
             data: All bytes of the file.
-            out: Of ``spec``'s stored shape and type.
-            key: 64 bits, for what is drawn; None for the middle.
-            where: What the file is called in messages.
+            out: An array of the stored shape and dtype of ``spec``.
+            key: 64 bits that select a random part; None for the middle.
+            where: The file in messages.
 
         Raises:
-            CorruptError: It does not decode.
-            FormatError: It is something else, or of another shape.
+            CorruptError: The file does not decode.
+            FormatError: The file has another format or shape.
         """
         ...
 
     def shape_of(self, data: bytes, where: str) -> tuple[int, ...]:
-        """The stored shape that a file has by itself, without decoding it; raises as `decode`."""
+        """The stored shape of one file, without decoding it; raises as `decode`."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageDecoder:
-    """Images of any size, as arrays of one shape: (H, W, C) as they lie, delivered as (C, H, W)."""
+    """Images of any size as arrays of one shape, stored as (H, W, C) and delivered as (C, H, W)."""
 
     shape: ImageShape
     size: tuple[int, int]
@@ -83,11 +83,11 @@ class ImageDecoder:
 
     @property
     def head(self) -> None:
-        """Samples must be decoded."""
+        """None: images must be decoded."""
 
     @staticmethod
     def of(shape: ImageShape, data: bytes, where: str) -> ImageDecoder:
-        """The decoder of a field, by its first file, or by the size alone where one is given."""
+        """The decoder of a field: the size is given, or that of the first file."""
         size: Any = shape.image_size or size_of(data, shape, where)
         return ImageDecoder(shape, size)
 
@@ -98,7 +98,7 @@ class ImageDecoder:
 
     @property
     def is_random(self) -> bool:
-        """Whether a random part of each is taken."""
+        """Whether images are cropped at random."""
         return self.shape.resize == "random_crop"
 
     @property
@@ -108,7 +108,7 @@ class ImageDecoder:
 
     @property
     def advice(self) -> str:
-        return "give image_size, to which images are resized"
+        return "give image_size to resize all images"
 
     def decode(self, data: bytes, out: Array, key: int | None, where: str) -> None:
         decode_image(data, self.shape, out, key, where)
@@ -120,7 +120,7 @@ class ImageDecoder:
 
 @dataclasses.dataclass(frozen=True)
 class NpyDecoder:
-    """Arrays of one shape and type, as ``numpy.save`` stores them."""
+    """Arrays of one shape and dtype, stored by ``numpy.save``."""
 
     field: FieldSpec
     stored: np.dtype[Any]
@@ -128,31 +128,33 @@ class NpyDecoder:
 
     @staticmethod
     def of(data: bytes, where: str) -> NpyDecoder:
-        """The decoder of a field, by its first file.
+        """The decoder of a field, from its first file.
 
         Raises:
-            FormatError: Its values are nothing that a tensor holds, or there are none.
+            FormatError: No tensor can hold the dtype, or the array is empty.
+            CorruptError: The file has more or fewer bytes than its header says.
         """
         header = header_of(data, where)
         dtype = header.dtype.newbyteorder("=")
         if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
-            raise FormatError(f"{where}: holds {header.dtype}, which no tensor holds; store it as another type")
+            raise FormatError(f"{where}: holds {header.dtype}, which no tensor can hold; store another dtype")
         if math.prod(header.shape) * dtype.itemsize != len(data) - header.start:
             raise CorruptError(
-                f"{where}: {len(data) - header.start} bytes follow the header, which promises {header.dtype} of shape "
-                f"{header.shape}; was the file cut short?"
+                f"{where}: {len(data) - header.start} bytes follow the header, but {header.dtype} of shape "
+                f"{header.shape} "
+                "needs another number; fetch the file again"
             )
         if not math.prod(header.shape):
-            raise FormatError(f"{where}: an array of shape {header.shape}, which holds nothing")
-        # As everywhere: single whole numbers are what losses take.
+            raise FormatError(f"{where}: an empty array of shape {header.shape}; leave it out")
+        # Whole-number scalars are int64 in all sources, as losses need them.
         delivered = np.dtype(np.int64) if not header.shape and dtype.kind in "iu" else dtype
-        as_it_lies = header.dtype == delivered and header.dtype.isnative and not header.fortran
-        head = bytes(data[: header.start]) if as_it_lies else None
+        is_stored_sample = header.dtype == delivered and header.dtype.isnative and not header.fortran
+        head = bytes(data[: header.start]) if is_stored_sample else None
         return NpyDecoder(FieldSpec(header.shape, delivered), dtype, head)
 
     @property
     def spec(self) -> FieldSpec:
-        """As the first file has it, in native byte order."""
+        """Shape and dtype of the first file, in native byte order."""
         return self.field
 
     @property
@@ -165,7 +167,7 @@ class NpyDecoder:
 
     @property
     def fits_all(self) -> bool:
-        """Arrays are never changed."""
+        """False: arrays are not resized."""
         return False
 
     @property
@@ -185,13 +187,13 @@ class NpyDecoder:
 
 
 def decoder_of(kind: str, shape: ImageShape, data: Any, where: str) -> Decoder:
-    """The decoder of a field from its first file.
+    """The decoder of a field, from its first file.
 
     Args:
         kind: ``"image"`` or ``"npy"``.
         shape: How images become arrays of one shape.
         data: All bytes of the file.
-        where: What it is called in messages.
+        where: The file in messages.
     """
     if kind == "image":
         return ImageDecoder.of(shape, data, where)

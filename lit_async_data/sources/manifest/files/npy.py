@@ -1,4 +1,4 @@
-"""Reading ``.npy`` files into arrays. Objects are refused: reading one runs whatever code its file holds."""
+"""Reads ``.npy`` files into arrays. Refuses Python objects, because unpickling them can run any code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from numpy.lib import format as npy_format
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import CorruptError, FormatError
 
-# Characters of a header that numpy parses as Python; longer ones could take its parser down.
-_MOST_HEADER = 10_000
-# Version 3 differs from 2 in the names of fields only, and records are no values of a tensor.
+# Most characters of a header: numpy parses it as Python, and a longer one could crash the parser.
+_MAX_HEADER = 10_000
+# Version 3 differs from 2 only in the encoding of field names, and tensors cannot hold records.
 _READERS: dict[tuple[int, ...], Any] = {
     (1, 0): npy_format.read_array_header_1_0,
     (2, 0): npy_format.read_array_header_2_0,
@@ -24,13 +24,13 @@ _READERS: dict[tuple[int, ...], Any] = {
 
 
 class NpyHeader(NamedTuple):
-    """What a ``.npy`` file says of itself.
+    """The header of a ``.npy`` file.
 
     Attributes:
-        shape: Of the array.
-        dtype: Of its elements, in the byte order of the file.
+        shape: Shape of the array.
+        dtype: Its dtype, in the byte order of the file.
         fortran: Whether the first axis varies fastest.
-        start: Byte at which the values begin.
+        start: Offset of the values.
     """
 
     shape: tuple[int, ...]
@@ -40,14 +40,14 @@ class NpyHeader(NamedTuple):
 
 
 def header_of(data: Any, where: str) -> NpyHeader:
-    """What a ``.npy`` file says of itself: versions 1 to 3.
+    """Read the header of a ``.npy`` file of version 1 to 3.
 
     Args:
-        data: Its bytes, at least those of the header.
-        where: What it is called in messages; they begin with it.
+        data: The bytes of the file, at least those of the header.
+        where: The file; messages begin with it.
 
     Raises:
-        FormatError: It is none, or holds Python objects.
+        FormatError: Not a ``.npy`` file, or it holds Python objects.
         CorruptError: The header cannot be read.
 
     Example:
@@ -63,56 +63,55 @@ def header_of(data: Any, where: str) -> NpyHeader:
         raise FormatError(f"{where}: a .npy file of version {version[0]}.{version[1]}; write it with numpy.save")
     try:
         shape, fortran, dtype, start = _parsed(_head(data, version))
-    except Exception as error:  # numpy raises what Python's parser and its own types make of damaged text
+    except Exception as error:  # numpy raises many types of errors for damaged headers
         raise CorruptError(
-            f"{where}: the header of the .npy file cannot be read ({error}); is the file whole?"
+            f"{where}: the header of the .npy file cannot be read ({error}); fetch the file again"
         ) from error
     if dtype.hasobject:
-        raise FormatError(f"{where}: holds Python objects; refused (pickle can run code). Store numbers")
+        raise FormatError(f"{where}: holds Python objects, and pickle can run any code; store numbers")
     if any(length < 0 for length in shape):
-        raise CorruptError(f"{where}: the header of the .npy file names the shape {shape}; is the file whole?")
+        raise CorruptError(f"{where}: the header of the .npy file has the shape {shape}; fetch the file again")
     return NpyHeader(shape, dtype, fortran, start)
 
 
 def _head(data: Any, version: tuple[int, ...]) -> bytes:
-    """The bytes up to the values, as far as they are there; they begin with their own length."""
+    """The bytes before the values, as far as they exist; they begin with their own length."""
     width = 2 if version == (1, 0) else 4
     length = int.from_bytes(data[npy_format.MAGIC_LEN : npy_format.MAGIC_LEN + width], "little")
-    return bytes(data[: npy_format.MAGIC_LEN + width + min(length, _MOST_HEADER + 1)])
+    return bytes(data[: npy_format.MAGIC_LEN + width + min(length, _MAX_HEADER + 1)])
 
 
-# Files of one field have the same header, and numpy parses it as Python: 25 of the 30 µs that decoding took.
+# Cached, since files of one field share a header: without the cache, parsing took 25 of 30 µs per file.
 @functools.lru_cache(maxsize=64)
 def _parsed(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     stream = io.BytesIO(head)
     version = npy_format.read_magic(stream)
-    shape, fortran, dtype = _READERS[version](stream, max_header_size=_MOST_HEADER)
+    shape, fortran, dtype = _READERS[version](stream, max_header_size=_MAX_HEADER)
     return shape, fortran, dtype, stream.tell()
 
 
 def decode(data: Any, out: Array, where: str) -> None:
-    """Write the values of a ``.npy`` file into an array.
+    """Read the values of a ``.npy`` file into an array.
 
     Args:
         data: All bytes of the file.
-        out: What it must fit: shape and element type, in any byte order. Overwritten.
-        where: What it is called in messages; they begin with it.
+        out: Array of the same shape and dtype, in any byte order; overwritten.
+        where: The file; messages begin with it.
 
     Raises:
-        FormatError: It is of another shape or type, or as in `header_of`.
-        CorruptError: It has fewer or more bytes than its header says.
+        FormatError: The file has another shape or dtype, or as in `header_of`.
+        CorruptError: The file has more or fewer bytes than its header says.
     """
     header = header_of(data, where)
     if header.shape != out.shape or header.dtype.newbyteorder("=") != out.dtype:
         raise FormatError(
-            f"{where}: holds {header.dtype} of shape {header.shape}, where {out.dtype} of shape {out.shape} is "
-            "expected; all files of a field must be alike"
+            f"{where}: holds {header.dtype} of shape {header.shape}, but {out.dtype} of shape {out.shape} is "
+            "expected; store all files of a field alike"
         )
-    wanted, found = math.prod(header.shape) * header.dtype.itemsize, len(data) - header.start
-    if found != wanted:
+    expected, actual = math.prod(header.shape) * header.dtype.itemsize, len(data) - header.start
+    if actual != expected:
         raise CorruptError(
-            f"{where}: {found} bytes follow the header, which promises {wanted}; was the file cut short, or written "
-            "twice?"
+            f"{where}: {actual} bytes follow the header, but the array has {expected}; fetch the file again"
         )
     values = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
     out[...] = values.reshape(header.shape, order="F" if header.fortran else "C")

@@ -1,4 +1,4 @@
-"""`FilePrefetcher`: threads that read files ahead, where reading them means waiting for a disk or a network."""
+"""`FilePrefetcher`: threads that read files ahead from a slow disk or network."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDire
 from lit_async_data.sources.room import Giver, Room
 from lit_async_data.threads import Bell, Gate, ProcessGuard, ThreadWorker
 
-# Files that are waited for at a time: what a network answers in 5 ms each, comes at 3200 per second.
+# Files read at a time: a network that takes 5 ms per file then delivers 3200 files per second.
 THREADS = 16
-# Of about so many files read last, the share that was not in memory from which reading ahead begins.
-_REMEMBERED, _SHARE = 16, 0.1
-# Calls of `fetch` after which a file that nobody has asked for is dropped: something else is wanted now.
+# Reading ahead begins if more than this share of about the last 16 files was not in the page cache.
+_AVERAGED_FILES, _COLD_SHARE = 16, 0.1
+# A file that was not read within this number of calls of `fetch` is dropped.
 _STALE = 64
-# Seconds to wait for threads that are in the middle of a read, when they are to end.
+# Seconds to wait for threads to end, which may be blocked in a read.
 _END_S = 5.0
-# Seconds between two looks of who waits: what should wake it may have been interrupted.
+# Seconds between two checks of a waiting thread: the call that should wake it may have been interrupted.
 _POLL_S = 0.5
 
 _log = logging.getLogger(__name__)
 
 
 class _File:
-    """A file that is to be read ahead. Its data are None until it has been read, and if it could not be read."""
+    """A file to read ahead. ``data`` is None until it has been read, and if it could not be read."""
 
     def __init__(self, path: str, most_bytes: int, turn: int) -> None:
         self.path, self.most_bytes, self.turn = path, most_bytes, turn
         self.data: bytes | None = None
-        self.size = 0  # bytes that count as held
-        self.turn_came = Bell()  # or there is room, or it is not wanted any more
+        self.size = 0  # bytes counted as held
+        self.wake_up = Bell()  # its turn, more room, or dropped
         self.done = Gate()
 
 
-class _Crew:
-    """Threads that read ahead, and the files that they are asked for; None ends one of them."""
+class _ThreadGroup:
+    """Threads that read ahead, and their queue of files; None in the queue ends one thread."""
 
     def __init__(self) -> None:
-        self.asked: queue.SimpleQueue[_File | None] = queue.SimpleQueue()
+        self.files: queue.SimpleQueue[_File | None] = queue.SimpleQueue()
         self.workers: list[ThreadWorker] = []
 
 
 class FilePrefetcher:
-    """Reads files; before it is asked for them, where they are not in memory. Safe to use from several threads.
+    """Reads files, and reads them ahead if they are not in the page cache. Thread-safe.
 
-    Files are begun in the order in which `fetch` was asked for them, each as soon as there is room for all its bytes.
-    So where there is room for few, these are the next ones. Threads are started with the first file that is read ahead,
-    and only while somebody keeps it.
+    Files are read in the order of `fetch`, each as soon as there is room for all its bytes. If there is room for few,
+    these are the next ones. The first file that is read ahead starts the threads, which run as long as somebody holds a
+    reservation.
 
-    An interrupt (Ctrl-C) can end any method at any call. So what belongs together changes in statements between which
-    nothing is called, and nobody waits for ever to be woken.
+    An interrupt (Ctrl-C) can end any method at any call. State that belongs together therefore changes in statements
+    without calls between them, and no wait is unlimited.
 
     Args:
-        root: Where files may lie.
+        root: The folder that files must be in.
     """
 
     def __init__(self, root: RootDirectory = ANYWHERE) -> None:
@@ -71,21 +71,21 @@ class FilePrefetcher:
         self._cold = 0.0
         self._logged = False
         self._process = ProcessGuard()
-        self._lock = threading.RLock()  # reentrant, since garbage collection can close a loader inside it
+        self._lock = threading.RLock()  # reentrant: garbage collection can close a loader inside it
         # Guarded by the lock:
-        self._given = Room()
+        self._reservations = Room()
         self._turn = 0
         self._held = 0
         self._files: dict[str, _File] = {}
-        self._waiting: dict[str, _File] = {}  # those of them that are not begun yet, in their order
-        self._crew = _Crew()
-        self._leaving: list[_Crew] = []  # their threads are to end
+        self._waiting: dict[str, _File] = {}  # files that no thread has begun, in order
+        self._threads = _ThreadGroup()
+        self._ending: list[_ThreadGroup] = []  # their threads must end
 
     def __reduce__(self) -> tuple[type[FilePrefetcher], tuple[RootDirectory]]:
         return FilePrefetcher, (self._root,)
 
     def read(self, path: str, most_bytes: int) -> bytes:
-        """All bytes of a file; waits for it if it is being read already.
+        """All bytes of a file; waits if a thread is reading it.
 
         Raises:
             SourceError: As `fetched`.
@@ -94,11 +94,11 @@ class FilePrefetcher:
             with self._lock:
                 file = self._files.get(path)
                 if path in self._waiting:
-                    # It is wanted now: neither its turn nor room may come soon.
+                    # Needed now: its turn or room for it may come late.
                     self._drop(self._files[path])
                     file = None
             if file is not None:
-                # Opened by the thread, whatever happens to it, and by who ends the threads.
+                # Opened by the thread in any case, and by whoever ends the threads.
                 while not file.done.wait(_POLL_S):
                     pass
                 with self._lock:
@@ -108,131 +108,139 @@ class FilePrefetcher:
         return self._read(path, most_bytes)
 
     def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
-        """Read a file straight to where it goes, if it is in memory and fits; see `filled`."""
+        """Read a file into its destination if it is in the page cache and has the right size; see `filled`."""
         if self._files or not filled(path, parts, nbytes, self._root):
             return False
-        self._seen(cold=False)
+        self._record(cold=False)
         return True
 
     @property
     def wanted(self) -> bool:
-        """Whether reading ahead helps: there is room for it, and of the files read last some were not in memory."""
-        return self._room > 0 and self._cold > _SHARE and self._mine
+        """Whether reading ahead helps: there is room, and some recent files were not in the page cache."""
+        return self._room > 0 and self._cold > _COLD_SHARE and self._mine
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the files that have been read ahead, or that a thread is reading."""
+        return self._held
 
     def fetch(self, paths: Iterable[str], most_bytes: int) -> None:
-        """Begin to read files; returns at once.
+        """Start reading files; returns at once.
 
         Args:
-            paths: As `read` will be asked for them: the next one first.
+            paths: In the order in which `read` will be called.
             most_bytes: As for `read`.
         """
-        # Not inside the lock: others want what has been read.
+        # Outside of the lock, which other threads need to take files.
         listed = list(paths)
         with self._lock:
             self._turn += 1
             for file in [file for file in self._files.values() if file.turn < self._turn - _STALE]:
                 self._drop(file)
             for path in listed:
-                if not self._room or not self._started():
+                if not self._room or not self._ensure_thread():
                     return
                 if path not in self._files:
                     file = _File(path, most_bytes, self._turn)
-                    # Before it is filed: a thread throws away what is not, and what nobody has asked for would hold up
-                    # those behind it. It looks only when this lock is free.
-                    self._crew.asked.put(file)
+                    # First queued, then registered: a thread skips unregistered files, but a registered file that is
+                    # not queued would block those after it. Threads check only after this lock is free.
+                    self._threads.files.put(file)
                     self._files[path] = self._waiting[path] = file
 
     def reserve(self, nbytes: int) -> Callable[[], None]:
-        """Allow to read ahead. What is returned takes that back; with the last, threads end and files are dropped.
+        """Allow reading ahead.
 
         Args:
-            nbytes: Room for files, beside what others allow.
+            nbytes: Bytes for files, added to other reservations.
+
+        Returns:
+            A function that ends the reservation. The last one ends the threads and drops all files.
         """
         if not self._mine:
-            self._begin()  # a fork: the threads, and whoever held the lock, are in another process
+            self._begin()  # a fork: the threads and the owner of the lock are in another process
         giver = Giver()
-        give_back = functools.partial(self._take_back, giver)
+        release = functools.partial(self._release, giver)
         try:
             with self._lock:
-                if not self._given:
-                    self._leave()  # what an interrupt has left of those before
-                self._given.set(giver, nbytes)
+                if not self._reservations:
+                    self._drop_all()  # leftovers of an interrupted release
+                self._reservations.set(giver, nbytes)
                 self._wake()
         except BaseException:
-            give_back()
+            release()
             raise
-        return give_back
+        return release
 
     @property
     def _room(self) -> int:
-        return self._given.nbytes
+        return self._reservations.nbytes
 
     @property
     def _mine(self) -> bool:
-        # In a fork the threads do not exist, and nobody would release a lock that one of them holds.
+        # A fork has no threads, and a lock that one of them held would never be released.
         return not self._process.forked
 
-    def _started(self) -> bool:
-        """Whether there is a thread; one more is started, up to so many."""
-        crew = self._crew
-        if len(crew.workers) < THREADS:
-            worker = ThreadWorker(len(crew.workers), functools.partial(self._work, crew), "fetcher")
-            crew.workers.append(worker)  # before it starts: whoever ends the threads must know of it
+    def _ensure_thread(self) -> bool:
+        """Whether there is a thread; starts one more, up to `THREADS`."""
+        group = self._threads
+        if len(group.workers) < THREADS:
+            worker = ThreadWorker(len(group.workers), functools.partial(self._work, group), "fetcher")
+            group.workers.append(worker)  # before it starts, so that it will be ended
             try:
                 worker.start()
-            except WorkerError:  # the system gives no more: fewer will do, and none too
-                crew.workers.remove(worker)
-        return bool(crew.workers)
+            except WorkerError:  # no more threads available; fewer or none will do
+                group.workers.remove(worker)
+        return bool(group.workers)
 
-    def _take_back(self, giver: Giver) -> None:
-        """End what `reserve` has begun. Where it was interrupted, it is to be called again."""
+    def _release(self, giver: Giver) -> None:
+        """End a reservation. Call it again if it was interrupted."""
         if not self._mine:
             return
         with self._lock:
-            self._given.set(giver, 0)
+            self._reservations.set(giver, 0)
             for file in list(self._waiting.values()):
-                file.turn_came.ring()  # it may not fit any more
-            if self._given:
+                file.wake_up.ring()  # there may no longer be room for it
+            if self._reservations:
                 return
-            leaving = self._leave()
+            ending = self._drop_all()
         deadline = time.monotonic() + _END_S
-        for crew in leaving:
-            for _ in crew.workers:
-                crew.asked.put(None)
-            for worker in crew.workers:
+        for group in ending:
+            for _ in group.workers:
+                group.files.put(None)
+            for worker in group.workers:
                 worker.join(max(deadline - time.monotonic(), 0))
         with self._lock:
-            self._leaving = [crew for crew in self._leaving if crew not in leaving]
+            self._ending = [group for group in self._ending if group not in ending]
 
-    def _leave(self) -> list[_Crew]:
-        """Drop all files, and the threads; returns those that are to end."""
+    def _drop_all(self) -> list[_ThreadGroup]:
+        """Drop all files and threads; returns the threads that must end."""
         for file in list(self._files.values()):
-            file.done.open()  # first: who waits for it finds no other way to it
+            file.done.open()  # first, because a reader may be waiting for it
             self._drop(file)
-        fresh, leaving = _Crew(), [*self._leaving, self._crew]
-        self._crew, self._leaving = fresh, leaving
-        return leaving
+        fresh, ending = _ThreadGroup(), [*self._ending, self._threads]
+        self._threads, self._ending = fresh, ending
+        return ending
 
-    def _work(self, crew: _Crew, _: ThreadWorker) -> bool:
-        """Read one file; False where the thread is to end."""
+    def _work(self, group: _ThreadGroup, _: ThreadWorker) -> bool:
+        """Read one file; False if the thread must end."""
         try:
-            file = crew.asked.get(timeout=_POLL_S)
+            file = group.files.get(timeout=_POLL_S)
         except queue.Empty:
-            return crew is self._crew and bool(self._given)
+            return group is self._threads and bool(self._reservations)
         if file is None:
             return False
         try:
             self._fetch(file)
         except SourceError:
-            pass  # raised again to who reads the file
-        except Exception:  # noqa: BLE001  # logged; the file is read when it is wanted, as if there were no threads
+            pass  # `read` will raise it again
+        except Exception:  # noqa: BLE001  # logged; `read` reads the file itself
             if not self._logged:
                 self._logged = True
-                _log.exception("%s could not be read ahead; further errors of this kind are not logged", file.path)
+                _log.exception("%s: unexpected error while reading ahead; further ones are not logged", file.path)
         finally:
             with self._lock:
                 if self._waiting.get(file.path) is file:
-                    self._drop(file)  # else it would be the next one for ever, and no other one would be begun
+                    self._drop(file)  # else it would stay the next file and block all others
             file.done.open()
         return True
 
@@ -240,13 +248,13 @@ class FilePrefetcher:
         with self._lock:
             if self._waiting.get(file.path) is not file:
                 return
-        # Its bytes count before they are there: else all that are queued would be read, whatever there is room for.
+        # Its bytes count before they are read; otherwise the threads would read more files than there is room for.
         try:
             size = os.stat(file.path).st_size
         except OSError:
-            return  # an error for whoever reads it
-        while (begun := self._begun(file, size)) is None:
-            file.turn_came.wait(_POLL_S)
+            return  # `read` will raise it
+        while (begun := self._try_begin(file, size)) is None:
+            file.wake_up.wait(_POLL_S)
         if not begun:
             return
         data = self._read(file.path, min(file.most_bytes, size))
@@ -254,11 +262,11 @@ class FilePrefetcher:
             if self._files.get(file.path) is file:
                 file.data = data
 
-    def _begun(self, file: _File, size: int) -> bool | None:
+    def _try_begin(self, file: _File, size: int) -> bool | None:
         """Begin a file if it is the next one and there is room for it.
 
         Returns:
-            Whether it is begun; None if it must wait. One that is not wanted any more, or too large, is never begun.
+            True if it was begun; None if it must wait; False if it was dropped or is too large.
         """
         path = file.path
         with self._lock:
@@ -274,34 +282,34 @@ class FilePrefetcher:
             return True
 
     def _next(self) -> _File | None:
-        """The first file that is not begun."""
+        """The first file that no thread has begun."""
         for file in self._waiting.values():
             return file
         return None
 
     def _wake(self) -> None:
-        """Have the next file looked at again."""
+        """Wake the thread that waits with the next file."""
         file = self._next()
         if file is not None:
-            file.turn_came.ring()
+            file.wake_up.ring()
 
     def _drop(self, file: _File) -> None:
         path = file.path
         if path in self._files and self._files[path] is file:
-            # Up to its last line nothing is called.
+            # No calls in this block, so no interrupts.
             del self._files[path]
             if path in self._waiting:
                 del self._waiting[path]
             self._held -= file.size
             file.size = 0
-        file.turn_came.ring()
+        file.wake_up.ring()
         self._wake()
 
     def _read(self, path: str, most_bytes: int) -> bytes:
         data, cold = fetched(path, most_bytes, self._root)
-        self._seen(cold=cold)
+        self._record(cold=cold)
         return data
 
-    def _seen(self, *, cold: bool) -> None:
-        # Several threads may do so at once: one of the files is then forgotten.
-        self._cold += (cold - self._cold) / _REMEMBERED
+    def _record(self, *, cold: bool) -> None:
+        # Without a lock: concurrent updates lose one file, which does not matter.
+        self._cold += (cold - self._cold) / _AVERAGED_FILES

@@ -1,4 +1,4 @@
-"""Files that a table names: where they may lie, and all bytes of one."""
+"""Checks that a path is inside its root folder, and reads whole files."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from lit_async_data.sources.descriptors import advice_on
 from lit_async_data.sources.file_times import changed_recently
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 
-# Most paths: names below the root, of which none is hidden, nor "." or "..". Others are looked at more closely.
+# Most paths: names below the root, none of them hidden, "." or "..". Others need a closer look.
 _PLAIN = re.compile(r"[^./\\:\0][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")
-_ELSEWHERE = re.compile(r"data:|[A-Za-z][A-Za-z0-9+.\-]*:[/\\]|\\\\")
-# With O_NONBLOCK a pipe or a device is opened at once, and refused, where it would wait for whoever writes to it.
+_ADDRESS = re.compile(r"data:|[A-Za-z][A-Za-z0-9+.\-]*:[/\\]|\\\\")
+# With O_NONBLOCK, opening a pipe or a device returns at once, and it is refused; without, it could block.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-# What systems say of a link that was not to be followed.
-_IS_A_LINK = (errno.ELOOP, errno.EMLINK)
-# Fails for what is not in memory. Where the system cannot say, nothing is read straight to its place.
-_AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
-# What takes longer came from elsewhere, where the system cannot say.
+# Errors of systems for a link that O_NOFOLLOW does not follow.
+_LINK_ERRORS = (errno.ELOOP, errno.EMLINK)
+# Makes reads fail for pages outside the page cache; 0 if the system has no such flag.
+_NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
+# If the system cannot tell, a file that takes longer counts as cold.
 _SLOW_S = 1e-3
-# As much as one call of read may be asked for everywhere.
+# Most bytes per read that all systems support.
 _PIECE = 2**30
 
 
 class RootDirectory:
-    """A folder, and which of the paths in a table lie in it. Can be pickled; may be used from any thread.
+    """A folder, and the check that paths of a table are inside it. Picklable and thread-safe.
 
-    What is promised: a path that `path_of` returns has no ``..`` above the folder and names nothing on another
-    machine; and when `checked` returned it, or `open` opened it, it led to no place outside, by whatever links.
-    Folders are looked at once, so one that is replaced by a link later is not noticed: this guards against tables, not
-    against those who can write to the folder.
+    Guarantees: a path that `path_of` returns has no ``..`` above the folder and is not a network address; and when
+    `checked` returned it or `open` opened it, no link led out of the folder. Each folder is checked once, so a folder
+    that is replaced by a link later is not noticed: this guards against tables, not against users who can write to the
+    folder.
 
     Args:
-        root: The folder; a path relative to the working directory is made absolute now.
+        root: The folder; a relative path is made absolute now.
         allow_outside_root: Whether paths may leave it.
 
     Example:
@@ -47,41 +47,41 @@ class RootDirectory:
         '/data/train/a.jpg'
         >>> RootDirectory("/data").path_of("../etc/passwd")
         Traceback (most recent call last):
-        lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it, or write allow_outside_root=True
+        lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it, or set allow_outside_root=True
     """
 
     def __init__(self, root: str, *, allow_outside_root: bool = False) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
         self.allow_outside_root = allow_outside_root
-        self._within: set[str] = set()
+        self._checked_folders: set[str] = set()
 
     def path_of(self, path: str) -> str:
-        """The absolute path of what a table names, by its words alone: nothing is looked up.
+        """The absolute path of a path in a table. Accesses no files.
 
         Raises:
-            ManifestError: It is none, is an address on a network, or leaves the root.
+            ManifestError: The text is not a path, is a network address, or leaves the root.
         """
-        if _PLAIN.fullmatch(path):  # a third of the time
+        if _PLAIN.fullmatch(path):  # fast path, a third of the time
             return f"{self.root}/{path}" if self.root != "/" else f"/{path}"
         if not path or "\0" in path:
-            raise ManifestError(f"{path!r}: not a path")
-        if _ELSEWHERE.match(path):
-            raise ManifestError(f"{path}: an address, not a path; only files are read, so fetch it first")
+            raise ManifestError(f"{path!r}: not a path; give the path of a file")
+        if _ADDRESS.match(path):
+            raise ManifestError(f"{path}: an address, not a path; fetch the file first")
         joined = os.path.join(self.root, path)
-        if not self.allow_outside_root and not _lies_in(os.path.normpath(joined), self.root):
-            raise self._left(path)
+        if not self.allow_outside_root and not _is_inside(os.path.normpath(joined), self.root):
+            raise self._outside_error(path)
         return joined
 
     def within(self, path: str) -> str:
-        """A path from `path_of` as it is called from the root on, in one way only; absolute if it lies outside."""
+        """A path from `path_of`, normalized and relative to the root; absolute if it is outside."""
         path = os.path.normpath(path)
-        return path[len(self.root.rstrip("/")) + 1 :] if _lies_in(path, self.root) else path
+        return path[len(self.root.rstrip("/")) + 1 :] if _is_inside(path, self.root) else path
 
     def checked(self, path: str) -> str:
-        """A path from `path_of`, once no link on it leads out of the root. Costs 2 µs in a folder seen before.
+        """A path from `path_of`, after checking that no link on it leads out of the root. Takes 2 µs in a known folder.
 
         Raises:
-            ManifestError: One does.
+            ManifestError: A link does.
         """
         if self.allow_outside_root:
             return path
@@ -91,18 +91,18 @@ class RootDirectory:
         return path
 
     def open(self, path: str, opened: list[int]) -> None:
-        """Open a path from `path_of`, checked as in `checked`, at half the price.
+        """Open a path from `path_of`, with the checks of `checked` at half the cost.
 
         Args:
             path: The file.
-            opened: Gets the descriptor, which the caller closes.
+            opened: Receives the descriptor, which the caller closes.
 
         Raises:
-            ManifestError: It leads out of the root.
-            OSError: It cannot be opened.
+            ManifestError: The path leads out of the root.
+            OSError: The file cannot be opened.
         """
-        # `os.open` is called by C, not by Python: an interrupt (Ctrl-C) between its return and the next statement would
-        # lose the descriptor. CPython delivers interrupts when a call from Python has returned; by then it is listed.
+        # C code calls `os.open` and appends its result. CPython runs signal handlers between Python instructions, so an
+        # interrupt (Ctrl-C) cannot come between the two and lose the descriptor.
         if self.allow_outside_root:
             opened.extend(map(os.open, (path,), (_FLAGS,)))
             return
@@ -110,7 +110,7 @@ class RootDirectory:
         try:
             opened.extend(map(os.open, (path,), (_FLAGS | os.O_NOFOLLOW,)))
         except OSError as error:
-            if error.errno not in _IS_A_LINK:
+            if error.errno not in _LINK_ERRORS:
                 raise
         else:
             return
@@ -119,55 +119,55 @@ class RootDirectory:
 
     def _check_folder(self, path: str) -> None:
         folder = path[: path.rfind("/")]
-        if folder not in self._within:
+        if folder not in self._checked_folders:
             self._check(folder or "/", path)
-            self._within.add(folder)
+            self._checked_folders.add(folder)
 
     def _check(self, place: str, path: str) -> None:
-        if not _lies_in(os.path.realpath(place), os.path.realpath(self.root)):
-            raise self._left(path)
+        if not _is_inside(os.path.realpath(place), os.path.realpath(self.root)):
+            raise self._outside_error(path)
 
-    def _left(self, path: str) -> ManifestError:
-        return ManifestError(f"{path}: leaves root {self.root}; move it, or write allow_outside_root=True")
+    def _outside_error(self, path: str) -> ManifestError:
+        return ManifestError(f"{path}: leaves root {self.root}; move it, or set allow_outside_root=True")
 
 
-def _lies_in(path: str, folder: str) -> bool:
+def _is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-# Of a file that was named by no table.
+# For files that no table names.
 ANYWHERE = RootDirectory("/", allow_outside_root=True)
 
 
 def read_file(path: str, most_bytes: int) -> bytes:
-    """All bytes of a file; as `fetched`."""
+    """All bytes of a file; see `fetched`."""
     return fetched(path, most_bytes)[0]
 
 
 def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = ANYWHERE) -> bool:
-    """Read a file that is in memory straight to where it goes, if it has exactly as many bytes.
+    """Read a file from the page cache into its destination, if it has exactly ``nbytes``.
 
     Args:
         path: From ``root.path_of``.
-        parts: What its bytes are written to, one part after the other.
-        nbytes: Of all parts.
-        root: Where it may lie.
+        parts: Buffers that receive the bytes, one after the other.
+        nbytes: Bytes of all buffers.
+        root: The folder that the file must be in.
 
     Returns:
-        Whether it was, and had not been written to in the last two seconds. Else the parts hold anything, and `fetched`
-        says what is wrong, if anything is.
+        Whether it was read, and was not modified in the last two seconds. Otherwise the buffers are undefined, and
+        `fetched` reads the file or raises its error.
 
     Raises:
         ManifestError: As `RootDirectory.open`.
     """
-    if not _AT_ONCE:
+    if not _NO_WAIT:
         return False
     opened: list[int] = []
     try:
         root.open(path, opened)
         (number,) = opened
-        # Looked at afterwards: one that grew or was written to meanwhile is not taken for whole.
-        read, found = os.preadv(number, parts, 0, _AT_ONCE), os.fstat(number)
+        # Size and time are read afterwards, to detect a change during the read.
+        read, found = os.preadv(number, parts, 0, _NO_WAIT), os.fstat(number)
         return read == nbytes == found.st_size and not changed_recently(found.st_mtime_ns)
     except OSError:
         return False
@@ -177,33 +177,34 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = A
 
 
 def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple[bytes, bool]:
-    """All bytes of a file, and whether they had to come from a disk or over a network.
+    """All bytes of a file, and whether they came from a disk or network instead of the page cache.
 
     Args:
-        path: Of a file, from ``root.path_of``; pipes, devices and folders are refused.
-        most_bytes: More are refused before anything is read.
-        root: Where it may lie.
+        path: Path of a file, from ``root.path_of``; pipes, devices and folders are refused.
+        most_bytes: Larger files are refused unread.
+        root: The folder that the file must be in.
 
     Raises:
         ManifestError: As `RootDirectory.open`.
-        MissingError: There is none.
-        FormatError: It is no file, or too large.
-        ChangedError: It was written to while it was read.
-        SourceError: The system does not let it be read.
+        MissingError: The file does not exist.
+        FormatError: It is not a regular file, or too large.
+        ChangedError: It changed while it was read.
+        SourceError: The system refuses to read it.
     """
     started = time.perf_counter()
     opened: list[int] = []
     try:
         root.open(path, opened)
         (number,) = opened
-        state = _state(number, path, most_bytes)
+        status = _checked_status(number, path, most_bytes)
         cold = is_cold(number, 0)
-        data = _all_bytes(number, path, state.st_size)
-        if os.fstat(number).st_mtime_ns != state.st_mtime_ns:
+        data = _all_bytes(number, path, status.st_size)
+        if os.fstat(number).st_mtime_ns != status.st_mtime_ns:
             raise _changed(path)
-        if changed_recently(state.st_mtime_ns):  # a write that goes on may have begun before, and is not told again
+        # A write may be in progress, which updates the time only when it begins.
+        if changed_recently(status.st_mtime_ns):
             os.lseek(number, 0, os.SEEK_SET)
-            if _all_bytes(number, path, state.st_size) != data:
+            if _all_bytes(number, path, status.st_size) != data:
                 raise _changed(path)
     except (FileNotFoundError, NotADirectoryError):
         raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
@@ -216,27 +217,28 @@ def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple
 
 
 def _changed(path: str) -> ChangedError:
-    return ChangedError(f"{path}: was written to while it was read; do not do that during training", file=path)
+    return ChangedError(f"{path}: changed while it was read; do not write to it during training", file=path)
 
 
 def _unreadable(path: str, error: OSError) -> SourceError:
     advice = advice_on(error)
-    return SourceError(
-        f"{path}: cannot be read " + (f"({error.strerror})" if advice is None else f"({advice})"), file=path
-    )
+    problem = f"({error.strerror}); check its permissions and the mount" if advice is None else f"({advice})"
+    return SourceError(f"{path}: cannot be read {problem}", file=path)
 
 
-def _state(number: int, path: str, most_bytes: int) -> os.stat_result:
-    found = os.fstat(number)
-    if not stat.S_ISREG(found.st_mode):
-        raise FormatError(f"{path}: not a file (a folder, a pipe or a device)", file=path)
-    if found.st_size > most_bytes:
-        raise FormatError(f"{path}: {found.st_size} bytes, of which at most {most_bytes} are read", file=path)
-    return found
+def _checked_status(number: int, path: str, most_bytes: int) -> os.stat_result:
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(f"{path}: not a file, but a folder, pipe or device; give the path of a file", file=path)
+    if status.st_size > most_bytes:
+        raise FormatError(
+            f"{path}: {status.st_size} bytes, more than the limit of {most_bytes}; leave it out", file=path
+        )
+    return status
 
 
 def _all_bytes(number: int, path: str, size: int) -> bytes:
-    pieces, left = [], size + 1  # one more, to see that it ends there
+    pieces, left = [], size + 1  # one byte more, to detect a file that grew
     while left > 1 and (piece := os.read(number, min(left, _PIECE))):
         pieces.append(piece)
         left -= len(piece)

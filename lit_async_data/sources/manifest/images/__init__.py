@@ -1,1 +1,1 @@
-"""The room `images`; its README says what belongs here."""
+"""Decodes and resizes images; see the README."""

@@ -1,4 +1,4 @@
-"""`Crop`: which part of an image is wanted, and where it goes."""
+"""`Crop`: the part of an image to deliver, and its place in the output."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from lit_async_data.sources.manifest.images.image_shape import ImageShape
 Box = tuple[float, float, float, float]
 
 _TRIES = 10
-# Of so many pixels, a part of one more or less is nothing.
+# From this box side on, crops are rounded to whole pixels.
 _LARGE = 128
 
 
 class Crop(NamedTuple):
-    """A part of an image, and the part of the array that it becomes.
+    """A part of an image, and the part of the output that it becomes.
 
     Attributes:
-        box: Left, upper, right, lower edge in pixels of the image; never beyond it, never empty.
+        box: Left, upper, right and lower edge in pixels of the image; inside of it and not empty.
         size: (height, width) that the box is resized to.
-        corner: Row and column of the array where it begins.
+        corner: Row and column of the output where it begins.
     """
 
     box: Box
@@ -30,14 +30,14 @@ class Crop(NamedTuple):
 
 
 def crop_of(shape: ImageShape, height: int, width: int, target: tuple[int, int], key: int | None) -> Crop:
-    """What of an image is wanted.
+    """The part of an image to deliver.
 
     Args:
-        shape: How images are made to fit.
-        height: Of the image, ≥ 1.
-        width: Of the image, ≥ 1.
-        target: (H, W) of the array.
-        key: 64 bits, from which a random crop is drawn; None for the middle.
+        shape: How images become arrays of one shape.
+        height: Height of the image, ≥ 1.
+        width: Width of the image, ≥ 1.
+        target: (H, W) of the output.
+        key: 64 bits that select a random crop; None for the middle.
     """
     if shape.resize == "random_crop" and key is not None:
         return Crop(_random_box(shape, height, width, key), target)
@@ -49,7 +49,7 @@ def crop_of(shape: ImageShape, height: int, width: int, target: tuple[int, int],
 
 
 def _middle_box(height: int, width: int, target: tuple[int, int]) -> Box:
-    """The largest box in the middle that has the shape of the target."""
+    """The largest box in the middle with the aspect ratio of the target."""
     tall, wide = target
     box_width = min(height * wide / tall, width)
     box_height = min(width * tall / wide, height)
@@ -59,7 +59,7 @@ def _middle_box(height: int, width: int, target: tuple[int, int]) -> Box:
 
 
 def whole_pixels(left: float, upper: float, right: float, lower: float) -> Box:
-    """The nearest box that begins and ends with a pixel, and not beyond."""
+    """The nearest box of whole pixels that is not larger."""
     width, height = max(int(right - left), 1), max(int(lower - upper), 1)
     first, top = min(round(left), math.ceil(right) - width), min(round(upper), math.ceil(lower) - height)
     return first, top, first + width, top + height
@@ -73,11 +73,11 @@ def _padded(height: int, width: int, target: tuple[int, int]) -> Crop:
 
 
 def _random_box(shape: ImageShape, height: int, width: int, key: int) -> Box:
-    """A box of random area and shape: the distribution of torchvision.transforms.RandomResizedCrop.
+    """A box of random area and aspect ratio, distributed as torchvision.transforms.RandomResizedCrop.
 
-    The share of the area is uniform, the logarithm of width / height is uniform, and a box that does not fit is drawn
-    again, ten times; then the middle is taken, as much of it as ``ratio`` allows. Introduced by Szegedy et al., "Going
-    deeper with convolutions" (CVPR 2015).
+    The share of the area and the logarithm of width / height are uniform. A box that does not fit is drawn again, up to
+    ten times; then the largest middle box that ``ratio`` allows is taken. Introduced by Szegedy et al., "Going deeper
+    with convolutions" (CVPR 2015).
     """
     least, most = math.log(shape.ratio[0]), math.log(shape.ratio[1])
     for turn in range(_TRIES):
@@ -98,10 +98,10 @@ def _random_box(shape: ImageShape, height: int, width: int, key: int) -> Box:
 
 
 def _uniform(key: int, number: int) -> float:
-    """In [0, 1), of 53 bits: the ``number``-th draw from a key."""
+    """The ``number``-th draw from a key, in [0, 1) with 53 bits."""
     return (derived_key(key, number) >> 11) * 2.0**-53
 
 
 def _below(limit: int, key: int, number: int) -> int:
-    """A whole number in ``range(limit)``; none is likelier than another by more than limit / 2⁶⁴."""
+    """A whole number in ``range(limit)``, uniform up to a bias of limit / 2⁶⁴."""
     return derived_key(key, number) * limit >> 64

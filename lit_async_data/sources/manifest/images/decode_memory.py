@@ -1,4 +1,4 @@
-"""The memory that decoding an image takes: known before it begins, held against a limit, and taken in turns."""
+"""The memory for decoding an image: computed in advance, limited, and large images decode one at a time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lit_async_data.sources.manifest.images.pixels import codecs_for, factor_of,
 from lit_async_data.sources.manifest.images.png import copied_bytes
 from lit_async_data.sources.manifest.images.tiff import strip_bytes
 
-# Decoding that takes no more is always allowed, and waits for nothing.
+# Decoding in at most this many bytes is always allowed and never waits.
 LARGE = 2**26
-# Bytes per pixel that Pillow keeps, by its mode; four in all others. Other libraries keep one for each channel.
-_KEPT = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
-# So few pixels take far less than `LARGE`, and need not be counted.
-_FEW = 2**20
-# What decoding may take, of the bytes that Pillow keeps of an ordinary image of ``max_pixels``.
-_SHARE = 1.2
-# Bytes per pixel besides: of two frames that Pillow's decoder for WebP keeps, as it is one for animations, and of one
-# that it hands out; of the planes of a lossless or transparent WebP in libwebp; of an RLE-compressed BMP in Pillow.
+# Bytes per pixel that Pillow keeps, by mode; 4 for other modes. Other libraries keep one per channel.
+_PILLOW_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
+# This many pixels take far less than `LARGE`.
+_SMALL_PIXELS = 2**20
+# Most bytes for decoding, as a multiple of what Pillow keeps of an ordinary image of ``max_pixels``.
+_LIMIT_FACTOR = 1.2
+# Extra bytes per pixel: two frames that Pillow's WebP decoder for animations keeps, and one that it returns; the planes
+# of a lossless or transparent WebP in libwebp; an RLE-compressed BMP in Pillow.
 _FRAMES, _FRAME, _PLANES, _RLE = 8, 4, 5, 2
 
 _turn = threading.Lock()
@@ -34,37 +34,37 @@ os.register_at_fork(after_in_child=_turn._at_fork_reinit)  # type: ignore[attr-d
 
 
 def decode_bytes(picture: Picture, crop: Crop, shape: ImageShape) -> int:
-    """The most bytes that decoding an image holds at a time, besides the file and the output; 0 for a small image.
+    """Peak bytes for decoding an image, besides the file and the output; 0 for a small image.
 
     Args:
         picture: The image.
-        crop: What of it is wanted.
+        crop: The part to deliver.
         shape: How it becomes an array.
     """
     width, height = picture.size
-    if max(width, crop.size[1]) * max(width, height) <= _FEW:
+    if max(width, crop.size[1]) * max(width, height) <= _SMALL_PIXELS:
         return 0
     factor = factor_of(picture, crop, shape)
-    kept = width * height * _kept(picture, shape) // factor**2
-    return kept + max(_beside(picture, shape), _between(picture, crop, shape, factor))
+    kept = width * height * _pixel_bytes(picture, shape) // factor**2
+    return kept + max(_decoder_bytes(picture, shape), _narrow_bytes(picture, crop, shape, factor))
 
 
 def check_memory(taken: int, picture: Picture, shape: ImageShape, out: Array, where: str) -> None:
-    """Refuse an image whose decoding takes much more memory than that of an ordinary one of ``max_pixels``.
+    """Refuse an image that takes much more memory to decode than an ordinary one of ``max_pixels``.
 
     Args:
         taken: From `decode_bytes`.
         picture: The image.
-        shape: Says how many pixels there may be.
-        out: What is handed out.
-        where: What the image is called in messages.
+        shape: Gives ``max_pixels``.
+        out: The output.
+        where: The image in messages.
 
     Raises:
-        FormatError: It takes too much.
+        FormatError: Decoding takes too much memory.
     """
     if taken <= LARGE:
         return
-    most = _SHARE * _KEPT.get(picture.mode, 4)
+    most = _LIMIT_FACTOR * _PILLOW_BYTES.get(picture.mode, 4)
     limit = int(most * shape.max_pixels) + out.nbytes
     if taken <= limit:
         return
@@ -82,7 +82,7 @@ def check_memory(taken: int, picture: Picture, shape: ImageShape, out: Array, wh
 
 
 def turn_for(taken: int) -> contextlib.AbstractContextManager[object]:
-    """What to enter while an image is decoded: images that take more than `LARGE` are decoded one at a time.
+    """The context in which an image is decoded: images that take more than `LARGE` bytes share a lock.
 
     Args:
         taken: From `decode_bytes`.
@@ -90,16 +90,16 @@ def turn_for(taken: int) -> contextlib.AbstractContextManager[object]:
     return _turn if taken > LARGE else contextlib.nullcontext()
 
 
-def _kept(picture: Picture, shape: ImageShape) -> int:
+def _pixel_bytes(picture: Picture, shape: ImageShape) -> int:
     """Bytes per pixel that are held until the image has been resized."""
-    by_pillow = _KEPT.get(picture.mode, 4)
+    by_pillow = _PILLOW_BYTES.get(picture.mode, 4)
     if picture.kind == JPEG or is_direct(picture, shape) or codecs_for(picture) is not None:
         return min(by_pillow, len(picture.mode))
     return by_pillow + (_FRAMES if picture.kind == WEBP else 0)
 
 
-def _beside(picture: Picture, shape: ImageShape) -> int:
-    """Bytes besides, until the image has been decoded."""
+def _decoder_bytes(picture: Picture, shape: ImageShape) -> int:
+    """Extra bytes that are held until the image has been decoded."""
     pixels, by_pillow = picture.size[0] * picture.size[1], codecs_for(picture) is None
     if picture.kind == PNG:
         return copied_bytes(picture.data, picture.parts, by_pillow=not is_direct(picture, shape))
@@ -110,11 +110,11 @@ def _beside(picture: Picture, shape: ImageShape) -> int:
     if picture.kind == WEBP:
         planes = _PLANES if is_lossless(picture.data) or picture.mode == "RGBA" else 0
         return pixels * (_FRAME if by_pillow else planes)
-    return picture.beside
+    return picture.coefficient_bytes
 
 
-def _between(picture: Picture, crop: Crop, shape: ImageShape, factor: int) -> int:
-    """Bytes of all rows in their new width, which are held until the columns are resized."""
+def _narrow_bytes(picture: Picture, crop: Crop, shape: ImageShape, factor: int) -> int:
+    """Bytes of all rows resized to the new width, which are held until the columns are resized."""
     (left, upper, right, lower), (tall, wide) = crop.box, crop.size
     if lower - upper == tall and right - left == wide:
         return 0

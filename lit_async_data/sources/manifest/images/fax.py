@@ -1,7 +1,7 @@
-"""Fax data of Group 4 (ITU-T T.6) in TIFFs: whether all codes are valid. libtiff reports damage to stderr only.
+"""Checks fax data of Group 4 (ITU-T T.6) in TIFFs for invalid codes, because libtiff reports damage only to stderr.
 
-Most encoders choose the same codes for the same pixels. So a strip that Pillow encodes to the bytes that are stored is
-whole. Otherwise its codes are read one by one in Python, which takes several times as long.
+Most encoders choose the same codes for the same pixels. A strip is therefore intact if Pillow encodes its pixels to the
+stored bytes. Otherwise Python checks its codes one by one, which takes several times as long.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from lit_async_data.sources.manifest.images.image_bytes import DamageError
 
-# Tags, and the compression that is checked.
+# TIFF tags, and the compression that is checked.
 _COMPRESSION, _COLOURS, _ORDER, _ROWS, _TILE_WIDTH, _TILE_LENGTH = 259, 262, 266, 278, 322, 323
 _OFFSETS, _COUNTS = (273, 324), (279, 325)  # of strips and of tiles
 _GROUP_4 = 4
-# Codes of runs: of 0 to 63 pixels; of 64, 128 and so on to 1728; and of 1792 and so on to 2560 in either colour.
+# Codes of runs: 0 to 63 pixels; multiples of 64 up to 1728; and multiples of 64 from 1792 to 2560 for both colours.
 _WHITE = """
 00110101 000111 0111 1000 1011 1100 1110 1111 10011 10100 00111 01000 001000 000011 110100 110101 101010 101011 0100111
 0001100 0001000 0010111 0000011 0000100 0101000 0101011 0010011 0100100 0011000 00000010 00000011 00011010 00011011
@@ -41,61 +41,61 @@ _BLACK = """
 0000001110110 0000001110111 0000001010010 0000001010011 0000001010100 0000001010101 0000001011010 0000001011011
 0000001100100 0000001100101
 """
-_EITHER = """
+CODES_OF_BOTH_COLOURS = """
 00000001000 00000001100 00000001101 000000010010 000000010011 000000010100 000000010101 000000010110 000000010111
 000000011100 000000011101 000000011110 000000011111
 """
-# Codes of modes: by how many pixels a change lies to the right of that above it, or something else.
+# Codes of modes: the offset of a change from the change above it, or another mode.
 _PASS, _TWO_RUNS = 8, 9
 _MODES = {"1": 0, "011": 1, "000011": 2, "0000011": 3, "010": -1, "000010": -2, "0000010": -3, "0001": _PASS}
-# The longest code, and the end of the data: twice 000000000001.
-_LONGEST, _END_BITS = 13, 24
-_MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+# Bits of the longest code, and of the end of data: twice 000000000001.
+_CODE_BITS, _END_BITS = 13, 24
+_REVERSED_BITS = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
-_Codes = list[tuple[int, int]]  # how long a code is, and what it means, by the next bits; (0, 0) where there is none
+_Codes = list[tuple[int, int]]  # length and meaning of the code that begins with these bits; (0, 0) if invalid
 
 
 def check_fax(data: bytes, image: Any) -> None:
-    """Raise DamageError where the fax data of a TIFF have an invalid code, or too few rows.
+    """Raise DamageError if the fax data of a TIFF have an invalid code or too few rows.
 
     Args:
         data: All bytes of the file.
-        image: Pillow's, decoded but not turned.
+        image: The Pillow image, decoded but not rotated.
     """
     tags = image.tag_v2
     if tags.get(_COMPRESSION) != _GROUP_4:
         return
     (width, height), tiled = image.size, _TILE_WIDTH in tags
     rows = min(tags.get(_ROWS, height), height)
-    for number, strip in enumerate(_strips(data, tags)):
+    for number, strip in enumerate(strips_of_fax(data, tags)):
         first = number * rows
         if tiled:
             check_codes(strip, tags[_TILE_WIDTH], tags[_TILE_LENGTH])
         elif first < height:
             part = (0, first, width, min(first + rows, height))
-            if not (image.mode == "1" and _is_usual(strip, image.crop(part), tags)):
+            if not (image.mode == "1" and pillow_encodes_same(strip, image.crop(part), tags)):
                 check_codes(strip, width, part[3] - first)
 
 
 def check_codes(data: bytes, width: int, rows: int) -> None:
-    """Raise DamageError where the data of a strip have an invalid code, or too few rows.
+    """Raise DamageError if a strip has an invalid code or too few rows.
 
     Args:
-        data: Of the strip; the first bit is the highest.
-        width: Of each row.
-        rows: How many there must be.
+        data: Bytes of the strip, highest bit first.
+        width: Pixels per row.
+        rows: Number of rows.
     """
     modes, runs = _mode_codes(), _run_codes()
     data += bytes(4)
     above, place = [width, width, width], 0
     for row in range(rows):
         changes: list[int] = []
-        at, known = 0, 0  # how far the row is known; which change above it comes next
+        at, known = 0, 0  # decoded pixels of the row; index of the next change in the row above
         while at < width:
-            # The first change above, to the same colour, behind what is known.
+            # The first change above to the same colour after the decoded pixels.
             while changes and above[known] <= at and above[known] < width:
                 known += 2
-            length, mode = modes[_next(data, place)]
+            length, mode = modes[_next_bits(data, place)]
             place += length
             if not length:
                 raise DamageError(f"row {row} of its fax data has an invalid code")
@@ -106,7 +106,7 @@ def check_codes(data: bytes, width: int, rows: int) -> None:
                 for colour in (len(changes) % 2, 1 - len(changes) % 2):
                     run = 64
                     while run >= 64:
-                        length, run = runs[colour][_next(data, place)]
+                        length, run = runs[colour][_next_bits(data, place)]
                         place += length
                         if not length:
                             raise DamageError(f"row {row} of its fax data has an invalid code")
@@ -123,16 +123,16 @@ def check_codes(data: bytes, width: int, rows: int) -> None:
         above = [*changes, width, width, width]
 
 
-def _strips(data: bytes, tags: Any) -> Iterator[bytes]:
+def strips_of_fax(data: bytes, tags: Any) -> Iterator[bytes]:
     offsets, counts = (tags.get(both[0], tags.get(both[1], ())) for both in (_OFFSETS, _COUNTS))
     for number, offset in enumerate(offsets):
         count = counts[number] if number < len(counts) else 0
         strip = data[offset : offset + count] if count else data[offset:]
-        yield strip.translate(_MIRRORED) if tags.get(_ORDER) == 2 else strip
+        yield strip.translate(_REVERSED_BITS) if tags.get(_ORDER) == 2 else strip
 
 
-def _is_usual(strip: bytes, part: Any, tags: Any) -> bool:
-    """Whether Pillow encodes pixels as they are stored."""
+def pillow_encodes_same(strip: bytes, part: Any, tags: Any) -> bool:
+    """Whether Pillow encodes the pixels to the stored bytes."""
     from PIL import ImageChops, TiffImagePlugin
 
     part.info = {}
@@ -141,8 +141,8 @@ def _is_usual(strip: bytes, part: Any, tags: Any) -> bool:
     stream = io.BytesIO()
     part.save(stream, "TIFF", compression="group4", tiffinfo={_ROWS: part.height})
     stream.seek(0)
-    (encoded,) = _strips(stream.getvalue(), TiffImagePlugin.TiffImageFile(stream).tag_v2)
-    # The end may be missing, so the codes before it are compared.
+    (encoded,) = strips_of_fax(stream.getvalue(), TiffImagePlugin.TiffImageFile(stream).tag_v2)
+    # The end of data may be missing, so only the codes before it are compared.
     number = int.from_bytes(encoded[-4:], "big")
     unused = (number & -number).bit_length() - 1 + _END_BITS
     whole, last = len(encoded) - 4, int.from_bytes(strip[len(encoded) - 4 : len(encoded)].ljust(4, b"\0"), "big")
@@ -153,28 +153,30 @@ def _is_usual(strip: bytes, part: Any, tags: Any) -> bool:
     )
 
 
-def _next(data: bytes, place: int) -> int:
-    """The next bits, as many as the longest code has."""
+def _next_bits(data: bytes, place: int) -> int:
+    """The next bits, as many as in the longest code."""
     begin = place >> 3
-    return int.from_bytes(data[begin : begin + 3].ljust(3, b"\0"), "big") >> 24 - _LONGEST - (place & 7) & 0x1FFF
+    return int.from_bytes(data[begin : begin + 3].ljust(3, b"\0"), "big") >> 24 - _CODE_BITS - (place & 7) & 0x1FFF
 
 
 @functools.cache
 def _mode_codes() -> _Codes:
-    return _by_bits({**_MODES, "001": _TWO_RUNS})
+    return _code_table({**_MODES, "001": _TWO_RUNS})
 
 
 @functools.cache
 def _run_codes() -> tuple[_Codes, _Codes]:
-    """For white and for black."""
+    """Codes for white and for black."""
     pixels = (*range(64), *range(64, 2561, 64))
-    return tuple(_by_bits(dict(zip((of + _EITHER).split(), pixels, strict=True))) for of in (_WHITE, _BLACK))  # type: ignore[return-value]
+    return tuple(
+        _code_table(dict(zip((of + CODES_OF_BOTH_COLOURS).split(), pixels, strict=True))) for of in (_WHITE, _BLACK)
+    )  # type: ignore[return-value]
 
 
-def _by_bits(meanings: dict[str, int]) -> _Codes:
-    codes = [(0, 0)] * 2**_LONGEST
+def _code_table(meanings: dict[str, int]) -> _Codes:
+    codes = [(0, 0)] * 2**_CODE_BITS
     for code, meaning in meanings.items():
-        free = _LONGEST - len(code)
+        free = _CODE_BITS - len(code)
         begin = int(code, 2) << free
         codes[begin : begin + 2**free] = [(len(code), meaning)] * 2**free
     return codes

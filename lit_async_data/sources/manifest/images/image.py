@@ -1,7 +1,7 @@
-"""Decoding images into arrays, by Pillow and torch, which hold no lock of Python's meanwhile.
+"""Decodes images into arrays by Pillow and torch, which release the GIL.
 
-Pillow comes with the extra ``manifest`` and is imported when the first image is decoded. None of its settings is
-changed: they are one for the whole process.
+Pillow is part of the extra ``manifest`` and is imported with the first image. Its settings hold for the whole process
+and are not changed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from lit_async_data.sources.manifest.images.stored_values import SIXTEEN_BITS, b
 from lit_async_data.sources.manifest.images.strips import Pixels
 from lit_async_data.sources.manifest.images.tiff import check_page, keep_as_stored, pages_of, unsupported_tiff
 
-# What is converted from; others hold values of more than 8 bits, or colours that Pillow does not convert.
-_UNDERSTOOD = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *SIXTEEN_BITS)
+# Modes of Pillow that can be converted; others have more than 8 bits, or colours that Pillow does not convert.
+_SUPPORTED_MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *SIXTEEN_BITS)
 
 
 def installed() -> bool:
@@ -52,42 +52,42 @@ def installed() -> bool:
 
 
 def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str) -> None:
-    """Decode an image, make it fit, and write it.
+    """Decode an image, resize it, and write it.
 
-    JPEG, PNG, TIFF, WebP, BMP and GIF, by their first bytes. The orientation in EXIF or XMP is applied. CMYK and
-    palettes become colours, and a grey image has the same value in R, G and B; mode P delivers the stored numbers of a
-    palette instead. Values of more than 8 bits are delivered in mode I;16, or with ``depth: 8`` as their upper 8 bits.
-    Files of several images, animations or pages, are refused; overviews and thumbnails in a TIFF are no pages.
+    Supports JPEG, PNG, TIFF, WebP, BMP and GIF, recognized by their first bytes. Applies the orientation in EXIF or
+    XMP. CMYK and palettes become colours, and a grey image has equal R, G and B; mode P delivers the stored numbers of
+    a palette instead. Values of more than 8 bits need mode I;16, or ``depth: 8`` for their upper 8 bits. Files of
+    several images (animations or pages) are refused; overviews and thumbnails in a TIFF are ignored.
 
-    What comes out is decoded from all of a file that is whole as far as anything tells, whatever the mode: a file that
-    ends too soon is an error, and so is a PNG with a wrong check sum or too few rows, and a JPEG that libjpeg finds
-    damaged. Other formats have no check sums: changed bytes inside of them can come out as changed pixels.
+    In every mode, damage that can be detected is an error: a file that ends too soon, a PNG with a wrong checksum or
+    too few rows, and a JPEG that libjpeg finds damaged. Other formats have no checksums, so changed bytes can become
+    changed pixels.
 
     Args:
         data: All bytes of the file.
-        shape: How it becomes the array.
-        out: Of ``shape.dtype``, shape (H, W, ``shape.channels``), overwritten; undefined after an error.
-        key: 64 bits for a random crop; None for the middle.
-        where: What the image is called in messages; they begin with it.
+        shape: How the image becomes an array.
+        out: Array of ``shape.dtype``, shape (H, W, ``shape.channels``), overwritten; undefined after an error.
+        key: 64 bits that select a random crop; None for the middle.
+        where: The image; messages begin with it.
 
     Raises:
-        CorruptError: It cannot be decoded, or not all of it is there.
-        FormatError: It is no image of these formats, of a kind that is not supported, one of too many pixels or of
-            values that the mode cannot deliver; or it has another size than ``out`` and ``shape`` has none.
+        CorruptError: The image cannot be decoded, or is incomplete.
+        FormatError: It has another or an unsupported format, too many pixels, or values that the mode cannot deliver;
+            or its size differs from ``out`` and ``shape`` has no size.
         ConfigError: Pillow or simplejpeg is missing.
     """
     if out.dtype != shape.dtype or out.ndim != 3 or out.shape[2] != shape.channels:
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
-    stored = bytes(data)  # no copy where it is bytes already
+    stored = bytes(data)  # no copy of bytes
     kind = format_of(stored, where)
-    picture = _opened(stored, kind, shape, where)
+    picture = _open_picture(stored, kind, shape, where)
     turned = picture.turned
     target = out.shape[0], out.shape[1]
     height, width = upright_size(picture.size, turned)
     if shape.image_size is None and target != (height, width):
         raise FormatError(
-            f"{where}: {height}×{width} pixels (height × width), where {target[0]}×{target[1]} are expected; give "
-            "image_size, to which images are resized"
+            f"{where}: {height}×{width} pixels (height × width), but {target[0]}×{target[1]} are expected; give "
+            "image_size to resize all images"
         )
     try:
         crop = crop_of(shape, height, width, target, key)
@@ -100,27 +100,27 @@ def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str
     except (MemoryError, ConfigError, FormatError):
         raise
     except ImportError:
-        _library()  # says what to install
+        _library()  # raises if Pillow is missing
         raise
-    except Exception as error:  # Pillow's decoders raise whatever damaged data make them
-        raise _broken(kind, error, where) from error
+    except Exception as error:  # Pillow raises many types of errors for damaged data
+        raise _damage_error(kind, error, where) from error
 
 
 def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
-    """(height, width) of an image as it will be seen, without decoding it.
+    """(height, width) of an image after orientation, without decoding it.
 
     Args:
         data: All bytes of the file.
-        shape: Says how many pixels there may be.
-        where: What the image is called in messages.
+        shape: Gives ``max_pixels``.
+        where: The image in messages.
 
     Raises:
-        CorruptError: It cannot be read, or not all of it is there.
+        CorruptError: The image cannot be read, or is incomplete.
         FormatError: As in `decode`.
     """
     stored = bytes(data)
     kind = format_of(stored, where)
-    picture = _opened(stored, kind, shape, where)
+    picture = _open_picture(stored, kind, shape, where)
     return upright_size(picture.size, picture.turned)
 
 
@@ -136,10 +136,8 @@ def _library() -> Any:
             WebPImagePlugin,
         )
     except ImportError:
-        raise ConfigError(
-            "image: Pillow, which decodes images, is missing: pip install 'lit-async-data[manifest]'"
-        ) from None
-    # Each format's own class: Image.open would warn of large images, or refuse them, by a limit of its own.
+        raise ConfigError("image: Pillow is missing; install it by pip install 'lit-async-data[manifest]'") from None
+    # The class of each format, because Image.open warns of large images or refuses them by its own limit.
     classes = {
         JPEG: JpegImagePlugin.JpegImageFile,
         PNG: PngImagePlugin.PngImageFile,
@@ -151,28 +149,30 @@ def _library() -> Any:
     return Image, classes
 
 
-def _opened(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
-    """The image before its pixels are decoded, once everything is checked that can be checked by then."""
+def _open_picture(data: bytes, kind: str, shape: ImageShape, where: str) -> Picture:
+    """The image before decoding, after all checks that are possible without pixels."""
     opening = functools.partial(_pillow, data, kind)
     if kind == JPEG:
         jpeg = head_of_jpeg(data, where)
         _check_pixels(jpeg.size, shape, where)
         check_mode(kind, jpeg.mode, 8, shape, where)
         turned = orientation_of(jpeg.exif, jpeg.xmp)
-        return Picture(kind, data, jpeg.size, jpeg.mode, turned, opening, {}, plain=True, beside=jpeg.beside)
+        return Picture(
+            kind, data, jpeg.size, jpeg.mode, turned, opening, {}, plain=True, coefficient_bytes=jpeg.coefficient_bytes
+        )
     try:
         _check_pixels(early_size(data, kind), shape, where)
         parts = whole_png(data, where) if kind == PNG else {}
         head = head_of(kind, data, parts)
     except struct.error as error:
-        raise _broken(kind, error, where) from error
+        raise _damage_error(kind, error, where) from error
     if kind == PNG:
         opening = functools.partial(_pillow_of_png, data, parts)
     if head is None:
-        return _opened_by_pillow(data, kind, parts, shape, where, opening=opening)
+        return _open_by_pillow(data, kind, parts, shape, where, opening=opening)
     _check_pixels(head.size, shape, where)
     check_mode(kind, head.mode, 8, shape, where)
-    return Picture(kind, data, head.size, head.mode, _turned_png(data, parts), opening, parts, plain=True)
+    return Picture(kind, data, head.size, head.mode, _png_orientation(data, parts), opening, parts, plain=True)
 
 
 def _pillow(data: bytes, kind: str) -> Any:
@@ -183,11 +183,11 @@ def _pillow_of_png(data: bytes, parts: Parts) -> Any:
     return _pillow(file_of_pixels(data, parts), PNG)
 
 
-def _turned_png(data: bytes, parts: Parts) -> int:
+def _png_orientation(data: bytes, parts: Parts) -> int:
     return orientation_of(exif_of_png(data, parts), xmp_of_png(data, parts))
 
 
-def _opened_by_pillow(
+def _open_by_pillow(
     data: bytes, kind: str, parts: Parts, shape: ImageShape, where: str, *, opening: Callable[[], Any]
 ) -> Picture:
     _library()
@@ -199,25 +199,24 @@ def _opened_by_pillow(
             image.seek(pages[0])
     except MemoryError:
         raise
-    except Exception as error:  # Pillow's readers raise whatever damaged data make them
-        raise _not_opened(kind, data, error, where) from error
+    except Exception as error:  # Pillow raises many types of errors for damaged data
+        raise _not_open_picture(kind, data, error, where) from error
     if kind == TIFF:
         keep_as_stored(image)
     _check_pixels(image.size, shape, where)
     if several:
         raise FormatError(
-            f"{where}: a {kind} of several images (frames or pages), where one is expected; store each in a file "
-            "of its own"
+            f"{where}: a {kind} of several images (frames or pages), but one is expected; store each in its own file"
         )
     if kind == TIFF:
         check_page(image, where)
     _check_values(image, data, kind, shape, where)
-    turned = _turned_png(data, parts) if kind == PNG else _turned(image, kind)
+    turned = _png_orientation(data, parts) if kind == PNG else _orientation(image, kind)
     bits = bits_of(image, data, kind)
     return Picture(kind, data, image.size, image.mode, turned, lambda: image, parts, plain=False, bits=bits)
 
 
-def _turned(image: Any, kind: str) -> int:
+def _orientation(image: Any, kind: str) -> int:
     if kind == TIFF and ORIENTATION in image.tag_v2:
         noted = image.tag_v2[ORIENTATION]
         return noted if noted in range(UPRIGHT, 9) else UPRIGHT
@@ -228,47 +227,46 @@ def _turned(image: Any, kind: str) -> int:
 def _check_pixels(size: tuple[int, int], shape: ImageShape, where: str) -> None:
     width, height = size
     if width < 1 or height < 1:
-        raise CorruptError(f"{where}: an image of {width}×{height} pixels")
+        raise CorruptError(f"{where}: an image of {height}×{width} pixels (height × width); fetch the file again")
     if width * height > shape.max_pixels:
         raise FormatError(
             f"{where}: {height}×{width} pixels (height × width) are more than max_pixels "
-            f"({shape.max_pixels}), and decoding may take all memory; raise max_pixels if the image is really so large"
+            f"({shape.max_pixels}), and decoding may take all memory; raise max_pixels if the image really has this "
+            "size"
         )
 
 
 def _check_values(image: Any, data: bytes, kind: str, shape: ImageShape, where: str) -> None:
     inverted = white_is_zero(image, kind)
-    if image.mode not in _UNDERSTOOD:
+    if image.mode not in _SUPPORTED_MODES:
         raise FormatError(
-            f"{where}: a {kind} of values that do not become 8 bits by themselves (Pillow's mode {image.mode}); "
+            f"{where}: a {kind} of Pillow's mode {image.mode}, which has no standard conversion to 8 bits; "
             "convert it, or store it as .npy"
         )
     if image.mode in SIXTEEN_BITS and inverted:
-        raise FormatError(
-            f"{where}: a TIFF of 16 bits in which 0 is white, which Pillow does not turn round; convert it"
-        )
+        raise FormatError(f"{where}: a TIFF of 16 bits in which 0 is white, which Pillow does not invert; convert it")
     deep = kind == PNG and data[24] == 16
     if deep and shape.alpha and "transparency" in image.info:
         raise FormatError(f"{where}: a PNG of 16 bits with one transparent colour; store opacity as a channel")
     check_mode(kind, image.mode, bits_of(image, data, kind), shape, where, inverted=inverted)
 
 
-def _broken(kind: str, error: Exception, where: str) -> CorruptError:
-    # Other words come from the insides of a decoder; the error itself is chained.
-    said = str(error) if isinstance(error, DamageError) else "its data contradict themselves or end too soon"
-    return CorruptError(f"{where}: the {kind} cannot be decoded ({said}); is the file whole?")
+def _damage_error(kind: str, error: Exception, where: str) -> CorruptError:
+    # Other errors name internals of a decoder; they are only chained.
+    reason = str(error) if isinstance(error, DamageError) else "its data are inconsistent or end too soon"
+    return CorruptError(f"{where}: the {kind} cannot be decoded ({reason}); fetch the file again")
 
 
-def _not_opened(kind: str, data: bytes, error: Exception, where: str) -> SourceError:
+def _not_open_picture(kind: str, data: bytes, error: Exception, where: str) -> SourceError:
     """The error of a file that Pillow did not open."""
     if kind == TIFF and (unsupported := unsupported_tiff(data, error)):
         return FormatError(
-            f"{where}: a kind of TIFF that is not supported ({unsupported}); convert it to 8 bits per channel, or "
+            f"{where}: an unsupported kind of TIFF ({unsupported}); convert it to 8 bits per channel, or "
             "store it as .npy"
         )
     if kind == BMP and str(error).startswith("Unsupported BMP"):
-        return FormatError(f"{where}: a kind of BMP that is not supported; convert it, for example to PNG")
-    return _broken(kind, error, where)
+        return FormatError(f"{where}: an unsupported kind of BMP; convert it, for example to PNG")
+    return _damage_error(kind, error, where)
 
 
 def _write(pixels: Pixels, box: Box, crop: Crop, shape: ImageShape, out: Array) -> None:

@@ -1,7 +1,4 @@
-"""What the bytes of an image say of themselves before anything is decoded: format, size, and whether they are whole.
-
-What Pillow does not look at: whether a JPEG has its last marker.
-"""
+"""Format, size and completeness of an image from its bytes, before decoding."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import struct
 from lit_async_data.errors import CorruptError, FormatError
 
 JPEG, PNG, TIFF, WEBP, BMP, GIF = "JPEG", "PNG", "TIFF", "WebP", "BMP", "GIF"
-_BEGINNINGS = {
+_SIGNATURES = {
     b"\xff\xd8\xff": JPEG,
     b"\x89PNG\r\n\x1a\n": PNG,
     b"II*\x00": TIFF,
@@ -25,25 +22,25 @@ _END_OF_JPEG = b"\xff\xd9"
 
 
 class DamageError(ValueError):
-    """What is wrong with the data of an image, in words for people; becomes a `CorruptError` that names the file."""
+    """Damage in the data of an image; its message becomes part of a `CorruptError` that names the file."""
 
 
 def format_of(data: bytes, where: str) -> str:
-    """The format, by its first bytes; what a file is called says nothing.
+    """The format of an image by its first bytes, whatever its name is.
 
     Raises:
-        FormatError: None that is read here.
-        CorruptError: There are no bytes.
+        FormatError: The format is not supported.
+        CorruptError: The file is empty.
 
     Example:
         >>> format_of(b"GIF89a...", "x.gif")
         'GIF'
     """
     if not data:
-        raise CorruptError(f"{where}: empty; there is no image in it")
+        raise CorruptError(f"{where}: empty; fetch the file again")
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return WEBP
-    for beginning, kind in _BEGINNINGS.items():
+    for beginning, kind in _SIGNATURES.items():
         if data.startswith(beginning):
             return kind
     raise FormatError(
@@ -53,15 +50,15 @@ def format_of(data: bytes, where: str) -> str:
 
 
 def check_ended(data: bytes, start: int, where: str) -> None:
-    """Refuse a JPEG without its last marker: a file whose end was never written may be decoded as far as it goes.
+    """Refuse a JPEG without an end marker: decoders would make up the missing pixels.
 
     Args:
-        data: All of the file.
-        start: Where its first scan begins: a thumbnail before it has an end of its own.
-        where: Its name, for messages.
+        data: All bytes of the file.
+        start: Offset of its first scan; a thumbnail before it has its own end marker.
+        where: The file in messages.
 
     Raises:
-        CorruptError: It has none.
+        CorruptError: The end marker is missing.
     """
     if data.rfind(_END_OF_JPEG, start) < 0:
         raise cut_short(JPEG, where)
@@ -73,7 +70,7 @@ def cut_short(kind: str, where: str) -> CorruptError:
 
 
 def has_frames(data: bytes) -> bool:
-    """Whether a WebP is made like an animation, if only of one frame."""
+    """Whether a WebP has the structure of an animation, even with one frame."""
     return data[12:16] == b"VP8X" and bool(data[20] & 2)
 
 
@@ -87,7 +84,7 @@ def is_lossless(data: bytes) -> bool:
 
 
 def early_size(data: bytes, kind: str) -> tuple[int, int]:
-    """(width, height) of a format whose decoder takes memory as soon as it sees the data; (1, 1) for others.
+    """(width, height) for formats whose decoder allocates memory as soon as it sees the data; (1, 1) for others.
 
     Raises:
         struct.error: The data end too soon.

@@ -12,47 +12,47 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError
 
-# Channels of each mode. Values have 8 bits, but in DEEP 16.
+# Channels of each mode. Values have 8 bits, in mode DEEP 16.
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "P": 1, "I;16": 1}
 INDICES, DEEP = "P", "I;16"
 RESIZES = ("stretch", "crop", "pad", "random_crop")
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
-# From here on Pillow itself refuses an image as a decompression bomb: 512 MiB as RGB.
+# Pillow refuses larger images as decompression bombs: 512 MiB as RGB.
 MAX_PIXELS = 178_956_970
-# The longest side of a JPEG; nobody trains on more, and a slip of the keyboard is told at once.
-_MOST_SIDE = 65_535
+# The longest side of a JPEG; a larger value is a typing error.
+_MAX_SIDE = 65_535
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageShape:
-    """How images become arrays of shape (H, W, C): uint8, or uint16. In YAML a mapping of the same names.
+    """How images become arrays of shape (H, W, C), uint8 or uint16. In YAML, a mapping of the same names.
 
     Attributes:
-        image_size: (H, W), or one number for both. None: every image has the size of the array already.
-        mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"`` or ``"LA"``. Without an A transparency is dropped, and what colour
-            is stored below it comes to light. ``"P"``: the stored numbers of a palette image, as masks of classes need
-            them; those of 8-bit grey, and 0 and 1 of 1-bit images, are such numbers too. ``"I;16"``: grey of 9 to 16
-            bits (PNG and TIFF), as stored, in uint16.
-        resize: What is done where the shape is another one. ``"stretch"``: both sides are made to fit. ``"crop"``: the
-            shorter side fits and the middle of the longer one is taken. ``"pad"``: the longer side fits, and the rest
-            is ``fill``. ``"random_crop"``: a random part of each image, another one in each epoch, as torchvision's
-            RandomResizedCrop takes it; for evaluation as ``"crop"``.
-        scale: Of a random crop, the share of the image's area that it has: the least and the most, 0 < … ≤ 1.
-        ratio: Of a random crop, width / height before it is resized: the least and the most.
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"``, ``"hamming"`` and ``"box"`` weigh all pixels that
-            a smaller one covers; ``"nearest"`` takes one of them, as is right for masks. None: ``"nearest"`` in mode P,
-            which takes no other, and ``"bilinear"`` in the rest.
-        fill: Value of every channel where an image is padded, 0 to 255; in mode I;16 to 65535.
-        max_pixels: An image of more is an error before it is decoded: a file of a few bytes can claim any size.
+        image_size: (H, W), or one number for both. None: all images must have one size already.
+        mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"`` or ``"LA"``. Modes without A drop transparency and show the colours
+            stored below it. ``"P"``: the stored numbers of a palette image, for masks of classes; also the values of
+            8-bit grey, and 0 and 1 of 1-bit images. ``"I;16"``: grey of 9 to 16 bits (PNG and TIFF), as stored, in
+            uint16.
+        resize: How an image of another shape is made to fit. ``"stretch"``: both sides are resized. ``"crop"``: the
+            shorter side is resized to fit, and the middle of the longer one is taken. ``"pad"``: the longer side is
+            resized to fit, and the rest is ``fill``. ``"random_crop"``: a random part of each image, another one in
+            each epoch, as torchvision's RandomResizedCrop; in evaluation, as ``"crop"``.
+        scale: Least and largest share of the image's area in a random crop, 0 < … ≤ 1.
+        ratio: Least and largest width / height of a random crop before it is resized.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"``, ``"hamming"`` and ``"box"`` average all pixels that
+            a smaller one covers; ``"nearest"`` takes one of them, which masks need. None: ``"nearest"`` in mode P,
+            which allows no other, and ``"bilinear"`` in other modes.
+        fill: Value of every channel of padding, 0 to 255; in mode I;16, 0 to 65535.
+        max_pixels: An image with more pixels is refused before decoding: a file of a few bytes can claim any size.
             Decoding takes 1 byte per pixel (palette, grey), 2 (16 bits), or 3 or 4 (colours); a progressive JPEG, a
             lossless WebP and a TIFF of one strip take up to 9, and without the extra ``codecs`` any WebP takes 16. An
-            image is also an error if decoding it takes more than 64 MiB, and more than 1.2 times what an ordinary image
-            of ``max_pixels`` takes. Images that take more than 64 MiB are decoded one at a time.
+            image is also refused if decoding takes more than 64 MiB and more than 1.2 times as much as an ordinary
+            image of ``max_pixels``. Images that take more than 64 MiB are decoded one at a time.
         depth: 8 reads images of more than 8 bits in a mode of 8 bits, which is an error otherwise: the upper 8 of the
-            bits that are stored are kept (of 16 bits, the value divided by 256).
+            stored bits are kept (for 16 bits, the value divided by 256).
 
     Raises:
-        ConfigError: A value is wrong; the message begins with its name.
+        ConfigError: A value is invalid; the message begins with its name.
 
     Example:
         >>> ImageShape(224, resize="random_crop").image_size
@@ -63,7 +63,7 @@ class ImageShape:
         (dtype('uint16'), 'nearest')
         >>> ImageShape(resize="crop")
         Traceback (most recent call last):
-        lit_async_data.errors.ConfigError: image_size: missing; resize='crop' makes images of which size?
+        lit_async_data.errors.ConfigError: image_size: missing; resize='crop' needs the size of the result
     """
 
     image_size: int | tuple[int, int] | None = None
@@ -83,19 +83,17 @@ class ImageShape:
         if self.interpolation is not None:
             _one_of("interpolation", self.interpolation, INTERPOLATIONS)
         if self.mode == INDICES and self.resampling != "nearest":
-            raise ConfigError(
-                f"interpolation: {self.interpolation!r} mixes class numbers into others; with mode P write nearest"
-            )
+            raise ConfigError(f"interpolation: {self.interpolation!r} mixes class numbers; set nearest for mode P")
         if self.image_size is None and self.resize != "stretch":
-            raise ConfigError(f"image_size: missing; resize={self.resize!r} makes images of which size?")
+            raise ConfigError(f"image_size: missing; resize={self.resize!r} needs the size of the result")
         self._set("scale", _range("scale", self.scale, 1.0))
         self._set("ratio", _range("ratio", self.ratio, math.inf))
         self._set("fill", _whole("fill", self.fill, 0, int(np.iinfo(self.dtype).max)))
         self._set("max_pixels", _whole("max_pixels", self.max_pixels, 1, None))
         if self.depth is not None and not (_is_whole(self.depth) and self.depth == 8):
-            raise ConfigError(f"depth: {self.depth!r} is not 8, nor null")
+            raise ConfigError(f"depth: {self.depth!r} is neither 8 nor null")
         if self.depth is not None and self.mode == DEEP:
-            raise ConfigError("depth: 8 bits do not hold what mode I;16 delivers; write depth: null, or mode: L")
+            raise ConfigError("depth: 8 bits cannot hold mode I;16; set depth: null, or mode: L")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -107,7 +105,7 @@ class ImageShape:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the values."""
+        """Dtype of the values."""
         return np.dtype(np.uint16 if self.mode == DEEP else np.uint8)
 
     @property
@@ -127,10 +125,8 @@ def _size(given: Any) -> tuple[int, int] | None:
     pair: tuple[Any, ...] = (
         tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given, given)
     )
-    if len(pair) != 2 or not all(_is_whole(side) and 1 <= side <= _MOST_SIDE for side in pair):
-        raise ConfigError(
-            f"image_size: {given!r} is not a number of pixels from 1 to {_MOST_SIDE}, nor (height, width)"
-        )
+    if len(pair) != 2 or not all(_is_whole(side) and 1 <= side <= _MAX_SIDE for side in pair):
+        raise ConfigError(f"image_size: {given!r} is not a number of pixels from 1 to {_MAX_SIDE}, nor (height, width)")
     return int(pair[0]), int(pair[1])
 
 

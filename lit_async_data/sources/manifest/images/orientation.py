@@ -1,6 +1,6 @@
-"""How a camera was held: the orientation in an image's EXIF or XMP block, as Pillow's ``exif_transpose`` finds it.
+"""The orientation in an image's EXIF or XMP block, found as Pillow's ``exif_transpose`` finds it.
 
-Read here and not by Pillow, which parses all of the block, warns of anything odd in it, and takes ten times as long.
+Parsed here because Pillow parses the whole block, warns of anything odd in it, and takes ten times as long.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ UPRIGHT = 1
 ORIENTATION = 0x0112  # the tag
 _SHORT, _LONG = 3, 4
 _PREFIX = b"Exif\x00\x00"
-# As an attribute or an element of XMP.
+# An attribute or element in XMP.
 _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
 def orientation_of(exif: bytes, xmp: bytes = b"") -> int:
-    r"""The orientation, 1 to 8; 1, as stored, where there is none or it cannot be read.
+    r"""The orientation, 1 to 8; 1 (as stored) if there is none or it cannot be read.
 
     Args:
-        exif: The EXIF block, with or without the ``Exif`` that JPEG puts before it.
-        xmp: The XMP block, which counts where EXIF names no orientation.
+        exif: The EXIF block, with or without the ``Exif`` prefix of JPEG.
+        xmp: The XMP block, used if EXIF has no orientation.
 
     Example:
         >>> orientation_of(b"II*\0" + struct.pack("<IHHHII", 8, 1, 0x0112, 3, 1, 6))
@@ -36,15 +36,15 @@ def orientation_of(exif: bytes, xmp: bytes = b"") -> int:
         >>> orientation_of(b"", b'<rdf:Description tiff:Orientation="8"/>')
         8
     """
-    named = _named_in_exif(exif)
-    if named is None:
-        found = _XMP.search(xmp)
-        named = int(found[1]) if found else UPRIGHT
-    return named if 1 <= named <= 8 else UPRIGHT
+    value = _exif_orientation(exif)
+    if value is None:
+        match = _XMP.search(xmp)
+        value = int(match[1]) if match else UPRIGHT
+    return value if 1 <= value <= 8 else UPRIGHT
 
 
-def _named_in_exif(exif: bytes) -> int | None:
-    """The value of the tag; None where there is no such tag."""
+def _exif_orientation(exif: bytes) -> int | None:
+    """The value of the tag; None if there is no such tag."""
     block = exif.removeprefix(_PREFIX)
     order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(bytes(block[:4]))
     if order is None:
@@ -57,7 +57,7 @@ def _named_in_exif(exif: bytes) -> int | None:
             if tag == ORIENTATION:
                 return _value(order, kind, count, block, start + 10 + 12 * number)
     except struct.error:
-        pass  # the block ends before the entries that it promises
+        pass  # the block is shorter than its entries
     return None
 
 
@@ -70,23 +70,23 @@ def _value(order: str, kind: int, count: int, block: bytes, place: int) -> int:
 
 
 def upright_size(size: tuple[int, int], turned: int) -> tuple[int, int]:
-    """(height, width) of an image as it is seen, from (width, height) as it is stored."""
+    """(height, width) of the upright image, from its stored (width, height)."""
     width, height = size
     return (width, height) if turned >= 5 else (height, width)
 
 
 def mirrored(turned: int) -> tuple[bool, bool]:
-    """Whether what is stored at the right is seen at the left, and what is stored at the bottom at the top."""
+    """Whether the stored image is mirrored left to right, and top to bottom."""
     return turned in (2, 3, 6, 7), turned in (3, 4, 7, 8)
 
 
 def stored_part(part: Part, size: tuple[int, int], turned: int) -> Part:
-    """Where a part of an image lies as it is stored.
+    """The stored position of a part of the upright image.
 
     Args:
-        part: Left, upper, right and lower edge, as it is seen.
-        size: (height, width) of the image, as it is seen.
-        turned: How the camera was held, 1 to 8.
+        part: Left, upper, right and lower edge in the upright image.
+        size: (height, width) of the upright image.
+        turned: The orientation, 1 to 8.
     """
     left, upper, right, lower = part
     right_first, lower_first = mirrored(turned)
@@ -98,11 +98,11 @@ def stored_part(part: Part, size: tuple[int, int], turned: int) -> Part:
 
 
 def upright(pixels: Array, turned: int) -> Array:
-    """Pixels as they are seen: a view of those that are stored.
+    """A view of stored pixels as the upright image.
 
     Args:
         pixels: Shape (height, width, channels).
-        turned: How the camera was held, 1 to 8.
+        turned: The orientation, 1 to 8.
     """
     if turned >= 5:
         pixels = pixels.transpose(1, 0, 2)

@@ -1,7 +1,7 @@
-"""`Picture`: an image before its pixels are decoded, and what the head of its file says of them.
+"""`Picture`: an image before decoding, with the properties from its header.
 
-Pillow takes longer to open a file, under the GIL, than reading the few bytes that matter. Those of plain PNGs are read
-here and those of JPEGs in `jpeg.py`; Pillow opens only what it decodes.
+Pillow takes longer to open a file, under the GIL, than reading the few bytes that matter. Headers of plain PNGs are
+read here and those of JPEGs in `jpeg.py`; Pillow opens only what it decodes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 from lit_async_data.sources.manifest.images.image_bytes import PNG
 from lit_async_data.sources.manifest.images.png import HEAD, Parts
 
-# Of PNG: modes of 8 bits that the faster library knows, by the type of colour.
+# PNG: modes of 8 bits that imagecodecs decodes, by colour type.
 _MODES = {0: "L", 2: "RGB", 6: "RGBA"}
 
 
 class Head(NamedTuple):
-    """What the head of a file says.
+    """The header of a file.
 
     Attributes:
         size: (width, height) as stored.
-        mode: As Pillow calls it: ``"L"``, ``"RGB"`` or ``"RGBA"``, of 8 bits.
+        mode: Pillow's mode: ``"L"``, ``"RGB"`` or ``"RGBA"``, of 8 bits.
     """
 
     size: tuple[int, int]
@@ -36,16 +36,16 @@ class Picture:
     """An image whose pixels have not been decoded.
 
     Attributes:
-        kind: Its format.
-        data: All bytes of its file.
+        kind: Format.
+        data: All bytes of the file.
         size: (width, height) as stored.
-        mode: As Pillow calls it.
-        turned: How its pixels must be turned, 1 to 8.
-        opening: Has Pillow open it.
-        parts: Of a PNG, where they lie.
-        plain: Whether its head could be read here, so that a faster library may decode it.
-        bits: Of each stored value.
-        beside: Of a JPEG, bytes that its decoder holds besides the pixels.
+        mode: Pillow's mode.
+        turned: Orientation of the stored pixels, 1 to 8.
+        opening: Opens the image in Pillow.
+        parts: Positions of the parts of a PNG.
+        plain: Whether its header was read here, so that a faster library may decode it.
+        bits: Bits per stored value.
+        coefficient_bytes: Bytes of JPEG coefficients that the decoder holds besides the pixels.
     """
 
     kind: str
@@ -57,21 +57,21 @@ class Picture:
     parts: Parts
     plain: bool
     bits: int = 8
-    beside: int = 0
+    coefficient_bytes: int = 0
 
     @functools.cached_property
     def pillow(self) -> Any:
-        """The image of Pillow; raises whatever damaged data make Pillow raise."""
+        """The Pillow image; raises any error that Pillow raises for damaged data."""
         return self.opening()
 
 
 def head_of(kind: str, data: bytes, parts: Parts) -> Head | None:
-    """The head of a plain PNG; None where Pillow must read it, or nothing else could decode it.
+    """The header of a plain PNG; None if Pillow must read it, or no other library could decode it.
 
     Args:
-        kind: Its format.
+        kind: Format.
         data: All bytes of the file.
-        parts: Of a PNG, from `whole_png`.
+        parts: For a PNG, from `whole_png`.
     """
     return _png(data, parts) if kind == PNG and imagecodecs() is not None else None
 
@@ -84,9 +84,9 @@ def _png(data: bytes, parts: Parts) -> Head | None:
 
 @functools.cache
 def imagecodecs() -> Any:
-    """The library of that name, of the extra ``codecs``; None where it, or what is needed of it, is not installed."""
-    found = _imported("imagecodecs")
-    return found if found is not None and found.SPNG.available and found.DEFLATE.available else None
+    """The library imagecodecs from the extra ``codecs``; None if it, or a codec that is needed, is missing."""
+    library = _imported("imagecodecs")
+    return library if library is not None and library.SPNG.available and library.DEFLATE.available else None
 
 
 def _imported(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The pixels of an image that has been opened: decoded, in the wanted mode, and upright."""
+"""Decodes the pixels of a `Picture`, converts them to the requested mode, and turns them upright."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from lit_async_data.sources.manifest.images.stored_values import SIXTEEN_BITS
 from lit_async_data.sources.manifest.images.strips import LARGE, Pixels, Strips, part_of
 from lit_async_data.sources.manifest.images.tiff import check_jpegs, is_plain, strip_bytes
 
-# A JPEG is decoded at half, a quarter or an eighth of its size where at least this many times the wanted pixels are
-# left in each direction. Measured on photographs: what it changes is then about what the JPEG itself has changed
-# (0.4 to 0.9 of 255 on average); at 1 it would be three times that.
-_LEFT_OVER = 2
+# A JPEG is decoded at half, a quarter or an eighth of its size if this many times the output pixels remain in each
+# direction. On photographs this changes values about as much as JPEG compression itself (0.4 to 0.9 of 255 on average);
+# a value of 1 would change them three times as much.
+_MIN_OVERSAMPLING = 2
 
 
 def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int, out: Array) -> bool:
-    """Decode an image straight to where it goes, if all pixels go there as they are stored.
+    """Decode an image into the output if all pixels are delivered as stored.
 
     Args:
         picture: The image.
-        crop: What of it is wanted, as it is seen.
-        shape: Says which mode is wanted.
-        turned: How the camera was held, 1 to 8.
-        out: Shape (height, width, channels), of the type of the mode.
+        crop: The part to deliver, in the upright image.
+        shape: Gives the mode.
+        turned: The orientation, 1 to 8.
+        out: Shape (height, width, channels), dtype of the mode.
 
     Returns:
-        Whether it was; else the array holds anything, and `pixels_of` says what is wrong, if anything is.
+        Whether it was decoded. Otherwise the output is undefined, and `pixels_of` decodes the image or raises its
+        error.
     """
     width, height = picture.size
     as_stored = turned == UPRIGHT and picture.mode == shape.mode and crop.box == (0, 0, width, height)
@@ -46,17 +47,17 @@ def write_as_stored(picture: Picture, crop: Crop, shape: ImageShape, turned: int
 
 
 def pixels_of(picture: Picture, crop: Crop, shape: ImageShape, turned: int) -> tuple[Pixels, Box]:
-    """The pixels of an image, perhaps of half, a quarter or an eighth of its size, and the wanted part of them.
+    """The pixels of an image, perhaps at half, a quarter or an eighth of its size, and the box to deliver.
 
     Args:
         picture: The image.
-        crop: What of it is wanted, as it is seen.
-        shape: Says which mode is wanted.
-        turned: How the camera was held, 1 to 8.
+        crop: The part to deliver, in the upright image.
+        shape: Gives the mode.
+        turned: The orientation, 1 to 8.
 
     Returns:
-        Shape (height, width, channels), upright; of one channel where each grey value becomes a colour later. Those of
-        a large image are converted only as they are resized. And left, upper, right and lower edge of the wanted part.
+        Pixels of shape (height, width, channels), upright; one channel if grey becomes colours later; for a large
+        image, `Strips` that are converted when they are resized. And left, upper, right and lower edge of the box.
     """
     factor = factor_of(picture, crop, shape)
     box = _reduced(picture, crop, shape, turned, factor)
@@ -80,7 +81,7 @@ def _in_own_mode(picture: Picture, factor: int, *, strips: bool) -> Array | None
 
 
 def _reader(picture: Picture, shape: ImageShape, array: Array | None) -> Callable[[Part], Array]:
-    """What converts a part of the pixels, given all of them as an array, or else decoded by Pillow."""
+    """Converts a part of the pixels, from ``array`` or, if None, from the image that Pillow decodes."""
     if array is not None:
         return lambda part: _values(_image(part_of(array, part), picture.mode), shape, picture.bits)
     image = _decoded(picture, 1)
@@ -88,7 +89,7 @@ def _reader(picture: Picture, shape: ImageShape, array: Array | None) -> Callabl
 
 
 def _decoded(picture: Picture, factor: int) -> Any:
-    """The image of Pillow, with its pixels."""
+    """The decoded Pillow image."""
     image = picture.pillow
     if picture.kind == TIFF:
         check_jpegs(picture.data, image.tag_v2)
@@ -115,50 +116,50 @@ def _last_row(image: Any) -> Any:
 
 
 def factor_of(picture: Picture, crop: Crop, shape: ImageShape) -> int:
-    """By what both sides of an image are divided when it is decoded; 1 but for JPEGs."""
+    """The factor by which both sides are divided in decoding; 1 except for JPEGs."""
     if picture.kind != JPEG or shape.resampling == "nearest":
         return 1
     left, upper, right, lower = crop.box
-    room = min((right - left) / crop.size[1], (lower - upper) / crop.size[0]) / _LEFT_OVER
+    room = min((right - left) / crop.size[1], (lower - upper) / crop.size[0]) / _MIN_OVERSAMPLING
     return next((factor for factor in (8, 4, 2) if factor <= room), 1)
 
 
 def _reduced(picture: Picture, crop: Crop, shape: ImageShape, turned: int, factor: int) -> Box:
-    """The wanted part of an image whose sides have been divided."""
+    """The box in the reduced image."""
     if factor == 1:
         return crop.box
     left, upper, right, lower = crop.box
-    # Stored, not upright: but both sides are divided alike.
+    # The stored size is divided, but both sides by the same factor.
     height, width = upright_size(picture.size, turned)
-    # The last column and row may be wider than the image: where it is mirrored, they come first.
+    # The last column and row may extend beyond the image; in a mirrored image they come first.
     right_first, lower_first = mirrored(turned)
     across = -(-width // factor) - width / factor if right_first else 0
     down = -(-height // factor) - height / factor if lower_first else 0
     box = (left / factor + across, upper / factor + down, right / factor + across, lower / factor + down)
-    # A part that was chosen is no worse for beginning a pixel before or behind; and it can be resized faster.
+    # A crop may begin up to a pixel earlier or later, and whole pixels are resized faster.
     return whole_pixels(*box) if shape.resize in ("crop", "random_crop") else box
 
 
 def is_direct(picture: Picture, shape: ImageShape) -> bool:
-    """Whether a library that is faster than Pillow decodes an image with the values that are wanted."""
+    """Whether a faster library than Pillow decodes the image to the requested values."""
     return picture.plain and (picture.mode == shape.mode or (picture.mode == "L" and shape.mode in ("RGB", INDICES)))
 
 
 def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | None = None) -> Bytes | None:
-    """The pixels by a library that is faster than Pillow, with the same values; None for what is left to Pillow.
+    """The pixels by a faster library than Pillow, with the same values; None if Pillow must decode them.
 
-    Those are other modes, files that are not plain, and PNGs that such a library refuses. They are written to ``out``,
-    if there is one.
+    Pillow decodes other modes, files that are not plain, and PNGs that the library refuses. Pixels are written to
+    ``out`` if given.
 
     Raises:
         DamageError: A JPEG is damaged.
     """
     if not is_direct(picture, shape):
         return None
-    if picture.kind == JPEG:  # in 0.6 of Pillow's time
+    if picture.kind == JPEG:  # 0.6 of Pillow's time
         return jpeg_pixels(picture.data, picture.mode, picture.size, factor, out)
     width, height = picture.size
-    try:  # in 0.4 to 0.6 of it
+    try:  # 0.4 to 0.6 of Pillow's time
         return png_pixels(picture.data, picture.parts, (height, width, CHANNELS[picture.mode]), out, imagecodecs())
     except (ValueError, RuntimeError):
         return None
@@ -167,8 +168,8 @@ def _directly(picture: Picture, shape: ImageShape, factor: int, out: Bytes | Non
 def wants_codecs(picture: Picture) -> bool:
     """Whether imagecodecs decodes a large image in less memory than Pillow.
 
-    Pillow's decoder for WebP is one for animations. Of a TIFF, Pillow holds a strip besides the pixels; imagecodecs
-    decodes it to where it stays.
+    Pillow decodes a WebP as an animation. Of a TIFF, Pillow holds a strip besides the pixels; imagecodecs decodes the
+    strip in place.
     """
     if picture.kind == WEBP:
         return not has_frames(picture.data)
@@ -177,7 +178,7 @@ def wants_codecs(picture: Picture) -> bool:
 
 
 def codecs_for(picture: Picture) -> Any:
-    """The library imagecodecs where `wants_codecs` and it is installed with what is needed; else None."""
+    """The library imagecodecs if `wants_codecs` and it is installed with the codec; else None."""
     codecs = imagecodecs() if picture.kind in (WEBP, TIFF) else None
     if codecs is None or not wants_codecs(picture):
         return None
@@ -185,7 +186,7 @@ def codecs_for(picture: Picture) -> Any:
 
 
 def _by_codecs(picture: Picture) -> Array | None:
-    """The pixels of a WebP or a TIFF in the mode of the file; None for what is left to Pillow."""
+    """The pixels of a WebP or TIFF in the mode of the file; None if Pillow must decode them."""
     codecs = codecs_for(picture)
     if codecs is None:
         return None
@@ -195,14 +196,14 @@ def _by_codecs(picture: Picture) -> Array | None:
         else:
             pixels = codecs.tiff_decode(picture.data, index=picture.pillow.tell())
     except (ValueError, RuntimeError):
-        return None  # Pillow says what is wrong
+        return None  # Pillow will raise the error
     (width, height), channels = picture.size, CHANNELS[picture.mode]
     fits = pixels.size == height * width * channels and pixels.dtype.itemsize * 8 == picture.bits
     return pixels.reshape(height, width, channels) if fits and pixels.shape[:2] == (height, width) else None
 
 
 def _values(image: Any, shape: ImageShape, bits: int) -> Array:
-    """The values of an image in a mode that can be resized: the wanted one, or grey that becomes colours later."""
+    """The values of an image in a mode that can be resized: the requested one, or grey that becomes colours later."""
     if shape.mode == DEEP:
         return np.asarray(image, np.uint16)[..., None]
     converted = _numbers(image) if shape.mode == INDICES else _converted(image, shape, bits)
@@ -211,18 +212,18 @@ def _values(image: Any, shape: ImageShape, bits: int) -> Array:
 
 
 def _numbers(image: Any) -> Any:
-    """An image of one channel, whose values are those that are stored."""
+    """An image of one channel with the stored values."""
     if image.mode == "1":
         return image.convert("L").point([0] * 255 + [1])
     return image.getchannel(0) if image.mode == "PA" else image
 
 
 def _converted(image: Any, shape: ImageShape, bits: int) -> Any:
-    """The image in the wanted mode, or grey where each grey value becomes a colour later."""
+    """The image in the requested mode, or grey that becomes colours later."""
     if image.mode in SIXTEEN_BITS:
         image = _eight_bits(image, bits)
     if not shape.alpha:
-        # Converted, it would be filled in or warned of.
+        # Otherwise Pillow would apply it or warn.
         image.info.pop("transparency", None)
     if image.mode in ("La", "RGBa"):
         image = image.convert(image.mode.upper())
@@ -232,7 +233,7 @@ def _converted(image: Any, shape: ImageShape, bits: int) -> Any:
 
 
 def _eight_bits(image: Any, bits: int) -> Any:
-    """The upper 8 of the bits that are stored."""
+    """The upper 8 of the stored bits."""
     from PIL import Image
 
     return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))

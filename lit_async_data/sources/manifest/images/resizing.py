@@ -1,11 +1,11 @@
-"""Resizing a part of an image: by torch where it can, which takes a fifth of the time that Pillow does.
+"""Resizes a part of an image by torch where possible, which takes a fifth of Pillow's time.
 
-Measured on JPEGs of 330×370 pixels that become 224×224: Pillow 900 µs, torch 170 µs, for values that differ by no more
-than 1 of 255, and by 0.001 on average (bicubic by more, where a few pixels become many): torch's kernel for bytes is
-that of Pillow, in vector instructions.
+Measured on JPEGs of 330×370 pixels resized to 224×224: Pillow 900 µs, torch 170 µs, with values that differ by at most
+1 of 255 and by 0.001 on average (bicubic differs more in strong enlargements): torch's kernel for bytes is Pillow's
+algorithm in vector instructions.
 
-Both resize rows first, and then columns. So a large image is resized by strips of rows, to the same values: what lies
-between is as wide as what is wanted.
+Both resize rows first and then columns. A large image is therefore resized in strips of rows, to the same values: the
+intermediate rows have the width of the output.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.images.orientation import Part
 from lit_async_data.sources.manifest.images.strips import LARGE, Pixels, Strips, part_of, size_of, strips_of
 
-# What torch.nn.functional.interpolate calls with antialias=True. That has no ``out``, and its copies are a fifth of the
-# time.
+# The kernels of torch.nn.functional.interpolate with antialias=True, which has no ``out``; its copies take a fifth of
+# the time.
 _KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,  # noqa: SLF001
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,  # noqa: SLF001
 }
-# Pillow's modes of images of so many channels, and those in which colours are multiplied with opacity.
+# Pillow's modes by number of channels, and the modes with colours premultiplied by opacity.
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-_WEIGHED = {1: "L", 2: "La", 3: "RGB", 4: "RGBa"}
-# Bytes of the columns that are resized at a time.
+_PREMULTIPLIED_MODES = {1: "L", 2: "La", 3: "RGB", 4: "RGBa"}
+# Bytes of columns per step.
 _COLUMNS_BYTES = 2**20
 
 
 def write_resized(pixels: Pixels, box: Box, shape: ImageShape, out: Array) -> None:
-    """Write a part of an image, in the size of what it is written to.
+    """Resize a part of an image into the output.
 
     Args:
         pixels: Shape (height, width, channels): grey, grey and opacity, RGB or RGBA of uint8, or grey of uint16.
         box: Left, upper, right and lower edge of the part.
-        shape: Says how pixels are weighed.
-        out: Of the same type, shape (height, width, channels), or of more channels than a grey image; overwritten.
+        shape: Gives the interpolation.
+        out: Same dtype, shape (height, width, channels); a grey image may fill several channels. Overwritten.
     """
     whole = all(float(edge).is_integer() for edge in box)
     height, width = size_of(pixels)
     part = 0, 0, width, height
     if whole:
-        # Cut out first, as torchvision does: what lies beside the part has no say in its edge.
+        # Crop first, as torchvision does, so that pixels outside of the part do not affect its edge.
         left, upper, right, lower = part = int(box[0]), int(box[1]), int(box[2]), int(box[3])
         height, width = lower - upper, right - left
         box = (0, 0, width, height)
@@ -59,7 +59,7 @@ def write_resized(pixels: Pixels, box: Box, shape: ImageShape, out: Array) -> No
         _by_strips(pixels, part, box, shape.resampling, out)
         return
     pixels = part_of(pixels, part)
-    # Torch knows of no parts of pixels.
+    # torch cannot crop at fractions of pixels.
     if whole and _torch_can(pixels, shape.resampling):
         _by_torch(pixels, shape.resampling, out)
     else:
@@ -67,38 +67,39 @@ def write_resized(pixels: Pixels, box: Box, shape: ImageShape, out: Array) -> No
 
 
 def _by_strips(pixels: Pixels, part: Part, box: Box, interpolation: str, out: Array) -> None:
-    """Resize the rows of one strip after the other, and then some columns after the others.
+    """Resize the rows in strips, and then the columns in blocks.
 
-    The box lies in the part. Torch and Pillow do the same with a whole image, so the values are theirs.
+    ``box`` is relative to ``part``. Torch and Pillow process whole images in the same two steps, so the values are
+    equal.
     """
     left, upper, right, lower = box
-    # One library for both ways, as for a whole image.
+    # One library for both steps, as for a whole image.
     by_torch = tuple(box) == (0, 0, part[2] - part[0], part[3] - part[1]) and interpolation in _KERNELS
     height, width = out.shape[:2]
     narrow: Array | None = None
     for first, last, rows in strips_of(pixels, part):
-        weighed = _weighed(rows, interpolation)
+        premultiplied = _premultiplied(rows, interpolation)
         if narrow is None:
-            narrow = np.empty((part[3] - part[1], width, weighed.shape[2]), weighed.dtype)
-        _resize(weighed, (left, 0, right, last - first), interpolation, narrow[first:last], by_torch=by_torch)
+            narrow = np.empty((part[3] - part[1], width, premultiplied.shape[2]), premultiplied.dtype)
+        _resize(premultiplied, (left, 0, right, last - first), interpolation, narrow[first:last], by_torch=by_torch)
     assert narrow is not None
     columns = max(_COLUMNS_BYTES // narrow[:, :1].nbytes, 1)
     for first in range(0, width, columns):
-        some = narrow[:, first : first + columns]
-        found = np.empty((height, *some.shape[1:]), some.dtype)
-        _resize(some, (0, upper, some.shape[1], lower), interpolation, found, by_torch=by_torch)
-        out[:, first : first + columns] = _unweighed(found, interpolation, out.dtype)
+        block = narrow[:, first : first + columns]
+        resized = np.empty((height, *block.shape[1:]), block.dtype)
+        _resize(block, (0, upper, block.shape[1], lower), interpolation, resized, by_torch=by_torch)
+        out[:, first : first + columns] = _unpremultiplied(resized, interpolation, out.dtype)
 
 
 def _resize(pixels: Array, box: Box, interpolation: str, out: Array, *, by_torch: bool) -> None:
-    """Resize a part of pixels that are weighed, one way."""
+    """Resize a part of premultiplied pixels along one axis."""
     whole = tuple(box) == (0, 0, pixels.shape[1], pixels.shape[0])
     if whole and out.shape == pixels.shape:
         out[...] = pixels
     elif by_torch and _torch_can(pixels, interpolation):
         _by_torch(pixels, interpolation, out)
     else:
-        found = _image(pixels, _WEIGHED).resize(out.shape[1::-1], _filter(interpolation), box=box)
+        found = _image(pixels, _PREMULTIPLIED_MODES).resize(out.shape[1::-1], _filter(interpolation), box=box)
         out[...] = _array(found, out.shape)
 
 
@@ -108,7 +109,7 @@ def _torch_can(pixels: Array, interpolation: str) -> bool:
 
 def _by_torch(pixels: Bytes, interpolation: str, out: Bytes) -> None:
     if not (_dense(pixels) and pixels.flags.writeable):
-        pixels = np.array(pixels, order="C")  # torch would copy, too, by threads of its own, or warn
+        pixels = np.array(pixels, order="C")  # otherwise torch copies in its own threads, or warns
     straight = _dense(out) and out.shape[2] == pixels.shape[2]
     found = out if straight else np.empty((*out.shape[:2], pixels.shape[2]), np.uint8)
     _KERNELS[interpolation](_channels_first(pixels), out.shape[:2], False, None, None, out=_channels_first(found))
@@ -117,7 +118,7 @@ def _by_torch(pixels: Bytes, interpolation: str, out: Bytes) -> None:
 
 
 def _dense(pixels: Bytes) -> bool:
-    # Numpy calls a single row or column contiguous, whatever its strides are; torch would believe them.
+    # numpy calls a single row or column contiguous whatever its strides; torch would use these strides.
     _, width, channels = pixels.shape
     return pixels.strides == (width * channels, channels, 1)
 
@@ -127,27 +128,27 @@ def _channels_first(pixels: Bytes) -> torch.Tensor:
 
 
 def _by_pillow(pixels: Bytes, box: Box, size: tuple[int, int], interpolation: str) -> Bytes:
-    # Opacity weighs colours: Pillow does that for images that have it.
+    # Pillow premultiplies colours by opacity itself.
     found = _image(pixels, _MODES).resize((size[1], size[0]), _filter(interpolation), box=box)
     return _array(found, (*size, pixels.shape[2]))
 
 
-def _weighed(pixels: Array, interpolation: str) -> Array:
-    """Pixels whose values can be added up: 16 bits as floats, which hold all of them, and colours times opacity."""
+def _premultiplied(pixels: Array, interpolation: str) -> Array:
+    """Pixels whose values can be averaged: 16 bits as floats, and colours premultiplied by opacity."""
     if pixels.dtype != np.uint8:
         return pixels.astype(np.float32)
     if interpolation == "nearest" or pixels.shape[2] in (1, 3):
         return pixels
-    return _array(_image(pixels, _MODES).convert(_WEIGHED[pixels.shape[2]]), pixels.shape)
+    return _array(_image(pixels, _MODES).convert(_PREMULTIPLIED_MODES[pixels.shape[2]]), pixels.shape)
 
 
-def _unweighed(pixels: Array, interpolation: str, dtype: np.dtype[Any]) -> Array:
-    """The opposite; floats are rounded, and those out of range (bicubic and lanczos make some) are clipped."""
+def _unpremultiplied(pixels: Array, interpolation: str, dtype: np.dtype[Any]) -> Array:
+    """The inverse of `_premultiplied`; floats are rounded and clipped, since bicubic and lanczos overshoot."""
     if pixels.dtype != np.uint8:
         return np.clip(np.rint(pixels), 0, np.iinfo(dtype).max).astype(dtype)
     if interpolation == "nearest" or pixels.shape[2] in (1, 3):
         return pixels
-    return _array(_image(pixels, _WEIGHED).convert(_MODES[pixels.shape[2]]), pixels.shape)
+    return _array(_image(pixels, _PREMULTIPLIED_MODES).convert(_MODES[pixels.shape[2]]), pixels.shape)
 
 
 def _image(pixels: Array, modes: dict[int, str]) -> Any:

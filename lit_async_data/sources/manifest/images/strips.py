@@ -1,4 +1,4 @@
-"""`Strips`: the pixels of a large image, converted a few rows at a time, as a second copy would double the memory."""
+"""`Strips`: the pixels of a large image, converted a few rows at a time to save a second copy."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator
 from lit_async_data.batch.spec import Array
 from lit_async_data.sources.manifest.images.orientation import Part, stored_part, upright, upright_size
 
-# Images of at least this many pixels are converted and resized by strips; what lies between takes a few MiB otherwise.
+# From this number of pixels on, images are converted and resized in strips.
 LARGE = 2**19
-# Bytes of the pixels of a strip, at four for each.
+# Bytes of a strip, at 4 per pixel.
 _STRIP_BYTES = 2**20
 
 
 class Strips:
-    """The pixels of an image as they are seen, of which a part is converted when it is asked for.
+    """The pixels of an upright image, converted one part at a time.
 
     Args:
         read: Returns a part of the stored pixels, shape (height, width, channels).
-        size: (width, height) of the image as it is stored.
-        turned: How the camera was held, 1 to 8.
+        size: (width, height) as stored.
+        turned: The orientation, 1 to 8.
 
     Attributes:
-        size: (height, width) as it is seen.
+        size: (height, width) of the upright image.
     """
 
     def __init__(self, read: Callable[[Part], Array], size: tuple[int, int], turned: int) -> None:
@@ -30,11 +30,11 @@ class Strips:
         self.size = upright_size(size, turned)
 
     def part(self, part: Part) -> Array:
-        """Pixels between left, upper, right and lower edge."""
+        """The pixels between left, upper, right and lower edge."""
         return upright(self._read(stored_part(part, self.size, self._turned)), self._turned)
 
 
-# What has been decoded: an array of shape (height, width, channels), or one that is made as it is resized.
+# Decoded pixels: an array of shape (height, width, channels), or strips that are converted on demand.
 Pixels = Array | Strips
 
 
@@ -44,7 +44,7 @@ def size_of(pixels: Pixels) -> tuple[int, int]:
 
 
 def part_of(pixels: Pixels, part: Part) -> Array:
-    """Pixels between left, upper, right and lower edge: a view, where they are an array."""
+    """The pixels between left, upper, right and lower edge; a view of an array."""
     if isinstance(pixels, Strips):
         return pixels.part(part)
     left, upper, right, lower = part
@@ -52,7 +52,7 @@ def part_of(pixels: Pixels, part: Part) -> Array:
 
 
 def strips_of(pixels: Pixels, part: Part) -> Iterator[tuple[int, int, Array]]:
-    """A part of an image by strips: of each the first row and the one behind it, within the part, and its pixels."""
+    """A part of an image in strips: first row, last row (exclusive), both relative to the part, and pixels."""
     left, upper, right, lower = part
     rows = max(_STRIP_BYTES // (4 * (right - left)), 1)
     for first in range(upper, lower, rows):

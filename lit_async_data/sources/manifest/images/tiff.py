@@ -1,4 +1,4 @@
-"""TIFF files: which of their images are pages, what is not supported of them, and JPEGs inside of them."""
+"""TIFF: which of its images are pages, what is not supported, and JPEG strips."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lit_async_data.errors import FormatError
 from lit_async_data.sources.manifest.images.image_bytes import TIFF, DamageError, cut_short
 from lit_async_data.sources.manifest.images.jpeg import check_jpeg
 
-_NEW_KIND, _OLD_KIND, _WIDTH, _HEIGHT = 254, 255, 256, 257
+_NEW_SUBFILE_TYPE, _OLD_SUBFILE_TYPE, _WIDTH, _HEIGHT = 254, 255, 256, 257
 _COMPRESSION, _EXIF, _JPEG_TABLES = 259, 34665, 347
 _COLOURS, _SUBSAMPLING, _YCBCR = 262, 530, 6
 _BITS, _SAMPLES, _ROWS, _PLANES, _TILE_WIDTH, _TILE_LENGTH = 258, 277, 278, 284, 322, 323
-_SAID = {
+_TAG_NAMES = {
     _BITS: "BitsPerSample",
     _SAMPLES: "SamplesPerPixel",
     _COLOURS: "PhotometricInterpretation",
@@ -23,18 +23,18 @@ _SAID = {
     _COMPRESSION: "Compression",
 }
 _OFFSETS, _COUNTS = (273, 324), (279, 325)  # of strips and of tiles
-_WANTED = {_NEW_KIND, _OLD_KIND, _WIDTH, _HEIGHT, _EXIF, *_SAID}
-# Bits of NewSubfileType, and the value of the older tag, of what is no page: smaller copies and masks.
+_READ_TAGS = {_NEW_SUBFILE_TYPE, _OLD_SUBFILE_TYPE, _WIDTH, _HEIGHT, _EXIF, *_TAG_NAMES}
+# Bits of NewSubfileType, and a value of the older tag, that mark smaller copies and masks.
 _SMALLER, _MASK, _OLD_SMALLER = 1, 4, 2
 _JPEG, _GROUP_4, _OPTIONAL = 7, 4, ("lzma", "zstd", "webp")
 _PLAIN = ("L", "LA", "RGB", "RGBA")
-_LETTERS = {3: "H", 4: "I", 13: "I", 16: "Q"}  # of types of numbers
-# The longest side of a thumbnail as Exif defines it; cameras that store one as a second image do not mark it.
+_LETTERS = {3: "H", 4: "I", 13: "I", 16: "Q"}  # struct letters of number types
+# The longest side of an Exif thumbnail; cameras store it as an unmarked second image.
 _THUMBNAIL = 160
 
 
 class _Image(NamedTuple):
-    """The first value of each tag that matters."""
+    """The first value of each relevant tag of an image."""
 
     tags: dict[int, int]
 
@@ -44,14 +44,14 @@ class _Image(NamedTuple):
 
 
 def pages_of(data: bytes, where: str) -> list[int]:
-    """The numbers of the images in a TIFF that are pages: neither overviews nor thumbnails nor masks.
+    """The numbers of the images in a TIFF that are pages, not overviews, thumbnails or masks.
 
     Args:
         data: All bytes of the file.
-        where: Its name, for messages.
+        where: The file in messages.
 
     Raises:
-        CorruptError: A directory lies outside the file.
+        CorruptError: A directory is outside of the file.
         FormatError: Pillow does not read such files.
     """
     if data.startswith(b"MM\x00+"):
@@ -60,7 +60,7 @@ def pages_of(data: bytes, where: str) -> list[int]:
         )
     try:
         images = _images(data)
-    except (struct.error, OverflowError):  # of an offset beyond the file, or beyond any
+    except (struct.error, OverflowError):  # an offset beyond the file
         raise cut_short(TIFF, where) from None
     pages = [number for number, image in enumerate(images) if not _is_smaller(image.tags)]
     if len(pages) == len(images) == 2 and _is_thumbnail(images[1], images[0]):
@@ -69,11 +69,11 @@ def pages_of(data: bytes, where: str) -> list[int]:
 
 
 def unsupported_tiff(data: bytes, error: Exception) -> str:
-    """What of a TIFF Pillow does not decode, in its tags; empty where something else is wrong.
+    """The tags of a TIFF that Pillow does not support; empty if something else is wrong.
 
     Args:
         data: All bytes of the file.
-        error: What Pillow raised when it opened it.
+        error: The error of Pillow when it opened the file.
     """
     from PIL import TiffImagePlugin
 
@@ -86,19 +86,20 @@ def unsupported_tiff(data: bytes, error: Exception) -> str:
     if not unknown_pixels and tags.get(_COMPRESSION, 1) in TiffImagePlugin.COMPRESSION_INFO:
         return ""
     return (
-        ", ".join(f"{name} {tags[tag]}" for tag, name in _SAID.items() if tag in tags) or "no tags that say what it is"
+        ", ".join(f"{name} {tags[tag]}" for tag, name in _TAG_NAMES.items() if tag in tags)
+        or "no tags that describe its pixels"
     )
 
 
 def check_page(image: Any, where: str) -> None:
-    """Refuse a page whose pixels Pillow cannot decode although it opens it.
+    """Refuse a page that Pillow opens but cannot decode.
 
     Args:
-        image: Pillow's.
-        where: The file's name, for messages.
+        image: The Pillow image.
+        where: The file in messages.
 
     Raises:
-        FormatError: It is one.
+        FormatError: Pillow cannot decode it.
     """
     compression, tags = image.info.get("compression"), image.tag_v2
     if not configured(compression):
@@ -113,20 +114,20 @@ def check_page(image: Any, where: str) -> None:
 
 
 def keep_as_stored(image: Any) -> None:
-    """Have Pillow decode a TIFF without turning it: a turned copy would double the memory.
+    """Make Pillow decode a TIFF without rotating it: a rotated copy would double the memory.
 
     Args:
-        image: Pillow's, of which the page is chosen.
+        image: The Pillow image at the page.
     """
     image.load_end = lambda: None
     image._size = image._tile_size  # noqa: SLF001
 
 
 def strip_bytes(image: Any) -> int:
-    """Bytes that Pillow's decoder holds besides the pixels: a strip or tile, and of fax data two copies to check them.
+    """Bytes that Pillow holds besides the pixels: a strip or tile, and two copies of fax data for the check.
 
     Args:
-        image: Pillow's.
+        image: The Pillow image.
     """
     if image.tile[0].codec_name != "libtiff":
         return 0
@@ -138,10 +139,10 @@ def strip_bytes(image: Any) -> int:
 
 
 def is_plain(image: Any) -> bool:
-    """Whether the values of a TIFF are stored as Pillow delivers them, and only packed.
+    """Whether Pillow delivers the values of a TIFF as they are stored.
 
     Args:
-        image: Pillow's.
+        image: The Pillow image.
     """
     packed = image.info.get("compression") not in ("jpeg", "tiff_jpeg", "webp")
     raw_mode = image.tile[0].args[0]
@@ -151,7 +152,7 @@ def is_plain(image: Any) -> bool:
 
 @functools.cache
 def configured(compression: str | None) -> bool:
-    """Whether the libtiff of Pillow decodes a compression, by Pillow's name, that it may have been built without."""
+    """Whether Pillow's libtiff was built with a compression, by Pillow's name of it."""
     from PIL import Image
 
     if compression not in _OPTIONAL:
@@ -164,11 +165,11 @@ def configured(compression: str | None) -> bool:
 
 
 def check_jpegs(data: bytes, tags: Any) -> None:
-    """Raise DamageError where libjpeg finds damage in a strip or tile of JPEG, of which Pillow says nothing.
+    """Raise DamageError if libjpeg finds damage in a JPEG strip or tile, which Pillow does not report.
 
     Args:
         data: All bytes of the file.
-        tags: Of the page, by Pillow.
+        tags: Pillow's tags of the page.
     """
     if tags.get(_COMPRESSION) != _JPEG:
         return
@@ -177,19 +178,19 @@ def check_jpegs(data: bytes, tags: Any) -> None:
     for offset, count in zip(offsets, counts, strict=False):
         strip = data[offset : offset + count]
         if len(strip) < count:
-            raise DamageError("a strip lies outside the file")
-        if count:  # a tile that was never written has none
+            raise DamageError("a strip is outside of the file")
+        if count:  # an unwritten tile has no data
             check_jpeg(tables[:-2] + strip[2:] if tables else strip)
 
 
 def _is_smaller(tags: dict[int, int]) -> bool:
-    if _NEW_KIND in tags:
-        return bool(tags[_NEW_KIND] & (_SMALLER | _MASK))
-    return tags.get(_OLD_KIND) == _OLD_SMALLER
+    if _NEW_SUBFILE_TYPE in tags:
+        return bool(tags[_NEW_SUBFILE_TYPE] & (_SMALLER | _MASK))
+    return tags.get(_OLD_SUBFILE_TYPE) == _OLD_SMALLER
 
 
 def _is_thumbnail(image: _Image, first: _Image) -> bool:
-    unmarked = _NEW_KIND not in image.tags and _OLD_KIND not in image.tags
+    unmarked = _NEW_SUBFILE_TYPE not in image.tags and _OLD_SUBFILE_TYPE not in image.tags
     small = max(image.size) <= _THUMBNAIL and all(
         2 * side <= whole for side, whole in zip(image.size, first.size, strict=True)
     )
@@ -197,13 +198,13 @@ def _is_thumbnail(image: _Image, first: _Image) -> bool:
 
 
 def _images(data: bytes) -> list[_Image]:
-    """The chain of directories, as far as it does not repeat itself.
+    """The chain of directories, up to a repetition.
 
     Raises:
-        struct.error, OverflowError: It leaves the file.
+        struct.error, OverflowError: The chain leaves the file.
     """
     order, big = "<" if data.startswith(b"II") else ">", data[2] == 43
-    # How many entries there are, an entry up to its values, and an offset.
+    # Number of entries, entry without its values, offset.
     number, entry, offset = (
         struct.Struct(order + letters) for letters in (("Q", "HHQ", "Q") if big else ("H", "HHI", "I"))
     )
@@ -213,13 +214,13 @@ def _images(data: bytes) -> list[_Image]:
         (entries,) = number.unpack_from(data, place)
         begin, size = place + number.size, entry.size + offset.size
         tags = {}
-        for at in range(begin, begin + entries * size, size):
-            tag, kind, values = entry.unpack_from(data, at)
-            if tag in _WANTED and values and kind in _LETTERS:
+        for position in range(begin, begin + entries * size, size):
+            tag, kind, values = entry.unpack_from(data, position)
+            if tag in _READ_TAGS and values and kind in _LETTERS:
                 value = struct.Struct(order + _LETTERS[kind])
                 inline = values * value.size <= offset.size
-                at_value = at + entry.size if inline else offset.unpack_from(data, at + entry.size)[0]
-                (tags[tag],) = value.unpack_from(data, at_value)
+                value_position = position + entry.size if inline else offset.unpack_from(data, position + entry.size)[0]
+                (tags[tag],) = value.unpack_from(data, value_position)
         images[place] = _Image(tags)
         (place,) = offset.unpack_from(data, begin + entries * size)
     return list(images.values())

@@ -145,7 +145,7 @@ def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypa
     needing.join(30)
     give_back()
     assert at_once
-    assert reader._held == 0
+    assert reader.held_bytes == 0
 
 
 def test_who_waits_for_a_file_gets_it_when_reading_ahead_ends(files, monkeypatch):
@@ -187,7 +187,7 @@ def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(fi
     reader.fetch(files[:10], MOST)
     there(reader, files[0])
     there(reader, files[1])
-    assert reader._held == 200  # with a third one it would be 300 bytes
+    assert reader.held_bytes == 200  # with a third one it would be 300 bytes
     for number in range(8):
         assert reader.read(files[number], MOST) == bytes([number]) * 100
         there(reader, files[number + 2])
@@ -195,7 +195,7 @@ def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(fi
         assert sorted(path for path, _ in disk.asked) == sorted(files[: number + 3])
     assert all("fetcher" in name for _, name in disk.asked)
     give_back()
-    assert reader._held == 0
+    assert reader.held_bytes == 0
     assert len(disk.asked) == 10
 
 
@@ -208,7 +208,7 @@ def test_what_is_queued_while_nothing_has_been_read_yet_counts_too(files, monkey
     disk.gate.set()
     for path in files[:4]:
         there(reader, path)
-    assert reader._held == 400
+    assert reader.held_bytes == 400
     assert reader.read(files[39], MOST) == bytes([39]) * 100
     give_back()
     assert sorted(path for path, _ in disk.asked) == sorted([*files[:4], files[39]])
@@ -238,7 +238,7 @@ def test_room_that_is_taken_back_holds_up_nobody(files, monkeypatch):
     assert waiting.done.wait(30)
     assert [reader.read(path, MOST) for path in files[:4]] == [bytes([number]) * 100 for number in range(4)]
     second()
-    assert reader._held == 0
+    assert reader.held_bytes == 0
 
 
 def test_a_mistake_of_its_own_is_logged_once_and_holds_up_nobody(files, monkeypatch, caplog):
@@ -258,7 +258,7 @@ def test_a_mistake_of_its_own_is_logged_once_and_holds_up_nobody(files, monkeypa
     assert [reader.read(path, MOST) for path in files] == [bytes([number]) * 100 for number in range(40)]
     give_back()
     (record,) = caplog.records
-    assert "could not be read ahead" in record.getMessage()
+    assert "unexpected error while reading ahead" in record.getMessage()
     assert record.exc_info[1].args == ("a mistake",)
 
 
@@ -298,7 +298,7 @@ def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
     assert files[0] not in reader._files
     for number in range(1, 5):
         reader.read(files[number], MOST)
-    assert reader._held == 0
+    assert reader.held_bytes == 0
     give_back()
 
 
@@ -364,7 +364,7 @@ def going_on(files, room):
     assert [reader.read(path, MOST) for path in files] == [bytes([number]) * 100 for number in range(len(files))]
     again()
     give_back()
-    assert (reader._held, reader._room, reader._files, reader._waiting) == (0, 0, {}, {})
+    assert (reader.held_bytes, reader._room, reader._files, reader._waiting) == (0, 0, {}, {})
     assert not fetchers()
 
 

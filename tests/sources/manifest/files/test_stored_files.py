@@ -48,7 +48,7 @@ def test_another_shape_or_type_is_named():
     for out in (np.zeros((3, 3), "f4"), np.zeros((2, 3), "f8"), np.zeros((2, 3), "i4"), np.zeros((6,), "f4")):
         with pytest.raises(FormatError) as found:
             npy.decode(saved(np.zeros((2, 3), "f4")), out, "x.npy")
-        assert str(found.value).startswith("x.npy: holds float32 of shape (2, 3), where ")
+        assert str(found.value).startswith("x.npy: holds float32 of shape (2, 3), but ")
         assert f"{out.dtype} of shape {out.shape}" in str(found.value)
     records = np.zeros((2, 3), [("a", "f4")])
     with pytest.raises(FormatError, match=r"^x.npy: holds \[\('a', '<f4'\)\]"):
@@ -64,7 +64,7 @@ def test_objects_are_refused_before_they_are_read():
     for values in (np.array([Bomb(), Bomb()]), np.array([(1, Bomb())], [("a", "i4"), ("b", "O")])):
         stream = io.BytesIO()
         np.lib.format.write_array(stream, values, allow_pickle=True)
-        with pytest.raises(FormatError, match=r"^x.npy: holds Python objects; refused \(pickle can run code\)"):
+        with pytest.raises(FormatError, match=r"^x.npy: holds Python objects, and pickle can run any code"):
             npy.decode(stream.getvalue(), np.zeros(2, "f4"), "x.npy")
 
 
@@ -73,7 +73,7 @@ def test_every_cut_and_every_byte_too_many_is_an_error():
     for end in range(len(data)):
         with pytest.raises((CorruptError, FormatError), match=r"^x.npy: "):
             npy.decode(data[:end], out, "x.npy")
-    with pytest.raises(CorruptError, match=r"^x.npy: 25 bytes follow the header, which promises 24"):
+    with pytest.raises(CorruptError, match=r"^x.npy: 25 bytes follow the header, but the array has 24"):
         npy.decode(data + b"\0", out, "x.npy")
 
 
@@ -85,7 +85,7 @@ def with_header(text, version=1):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{'descr': '<f4', 'fortran_order': False, 'shape': (-6,)}", "names the shape"),
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (-6,)}", "has the shape"),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (10**12,)}", "cannot be read"),
         ("{'descr': '<f4', 'fortran_order': False}", "cannot be read"),
         ("{'descr': 'what', 'fortran_order': False, 'shape': (6,)}", "cannot be read"),
@@ -125,7 +125,7 @@ def test_a_file_is_read_as_a_whole(tmp_path):
     for content in (b"", b"x", os.urandom(100_000)):
         (tmp_path / "a.bin").write_bytes(content)
         assert read_file(path, 100_000) == content
-    with pytest.raises(FormatError, match=r"a.bin: 100000 bytes, of which at most 99999 are read"):
+    with pytest.raises(FormatError, match=r"a.bin: 100000 bytes, more than the limit of 99999"):
         read_file(path, 99_999)
 
 
@@ -168,7 +168,7 @@ def test_short_reads_are_put_together_and_a_changing_file_is_an_error(tmp_path, 
             return read(number, most)
 
         monkeypatch.setattr(os, "read", reading)
-        with pytest.raises(ChangedError, match="a: was written to while it was read"):
+        with pytest.raises(ChangedError, match="a: changed while it was read"):
             read_file(str(path), 1000)
 
 
@@ -183,7 +183,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_an_error_though_it_keeps_
         return read(number, most)
 
     monkeypatch.setattr(os, "read", reading)
-    with pytest.raises(ChangedError, match="a: was written to while it was read"):
+    with pytest.raises(ChangedError, match="a: changed while it was read"):
         read_file(str(path), 1000)
 
 
@@ -205,7 +205,7 @@ def test_a_file_of_a_moment_ago_is_read_twice(tmp_path, monkeypatch):
     assert read_file(str(path), 1000) == bytes(100)
     monkeypatch.setattr(os, "read", reading)
     monkeypatch.setattr(stored_file.time, "time_ns", lambda: when + 10**9)
-    with pytest.raises(ChangedError, match="a: was written to while it was read"):
+    with pytest.raises(ChangedError, match="a: changed while it was read"):
         read_file(str(path), 1000)
     reads.clear()
     for later in (3 * 10**9, -3 * 10**9):  # also where clocks disagree

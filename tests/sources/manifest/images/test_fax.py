@@ -71,7 +71,7 @@ def outcome(data):
 @pytest.fixture
 def codes_alone(monkeypatch):
     """Nothing is encoded again: the codes are read."""
-    monkeypatch.setattr(fax, "_is_usual", lambda *_: False)
+    monkeypatch.setattr(fax, "pillow_encodes_same", lambda *_: False)
 
 
 @pytest.mark.parametrize("width", [1, 5, 31, 64, 65, 1000, 1728, 2561, 6000])
@@ -113,7 +113,7 @@ def other_codes(pixels):
 
 
 def code(colour, run):
-    codes = ((fax._WHITE, fax._BLACK)[colour] + fax._EITHER).split()
+    codes = ((fax._WHITE, fax._BLACK)[colour] + fax.CODES_OF_BOTH_COLOURS).split()
     return (codes[63 + run // 64] if run >= 64 else "") + codes[run % 64]
 
 
@@ -128,8 +128,8 @@ def test_the_end_of_the_data_may_be_missing_or_something_may_follow(monkeypatch)
     data = stored(page())
     (strip,) = strips(data)
     for each in (strip[:-3], strip + b"more"):
-        for usual in (fax._is_usual, lambda *_: False):
-            monkeypatch.setattr(fax, "_is_usual", usual)
+        for usual in (fax.pillow_encodes_same, lambda *_: False):
+            monkeypatch.setattr(fax, "pillow_encodes_same", usual)
             assert np.array_equal(decoded(tiff_of(page(), each)), decoded(data))
 
 
@@ -137,7 +137,7 @@ def test_a_strip_without_a_length_goes_on_to_the_end():
     data = stored(page())
     (strip,) = strips(data)
     assert strip in data
-    (whole,) = fax._strips(data, {273: (data.index(strip),), 279: (0,)})
+    (whole,) = fax.strips_of_fax(data, {273: (data.index(strip),), 279: (0,)})
     assert whole.startswith(strip)
 
 

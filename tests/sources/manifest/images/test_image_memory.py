@@ -160,7 +160,7 @@ def test_rows_of_a_png_are_counted_a_few_at_a_time(interlaced, monkeypatch):
     black = np.zeros((3000, 1000), "u1")
     rows = in_passes(black, 8) if interlaced else (b"\0" * 1001) * 3000
     monkeypatch.setattr(picture, "imagecodecs", lambda: None)
-    monkeypatch.setattr(png, "_INFLATED", 2**14)
+    monkeypatch.setattr(png, "_COUNT_STEP", 2**14)
     inflated, decompressobj = [], png.zlib.decompressobj
 
     class Counted:
@@ -325,7 +325,7 @@ def costly():
 @pytest.mark.parametrize("case", range(7))
 def test_an_image_that_takes_much_more_than_its_pixels_is_refused_before_it_is_decoded(case, monkeypatch, decoders):
     monkeypatch.setattr(decode_memory, "LARGE", 0)
-    monkeypatch.setattr(decode_memory, "_FEW", 0)
+    monkeypatch.setattr(decode_memory, "_SMALL_PIXELS", 0)
     monkeypatch.setattr(pixels, "LARGE", 1)
     kind, data, more = list(costly())[case]
     height, width = images.size_of(data, ImageShape(), "x")
@@ -350,7 +350,7 @@ def decode_as(data, shape):
 
 def test_an_ordinary_image_of_max_pixels_is_decoded(monkeypatch, decoders):
     monkeypatch.setattr(decode_memory, "LARGE", 0)
-    monkeypatch.setattr(decode_memory, "_FEW", 0)
+    monkeypatch.setattr(decode_memory, "_SMALL_PIXELS", 0)
     photo = some("RGB", (200, 180))
     for mode in ("RGB", "L", "P"):
         for kind in ("PNG", "TIFF", "BMP", "JPEG", "GIF"):
@@ -379,7 +379,7 @@ class Turnstile:
 def test_large_images_are_decoded_one_at_a_time(monkeypatch):
     turn, entered, go_on, together = Turnstile(), threading.Semaphore(0), threading.Semaphore(0), []
     monkeypatch.setattr(decode_memory, "_turn", turn)
-    monkeypatch.setattr(decode_memory, "_FEW", 0)
+    monkeypatch.setattr(decode_memory, "_SMALL_PIXELS", 0)
     large, small = stored(some("RGB", (400, 300)), "BMP"), stored(some("RGB", (20, 20)), "BMP")
     monkeypatch.setattr(decode_memory, "LARGE", 20 * 20 * 4 + 400 * 8 * 3)
     load = pixels.pixels_of
@@ -410,7 +410,7 @@ def test_large_images_are_decoded_one_at_a_time(monkeypatch):
 
 def test_an_error_ends_the_turn(monkeypatch):
     monkeypatch.setattr(decode_memory, "LARGE", 0)
-    monkeypatch.setattr(decode_memory, "_FEW", 0)
+    monkeypatch.setattr(decode_memory, "_SMALL_PIXELS", 0)
     data = stored(some("RGB", (200, 180)))
     for each in (data[:-200] + bytes(150) + data[-50:], data):
         with contextlib.suppress(CorruptError):

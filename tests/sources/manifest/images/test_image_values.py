@@ -147,8 +147,8 @@ def test_a_mask_takes_the_crop_of_its_image_with_all_its_numbers(tmp_path):
 def test_grey_tones_of_class_numbers_are_refused(mode, kind):
     data = stored(mask(), kind)
     said = refused(data, ImageShape(mode=mode, interpolation="nearest"))
-    assert said.startswith(f"x.png: a {kind} with a palette, but mode {mode} makes grey tones of its colours; write ")
-    assert "write mode: P" in said
+    assert said.startswith(f"x.png: a {kind} with a palette, but mode {mode} makes grey tones of its colours; set ")
+    assert "set mode: P" in said
     # A photograph may have a palette too.
     tones = decoded(data, ImageShape(mode=mode))[..., 0]
     assert sorted(set(tones.ravel().tolist())) == [0, 15, 38, 75, 113]
@@ -163,7 +163,7 @@ def test_the_error_of_a_palette_names_row_id_and_path(tmp_path):
     source = ManifestSource(table, {"m": field}, root=tmp_path, id="id", image_size=8)
     out = {"m": np.zeros((1, 8, 8, 1), "u1")}
     source.read_into(np.array([0]), out)
-    with pytest.raises(FormatError, match=r"^row 1 of .*, id '08': .*b\.png: .*write mode: P") as found:
+    with pytest.raises(FormatError, match=r"^row 1 of .*, id '08': .*b\.png: .*set mode: P") as found:
         source.read_into(np.array([1]), out)
     assert (found.value.row, found.value.sample_id) == (1, 1)
 
@@ -171,7 +171,7 @@ def test_the_error_of_a_palette_names_row_id_and_path(tmp_path):
 def test_only_nearest_keeps_class_numbers():
     assert ImageShape(mode="P").resampling == "nearest"
     for name in ("bilinear", "box", "lanczos"):
-        with pytest.raises(ConfigError, match=rf"^interpolation: '{name}' mixes class numbers.*write nearest"):
+        with pytest.raises(ConfigError, match=rf"^interpolation: '{name}' mixes class numbers.*set nearest"):
             ImageShape(mode="P", interpolation=name)
     with pytest.raises(ConfigError, match=r"^fields\.m\.interpolation: 'bicubic' mixes class numbers"):
         ManifestSource(pa.table({"m": ["a.png"]}), {"m": {"name": "m", "mode": "P"}}, interpolation="bicubic")
@@ -184,11 +184,11 @@ def test_what_holds_no_class_numbers_is_refused_with_what_to_write():
     colours = Image.new("RGB", (8, 6))
     p = ImageShape(mode="P")
     for kind in ("PNG", "TIFF", "BMP", "WEBP"):
-        assert refused(stored(colours, kind), p).endswith("write mode: RGB, or convert the file")
+        assert refused(stored(colours, kind), p).endswith("set mode: RGB, or convert the file")
     for mode in ("RGBA", "LA"):
         assert "without a palette" in refused(stored(colours.convert(mode)), p)
     assert "a JPEG, whose compression changes class numbers" in refused(stored(Image.new("L", (8, 6)), "JPEG"), p)
-    assert "write mode: I;16 and interpolation: nearest" in refused(stored(Image.fromarray(DEEP)), p)
+    assert "set mode: I;16 and interpolation: nearest" in refused(stored(Image.fromarray(DEEP)), p)
     upside_down = refused(stored(Image.fromarray(CLASSES), "TIFF", tiffinfo={262: 0}), p)
     assert "stored upside down (0 is white)" in upside_down
 
@@ -243,7 +243,7 @@ def test_more_bits_than_a_mode_has_are_refused_with_the_key(kind, mode):
     data = stored(Image.fromarray(DEEP), kind)
     said = refused(data, ImageShape(mode=mode))
     assert said == (
-        f"x.png: a {kind} of 16 bits, but mode {mode} delivers 8; write depth: 8 to get the upper 8, or mode: I;16 to "
+        f"x.png: a {kind} of 16 bits, but mode {mode} delivers 8; set depth: 8 to get the upper 8, or mode: I;16 to "
         "get all of them"
     )
     if mode == "L":
@@ -259,7 +259,7 @@ def test_colours_of_sixteen_bits_need_the_key_too(colour):
     data = a_png(2, 3, 16, colour, b"".join(b"\0" + row.tobytes() for row in values))
     mode = {2: "RGB", 4: "LA", 6: "RGBA"}[colour]
     said = refused(data, ImageShape(mode=mode))
-    assert said.endswith(f"of 16 bits, but mode {mode} delivers 8; write depth: 8 to get the upper 8")
+    assert said.endswith(f"of 16 bits, but mode {mode} delivers 8; set depth: 8 to get the upper 8")
     assert np.array_equal(decoded(data, ImageShape(mode=mode, depth=8)), values >> 8)
     assert "several channels" in refused(data, ImageShape(mode="I;16"))
 
@@ -268,7 +268,7 @@ def test_eight_bits_are_not_passed_off_as_sixteen():
     for image, kind in ((Image.fromarray(CLASSES), "PNG"), (Image.new("RGB", (4, 4)), "JPEG"), (mask(), "GIF")):
         said = refused(stored(image, kind), ImageShape(mode="I;16"))
         assert "of 8 bits, but mode I;16 delivers more than 8" in said
-        assert "write mode: L" in said
+        assert "set mode: L" in said
 
 
 def plainly(values, size, name, box=None):
@@ -312,7 +312,7 @@ def test_options_of_sixteen_bits():
     assert ImageShape(mode="I;16", fill=65535).fill == 65535
     with pytest.raises(ConfigError, match=r"^fill: 65536 is not a whole number from 0 to 65535"):
         ImageShape(mode="I;16", fill=65536)
-    with pytest.raises(ConfigError, match=r"^depth: 8 bits do not hold what mode I;16 delivers"):
+    with pytest.raises(ConfigError, match=r"^depth: 8 bits cannot hold mode I;16"):
         ImageShape(mode="I;16", depth=8)
     for depth in (16, 0, "8", True):
         with pytest.raises(ConfigError, match=r"^depth: "):

@@ -268,7 +268,7 @@ def test_a_tiff_of_twelve_bits_keeps_the_upper_eight():
 def test_what_does_not_fit_eight_bits_is_refused():
     deep = np.arange(600, dtype="f4").reshape(20, 30)
     for values in (deep, deep.astype("i4")):
-        with pytest.raises(FormatError, match=r"^there/x.png: a TIFF of values that do not become 8 bits.*mode [IF]\)"):
+        with pytest.raises(FormatError, match=r"^there/x.png: a TIFF of Pillow's mode [IF],"):
             decoded(stored(Image.fromarray(values), "TIFF"), ImageShape())
     white = stored(Image.fromarray(deep.astype("u2")), "TIFF", tiffinfo={262: 0})
     with pytest.raises(FormatError, match=r"^there/x.png: .*0 is white"):
