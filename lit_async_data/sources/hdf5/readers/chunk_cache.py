@@ -291,6 +291,11 @@ class PersistentChunkCache:
         """Whether anything can be cached."""
         return self._room.limit > 0 and not (self._map_failed and self._content is None)
 
+    @property
+    def empty(self) -> bool:
+        """Whether no slab is cached."""
+        return self._content is None
+
     def missing(self, numbers: Indices) -> Indices:
         """The slabs that are not cached."""
         content = self._content

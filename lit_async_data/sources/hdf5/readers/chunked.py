@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -40,7 +41,7 @@ class ChunkedReader(Reader):
         self.decoder = decoder
         self._stored = stored
         self._recent = recent
-        native = stored.dtype.newbyteorder("=")
+        self._native = native = stored.dtype.newbyteorder("=")
         rows = min(decoder.rows, stored.rows)
         self._persistent = PersistentChunkCache(stored.rows, rows, stored.spec.stored_shape, native, room)
         # A slab of one row is decoded straight into the batch: no other row needs it.
@@ -71,9 +72,23 @@ class ChunkedReader(Reader):
         if self._single_rows:
             self._read_single_rows(rows, missing, out)
             return
+        # Chosen once for the batch: a small chunk takes less time to copy than a few calls.
+        persistent = self._persistent_cache()
+        same = self._native == out.dtype
         slabs = [(number, missing[where]) for number, where in _group_by_slab(rows[missing] // self.rows)]
-        for number, slab, where in self._iter_slabs(slabs):
-            self._copy_rows(number, slab, rows, out, where)
+        for number, slab, where in self._iter_slabs(slabs, persistent):
+            if persistent is not None:
+                persistent.put(number, slab)
+            inside = rows[where] - number * self.rows
+            if not same:
+                out[where] = checked_labels(slab[inside], self._stored, out.dtype, rows[where])
+            elif len(where) == 1:
+                out[where[0]] = slab[inside[0]]
+            elif self._large:
+                for at, row in zip(where.tolist(), inside.tolist(), strict=True):
+                    out[at] = slab[row]
+            else:
+                out[where] = slab[inside]
             del slab  # before the next one is decoded
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
@@ -84,23 +99,32 @@ class ChunkedReader(Reader):
         if self.decoder.cold:
             self.decoder.fetch(np.unique(cut.chunk))
         begins, ends, firsts_out = cut.inside, cut.inside + cut.rows, cut.where
-        for number, slab, which in self._iter_slabs(_group_by_slab(cut.chunk)):
-            self._persistent.put(number, slab)
+        persistent = self._persistent_cache()
+        for number, slab, which in self._iter_slabs(_group_by_slab(cut.chunk), persistent):
+            if persistent is not None:
+                persistent.put(number, slab)
             for piece in which.tolist():
                 begin, end, first = int(begins[piece]), int(ends[piece]), int(firsts_out[piece])
                 out[first : first + end - begin] = slab[begin:end]
             del slab
 
-    def _iter_slabs(self, slabs: list[tuple[int, Indices]]) -> Iterator[tuple[int, Array, Indices]]:
+    def _persistent_cache(self) -> PersistentChunkCache | None:
+        """The cache of slabs that are kept for good; None if it is empty and stays so."""
+        return self._persistent if self._persistent.enabled or not self._persistent.empty else None
+
+    def _iter_slabs(
+        self, slabs: list[tuple[int, Indices]], persistent: PersistentChunkCache | None
+    ) -> Iterator[tuple[int, Array, Indices]]:
         """Yields slabs in any order, each with the places that need it."""
         left = collections.deque(slabs)
         postponed = 0
         while left:
             number, where = left.popleft()
             # Slabs that other threads are decoding come last, when waiting is all that is left to do.
-            slab = self._persistent.slab(number)
+            slab = None if persistent is None else persistent.slab(number)
             if slab is None:
-                slab = self._slab(number, wait=postponed > len(left))
+                decode = functools.partial(self.decoder.decode, number)
+                slab = self._recent.fetch((self._name, number), decode, wait=postponed > len(left))
             if slab is None:
                 left.append((number, where))
                 postponed += 1
@@ -110,14 +134,17 @@ class ChunkedReader(Reader):
             del slab
 
     def _read_single_rows(self, rows: Indices, missing: Indices, out: Array) -> None:
-        native = self._stored.dtype.newbyteorder("=") == out.dtype
-        if native and isinstance(self.decoder, IndexedSlabDecoder) and self.decoder.plain:
+        if self._native == out.dtype and isinstance(self.decoder, IndexedSlabDecoder) and self.decoder.plain:
             self.decoder.read_chunks(rows, missing, out)
             for where in missing.tolist() if self._persistent.enabled else ():
                 self._persistent.put(int(rows[where]), out[where : where + 1])
             return
+        persistent = self._persistent_cache()
         for where in missing.tolist():
-            self._copy_rows(int(rows[where]), self.decoder.decode(int(rows[where])), rows, out, [where])
+            slab = self.decoder.decode(int(rows[where]))
+            if persistent is not None:
+                persistent.put(int(rows[where]), slab)
+            out[where] = checked_labels(slab, self._stored, out.dtype, rows[where : where + 1])[0]
 
     def prepare(self, rows: Indices, *, decode: Turn) -> bool:
         """Have the kernel fetch these rows, and decode their slabs unless they are cached or being decoded."""
@@ -134,27 +161,14 @@ class ChunkedReader(Reader):
         if not decode or self._single_rows:
             return self.decoder.cold
         for number in numbers.tolist():
-            self._slab(number, wait=False, turn=decode)
+            self._recent.fetch(
+                (self._name, number), functools.partial(self.decoder.decode, number), wait=False, turn=decode
+            )
         return True
 
     def clear(self) -> None:
         """Drop the slabs that are kept for good. The owner of the recent ones drops those."""
         self._persistent.clear()
-
-    def _slab(self, number: int, *, wait: bool, turn: Turn = False) -> Array | None:
-        return self._recent.fetch((self._name, number), lambda: self.decoder.decode(number), wait=wait, turn=turn)
-
-    def _copy_rows(self, number: int, slab: Array, rows: Indices, out: Array, where: Any) -> None:
-        self._persistent.put(number, slab)
-        if len(where) == 1:
-            at = int(where[0])
-            inside = int(rows[at]) - number * self.rows
-            out[at] = checked_labels(slab[inside : inside + 1], self._stored, out.dtype, rows[at : at + 1])[0]
-        elif self._large and slab.dtype == out.dtype:
-            for at, inside in zip(where.tolist(), (rows[where] - number * self.rows).tolist(), strict=True):
-                out[at] = slab[inside]
-        else:
-            out[where] = checked_labels(slab[rows[where] - number * self.rows], self._stored, out.dtype, rows[where])
 
 
 def _group_by_slab(numbers: Indices) -> list[tuple[int, Indices]]:
