@@ -120,8 +120,7 @@ def _chunk_numbers(
     outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
     if outside.any():
         raise rules.corrupt_error(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
-    numbers: npt.NDArray[Any] = np.ravel_multi_index(tuple(places.T), grid)
-    return numbers
+    return np.asarray(np.ravel_multi_index(tuple(places.T), grid), np.int64)
 
 
 def _check_duplicates(rules: _ChunkRules, corners: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> None:

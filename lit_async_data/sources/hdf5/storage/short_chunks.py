@@ -39,7 +39,7 @@ def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) 
     Raises:
         CorruptError: A chunk has too few bytes; the message names its corner and offset.
     """
-    filters, shape, chunk = filters_of(dataset), dataset.shape, dataset.chunks
+    filters, shape, chunk = filters_of(dataset), dataset.shape, dataset.chunks or ()
     nbytes = math.prod(chunk) * dataset.dtype.itemsize
     corners = [range(0, n, c) for n, c in zip(shape, chunk, strict=True)]
     corners[axis] = range(first // chunk[axis] * chunk[axis], end, chunk[axis])
