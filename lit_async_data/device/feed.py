@@ -102,7 +102,7 @@ class Feed(Protocol):
         ...
 
     def lend(self, key: BatchIndex) -> Batch:
-        """A batch as it lies in host memory, waiting for it. Raises the error that came instead of it."""
+        """A batch in host memory, waiting for it. Raises the error that came instead of it."""
         ...
 
     def poll(self, key: BatchIndex) -> HostBatch | None:

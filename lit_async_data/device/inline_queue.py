@@ -1,6 +1,6 @@
 """`DeviceQueue`: the last step of a batch on its way to training; and `InlineQueue`, which copies nothing.
 
-On CPU and MPS the user gets batches as they lie in host memory. For devices with streams see `stream_queue`.
+On CPU and MPS the user gets the batches in host memory themselves. For devices with streams see `stream_queue`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeviceQueue(Protocol):
 
 
 class InlineQueue:
-    """Hands out batches as they lie in host memory. Keeps `DeviceQueue`.
+    """Hands out the batches in host memory themselves. Keeps `DeviceQueue`.
 
     Args:
         feed: Where batches come from.

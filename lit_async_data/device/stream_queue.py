@@ -1,4 +1,4 @@
-"""`StreamQueue`: copies batches to a device on a stream of its own, while the device computes.
+"""`StreamQueue`: copies batches to a device on a side stream, while the device computes.
 
 On a device with streams a batch travels in five steps. *Compute* is the stream of the training step, *side* is the
 queue's own:

@@ -1,12 +1,12 @@
-"""`Marks`: what Accelerate's loaders say about the batch in hand, said when that batch is handed over.
+"""`Marks`: keeps Accelerate's end-of-loader marks in step with the batches that are handed over.
 
-A loader that Accelerate has prepared keeps two marks, whether the batch that it gave last is the last of its pass and
-how many samples that one has, and enters itself into a list while it is iterated over. ``accelerator.accumulate`` and
-``gather_for_metrics`` read the marks of the newest entry. The loader sets them when it is read, which may be some
-batches before the training loop gets there. So while we read it, it enters nothing; we enter a `Marks` instead, which
-has the marks of the batch that was handed over last.
+A loader that Accelerate has prepared keeps two marks: whether its last batch ends the pass, and how many samples that
+batch has. While it is iterated over, it is an entry of a list; ``accelerator.accumulate`` and ``gather_for_metrics``
+read the marks of the newest entry. The loader sets its marks when it is read, which may be some batches before the
+training loop gets there. So the reader keeps it from entering the list, and enters a `Marks` instead, which has the
+marks of the batch that was handed over last.
 
-Accelerate is known by the names of its attributes and is not imported.
+This module recognizes Accelerate by the names of its attributes and does not import it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ ENTER, LEAVE = "_add_dataloader", "_remove_dataloader"
 
 
 class Mark(NamedTuple):
-    """What a loader says after a batch.
+    """The marks of a loader after a batch.
 
     Attributes:
         end_of_dataloader: Whether that batch is the last of its pass.
-        remainder: Samples of the last batch, -1 where that is not known.
+        remainder: Samples of the last batch; -1 if unknown.
     """
 
     end_of_dataloader: bool
@@ -29,7 +29,7 @@ class Mark(NamedTuple):
 
 
 class Marks:
-    """Stands in Accelerate's list in place of a loader. What it does not have itself is the loader's.
+    """Stands in Accelerate's list in place of a loader. It takes all other attributes from the loader.
 
     An interrupt (Ctrl-C) can end any method at any call; `end`, called again, undoes all of it.
 
@@ -45,33 +45,33 @@ class Marks:
 
     @staticmethod
     def of(loader: Any) -> Marks | None:
-        """Those of a loader; None if it keeps none."""
+        """The marks of a loader; None if it keeps none."""
         state = getattr(loader, "gradient_state", None)
         known = all(callable(getattr(type(state), name, None)) for name in (ENTER, LEAVE))
         return Marks(loader) if known and hasattr(loader, "end_of_dataloader") else None
 
     def begin(self) -> None:
-        """A pass begins: the loader is to enter nothing by itself."""
+        """Begin a pass: keep the loader from entering the list."""
         self._loader.gradient_state = _Silent(self._state)
 
     def now(self) -> Mark:
-        """What the loader says about the batch that it gave last. To be asked in the thread that reads it."""
+        """The marks of the batch that was read last. Called in the thread that reads the loader."""
         return Mark(self._loader.end_of_dataloader, self._loader.remainder)
 
     def show(self, mark: Mark) -> None:
-        """The batch with this mark has been handed over."""
+        """Take over the marks of the batch that has been handed over."""
         self.end_of_dataloader, self.remainder = mark
         if not self._entered:
             self._entered = True
             getattr(self._state, ENTER)(self)
 
     def end(self) -> None:
-        """The pass is over. Twice is fine."""
+        """End the pass. Idempotent."""
         if self._entered:
             enter, leave = getattr(self._state, ENTER), getattr(self._state, LEAVE)
             try:
                 leave(self)
-            except ValueError:  # of versions like 1.2: an interrupt has kept this out of the list
+            except ValueError:  # Accelerate 1.2, if an interrupt has kept this out of the list
                 enter(self)
                 leave(self)
             self._entered = False
@@ -83,7 +83,7 @@ class Marks:
 
 
 class _Silent:
-    """Accelerate's state, to which a loader adds nothing, and from which it takes nothing away."""
+    """Accelerate's state, without the methods by which a loader enters and leaves the list."""
 
     def __init__(self, state: Any) -> None:
         self._state = state

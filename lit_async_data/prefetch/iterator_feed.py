@@ -180,7 +180,7 @@ class IteratorFeed:
         return gave
 
     def rest(self, *, wait: bool) -> None:
-        """End the pass and drop what has been read ahead.
+        """End the pass and drop the batches that were read ahead.
 
         Args:
             wait: Whether to wait for a `next` of the loader that does not return, however long; else a few seconds.
