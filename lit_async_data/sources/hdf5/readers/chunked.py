@@ -77,8 +77,6 @@ class ChunkedReader(Reader):
         same = self._native == out.dtype
         slabs = [(number, missing[where]) for number, where in _group_by_slab(rows[missing] // self.rows)]
         for number, slab, where in self._iter_slabs(slabs, persistent):
-            if persistent is not None:
-                persistent.put(number, slab)
             inside = rows[where] - number * self.rows
             if not same:
                 out[where] = checked_labels(slab[inside], self._stored, out.dtype, rows[where])
@@ -100,9 +98,7 @@ class ChunkedReader(Reader):
             self.decoder.fetch(np.unique(cut.chunk))
         begins, ends, firsts_out = cut.inside, cut.inside + cut.rows, cut.where
         persistent = self._persistent_cache()
-        for number, slab, which in self._iter_slabs(_group_by_slab(cut.chunk), persistent):
-            if persistent is not None:
-                persistent.put(number, slab)
+        for _, slab, which in self._iter_slabs(_group_by_slab(cut.chunk), persistent):
             for piece in which.tolist():
                 begin, end, first = int(begins[piece]), int(ends[piece]), int(firsts_out[piece])
                 out[first : first + end - begin] = slab[begin:end]
@@ -125,6 +121,8 @@ class ChunkedReader(Reader):
             if slab is None:
                 decode = functools.partial(self.decoder.decode, number)
                 slab = self._recent.fetch((self._name, number), decode, wait=postponed > len(left))
+                if slab is not None and persistent is not None:
+                    persistent.put(number, slab)
             if slab is None:
                 left.append((number, where))
                 postponed += 1
