@@ -64,7 +64,7 @@ class BaseLoader(abc.ABC):
         self._depth = non_negative_int("device_depth", device_depth)
         self._verify_copies = non_negative_int("verify_copies", verify_copies)
         self._run = Run()
-        self._ahead = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
+        self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
     @abc.abstractmethod
     def _new_engine(self) -> Engine: ...

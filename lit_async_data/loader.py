@@ -151,7 +151,7 @@ class AsyncLoader(BaseLoader):
             batch = engine.queue.take(key)
             if not self.externally_driven:
                 # This batch is here; an error of a later one is raised when that is asked for.
-                with self._ahead:
+                with self._copy_errors:
                     engine.queue.top_up(cursor.schedule.following(key))
             run.meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
         except (ReadError, SourceError, TransformError):

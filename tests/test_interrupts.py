@@ -23,7 +23,7 @@ from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
 from lit_async_data.sources.hdf5.readers.slab_pool import MIN_POOLED_BYTES
 from lit_async_data.sources.manifest.files import prefetcher
 from lit_async_data.sources.manifest.files.stored_file import fetched
-from lit_async_data.sources.room import Giver
+from lit_async_data.sources.reservations import Owner
 from lit_async_data.testing import ArraySource, FakeStreams
 from lit_async_data.threads import Gate, ThreadWorker
 
@@ -372,7 +372,7 @@ def test_a_generator_goes_on_behind_what_an_interrupt_has_lost_and_the_log_says_
 # -- what is decoded ---------------------------------------------------------------------------------------------------
 
 SLABS = 9
-LOADER = Giver()
+LOADER = Owner()
 
 
 def slab(number):

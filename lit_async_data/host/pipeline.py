@@ -91,8 +91,12 @@ class Pipeline:
         self._timeout_s = timeout_s
         self._process = ProcessGuard()
         self._started = False
-        self._unprepared = Unexpected(log, "preparing batches that come later failed; they are read all the same")
-        self._unread = Unexpected(log, "reading several batches together failed, and each of them alone did not")
+        self._preparation_errors = Unexpected(
+            log, "preparing batches that come later failed; they are read all the same"
+        )
+        self._coalescing_errors = Unexpected(
+            log, "reading several batches together failed, and each of them alone did not"
+        )
         # Wakes the consumer. Not a Condition: an interrupt inside one of its methods can leave the lock locked.
         self._arrived = Bell()
         # Guards everything below, and `schedule`.
@@ -263,7 +267,7 @@ class Pipeline:
             with self._lock:
                 being_read = next((key for key, filled in self._claimed.items() if filled is None), None)
                 cursor = self._cursor
-            with self._unprepared:  # an error of the source recurs, and is raised, when the batch is read
+            with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
                 self._after_read(task.keys, cursor, being_read, task.schedule.limits)
             with self._lock:
                 self._stats = self._stats.plus(0, 0, time.perf_counter() - started)
@@ -322,7 +326,7 @@ class Pipeline:
             self._claimed[task.keys[0]] = filled
         self._arrived.ring()
         if filled.unexplained and filled.good == len(filled.batches):
-            self._unread.log(filled.unexplained)
+            self._coalescing_errors.log(filled.unexplained)
 
     def _stalled(self, key: BatchIndex) -> StalledError:
         return StalledError(

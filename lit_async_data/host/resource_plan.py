@@ -14,7 +14,7 @@ from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.order.weighted import WeightedChunkOrder
 from lit_async_data.sources.base import CachingSource, FetchingSource, Source
 from lit_async_data.sources.places import name_of
-from lit_async_data.sources.room import reserved
+from lit_async_data.sources.reservations import reserved
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds Python's lock.
 MOST_WORKERS = 4

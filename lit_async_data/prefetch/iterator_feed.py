@@ -157,7 +157,7 @@ class IteratorFeed:
             self.reader.start()
         return self._host_batch(pulled)
 
-    def given(self, key: BatchIndex) -> bool:
+    def was_handed_out(self, key: BatchIndex) -> bool:
         """Whether a batch, or the error in its place, has been handed out."""
         return key.epoch == self._expected.epoch and key.step < self._expected.step
 
@@ -174,10 +174,10 @@ class IteratorFeed:
             self._marks.show(note.mark)
         return note.state
 
-    def gave(self, error: BaseException) -> bool:
+    def raised_by_loader(self, error: BaseException) -> bool:
         """Whether this error, which has been raised, is one that the loader raised in place of a batch."""
-        gave, self._error = self._error == id(error), None
-        return gave
+        raised_by_loader, self._error = self._error == id(error), None
+        return raised_by_loader
 
     def rest(self, *, wait: bool) -> None:
         """End the pass and drop the batches that were read ahead.

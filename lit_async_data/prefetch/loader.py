@@ -189,7 +189,7 @@ class PrefetchedLoader(BaseLoader):
             batch = engine.queue.take(key)
             if not self.externally_driven:
                 # This batch is here; an error of a later one is raised when that is asked for.
-                with self._ahead:
+                with self._copy_errors:
                     engine.queue.top_up(feed.following(key))
             run.meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
             state = feed.handed_over(key)
@@ -199,10 +199,10 @@ class PrefetchedLoader(BaseLoader):
             run.interrupted = False
             raise
         except BaseException as error:
-            if feed.gave(error) or isinstance(error, Exception):
+            if feed.raised_by_loader(error) or isinstance(error, Exception):
                 # A batch that failed has had its turn. A batch that never came is asked for again; so is one on its
                 # way, where copy verification has found something wrong with another.
-                had_its_turn = feed.given(key) and not isinstance(error, TransferError)
+                had_its_turn = feed.was_handed_out(key) and not isinstance(error, TransferError)
                 at.step, run.interrupted = key.step + had_its_turn, False
             raise
         return Taken(batch, key.step, state)

@@ -43,7 +43,7 @@ from lit_async_data.sources.places import (
     starts,
     whole_numbers,
 )
-from lit_async_data.sources.room import reserved
+from lit_async_data.sources.reservations import reserved
 
 
 class ConcatSource:

@@ -34,7 +34,7 @@ from lit_async_data.sources.manifest.rows import Paths, Rows
 from lit_async_data.sources.manifest.table.labels import Labels
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_reader import TableReader
-from lit_async_data.sources.room import reserved
+from lit_async_data.sources.reservations import reserved
 
 # Samples whose file sizes are looked up to estimate the memory for reading ahead.
 SIZE_SAMPLES = 16

@@ -26,11 +26,11 @@ from lit_async_data.sources.hdf5.readers import decode_memory as holding
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
 from lit_async_data.sources.hdf5.readers.slab_pool import MIN_POOLED_BYTES, SlabPool
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-from lit_async_data.sources.room import Giver
+from lit_async_data.sources.reservations import Owner
 from lit_async_data.threads import Gate
 
 SLAB = np.arange(4, dtype=np.int64)
-LOADER, ANOTHER = Giver(), Giver()
+LOADER, ANOTHER = Owner(), Owner()
 
 
 def fetched(slabs, key, *, wait=True):

@@ -12,11 +12,11 @@ from support.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, ConcatSource, HDF5Source
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, PersistentChunkCache
-from lit_async_data.sources.room import Giver
+from lit_async_data.sources.reservations import Owner
 
 ROWS, SLABS, ROOM = 4, 6, 3
 SLAB_BYTES = ROWS * 8
-LOADER = Giver()
+LOADER = Owner()
 
 
 def slab(number):

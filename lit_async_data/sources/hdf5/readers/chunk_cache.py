@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.base import Turn
 from lit_async_data.sources.hdf5.readers.slab_pool import SlabPool
-from lit_async_data.sources.room import Giver, Room
+from lit_async_data.sources.reservations import Owner, Reservations
 from lit_async_data.threads import Gate
 
 Array = npt.NDArray[Any]
@@ -68,17 +68,17 @@ class DecodedChunkCache:
         self._turns: dict[Turn, int] = {}  # numbers of the latest turns, in order
         self._newest = 0
         self._decoding: dict[Hashable, _Decoding] = {}
-        self._given = Room()
+        self._given = Reservations()
         self._pool = SlabPool()
 
     @property
     def _room(self) -> int:
         return self._given.nbytes
 
-    def set_room(self, giver: Giver, nbytes: int) -> None:
+    def set_room(self, owner: Owner, nbytes: int) -> None:
         """Set how many bytes one giver reserves. If an interrupt ends it early, call it again."""
         with self._lock:
-            self._given.set(giver, nbytes)
+            self._given.set(owner, nbytes)
             self._make_room()
 
     def fetch(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn = False) -> Array | None:
@@ -244,17 +244,17 @@ class ByteBudget:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.taken = 0
-        self._given = Room()
+        self._given = Reservations()
 
     @property
     def limit(self) -> int:
         """Number of bytes that may be in use."""
         return self._given.nbytes
 
-    def set_room(self, giver: Giver, nbytes: int) -> int:
+    def set_room(self, owner: Owner, nbytes: int) -> int:
         """Set how many bytes one giver reserves; returns the bytes left, negative if too many are taken."""
         with self.lock:
-            self._given.set(giver, nbytes)
+            self._given.set(owner, nbytes)
             return self.limit - self.taken
 
 

@@ -31,7 +31,7 @@ from lit_async_data.sources.hdf5.schema.stored_field import StoredField
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
-from lit_async_data.sources.room import Giver
+from lit_async_data.sources.reservations import Owner
 
 Array = npt.NDArray[Any]
 # Bytes of samples that are read into a temporary block of one part, and copied to their places in the batch.
@@ -243,21 +243,21 @@ class PartReaders:
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `CachingSource.reserve`."""
         self._files.check_process()  # before taking a lock, which a thread may have held when this process was forked
-        rooms, giver = self.memory.room(chunks), Giver()
-        release = functools.partial(self._release, giver, list(rooms))
+        rooms, owner = self.memory.room(chunks), Owner()
+        release = functools.partial(self._release, owner, list(rooms))
         try:
             for name, nbytes in rooms.items():
-                self.recent[name].set_room(giver, nbytes)
-            self._room.set_room(giver, cache_bytes)
+                self.recent[name].set_room(owner, nbytes)
+            self._room.set_room(owner, cache_bytes)
         except BaseException:
             release()
             raise
         return release
 
-    def _release(self, giver: Giver, names: list[str]) -> None:
+    def _release(self, owner: Owner, names: list[str]) -> None:
         for name in names:
-            self.recent[name].set_room(giver, 0)
-        if self._room.set_room(giver, 0) < 0:
+            self.recent[name].set_room(owner, 0)
+        if self._room.set_room(owner, 0) < 0:
             self._clear_readers()
 
     def close(self) -> None:

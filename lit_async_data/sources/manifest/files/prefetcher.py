@@ -13,7 +13,7 @@ from typing import Any
 
 from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDirectory, fetched, filled
-from lit_async_data.sources.room import Giver, Room
+from lit_async_data.sources.reservations import Owner, Reservations
 from lit_async_data.threads import Bell, Gate, ProcessGuard, ThreadWorker
 
 # Files read at a time: a network that takes 5 ms per file then delivers 3200 files per second.
@@ -73,7 +73,7 @@ class FilePrefetcher:
         self._process = ProcessGuard()
         self._lock = threading.RLock()  # reentrant: garbage collection can close a loader inside it
         # Guarded by the lock:
-        self._reservations = Room()
+        self._reservations = Reservations()
         self._turn = 0
         self._held = 0
         self._files: dict[str, _File] = {}
@@ -158,13 +158,13 @@ class FilePrefetcher:
         """
         if not self._mine:
             self._begin()  # a fork: the threads and the owner of the lock are in another process
-        giver = Giver()
-        release = functools.partial(self._release, giver)
+        owner = Owner()
+        release = functools.partial(self._release, owner)
         try:
             with self._lock:
                 if not self._reservations:
                     self._drop_all()  # leftovers of an interrupted release
-                self._reservations.set(giver, nbytes)
+                self._reservations.set(owner, nbytes)
                 self._wake()
         except BaseException:
             release()
@@ -192,12 +192,12 @@ class FilePrefetcher:
                 group.workers.remove(worker)
         return bool(group.workers)
 
-    def _release(self, giver: Giver) -> None:
+    def _release(self, owner: Owner) -> None:
         """End a reservation. Call it again if it was interrupted."""
         if not self._mine:
             return
         with self._lock:
-            self._reservations.set(giver, 0)
+            self._reservations.set(owner, 0)
             for file in list(self._waiting.values()):
                 file.wake_up.ring()  # there may no longer be room for it
             if self._reservations:

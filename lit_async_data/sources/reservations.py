@@ -1,4 +1,4 @@
-"""`Room`: bytes that several loaders reserve in one source."""
+"""`Reservations`: bytes that several loaders reserve in one source."""
 
 from __future__ import annotations
 
@@ -9,42 +9,44 @@ import weakref
 from collections.abc import Callable, Iterable
 
 
-class Giver:
+class Owner:
     """Identifies one loader from its first read until it is closed."""
 
 
-class Room:
-    """The sum of the reservations of all givers. Thread-safe to read; change it under a lock.
+class Reservations:
+    """The sum of the reservations of all owners. Thread-safe to read; change it under a lock.
 
-    A giver counts as long as somebody refers to it. A reservation therefore ends even if an interrupt (Ctrl-C)
+    An owner counts as long as somebody refers to it. A reservation therefore ends even if an interrupt (Ctrl-C)
     prevented its loader from storing the function that releases it.
 
     Example:
-        >>> room, giver = Room(), Giver()
-        >>> room.set(giver, 100)
-        >>> room.nbytes
+        >>> reservations, owner = Reservations(), Owner()
+        >>> reservations.set(owner, 100)
+        >>> reservations.nbytes
         100
-        >>> del giver
-        >>> room.nbytes
+        >>> del owner
+        >>> reservations.nbytes
         0
     """
 
     def __init__(self) -> None:
-        self._given: dict[weakref.ref[Giver], int] = {}
+        self._by_owner: dict[weakref.ref[Owner], int] = {}
 
     @property
     def nbytes(self) -> int:
         """Reserved bytes."""
-        return sum([nbytes for giver, nbytes in self._given.copy().items() if giver() is not None])
+        return sum([nbytes for owner, nbytes in self._by_owner.copy().items() if owner() is not None])
 
-    def set(self, giver: Giver, nbytes: int) -> None:
-        """Set the reservation of one giver; 0 ends it."""
-        others = {each: room for each, room in self._given.items() if each() not in (None, giver)}
-        self._given = {**others, weakref.ref(giver): nbytes} if nbytes else others
+    def set(self, owner: Owner, nbytes: int) -> None:
+        """Set the reservation of one owner; 0 ends it."""
+        others = {
+            each: reserved_bytes for each, reserved_bytes in self._by_owner.items() if each() not in (None, owner)
+        }
+        self._by_owner = {**others, weakref.ref(owner): nbytes} if nbytes else others
 
     def __bool__(self) -> bool:
-        """Whether there is any giver."""
-        return any(giver() is not None for giver in self._given.copy())
+        """Whether there is any owner."""
+        return any(owner() is not None for owner in self._by_owner.copy())
 
 
 def reserved(reserve: Iterable[Callable[[], Callable[[], None]]]) -> Callable[[], None]:
