@@ -76,7 +76,7 @@ class DecodedChunkCache:
         return self._given.nbytes
 
     def set_room(self, owner: Owner, nbytes: int) -> None:
-        """Set how many bytes one giver reserves. If an interrupt ends it early, call it again."""
+        """Set how many bytes one owner reserves. If an interrupt ends it early, call it again."""
         with self._lock:
             self._given.set(owner, nbytes)
             self._make_room()
@@ -252,7 +252,7 @@ class ByteBudget:
         return self._given.nbytes
 
     def set_room(self, owner: Owner, nbytes: int) -> int:
-        """Set how many bytes one giver reserves; returns the bytes left, negative if too many are taken."""
+        """Set how many bytes one owner reserves; returns the bytes left, negative if too many are taken."""
         with self.lock:
             self._given.set(owner, nbytes)
             return self.limit - self.taken
