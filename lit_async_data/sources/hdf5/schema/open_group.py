@@ -8,11 +8,12 @@ from typing import Any
 import h5py
 import numpy.typing as npt
 
-from lit_async_data.errors import SourceError
+from lit_async_data.errors import CorruptError, SourceError
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, open_dataset
 from lit_async_data.sources.hdf5.storage.external_files import external_files
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
+from lit_async_data.sources.hdf5.storage.short_chunks import check_chunk_lengths
 
 #: Lookup tables by dataset name, column and axis.
 Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]
@@ -67,6 +68,12 @@ class OpenGroup:
         except SourceError as error:
             raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
         external_files(dataset, self.file, name, allowed=self.allow_external)
+        # Of text of any length, libhdf5 stores references, whose size h5py does not tell.
+        if dataset.chunks and dataset.shape and dataset.dtype.kind != "O":
+            try:
+                check_chunk_lengths(dataset, 0, 0, dataset.shape[0])
+            except CorruptError as error:
+                raise CorruptError(f"{what}{error}", file=self.path, dataset=name) from error
         return dataset
 
     def inspect_dataset(self, name: str, layout: str | None = None) -> StoredDataset:

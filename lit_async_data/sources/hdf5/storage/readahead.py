@@ -10,7 +10,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 
-# Pieces that are probed for being in memory before the kernel is told to fetch. A probe takes 0.8 µs; telling the
+# Pieces that a worker probes for being in memory before it tells the kernel to fetch. A probe takes 0.8 µs; telling the
 # kernel to fetch what it already has halves the speed of reading.
 PROBES = 8
 # The kernel may ignore what one call asks for beyond this size.
