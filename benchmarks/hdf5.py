@@ -33,7 +33,7 @@ from readers import hdf5 as readers
 from readers.hdf5 import Contender
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.sources.file_times import RECENT_NS
+from lit_async_data.sources.local_files.file_times import RECENT_NS
 
 MIB = 2**20
 # With a larger limit of the control group, the file would take too long to write.

@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lit_async_data.batch.spec import BatchSpec as BatchSpec
+    from lit_async_data.batch.spec import FieldSpec as FieldSpec
     from lit_async_data.batch.transforms import Normalize as Normalize
     from lit_async_data.batch.transforms import ToFloat as ToFloat
     from lit_async_data.lightning.datamodule import AsyncDataModule as AsyncDataModule
@@ -16,33 +18,39 @@ if TYPE_CHECKING:
     from lit_async_data.loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import LoaderOptions as LoaderOptions
     from lit_async_data.prefetch.wrap import prefetched as prefetched
-    from lit_async_data.sources.concat import ConcatSource as ConcatSource
+    from lit_async_data.sources.composed.concat import ConcatSource as ConcatSource
+    from lit_async_data.sources.composed.split import split as split
+    from lit_async_data.sources.composed.subset import SubsetSource as SubsetSource
+    from lit_async_data.sources.contract.source import Source as Source
+    from lit_async_data.sources.contract.storage_layout import StorageLayout as StorageLayout
     from lit_async_data.sources.hdf5.schema.field import Field as Field
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
     from lit_async_data.sources.manifest.column import Column as Column
     from lit_async_data.sources.manifest.source import ManifestSource as ManifestSource
-    from lit_async_data.sources.split import split as split
-    from lit_async_data.sources.subset import SubsetSource as SubsetSource
-    from lit_async_data.sources.torch_dataset import DatasetSource as DatasetSource
+    from lit_async_data.sources.torch_dataset.source import DatasetSource as DatasetSource
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncDataModule": "lightning.datamodule",
     "AsyncLoader": "loader",
+    "BatchSpec": "batch.spec",
     "Column": "sources.manifest.column",
-    "DatasetSource": "sources.torch_dataset",
-    "ConcatSource": "sources.concat",
+    "DatasetSource": "sources.torch_dataset.source",
+    "ConcatSource": "sources.composed.concat",
     "DevicePrefetcher": "lightning.prefetcher",
+    "FieldSpec": "batch.spec",
     "Field": "sources.hdf5.schema.field",
     "HDF5Source": "sources.hdf5.source",
     "LoaderOptions": "options",
     "ManifestSource": "sources.manifest.source",
     "Normalize": "batch.transforms",
-    "SubsetSource": "sources.subset",
+    "Source": "sources.contract.source",
+    "StorageLayout": "sources.contract.storage_layout",
+    "SubsetSource": "sources.composed.subset",
     "ToFloat": "batch.transforms",
     "prefetched": "prefetch.wrap",
-    "split": "sources.split",
+    "split": "sources.composed.split",
 }
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]  # the names that are imported above for type checkers

@@ -19,7 +19,7 @@ from lit_async_data.device.feed import Batch
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.transform import BatchFunction, DeviceTransform, check_callable, takes_rng, widened
 from lit_async_data.engine import Engine
-from lit_async_data.errors import ConfigError, ReadError, SourceError, TransformError
+from lit_async_data.errors import ReadError, SourceError, TransformError
 from lit_async_data.host import memory
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.nan_check import NanCheck
@@ -31,7 +31,8 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, StepsWanted
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
-from lit_async_data.sources.base import CachingSource, Source, ids_of, is_random
+from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.source import Source
 from lit_async_data.threads import leave_at_exit
 
 log = logging.getLogger(__name__)
@@ -91,10 +92,7 @@ class AsyncLoader(BaseLoader):
         device_transform: BatchFunction | None = None,
         verify_copies: int = 0,
     ) -> None:
-        if not isinstance(source, Source):
-            raise ConfigError(
-                f"source: {source!r} is not a source; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)"
-            )
+        check_source("source", source)
         self.source = source
         self.options = LoaderOptions.of(options)
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
@@ -260,7 +258,7 @@ class AsyncLoader(BaseLoader):
         for line in slow(source, options, plan, self.order, ahead=self._depth > 0):
             log.warning("%s", line)
         on_device = streams.has_streams(self.device)
-        seed = options.seed if options.augments and is_random(source) else None
+        seed = options.seed if options.augments and source.is_random else None
         pipeline = Pipeline(
             SampleReader(source, options.return_indices, seed, self._nan_check),
             self._cursor.schedule,
@@ -270,10 +268,8 @@ class AsyncLoader(BaseLoader):
             slots=plan.budget.slots,
             most_slots=plan.budget.most_slots,
             timeout_s=options.timeout_s,
-            after_read=DecodeAhead(source, self.schedule, AHEAD + plan.layout.batches)
-            if isinstance(source, CachingSource)
-            else None,
-            ids=functools.partial(ids_of, source),
+            after_read=DecodeAhead(source, self.schedule, AHEAD + plan.layout.batches) if source.reads_ahead else None,
+            ids=source.ids,
         )
         # Host memory has a narrower type than what is delivered; the device casts.
         cast = widened(self.spec) if on_device else None
@@ -291,4 +287,4 @@ class AsyncLoader(BaseLoader):
 def _batch_seed(source: Source, schedule: Schedule, seed: int, key: BatchIndex) -> int:
     """The seed of a batch's generator: by its first sample, whatever its rank and step."""
     first = schedule.plan(key.epoch).batch(key.step).samples[:1]
-    return derived_key(seed, key.epoch, BATCH_KEYS, int(ids_of(source, first)[0]))
+    return derived_key(seed, key.epoch, BATCH_KEYS, int(source.ids(first)[0]))

@@ -19,11 +19,11 @@ from support.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.errors import ClosedError
+from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
 from lit_async_data.sources.hdf5.readers.slab_pool import MIN_POOLED_BYTES
 from lit_async_data.sources.manifest.files import prefetcher
 from lit_async_data.sources.manifest.files.stored_file import fetched
-from lit_async_data.sources.reservations import Owner
 from lit_async_data.testing import ArraySource, FakeStreams
 from lit_async_data.threads import Gate, ThreadWorker
 
@@ -381,7 +381,7 @@ def slab(number):
 
 
 def fetch(slabs, number, turn=False):
-    return slabs.fetch(("x", number), lambda: slab(number), wait=True, turn=turn)
+    return slabs.get(("x", number), lambda: slab(number), wait=True, turn=turn)
 
 
 def filled():
@@ -467,14 +467,14 @@ def test_who_waits_for_a_decoding_can_be_interrupted(monkeypatch):
             go.get(timeout=30)
             return slab(7)
 
-        other = threading.Thread(target=slabs.fetch, args=(("x", 7), decode), kwargs={"wait": True})
+        other = threading.Thread(target=slabs.get, args=(("x", 7), decode), kwargs={"wait": True})
         other.start()
         assert begun.wait(30)
         found = None
         with monkeypatch.context() as patch:
             patch.setattr(Gate, "wait", lambda gate, timeout, go=go: go.put(None) or wait(gate, timeout))
             with contextlib.suppress(KeyboardInterrupt), interrupted(place):
-                found = slabs.fetch(("x", 7), lambda: slab(7), wait=True)
+                found = slabs.get(("x", 7), lambda: slab(7), wait=True)
         go.put(None)
         other.join(30)
         check(slabs)

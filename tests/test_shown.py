@@ -29,7 +29,7 @@ def test_sources_say_where_how_many_and_which_fields(source, images):
     assert repr(both) == f"<ConcatSource of 130 samples from 30 of 100 samples of {images} and 1 more: {fields}>"
     dataset = lad.DatasetSource(list(range(7)))
     assert repr(dataset) == "<DatasetSource of 7 samples from list: 0 int64>"
-    assert repr(ArraySource({"x": np.zeros((5, 2))})) == "<ArraySource of 5 samples from memory: x float64 (2,)>"
+    assert repr(ArraySource({"x": np.zeros((5, 2))})) == "<ArraySource of 5 samples: x float64 (2,)>"
     sides = lad.split(source, {"train": 0.5, "val": 0.5})
     assert repr(sides).startswith("{'train': <SubsetSource of ")
     source.close()
@@ -43,7 +43,7 @@ def test_tables_do_too():
 
 def test_loaders_and_what_goes_with_them_do_too():
     source = ArraySource({"x": np.zeros((1000, 2), "f4"), "y": np.arange(1000)})
-    inside = "<ArraySource of 1000 samples from memory: x float32 (2,), y int64>".replace("1000", "1,000")
+    inside = "<ArraySource of 1000 samples: x float32 (2,), y int64>".replace("1000", "1,000")
     loader = lad.AsyncLoader(source, {"batch_size": 64})
     assert repr(loader) == f"<AsyncLoader of 16 batches of 64, shuffle=auto, from {inside}>"
     dm = lad.AsyncDataModule(train=source, val=[source, source], loader={"batch_size": 64})

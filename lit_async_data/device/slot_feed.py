@@ -105,7 +105,7 @@ class SlotFeed:
                 if batch.error is not None:
                     yield batch.key, batch.error
                     continue
-                end = batch.first + len(batch.samples)
+                end = batch.first + batch.rows
                 tensors = {}
                 for name, view in views.items():
                     array = view[batch.first : end]
@@ -115,7 +115,7 @@ class SlotFeed:
     def _fields(self, filled: FilledSlot) -> tuple[dict[str, Array], tuple[str, ...]]:
         """The fields of a slot as arrays, and the names of those that each batch must copy."""
         pool, layout, last = self.pipeline.pool, self._layout, filled.batches[-1]
-        count = last.first + len(last.samples)
+        count = last.first + last.rows
         if layout.large and not self.pipeline.must_copy():
             return layout.views(pool.lend(filled.slot), count), layout.small
         views = {name: view.copy() for name, view in layout.views(pool.memory(filled.slot), count).items()}
@@ -151,7 +151,7 @@ class SlotFeed:
         (batch,) = filled.batches  # one per slot: its small fields travel in one block
         if batch.error is not None:
             return HostBatch(error=batch.error)
-        layout, pool, count = self._layout, self.pipeline.pool, len(batch.samples)
+        layout, pool, count = self._layout, self.pipeline.pool, batch.rows
         pool.copy(filled.slot)
         with torch.inference_mode(False):
             memory = torch.from_numpy(pool.memory(filled.slot))

@@ -16,7 +16,7 @@ import numpy as np
 from lit_async_data.order.chunk_order import Group
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Limits, Schedule
-from lit_async_data.sources.base import CachingSource, FetchingSource, Turn
+from lit_async_data.sources.contract.source import Source
 
 # Reads after which a worker checks again whether anything must be fetched, if nothing was the last time.
 LOOKS = 8
@@ -34,13 +34,13 @@ class DecodeAhead:
         steps: Steps between the batch that is read and the batch that is fetched.
     """
 
-    def __init__(self, source: CachingSource, schedule: Schedule, steps: int) -> None:
+    def __init__(self, source: Source, schedule: Schedule, steps: int) -> None:
         self._source = source
         self._schedule = schedule
         self._steps = steps
         self._rows = source.chunks.rows
         # Whether the source reads whole files ahead.
-        self._holds = isinstance(source, FetchingSource) and source.file_bytes() > 0
+        self._holds = source.file_bytes > 0
         self._idle = 0
         self._fetching = False
         # Batches that have been read, and whose share of the next group has not been decoded.
@@ -70,7 +70,7 @@ class DecodeAhead:
             self._decode_due(cursor, oldest or cursor)
         elif plan.shuffle == "none" and self._rows > 1:
             last = plan.batch(keys[-1].step).samples[-1:]
-            self._decode(np.minimum(last + self._rows, plan.length - 1), turn=True)
+            self._source.decode_ahead(np.minimum(last + self._rows, plan.length - 1), None)
         self._fetch(keys, limits)
 
     def _decode_due(self, cursor: BatchIndex | None, oldest: BatchIndex | None) -> None:
@@ -89,7 +89,8 @@ class DecodeAhead:
                 self._owed.appendleft(key)
                 return
             for turn, samples in self.due(key, cursor):
-                self._decode(samples, turn)
+                if len(samples):
+                    self._source.decode_ahead(samples, turn)
 
     def due(self, key: BatchIndex, cursor: BatchIndex | None) -> list[tuple[tuple[int, int], Indices]]:
         """The chunks of the next group that this rank decodes with a batch, one sample of each.
@@ -158,10 +159,6 @@ class DecodeAhead:
     def _position(self, plan: EpochPlan, local: int) -> int:
         return local * plan.world_size + plan.rank + plan.start
 
-    def _decode(self, samples: Indices, turn: Turn) -> None:
-        if len(samples):
-            self._source.prepare(samples, decode=turn)
-
     def _fetch(self, keys: Sequence[BatchIndex], limits: Limits) -> None:
         if self._idle > 0:
             self._idle -= 1
@@ -170,11 +167,11 @@ class DecodeAhead:
         if self._holds and not self._fetching:
             # Nearest first: threads begin files in this order.
             later = range(keys[-1].step + 1, later.stop)
-        found = self._source.prepare(self._of_steps(keys[0].epoch, later, limits), decode=False)
+        found = self._source.fetch(self._of_steps(keys[0].epoch, later, limits))
         between = range(keys[-1].step + 1, later.start)
         if found and not self._fetching and between:
             # These were not fetched while everything seemed to be in memory.
-            self._source.prepare(self._of_steps(keys[0].epoch, between, limits), decode=False)
+            self._source.fetch(self._of_steps(keys[0].epoch, between, limits))
         self._fetching = found
         if not found:
             self._idle = LOOKS

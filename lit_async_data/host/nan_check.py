@@ -15,7 +15,7 @@ import numpy as np
 from lit_async_data.batch.spec import Array
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import Schedule
-from lit_async_data.sources.base import Source, ids_of
+from lit_async_data.sources.contract.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class NanCheck:
         for key, array in arrays.items():
             found = np.flatnonzero(with_nan(array[: len(first)]))
             if len(found):
-                where = self._source.locate(ids_of(self._source, first[found[:1]]))[0]
+                where = self._source.locate(self._source.ids(first[found[:1]]))[0]
                 log.warning(
                     "%s: %d of the %d samples of the first batch hold NaN, the first in row %d of %s; the loss will be "
                     "NaN, too. Leave such samples out, or replace the values in device_transform (torch.nan_to_num); "

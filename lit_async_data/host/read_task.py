@@ -23,6 +23,8 @@ from lit_async_data.order.plan import BatchIndex, Schedule
 # Reads samples of an epoch into arrays, from any thread.
 Read = Callable[[int, Indices, Mapping[str, npt.NDArray[Any]]], None]
 
+NO_SAMPLES: Indices = np.empty(0, np.int64)
+
 
 class BatchResult(NamedTuple):
     """A batch that has been read into a slot, or the error that came instead.
@@ -30,13 +32,13 @@ class BatchResult(NamedTuple):
     Attributes:
         key: Its index.
         first: Its first row in the slot's arrays.
-        samples: int64, shape (n,).
+        rows: Number of its samples.
         error: Raised in its place.
     """
 
     key: BatchIndex
     first: int
-    samples: Indices
+    rows: int
     error: Exception | None = None
 
 
@@ -58,7 +60,7 @@ class FilledSlot(NamedTuple):
     @property
     def samples(self) -> int:
         """Samples that could be read."""
-        return sum(len(batch.samples) for batch in self.batches if batch.error is None)
+        return sum(batch.rows for batch in self.batches if batch.error is None)
 
 
 @dataclasses.dataclass
@@ -86,25 +88,26 @@ class ReadTask:
         """Read the batches together; if that fails, each by itself."""
         epoch, step = self.keys[0]
         try:
-            self._samples, edges = self.schedule.plan(epoch).stretch(step, len(self.keys))
+            samples, edges = self.schedule.plan(epoch).stretch(step, len(self.keys))
         except BaseException as caught:
             if self._is_interrupt(caught):
                 raise
             # No name holds the results: see `Pipeline._fill`.
-            return self._filled([self._failed(BatchResult(key, 0, np.empty(0, np.int64)), caught) for key in self.keys])
+            return self._filled([self._failed(BatchResult(key, 0, 0), NO_SAMPLES, caught) for key in self.keys])
+        self._samples = samples
         batches = [
-            BatchResult(key, begin, self._samples[begin:end])
+            BatchResult(key, begin, end - begin)
             for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
         ]
         unexplained = ""
         if len(batches) > 1:
             try:
-                read(epoch, self._samples, layout.views(memory, len(self._samples)))
+                read(epoch, samples, layout.views(memory, len(samples)))
             except Exception as error:  # noqa: BLE001  # raised below by its batch, while the others are read
                 unexplained = "" if isinstance(error, SourceError) else traceback.format_exc()
             else:
                 return FilledSlot(self.slot, batches, len(batches))
-        return self._filled([self._alone(read, layout, memory, batch) for batch in batches], unexplained)
+        return self._filled([self._alone(read, layout, memory, samples, batch) for batch in batches], unexplained)
 
     def _filled(self, batches: list[BatchResult], unexplained: str = "") -> FilledSlot:
         return FilledSlot(self.slot, batches, sum(batch.error is None for batch in batches), unexplained)
@@ -113,18 +116,20 @@ class ReadTask:
         """Whether this is Ctrl-C, or the like, in the consumer's thread. In a worker it is an error of the batch."""
         return self.worker is None and not isinstance(caught, Exception)
 
-    def _alone(self, read: Read, layout: BatchLayout, memory: Bytes, batch: BatchResult) -> BatchResult:
-        self._samples = batch.samples
+    def _alone(
+        self, read: Read, layout: BatchLayout, memory: Bytes, samples: Indices, batch: BatchResult
+    ) -> BatchResult:
+        self._samples = samples = samples[batch.first : batch.first + batch.rows]
         try:
-            read(batch.key.epoch, batch.samples, layout.views(memory, len(batch.samples), batch.first))
+            read(batch.key.epoch, samples, layout.views(memory, batch.rows, batch.first))
         except BaseException as caught:
             if self._is_interrupt(caught):
                 raise
-            return self._failed(batch, caught)
+            return self._failed(batch, samples, caught)
         return batch
 
-    def _failed(self, batch: BatchResult, cause: BaseException) -> BatchResult:
-        error = ReadError.of_batch(cause, *batch.key, self.ids(batch.samples).tolist(), self.worker)
+    def _failed(self, batch: BatchResult, samples: Indices, cause: BaseException) -> BatchResult:
+        error = ReadError.of_batch(cause, *batch.key, self.ids(samples).tolist(), self.worker)
         return batch._replace(error=error)
 
     def __str__(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Iterator
 
@@ -12,9 +11,7 @@ from lit_async_data.host.memory import Budget, default_budget, ranks_here
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.order.weighted import WeightedChunkOrder
-from lit_async_data.sources.base import CachingSource, FetchingSource, Source
-from lit_async_data.sources.places import name_of
-from lit_async_data.sources.reservations import reserved
+from lit_async_data.sources.contract.source import Source
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds Python's lock.
 MOST_WORKERS = 4
@@ -81,10 +78,8 @@ class ResourcePlan:
             in_hand = max(workers, 1) * options.batch_size * schedule.plan(0).world_size
             groups = -(-in_hand // (order.width * order.rows))
             chunks = min((groups + 1) * order.width, order.chunks)
-        decoded = cache = 0
-        if isinstance(source, CachingSource):
-            decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.decode_bytes
-            cache = min(options.cache_bytes, source.decodable_bytes)
+        decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.decode_bytes
+        cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
         if ahead and source.chunks.reading == "copied" and not streams:
             left = limit - decoded - cache
@@ -98,12 +93,7 @@ class ResourcePlan:
 
     def reserve(self, source: Source) -> Callable[[], None]:
         """Have a source reserve room for what is read ahead; call the result to give the room back."""
-        reserve: list[Callable[[], Callable[[], None]]] = []
-        if isinstance(source, CachingSource):
-            reserve.append(functools.partial(source.reserve, self.chunks, self.budget.cache))
-        if self.budget.fetched and isinstance(source, FetchingSource):
-            reserve.append(functools.partial(source.read_ahead, self.budget.fetched))
-        return reserved(reserve)
+        return source.reserve(self.chunks, self.budget.cache, self.budget.fetched)
 
 
 def coalesced_batches(batch_bytes: int, most: int) -> int:
@@ -122,12 +112,12 @@ def coalesced_batches(batch_bytes: int, most: int) -> int:
 
 def _fetched_bytes(source: Source, samples: int, left: int) -> int:
     """Bytes for files that are read ahead, for this many samples."""
-    size = source.file_bytes() if isinstance(source, FetchingSource) else 0
+    size = source.file_bytes
     return max(min(max(2 * size * samples, LEAST_FETCHED), MOST_FETCHED, left // 2), 0) if size else 0
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
-    kept = isinstance(source, CachingSource) and 0 < source.decodable_bytes <= cache
+    kept = 0 < source.decodable_bytes <= cache
     if kept or not source.chunks.compressed or plan.shuffle == "none":
         return 1.0
     if plan.chunk_order is None:
@@ -169,7 +159,7 @@ def slow(
     """
     if source.chunks.reading == "python" and options.workers == "auto" and ahead:
         yield (
-            f"workers=auto reads each batch of {name_of(source)} when it is asked for, since Python code per sample "
+            f"workers=auto reads each batch of {source.name} when it is asked for, since Python code per sample "
             "would, in a thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that "
             "releases the GIL, and prefetched(loader) takes a DataLoader with processes"
         )

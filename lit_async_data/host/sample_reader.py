@@ -13,7 +13,7 @@ from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
-from lit_async_data.sources.base import RandomizedSource, Source, ids_of
+from lit_async_data.sources.contract.source import Source
 
 INDEX = "index"
 # Separates the keys of random numbers for samples, and for whole batches, from those of the order.
@@ -37,14 +37,13 @@ class SampleReader:
     nan_check: NanCheck
 
     def __call__(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        ids = ids_of(self.source, samples) if self.return_indices or self.seed is not None else samples
+        ids = self.source.ids(samples) if self.return_indices or self.seed is not None else samples
         if self.return_indices:
             out[INDEX][...] = ids
             out = {key: array for key, array in out.items() if key != INDEX}
         if self.seed is None:
             self.source.read_into(samples, out)
         else:
-            assert isinstance(self.source, RandomizedSource)
             self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, SAMPLE_KEYS), ids))
         self.nan_check(epoch, samples, out)
 

@@ -12,9 +12,9 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Order, Schedule
 from lit_async_data.order.weights import Weights, class_weights
-from lit_async_data.sources.base import Source, is_random, layout_of
-from lit_async_data.sources.places import values_of
-from lit_async_data.sources.subset import SubsetSource
+from lit_async_data.sources.composed.subset import SubsetSource
+from lit_async_data.sources.contract.checks import values_of
+from lit_async_data.sources.contract.source import Source
 
 
 def schedule_of(
@@ -34,7 +34,7 @@ def schedule_of(
     """
     shuffle = _shuffle(source, options)
     # Only where the order goes by chunks: finding the layout may read every sample.
-    layout = layout_of(source) if shuffle == "chunk" else source.chunks
+    layout = source.layout() if shuffle == "chunk" else source.chunks
     # A partial, not a method of the loader: nothing refers back, so a dropped loader is closed at once.
     plan = functools.partial(
         EpochPlan,
@@ -50,7 +50,7 @@ def schedule_of(
         world_size=world_size,
         drop_last=options.drop_last,
     )
-    drawn = options.augments and (is_random(source) or transform_draws)
+    drawn = options.augments and (source.is_random or transform_draws)
     return Schedule(plan, shuffled=shuffle != "none" or drawn)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.base import Source
+from lit_async_data.sources.contract.source import Source
 
 # Labels per read while `count_classes` looks for the largest one.
 LABELS_PER_READ = 2**20
@@ -24,7 +24,7 @@ def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source
     """A copy of a source whose class numbers follow other names, if the source found its own classes in a table.
 
     Args:
-        source: Any source; one that can be renumbered has a method ``with_classes``.
+        source: Any source.
         classes: Names by batch key.
 
     Raises:
@@ -34,8 +34,7 @@ def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source
     changed = {
         key: names for key, names in classes.items() if key in source.spec.fields and own.get(key) != tuple(names)
     }
-    renumbered = getattr(source, "with_classes", None)
-    return source if renumbered is None or not changed else cast(Source, renumbered(changed))
+    return source.with_classes(changed) if changed else source
 
 
 def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, list[Source]]:
@@ -53,8 +52,8 @@ def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, l
 
 def _check_kinds(source: Source, first: Source, stage: Any) -> None:
     """Refuse a table whose column holds classes where the first table's holds numbers, or the reverse."""
-    if not hasattr(source, "with_classes"):
-        return
+    if source.with_classes({}) is source:
+        return  # its class numbers are stored, not found in a table
     own, others = class_names(source), class_names(first)
     for key in source.spec.fields.keys() & first.spec.fields.keys():
         if (key in own) != (key in others):

@@ -15,9 +15,9 @@ from lit_async_data.lightning.resume import check_position
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.prefetch.loader import PrefetchedLoader
-from lit_async_data.sources.base import Source
-from lit_async_data.sources.places import check_source
-from lit_async_data.sources.split import split as split_source
+from lit_async_data.sources.composed.split import split as split_source
+from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.source import Source
 
 Stage = Literal["train", "val", "test", "predict"]
 STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
@@ -70,11 +70,7 @@ def checked_sources(stage: str, argument: Any) -> list[Source]:
     is_list = isinstance(argument, Sequence) and not isinstance(argument, str) and stage != "train"
     sources = argument if is_list else [] if argument is None else [argument]
     for source in sources:
-        if not isinstance(source, Source):
-            raise ConfigError(
-                f"{stage}: {source!r} is not a source{'' if stage == 'train' else ' or a list of sources'}; "
-                "build one, as in HDF5Source('data.h5') or DatasetSource(dataset)"
-            )
+        check_source(stage, source, "a source" if stage == "train" else "a source or a list of sources")
     return list(sources)
 
 

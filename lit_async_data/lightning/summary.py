@@ -17,8 +17,7 @@ from lit_async_data.order.mixing import evenness, mixing, ranks_per_chunk
 from lit_async_data.order.permutation import Indices, Permutation, derived_key
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.order.weighted import WeightedChunkOrder, WeightedOrder
-from lit_async_data.sources.base import Source, described
-from lit_async_data.sources.places import name_of, parts_of
+from lit_async_data.sources.contract.source import Source, described
 
 # At most this many samples, in at most this many batches, are read to measure how well labels are mixed.
 SAMPLES, BATCHES = 8192, 64
@@ -37,7 +36,7 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
     if not footprint.workers:
         workers = "no workers, read in the training loop"
     return [
-        described(len(source), name_of(source), loader.spec),
+        described(len(source), source.name, loader.spec),
         f"batch {options.batch_size}{ranks}, {len(loader):,} steps, {_drawing(loader)}shuffle {_shuffle(loader)}",
         f"{workers}: {footprint.budget}",
     ]
@@ -123,7 +122,7 @@ def _labels(source: Source) -> Iterator[tuple[str, Callable[[Indices], Values]]]
         if field.dtype.kind in "iub" and math.prod(field.shape) == 1:
             yield key, functools.partial(_read, source, key)
     codes = getattr(source, "group_codes", None)
-    parts = parts_of(source)
+    parts = source.parts
     if codes is not None:
         yield "groups", lambda samples: codes[samples]
     elif len(parts) > 1:

@@ -11,7 +11,7 @@ from lit_async_data.device.transform import BatchFunction, check_callable
 from lit_async_data.errors import ConfigError
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
-from lit_async_data.sources.base import Source
+from lit_async_data.sources.contract.source import Source
 
 
 def prefetched(

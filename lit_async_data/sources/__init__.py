@@ -1,1 +1,1 @@
-"""Sources: `base.Source` is the contract; each other module implements it for one kind of data."""
+"""Sources: `contract.source.Source` is the contract; each other room implements it for one kind of data."""

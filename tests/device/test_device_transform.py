@@ -20,7 +20,7 @@ from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.sources.subset import SubsetSource
+from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.testing import ArraySource, FakeStreams
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from support.device import pretend
 
 from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
 from lit_async_data.host.nan_check import with_nan
-from lit_async_data.sources.subset import SubsetSource
+from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.testing import ArraySource, FakeStreams
 
 
@@ -35,7 +35,7 @@ def test_nan_in_the_first_batch_is_counted_and_logged_once(caplog, options, dtyp
         loader.device_depth = 0  # whatever reads from here on is new
         list(loader)
     (line,) = warned(caplog)
-    assert line.startswith("x: 2 of the 4 samples of the first batch hold NaN, the first in row 1 of memory; ")
+    assert line.startswith("x: 2 of the 4 samples of the first batch hold NaN, the first in row 1 of ArraySource; ")
     assert "torch.nan_to_num" in line
 
 

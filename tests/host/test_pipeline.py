@@ -91,7 +91,7 @@ def taken(pipeline, key):
     if batch.error is not None:
         raise batch.error
     memory = pipeline.pool.memory(filled.slot)
-    values = pipeline.layout.views(memory, len(batch.samples), batch.first)["x"].tolist()
+    values = pipeline.layout.views(memory, batch.rows, batch.first)["x"].tolist()
     pipeline.pool.drop(filled.slot)
     return values
 
@@ -381,7 +381,7 @@ def kept(pipeline, key):
     filled = pipeline.get(key)
     (batch,) = filled.batches
     memory = pipeline.pool.lend(filled.slot)
-    return pipeline.layout.views(memory, len(batch.samples), batch.first)["x"]
+    return pipeline.layout.views(memory, batch.rows, batch.first)["x"]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
+import types
 from pathlib import Path
 
 import h5py
@@ -138,9 +140,12 @@ NEEDS_A_GPU = {"gpu"}
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if programs(page) and page.stem not in NEEDS_A_GPU], ids=lambda page: page.stem
 )
-def test_the_programs_of_a_page_run(page, request):
+def test_the_programs_of_a_page_run(page, request, monkeypatch):
     request.getfixturevalue("patients" if page.stem == "hdf5" else "workplace")
-    names = given()
+    module = types.ModuleType("page")  # classes that a program defines can be pickled
+    monkeypatch.setitem(sys.modules, "page", module)
+    names = vars(module)
+    names.update(given())
     if page.stem == "transforms":
         names["source"] = HDF5Source("x.h5", {"x": "data", "y": "labels"})
     for program in programs(page):
@@ -150,3 +155,4 @@ def test_the_programs_of_a_page_run(page, request):
         exec(compile(text, page.name, "exec"), names)
     for dm in [value for value in names.values() if isinstance(value, pl.LightningDataModule)]:
         names["Trainer"]().fit(Linear(), datamodule=dm)  # whatever a page builds trains, too
+    names.clear()

@@ -13,10 +13,10 @@ from lit_async_data import AsyncLoader, ConcatSource, HDF5Source, SubsetSource
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
-from lit_async_data.sources.base import CachingSource, Location, Part, PartedSource, Source, StorageLayout, ids_of
+from lit_async_data.sources.contract.places import Location, Part
+from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
-from lit_async_data.sources.places import column_of, overlap_of, parts_of, places_of
-from lit_async_data.testing import ArraySource, PartedArrays
+from lit_async_data.testing import ArraySource, PartedArrays, check_contract
 
 some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 12)), min_size=1, max_size=5)
 
@@ -45,23 +45,34 @@ def chunk_of_each(runs):
     return chunks
 
 
-class Keeping(ArraySource):
-    """Writes down what it is asked to keep and to prepare."""
+class Ahead(ArraySource):
+    """Records what it is asked to fetch, decode and reserve."""
+
+    reads_ahead = True
 
     def __init__(self, length=10, decodable=1000):
         super().__init__({"y": np.arange(length)})
-        self.calls, self.decodable_bytes, self.decode_bytes = [], decodable, 7
+        self.calls, self._decodable = [], decodable
 
-    def prepare(self, samples, *, decode):
-        self.calls.append(("prepare", samples.tolist(), decode))
-        return decode
+    def fetch(self, samples):
+        self.calls.append(("fetch", samples.tolist()))
+        return True
+
+    def decode_ahead(self, samples, turn):
+        self.calls.append(("decode", samples.tolist(), turn))
 
     def decoded_bytes(self, chunks):
         return 100 * chunks
 
-    def reserve(self, chunks, cache_bytes):
-        self.calls.append(("reserve", chunks, cache_bytes))
-        return lambda: self.calls.append(("given back",))
+    decode_bytes, file_bytes = 7, 20
+
+    @property
+    def decodable_bytes(self):
+        return self._decodable
+
+    def reserve(self, chunks, cache_bytes, fetched_bytes):
+        self.calls.append(("reserve", chunks, cache_bytes, fetched_bytes))
+        return lambda: self.calls.append(("released",))
 
     def close(self):
         self.calls.append(("close",))
@@ -83,11 +94,9 @@ class Failing(ArraySource):
 # -- a subset --------------------------------------------------------------------------------------------------------
 
 
-def test_a_subset_is_a_source_with_parts_that_keeps():
-    for source in (SubsetSource(numbered(), [1]), ConcatSource([numbered()])):
-        assert isinstance(source, Source)
-        assert isinstance(source, PartedSource)
-        assert isinstance(source, CachingSource)
+def test_subsets_and_concatenations_keep_the_contract():
+    check_contract(SubsetSource(numbered(), [1, 7, 1, 3]))
+    check_contract(ConcatSource([numbered(), SubsetSource(numbered(), [4, 2])]))
 
 
 @pytest.mark.parametrize("given", [[7, 3, 3, 0], np.array([7, 3, 3, 0], np.uint8), (7, 3, 3, 0)])
@@ -147,7 +156,7 @@ def test_what_is_no_source_is_refused(build):
 def test_samples_that_are_not_there_are_an_index_error(source, sample):
     for use in (
         lambda samples: read(source, samples),
-        lambda samples: (source.ids if hasattr(source, "ids") else source.locate)(np.array(samples)),
+        lambda samples: source.locate(source.ids(np.array(samples))),
     ):
         with pytest.raises(IndexError, match=f"sample {sample} of 3 in "):
             use([0, sample])
@@ -156,7 +165,7 @@ def test_samples_that_are_not_there_are_an_index_error(source, sample):
 def test_samples_are_named_by_their_numbers_in_the_innermost_whole():
     outer = SubsetSource(SubsetSource(parted(), [9, 8, 5, 1]), [3, 0, 1])
     ids = outer.ids(np.array([0, 1, 2]))
-    assert ids.tolist() == ids_of(outer, np.arange(3)).tolist() == [1, 9, 8] == read(outer, [0, 1, 2])
+    assert ids.tolist() == outer.ids(np.arange(3)).tolist() == [1, 9, 8] == read(outer, [0, 1, 2])
     assert outer.locate(ids) == [
         Location("files/a.h5", "/", 1),
         Location("files/b.h5", "/", 5),
@@ -270,22 +279,22 @@ def test_a_subset_takes_columns_and_overlap_from_the_whole():
 
 def test_a_source_without_parts_is_one_part_without_a_name():
     source = ArraySource({"x": np.zeros((5, 2)), "y": np.arange(5)})
-    assert parts_of(source) == (Part("ArraySource", "/", "", 5),)
-    assert overlap_of(source) == 0
-    assert column_of(source, "y").tolist() == [0, 1, 2, 3, 4]
+    assert source.parts == (Part("ArraySource", "/", "", 5),)
+    assert source.overlap == 0
+    assert source.column("y").tolist() == [0, 1, 2, 3, 4]
     for name in ("x", "z"):
         with pytest.raises(MissingError, match=f"ArraySource: no field '{name}' .*: y$"):
-            column_of(source, name)
+            source.column(name)
 
 
 def test_a_column_is_read_piece_by_piece(monkeypatch):
-    monkeypatch.setattr("lit_async_data.sources.places.BLOCK_SAMPLES", 3)
-    assert column_of(numbered(8), "y").tolist() == list(range(8))
+    monkeypatch.setattr("lit_async_data.sources.contract.source.BLOCK_SAMPLES", 3)
+    assert numbered(8).column("y").tolist() == list(range(8))
 
 
 def test_places_are_those_of_the_innermost_parts():
     subset = SubsetSource(SubsetSource(parted(), [9, 8, 5, 1]), [3, 0, 1])
-    places = places_of(subset)
+    places = subset.places()
     assert [places.parts[which].name for which in places.which] == ["a.h5", "b.h5", "b.h5"]
     assert places.rows.tolist() == [1, 5, 4]
     assert places.order().tolist() == [0, 2, 1]
@@ -293,14 +302,14 @@ def test_places_are_those_of_the_innermost_parts():
 
 @given(st.permutations(range(10)))
 def test_places_are_ordered_by_part_and_then_by_row(samples):
-    places = places_of(parted(**{"a.h5": 4, "b.h5": 4, "c.h5": 2})).taken(np.array(samples))
+    places = parted(**{"a.h5": 4, "b.h5": 4, "c.h5": 2}).places().taken(np.array(samples))
     assert np.array(samples)[places.order()].tolist() == list(range(10))
 
 
 def test_a_file_that_is_in_two_of_the_sources_is_one_part():
     whole, other = parted(), parted(**{"c.h5": 2})
     both = ConcatSource([SubsetSource(whole, [9, 1]), other, SubsetSource(whole, [2, 8])])
-    places = places_of(both)
+    places = both.places()
     assert [part.name for part in places.parts] == ["a.h5", "b.h5", "c.h5"]
     assert places.which.tolist() == [1, 0, 2, 2, 0, 1]
     assert places.rows.tolist() == [5, 1, 0, 1, 2, 4]
@@ -317,7 +326,7 @@ def test_samples_run_through_all_sources(lengths, data):
     samples = data.draw(st.lists(st.integers(0, len(both) - 1), max_size=20))
     assert read(both, samples) == samples
     where = [max(n for n, begin in enumerate(begins) if begin <= sample) for sample in samples]
-    expected = [Location("memory", "/", sample - begins[n]) for sample, n in zip(samples, where)]
+    expected = [Location("ArraySource", "/", sample - begins[n]) for sample, n in zip(samples, where)]
     assert both.locate(samples) == both.locate(np.array(samples, np.int32)) == expected
 
 
@@ -335,7 +344,7 @@ def test_locate_knows_the_samples_of_subsets():
     assert both.locate([4, 3, 0]) == [
         Location("files/a.h5", "/", 1),
         Location("files/b.h5", "/", 5),
-        Location("memory", "/", 0),
+        Location("ArraySource", "/", 0),
     ]
     with pytest.raises(IndexError, match=r"whole numbers below 5, not 1\.5"):
         both.locate([1.5])
@@ -396,7 +405,7 @@ def test_parts_columns_and_overlap_of_all():
     ]
     assert both.overlap == 5
     assert both.column("y").tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 1]
-    assert [part.name for part in places_of(both).parts] == [part.name for part in both.parts]
+    assert [part.name for part in both.places().parts] == [part.name for part in both.parts]
 
 
 def test_a_column_of_text_and_numbers_is_refused():
@@ -427,55 +436,59 @@ def test_an_error_names_the_sample_as_the_whole_counts_it():
 # -- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_a_subset_asks_the_whole_to_keep():
-    whole = Keeping()
+def test_a_subset_has_the_whole_source_read_ahead():
+    whole = Ahead()
     subset = SubsetSource(whole, [9, 8, 1])
-    assert subset.prepare(np.array([2, 0]), decode=True)
-    assert not subset.prepare(np.array([1]), decode=False)
+    assert subset.reads_ahead
+    assert subset.fetch(np.array([2, 0]))
+    subset.decode_ahead(np.array([1]), (0, 3))
     assert (subset.decoded_bytes(3), subset.decode_bytes, subset.decodable_bytes) == (300, 7, 1000)
-    subset.reserve(4, 50)()
+    assert subset.file_bytes == 20
+    subset.reserve(4, 50, 60)()
     subset.close()
     assert whole.calls == [
-        ("prepare", [1, 9], True),
-        ("prepare", [8], False),
-        ("reserve", 4, 50),
-        ("given back",),
+        ("fetch", [1, 9]),
+        ("decode", [8], (0, 3)),
+        ("reserve", 4, 50, 60),
+        ("released",),
         ("close",),
     ]
 
 
 @pytest.mark.parametrize("source", [SubsetSource(numbered(), [1]), ConcatSource([numbered()])])
-def test_what_keeps_nothing_has_nothing_to_do(source):
-    assert not source.prepare(np.array([0]), decode=True)
-    assert (source.decoded_bytes(3), source.decode_bytes, source.decodable_bytes) == (0, 0, 0)
-    source.reserve(4, 50)()
+def test_a_source_that_does_not_read_ahead_has_nothing_to_do(source):
+    assert not source.reads_ahead
+    assert not source.fetch(np.array([0]))
+    source.decode_ahead(np.array([0]), None)
+    assert (source.decoded_bytes(3), source.decode_bytes, source.decodable_bytes, source.file_bytes) == (0, 0, 0, 0)
+    source.reserve(4, 50, 60)()
 
 
 def test_several_sources_share_the_cache_by_what_must_be_decoded():
-    small, large = Keeping(5, decodable=1000), Keeping(5, decodable=3000)
+    small, large = Ahead(5, decodable=1000), Ahead(5, decodable=3000)
     both = ConcatSource([small, numbered(5), large])
-    assert both.prepare(np.array([14, 0, 6, 11]), decode=True)
-    assert not both.prepare(np.array([1, 7]), decode=False)
+    assert both.fetch(np.array([14, 0, 6, 11]))
+    both.decode_ahead(np.array([1, 7]), None)
     assert (both.decoded_bytes(3), both.decode_bytes, both.decodable_bytes) == (600, 7, 4000)
-    give_back = both.reserve(4, 400)
-    assert ("given back",) not in small.calls + large.calls
-    give_back()
+    release = both.reserve(4, 400, 1000)
+    assert ("released",) not in small.calls + large.calls
+    release()
     both.close()
-    end = [("given back",), ("close",)]
-    assert small.calls == [("prepare", [0], True), ("prepare", [1], False), ("reserve", 4, 100), *end]
-    assert large.calls == [("prepare", [4, 1], True), ("reserve", 4, 300), *end]
+    end = [("released",), ("close",)]
+    assert small.calls == [("fetch", [0]), ("decode", [1], None), ("reserve", 4, 100, 500), *end]
+    assert large.calls == [("fetch", [4, 1]), ("reserve", 4, 300, 500), *end]
 
 
-def test_room_that_was_made_is_given_back_if_another_cannot_make_any(monkeypatch):
-    one, other = Keeping(), Keeping()
+def test_a_reservation_is_released_if_another_source_cannot_reserve(monkeypatch):
+    one, other = Ahead(), Ahead()
     monkeypatch.setattr(other, "reserve", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        ConcatSource([one, other]).reserve(1, 1)
-    assert one.calls == [("reserve", 1, 0), ("given back",)]
+        ConcatSource([one, other]).reserve(1, 1, 2)
+    assert one.calls == [("reserve", 1, 0, 1), ("released",)]
 
 
 def test_all_are_closed_even_if_one_fails(monkeypatch):
-    one, other, last = Keeping(), Keeping(), Keeping()
+    one, other, last = Ahead(), Ahead(), Ahead()
     monkeypatch.setattr(other, "close", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ConcatSource([one, other, last]).close()
@@ -538,7 +551,6 @@ def test_packed_files_are_read_in_part_and_together(packed, shuffle):
     both = ConcatSource([HDF5Source(packed[0]), HDF5Source(packed[1])])
     with contextlib.closing(HDF5Source(packed)) as whole, contextlib.closing(both):
         assert both.chunks == whole.chunks
-        assert isinstance(both, CachingSource)
         for source, own in ((SubsetSource(whole, mask), np.flatnonzero(mask)), (both, np.arange(300))):
             batches = batches_of(source, shuffle=shuffle, workers=2, return_indices=True, cache_bytes=10_000)
             for data, labels, ids in batches:

@@ -15,8 +15,8 @@ import pytest
 
 from lit_async_data import HDF5Source, ManifestSource
 from lit_async_data.errors import CorruptError, MissingError, SourceError
-from lit_async_data.sources.descriptors import ADVICE, advice_on
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.local_files.descriptors import ADVICE, advice_on
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -26,8 +26,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOptions
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError
 from lit_async_data.lightning.summary import summary_lines
-from lit_async_data.sources.base import CachingSource, Location, Source
-from lit_async_data.sources.torch_values import GRAIN, fill_from_equal
+from lit_async_data.sources.contract.places import Location
+from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.torch_dataset.values import GRAIN, fill_from_equal
 from lit_async_data.testing import ArraySource
 
 LENGTH = 23
@@ -207,7 +208,7 @@ def test_a_number_out_of_range_is_an_index_error_and_never_counted_from_the_end(
 def test_it_is_a_source_that_lies_in_no_chunks_and_keeps_nothing():
     source = DatasetSource(DATASETS["tensors"])
     assert isinstance(source, Source)
-    assert not isinstance(source, CachingSource)
+    assert not source.reads_ahead
     assert (len(source), source.name) == (LENGTH, "TensorDataset")
     assert (source.chunks.reading, source.chunks.runs, source.chunks.rows) == ("python", (), 1)
     source.close()
@@ -279,7 +280,9 @@ def test_samples_are_collected_up_to_some_bytes(monkeypatch, samples_at_once, ki
         return made, number
 
     source = DatasetSource(kind(of))
-    monkeypatch.setattr("lit_async_data.sources.torch_dataset.COLLECTED_BYTES", samples_at_once * source.spec.nbytes)
+    monkeypatch.setattr(
+        "lit_async_data.sources.torch_dataset.source.COLLECTED_BYTES", samples_at_once * source.spec.nbytes
+    )
     got = read(source, [5, 3, 3, 9, 0, 22, 1])
     assert np.array_equal(got["0"], IMAGES.numpy()[[5, 3, 3, 9, 0, 22, 1]])
     assert got["1"].tolist() == [5, 3, 3, 9, 0, 22, 1]

@@ -14,7 +14,9 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Location, Part, StorageLayout, Turn, shown
+from lit_async_data.sources.contract.places import Location, Part
+from lit_async_data.sources.contract.source import Source, Turn, check_range, whole_numbers
+from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.schema.chunk_grouping import group_samples, grouping_key
 from lit_async_data.sources.hdf5.schema.part import (
@@ -36,7 +38,7 @@ from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, Fi
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 
-class HDF5Source:
+class HDF5Source(Source):
     """Samples from datasets of HDF5 files. Thread-safe.
 
     Args:
@@ -149,9 +151,6 @@ class HDF5Source:
     def __len__(self) -> int:
         return int(self._reader.starts[-1])
 
-    def __repr__(self) -> str:
-        return shown(self, self.name)
-
     @property
     def name(self) -> str:
         """The first file and the number of others, for messages."""
@@ -182,7 +181,7 @@ class HDF5Source:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The files, or the groups in them; see `PartedSource`."""
+        """The files, or the groups in them; see `Source.parts`."""
         return tuple(
             Part(
                 part.path,
@@ -196,11 +195,11 @@ class HDF5Source:
 
     @property
     def overlap(self) -> int:
-        """How many of the samples after it share rows with a sample; see `PartedSource`."""
+        """Number of following samples that share rows with a sample."""
         return max(part.overlap for part in self._stored)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One value for each sample; see `PartedSource`.
+        """One value for each sample; see `Source.column`.
 
         Args:
             name: A batch key whose samples are single numbers, or a dataset of one axis in each part.
@@ -210,9 +209,7 @@ class HDF5Source:
             FormatError: A dataset does not have one value per row.
         """
         if name in self._spec.fields and not self._spec[name].shape:
-            out = np.empty(len(self), self._spec[name].dtype)
-            self.read_into(np.arange(len(self)), {name: out})
-            return out
+            return super().column(name)
         return np.concatenate([part.column(name, allow_external=self._allow_external) for part in self._stored])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -224,14 +221,24 @@ class HDF5Source:
             CorruptError: Stored bytes do not decode.
             FormatError: A value does not fit its field: not a class, not a row of the table, or out of range.
         """
-        self._check_range(samples)
+        check_range(samples, self)
         if samples.size:
             self._reader.read(samples, out)
 
-    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Prepare for reading samples soon; see `CachingSource.prepare`."""
-        self._check_range(samples)
-        return bool(samples.size) and self._reader.prepare(samples, decode=decode)
+    @property
+    def reads_ahead(self) -> bool:
+        """Always: chunks are decoded ahead, and bytes fetched from the disk."""
+        return True
+
+    def fetch(self, samples: Indices) -> bool:
+        """Ask the kernel for the bytes of samples, if some of them are not in memory; see `Source.fetch`."""
+        check_range(samples, self)
+        return self._reader.fetch(samples)
+
+    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
+        """Decode the chunks of samples; see `Source.decode_ahead`."""
+        check_range(samples, self)
+        self._reader.decode_ahead(samples, turn)
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """File, group and row of samples.
@@ -239,13 +246,10 @@ class HDF5Source:
         Raises:
             IndexError: A number is not in ``range(len(self))``.
         """
-        numbers = np.asarray(ids)
-        if numbers.dtype.kind not in "iu" and numbers.size:
-            raise IndexError(f"sample numbers are whole numbers below {len(self)}, not {numbers.ravel()[0]!r}")
-        samples = numbers.astype(np.int64)
-        self._check_range(samples)
+        samples = whole_numbers(ids, self)
+        check_range(samples, self)
         places = np.empty(samples.shape, object)
-        for number, where in self._reader.by_part(samples) if samples.size else ():
+        for number, where in self._reader.by_part(samples):
             part = self._stored[number]
             for place, row in zip(
                 where.tolist(), part.anchors.rows(samples[where] - self._reader.starts[number]).tolist(), strict=True
@@ -254,32 +258,26 @@ class HDF5Source:
         return list(places)
 
     def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that are cached between batches; see `CachingSource.decoded_bytes`."""
+        """Bytes of decoded chunks that are cached between batches; see `Source.decoded_bytes`."""
         return self._reader.memory.decoded_bytes(chunks)
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes that a thread needs to decode a chunk; see `CachingSource.decode_bytes`."""
+        """Bytes that a thread needs to decode a chunk; see `Source.decode_bytes`."""
         return self._reader.memory.decode_bytes
 
     @property
     def decodable_bytes(self) -> int:
-        """Bytes of everything that must be decoded; see `CachingSource.decodable_bytes`."""
+        """Bytes of everything that must be decoded; see `Source.decodable_bytes`."""
         return self._reader.memory.decodable_bytes
 
-    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; see `CachingSource.reserve`."""
+    def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int = 0) -> Callable[[], None]:  # noqa: ARG002
+        """Reserve memory for decoded chunks; see `Source.reserve`. Fetched bytes lie in the kernel's page cache."""
         return self._reader.reserve(chunks, cache_bytes)
 
     def close(self) -> None:
         """Close every file and drop what was decoded. Reading opens the files again."""
         self._reader.close()
-
-    def _check_range(self, samples: Indices) -> None:
-        # As unsigned integers, negative numbers are the largest: one comparison instead of two.
-        if samples.size and samples.view(np.uint64).max() >= len(self):
-            bad = samples[(samples < 0) | (samples >= len(self))][0]
-            raise IndexError(f"sample {bad} of {len(self)} in {self.name}")
 
 
 def _fits(part: StoredPart, grouping_key: str) -> bool:

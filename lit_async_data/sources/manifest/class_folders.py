@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError, MissingError
-from lit_async_data.sources.descriptors import raise_if_none_left
+from lit_async_data.sources.local_files.descriptors import raise_if_none_left
 from lit_async_data.sources.manifest.column import IMAGES, NPY
 from lit_async_data.sources.manifest.table.arrow import arrow
 from lit_async_data.sources.manifest.table.reading import FolderTable

@@ -15,7 +15,8 @@ from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.base import Reading, StorageLayout, Turn, slowest
+from lit_async_data.sources.contract.reservations import reserved
+from lit_async_data.sources.contract.storage_layout import Reading, StorageLayout, slowest
 from lit_async_data.sources.manifest.column import FILES, Column, Kind, check_paths, kind_of, missing_of
 from lit_async_data.sources.manifest.file_field import MOST_BYTES, FileField
 from lit_async_data.sources.manifest.files.decoders import decoder_of
@@ -34,7 +35,6 @@ from lit_async_data.sources.manifest.rows import Paths, Rows
 from lit_async_data.sources.manifest.table.labels import Labels
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_reader import TableReader
-from lit_async_data.sources.reservations import reserved
 
 # Samples whose file sizes are looked up to estimate the memory for reading ahead.
 SIZE_SAMPLES = 16
@@ -174,12 +174,11 @@ class Fields:
 
     # -- preparing samples before they are read ----------------------------------------------------------------------
 
-    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Decode chunks of HDF5 files, or read files ahead; returns whether there was anything to do."""
-        useful = [fields.source.prepare(samples, decode=decode) for fields in self.hdf5]
-        if decode is False:
-            useful += [file.fetch(samples) for file in self.files.values()]
-        return any(useful)
+    def fetch(self, samples: Indices) -> bool:
+        """Have the kernel read HDF5 files, and read other files ahead; returns whether some were not in memory."""
+        cold = [fields.source.fetch(samples) for fields in self.hdf5]
+        cold += [file.fetch(samples) for file in self.files.values()]
+        return any(cold)
 
     @functools.cached_property
     def file_bytes(self) -> int:
@@ -192,13 +191,16 @@ class Fields:
         """Bytes of decoded chunks."""
         return sum(fields.source.decoded_bytes(chunks) for fields in self.hdf5)
 
-    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Reserve memory for decoded chunks; returns a function that releases it."""
+    def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
+        """Reserve memory for decoded chunks and for files that are read ahead; returns a function that releases it."""
         total = max(sum(fields.source.decodable_bytes for fields in self.hdf5), 1)
-        return reserved(
-            functools.partial(fields.source.reserve, chunks, cache_bytes * fields.source.decodable_bytes // total)
+        reserve: list[Callable[[], Callable[[], None]]] = [
+            functools.partial(fields.source.reserve, chunks, cache_bytes * fields.source.decodable_bytes // total, 0)
             for fields in self.hdf5
-        )
+        ]
+        if fetched_bytes:
+            reserve.append(functools.partial(self.prefetcher.reserve, fetched_bytes))
+        return reserved(reserve)
 
     # -- storage order ----------------------------------------------------------------------------------------------
 

@@ -11,16 +11,16 @@ import numpy as np
 from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import StorageLayout
-from lit_async_data.sources.concat import ConcatSource
+from lit_async_data.sources.composed.concat import ConcatSource
+from lit_async_data.sources.composed.subset import SubsetSource
+from lit_async_data.sources.contract.places import starts
+from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.column import Column
 from lit_async_data.sources.manifest.rows import Paths
 from lit_async_data.sources.manifest.table.row_origin import NoColumnError
 from lit_async_data.sources.manifest.table.table import Table
-from lit_async_data.sources.places import starts
-from lit_async_data.sources.subset import SubsetSource
 
 # Default column of dataset names, and default dataset.
 DATASET_COLUMN, DATASET = "dataset", "data"

@@ -12,12 +12,11 @@ import numpy as np
 
 from lit_async_data.errors import AsyncDataError, ManifestError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Location, Part
+from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.table.arrow import split_folders
 from lit_async_data.sources.manifest.table.row_origin import GIVEN, printable_path, quoted
 from lit_async_data.sources.manifest.table.table import Table
-from lit_async_data.sources.places import Places
 
 # Ways in which a name in a table may differ from the name of the file.
 _NAME_FORMS: dict[str, Callable[[str], str]] = {

@@ -16,8 +16,10 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.base import Location, Part, StorageLayout, Turn, shown
-from lit_async_data.sources.descriptors import listing
+from lit_async_data.sources.contract.places import Location, Part, Places
+from lit_async_data.sources.contract.source import Source, Turn, check_range, whole_numbers
+from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.local_files.descriptors import listing
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.column import Column, Given
 from lit_async_data.sources.manifest.fields import Fields
@@ -30,7 +32,6 @@ from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_cache import TableCache
 from lit_async_data.sources.manifest.table.table_reader import TableReader
 from lit_async_data.sources.manifest.validation import Check, check_paths
-from lit_async_data.sources.places import Places, check_range, whole_numbers
 
 # Options of `ManifestSource` and of images.
 OPTIONS = ["root", "id", "filters", "check_files", "allow_outside_root", "table_cache", "delimiter", "encoding"]
@@ -90,7 +91,7 @@ def check_options(root: Any, id: Any, check_files: Any, *, allow_outside_root: A
     check_names(image, OPTIONS)
 
 
-class ManifestSource:
+class ManifestSource(Source):
     """Samples that a table names: labels in the table, and files that it gives the paths of. Thread-safe.
 
     Each row is a sample. The table is read once, column by column, and held by pyarrow: about 50 bytes per row, and no
@@ -218,9 +219,6 @@ class ManifestSource:
     def __len__(self) -> int:
         return len(self._fields.rows)
 
-    def __repr__(self) -> str:
-        return shown(self, self.name)
-
     @property
     def name(self) -> str:
         """The table or folder, for messages."""
@@ -245,11 +243,11 @@ class ManifestSource:
 
     @property
     def is_random(self) -> bool:
-        """Whether images are cropped at random; see `RandomizedSource`."""
+        """Whether images are cropped at random; see `Source.read_random`."""
         return self._fields.is_random
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples into arrays, with the image crops that the keys select; see `RandomizedSource`."""
+        """Read samples into arrays, with the image crops that the keys select; see `Source.read_random`."""
         check_range(samples, self)
         self._fields.read(samples, out, keys)
 
@@ -285,7 +283,7 @@ class ManifestSource:
         return changed
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One value for each sample; see `PartedSource.column`.
+        """One value for each sample; see `Source.column`.
 
         Args:
             name: A batch key with one number per sample, or any column of the table; a column that no field uses is
@@ -312,13 +310,8 @@ class ManifestSource:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The files of the table; see `PartedSource`."""
+        """The files of the table; see `Source.parts`."""
         return self._fields.rows.parts()
-
-    @property
-    def overlap(self) -> int:
-        """Always 0: samples share no values."""
-        return 0
 
     def places(self) -> Places:
         """File and row of each sample in the table."""
@@ -344,38 +337,46 @@ class ManifestSource:
         return self._fields.chunks
 
     def layout(self) -> StorageLayout:
-        """As `chunks`; without HDF5 files, the files of one folder form chunks. See `layout_of`."""
+        """As `chunks`; without HDF5 files, the files of one folder form chunks."""
         return self._fields.layout
 
-    # -- `CachingSource` and `FetchingSource` ------------------------------------------------------------------------
+    # -- reading ahead -----------------------------------------------------------------------------------------------
 
-    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Decode chunks of HDF5 files, or read files ahead; see `CachingSource.prepare`."""
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether any field has files."""
+        return bool(self._fields.hdf5 or self._fields.files)
+
+    def fetch(self, samples: Indices) -> bool:
+        """Read files ahead; see `Source.fetch`."""
         check_range(samples, self)
-        return self._fields.prepare(samples, decode=decode)
+        return self._fields.fetch(samples)
+
+    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
+        """Decode chunks of HDF5 files; see `Source.decode_ahead`."""
+        check_range(samples, self)
+        for fields in self._fields.hdf5:
+            fields.source.decode_ahead(samples, turn)
 
     def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks of HDF5 files; see `CachingSource.decoded_bytes`."""
+        """Bytes of decoded chunks of HDF5 files; see `Source.decoded_bytes`."""
         return self._fields.held_bytes(chunks)
 
+    @property
     def file_bytes(self) -> int:
-        """Bytes of the files of one sample; see `FetchingSource.file_bytes`."""
+        """Bytes of the files of one sample; see `Source.file_bytes`."""
         return self._fields.file_bytes
-
-    def read_ahead(self, nbytes: int) -> Callable[[], None]:
-        """Allow reading files ahead; see `FetchingSource.read_ahead`."""
-        return self._fields.prefetcher.reserve(nbytes)
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes that a thread needs to decode a chunk; see `CachingSource.decode_bytes`."""
+        """Bytes that a thread needs to decode a chunk; see `Source.decode_bytes`."""
         return max((fields.source.decode_bytes for fields in self._fields.hdf5), default=0)
 
     @property
     def decodable_bytes(self) -> int:
-        """Bytes of all HDF5 chunks that must be decoded; see `CachingSource.decodable_bytes`."""
+        """Bytes of all HDF5 chunks that must be decoded; see `Source.decodable_bytes`."""
         return sum(fields.source.decodable_bytes for fields in self._fields.hdf5)
 
-    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Reserve memory for decoded chunks of HDF5 files; see `CachingSource.reserve`."""
-        return self._fields.reserve(chunks, cache_bytes)
+    def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
+        """Reserve memory for decoded chunks of HDF5 files, and for files that are read ahead; see `Source.reserve`."""
+        return self._fields.reserve(chunks, cache_bytes, fetched_bytes)

@@ -21,12 +21,12 @@ from lit_async_data.errors import CorruptError, MemoryBudgetError
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.hdf5.readers import chunk_cache as decoded
 from lit_async_data.sources.hdf5.readers import decode_memory as holding
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
 from lit_async_data.sources.hdf5.readers.slab_pool import MIN_POOLED_BYTES, SlabPool
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-from lit_async_data.sources.reservations import Owner
 from lit_async_data.threads import Gate
 
 SLAB = np.arange(4, dtype=np.int64)
@@ -35,7 +35,7 @@ LOADER, ANOTHER = Owner(), Owner()
 
 def fetched(slabs, key, *, wait=True):
     made = []
-    slab = slabs.fetch(key, lambda: made.append(key) or SLAB, wait=wait)
+    slab = slabs.get(key, lambda: made.append(key) or SLAB, wait=wait)
     return slab is not None, bool(made)
 
 
@@ -59,7 +59,7 @@ def test_turns_whose_slabs_have_all_moved_on_leave_nothing():
     slabs = DecodedChunkCache()
     slabs.set_room(LOADER, 2 * SLAB.nbytes)
     for number in (1, 2):
-        slabs.fetch(("x", number), lambda: SLAB, wait=True, turn=(0, 0))
+        slabs.get(("x", number), lambda: SLAB, wait=True, turn=(0, 0))
     for turn in range(1, 50):
         assert not len(slabs.missing("x", np.array([1, 2]), (0, turn)))
     assert [len(of_turn) for of_turn in slabs._order.values()] == [2]
@@ -96,7 +96,7 @@ class Slow:
             return SLAB
 
         with contextlib.suppress(CorruptError):
-            slabs.fetch(1, decode, wait=True)
+            slabs.get(1, decode, wait=True)
 
     def finish(self):
         self.go.set()
@@ -332,7 +332,7 @@ def test_a_slow_worker_costs_no_decoding(file, decodings):
         assert decodings == []
         preparation([BatchIndex(0, 4)], BatchIndex(0, 7), None)
         assert len(decodings) == len(set(decodings)) >= 2
-        source.prepare(due(preparation, BatchIndex(0, 5), None), decode=True)
+        source.decode_ahead(due(preparation, BatchIndex(0, 5), None), None)
         assert len(decodings) == len(set(decodings))
     give_back()
     source.close()
@@ -622,10 +622,10 @@ def test_a_slab_that_is_copied_while_the_cache_is_cleared_counts_afterwards(monk
     slabs.set_room(LOADER, 2 * large(0).nbytes)
     copied = slabs._pool.copy
     monkeypatch.setattr(slabs._pool, "copy", lambda slab: slabs.clear() or copied(slab))
-    slabs.fetch("a", lambda: large(1), wait=True)
+    slabs.get("a", lambda: large(1), wait=True)
     monkeypatch.undo()
     for key in "bcd":
-        slabs.fetch(key, lambda: large(2), wait=True)
+        slabs.get(key, lambda: large(2), wait=True)
     assert len(slabs._slabs) == 2
     assert slabs._held_bytes == 2 * large(0).nbytes
 
@@ -639,5 +639,5 @@ def test_a_failed_copy_takes_no_room(monkeypatch):
 
     monkeypatch.setattr(slabs._pool, "copy", fails)
     with pytest.raises(MemoryError):
-        slabs.fetch("a", lambda: large(1), wait=True)
+        slabs.get("a", lambda: large(1), wait=True)
     assert (slabs._held_bytes, slabs._decoding) == (0, {})

@@ -21,7 +21,7 @@ from support.values import some
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError, WorkerError
-from lit_async_data.sources.base import Source
+from lit_async_data.sources.contract.source import Source
 
 ROWS = 23
 SHAPE = (ROWS, 5, 6, 3)

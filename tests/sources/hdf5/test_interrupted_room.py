@@ -11,8 +11,8 @@ import torch
 from support.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, ConcatSource, HDF5Source
+from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, PersistentChunkCache
-from lit_async_data.sources.reservations import Owner
 
 ROWS, SLABS, ROOM = 4, 6, 3
 SLAB_BYTES = ROWS * 8
@@ -85,7 +85,7 @@ def test_room_that_is_made_and_given_back_is_counted_once_wherever_an_interrupt_
     both = ConcatSource(sources)
 
     def used():
-        give_back = both.reserve(2, 1000)
+        give_back = both.reserve(2, 1000, 0)
         try:
             made.append(rooms(sources))
         finally:

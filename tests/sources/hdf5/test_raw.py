@@ -177,7 +177,7 @@ def test_cold_rows_are_fetched_together_and_neighbours_as_one(tmp_path, monkeypa
         made.create_dataset("data", data=VALUES, **KINDS[kind])
     source = HDF5Source(path, ["data"])
     kernel = Kernel(monkeypatch)
-    source.prepare(np.array([3, 5, 4, 30, 3]), decode=False)
+    source.fetch(np.array([3, 5, 4, 30, 3]))
     source.close()
     spans = stored_spans(path)
     first, last = (3, 30) if len(spans) == 1 else (3, 30 % 8)
@@ -188,7 +188,7 @@ def test_cold_rows_are_fetched_together_and_neighbours_as_one(tmp_path, monkeypa
 def test_nothing_in_memory_is_fetched_and_few_rows_are_probed(file, monkeypatch):
     source = HDF5Source(file[0])
     kernel = Kernel(monkeypatch, warm=True)
-    source.prepare(np.arange(50), decode=False)
+    source.fetch(np.arange(50))
     assert kernel.fetched == []
     assert kernel.asked <= 2 * (readahead.PROBES + 1)
     asked = kernel.asked
@@ -215,7 +215,7 @@ def test_cold_compressed_chunks_are_fetched(tmp_path, monkeypatch, rows):
     source = HDF5Source(path, ["data"])
     spans = np.array(stored_spans(path))
     kernel = Kernel(monkeypatch)
-    source.prepare(np.array([0, 30]), decode=False)
+    source.fetch(np.array([0, 30]))
     source.close()
     wanted = spans[np.isin(np.arange(len(spans)) // 2, [0, 30 // rows])]
     for begin, size in wanted.tolist():
@@ -251,17 +251,11 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
     asked = []
 
     class Asked(ArraySource):
-        def prepare(self, samples, *, decode):
-            asked.append((samples.tolist(), decode))
+        reads_ahead = True
+
+        def fetch(self, samples):
+            asked.append(samples.tolist())
             return True
-
-        decodable_bytes = decode_bytes = 0
-
-        def decoded_bytes(self, chunks):
-            return 0
-
-        def reserve(self, chunks, cache_bytes):
-            return lambda: None
 
     source = Asked({"x": np.arange(40)})
     with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
@@ -271,7 +265,7 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
         preparation([BatchIndex(1, 0)], None)
     wanted = [schedule.plan(1).batch(step).samples.tolist() for step in range(4)]
     # The batches in between are fetched later, once.
-    assert asked == [(wanted[1] + wanted[2], False), (wanted[0], False), (wanted[3], False)]
+    assert asked == [wanted[1] + wanted[2], wanted[0], wanted[3]]
 
 
 def test_a_page_in_memory_is_not_cold(tmp_path):

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Reading, Turn
+from lit_async_data.sources.contract.source import Turn
+from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once, source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
@@ -53,12 +54,19 @@ class Reader:
             if count:
                 self.read(np.arange(first, first + count), out[end - count : end])
 
-    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        """Prepare for reading these rows; returns whether there was anything to do."""
-        return self.prepare_ranges(rows, np.ones(len(rows), np.int64), decode=decode)
+    def fetch(self, rows: Indices) -> bool:
+        """Have the kernel read these rows from the disk; returns whether some of them were not in memory."""
+        return self.fetch_ranges(rows, np.ones(len(rows), np.int64))
 
-    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:  # noqa: ARG002
+    def fetch_ranges(self, firsts: Indices, counts: Indices) -> bool:  # noqa: ARG002
         return False
+
+    def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
+        """Decode the chunks of these rows for a turn, unless they are cached or being decoded."""
+        self.decode_ranges_ahead(rows, np.ones(len(rows), np.int64), turn)
+
+    def decode_ranges_ahead(self, firsts: Indices, counts: Indices, turn: Turn | None) -> None:
+        pass
 
     def clear(self) -> None:
         """Drop cached values."""

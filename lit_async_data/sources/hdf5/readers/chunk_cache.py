@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Turn
+from lit_async_data.sources.contract.reservations import Owner, Reservations
+from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.hdf5.readers.slab_pool import SlabPool
-from lit_async_data.sources.reservations import Owner, Reservations
 from lit_async_data.threads import Gate
 
 Array = npt.NDArray[Any]
@@ -81,14 +81,14 @@ class DecodedChunkCache:
             self._given.set(owner, nbytes)
             self._make_room()
 
-    def fetch(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn = False) -> Array | None:
+    def get(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn | None = None) -> Array | None:
         """A slab, decoded now if it is not cached.
 
         Args:
             key: Identifies the slab.
             decode: Decodes it; called without a lock.
             wait: Whether to wait if another thread is decoding it.
-            turn: The turn it is decoded for; False if it is read at once.
+            turn: The turn it is decoded for; None if it is read at once, or the order has no turns.
 
         Returns:
             The slab, or None if another thread is decoding it and ``wait`` is false.
@@ -116,7 +116,7 @@ class DecodedChunkCache:
                     del self._decoding[key]
                 own.ended.open()
 
-    def _store(self, key: Hashable, slab: Array, own: _Decoding, turn: Turn) -> Array:
+    def _store(self, key: Hashable, slab: Array, own: _Decoding, turn: Turn | None) -> Array:
         """Cache a slab if it fits."""
         with self._lock:
             if slab.nbytes > self._room:
@@ -129,13 +129,13 @@ class DecodedChunkCache:
             self._make_room()  # room may have been removed meanwhile
         return slab
 
-    def missing(self, name: object, numbers: Indices, turn: Turn) -> Indices:
+    def missing(self, name: object, numbers: Indices, turn: Turn | None) -> Indices:
         """The slabs of a dataset that are neither cached nor being decoded.
 
         Args:
             name: Identifies the dataset.
             numbers: Numbers of the slabs.
-            turn: Turn that needs them, to which cached ones are assigned; False for none.
+            turn: Turn that needs them, to which cached ones are assigned; None for none.
         """
         keys = [(name, number) for number in numbers.tolist()]
         with self._lock:
@@ -188,9 +188,9 @@ class DecodedChunkCache:
         keys = self._order.setdefault(turn, collections.OrderedDict())
         keys[key] = None
 
-    def _turn_number(self, turn: Turn) -> int:
-        """The number of a turn. False counts as the turn before the newest, which is being read."""
-        if not isinstance(turn, tuple):
+    def _turn_number(self, turn: Turn | None) -> int:
+        """The number of a turn. None counts as the turn before the newest, which is being read."""
+        if turn is None:
             return self._newest - 1
         if turn not in self._turns:
             newest = self._newest + 1

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Turn
+from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
 from lit_async_data.sources.hdf5.readers.ranges import pieces, touched
@@ -120,7 +120,7 @@ class ChunkedReader(Reader):
             slab = None if persistent is None else persistent.slab(number)
             if slab is None:
                 decode = functools.partial(self.decoder.decode, number)
-                slab = self._recent.fetch((self._name, number), decode, wait=postponed > len(left))
+                slab = self._recent.get((self._name, number), decode, wait=postponed > len(left))
                 if slab is not None and persistent is not None:
                     persistent.put(number, slab)
             if slab is None:
@@ -144,25 +144,33 @@ class ChunkedReader(Reader):
                 persistent.put(int(rows[where]), slab)
             out[where] = checked_labels(slab, self._stored, out.dtype, rows[where : where + 1])[0]
 
-    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        """Have the kernel fetch these rows, and decode their slabs unless they are cached or being decoded."""
-        return self._prepare(np.unique(rows // self.rows), decode=decode)
+    def fetch(self, rows: Indices) -> bool:
+        return self._fetch(np.unique(rows // self.rows))
 
-    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:
-        return self._prepare(touched(firsts, counts, self.rows), decode=decode)
+    def fetch_ranges(self, firsts: Indices, counts: Indices) -> bool:
+        return self._fetch(touched(firsts, counts, self.rows))
 
-    def _prepare(self, slabs: Indices, *, decode: Turn) -> bool:
-        numbers = self._recent.missing(self._name, self._persistent.missing(slabs), decode)
+    def _fetch(self, slabs: Indices) -> bool:
+        numbers = self._recent.missing(self._name, self._persistent.missing(slabs), None)
         if not len(numbers):
             return False
         self.decoder.fetch(numbers)
-        if not decode or self._single_rows:
-            return self.decoder.cold
-        for number in numbers.tolist():
-            self._recent.fetch(
-                (self._name, number), functools.partial(self.decoder.decode, number), wait=False, turn=decode
-            )
-        return True
+        return self.decoder.cold
+
+    def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
+        self._decode_ahead(np.unique(rows // self.rows), turn)
+
+    def decode_ranges_ahead(self, firsts: Indices, counts: Indices, turn: Turn | None) -> None:
+        self._decode_ahead(touched(firsts, counts, self.rows), turn)
+
+    def _decode_ahead(self, slabs: Indices, turn: Turn | None) -> None:
+        numbers = self._recent.missing(self._name, self._persistent.missing(slabs), turn)
+        if not len(numbers):
+            return
+        self.decoder.fetch(numbers)
+        for number in numbers.tolist() if not self._single_rows else ():
+            decode = functools.partial(self.decoder.decode, number)
+            self._recent.get((self._name, number), decode, wait=False, turn=turn)
 
     def clear(self) -> None:
         """Drop the slabs that are kept for good. The owner of the recent ones drops those."""

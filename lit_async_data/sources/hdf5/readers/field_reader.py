@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Turn
+from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField
 
@@ -62,8 +62,15 @@ class FieldReader(Reader):
         else:
             self._reader.read(rows + begin if begin else rows, out)
 
-    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
+    def fetch(self, rows: Indices) -> bool:
         begin, end = self._field.span
         if end - begin == 1:
-            return self._reader.prepare(rows + begin, decode=decode)
-        return self._reader.prepare_ranges(rows + begin, np.full(len(rows), end - begin), decode=decode)
+            return self._reader.fetch(rows + begin)
+        return self._reader.fetch_ranges(rows + begin, np.full(len(rows), end - begin))
+
+    def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
+        begin, end = self._field.span
+        if end - begin == 1:
+            self._reader.decode_ahead(rows + begin, turn)
+        else:
+            self._reader.decode_ranges_ahead(rows + begin, np.full(len(rows), end - begin), turn)

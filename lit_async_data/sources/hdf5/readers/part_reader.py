@@ -6,7 +6,7 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ import numpy.typing as npt
 from lit_async_data.errors import SourceError
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Reading, Turn, slowest
+from lit_async_data.sources.contract.reservations import Owner
+from lit_async_data.sources.contract.source import Turn
+from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
 from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
@@ -31,9 +33,9 @@ from lit_async_data.sources.hdf5.schema.stored_field import StoredField
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
-from lit_async_data.sources.reservations import Owner
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 # Bytes of samples that are read into a temporary block of one part, and copied to their places in the batch.
 BLOCK_BYTES = 2**20
 
@@ -66,10 +68,17 @@ class PartReader:
         for key, array in out.items():
             self.fields[key].read(rows, array)
 
-    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
+    def fetch(self, samples: Indices) -> bool:
+        """Have the kernel read samples from the disk; returns whether some of them were not in memory."""
         rows = self._part.anchors.rows(samples)
-        useful = [reader.prepare(rows, decode=decode) for reader in self.fields.values()]
-        return any(useful)
+        cold = [reader.fetch(rows) for reader in self.fields.values()]
+        return any(cold)
+
+    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
+        """Decode the chunks of samples."""
+        rows = self._part.anchors.rows(samples)
+        for reader in self.fields.values():
+            reader.decode_ahead(rows, turn)
 
     @property
     def reading(self) -> Iterator[Reading]:
@@ -194,7 +203,7 @@ class PartReaders:
 
     def _with_group(self, samples: Indices) -> Indices:
         """These samples and all others of their groups, if a group may read several chunks."""
-        if self._layout is None:
+        if self._layout is None or not samples.size:
             return samples
         firsts, counts = self._layout.extents(np.unique(self._layout.chunks_of(samples)))
         ends = np.cumsum(counts)
@@ -203,6 +212,8 @@ class PartReaders:
 
     def by_part(self, samples: Indices) -> Iterator[tuple[int, Indices]]:
         """The parts of samples, each with the places of its samples."""
+        if not samples.size:
+            return
         parts = np.searchsorted(self.starts, samples, side="right") - 1
         order = np.argsort(parts, kind="stable")
         ordered = parts[order]
@@ -227,21 +238,26 @@ class PartReaders:
         path = self._stored[part].path
         return source_error(error, path, "cannot be read", file=path)
 
-    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Prepare for reading one or more samples; see `CachingSource.prepare`."""
-        if decode:
-            samples = self._with_group(samples)
-        useful = False
-        for part, where in self.by_part(samples) if samples.size else ():
+    def fetch(self, samples: Indices) -> bool:
+        """Have the kernel read samples from the disk; see `Source.fetch`."""
+        return any(list(self._of_each_part(samples, PartReader.fetch)))
+
+    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
+        """Decode the chunks of samples; see `Source.decode_ahead`."""
+        decode = functools.partial(PartReader.decode_ahead, turn=turn)
+        collections.deque(self._of_each_part(self._with_group(samples), decode), maxlen=0)
+
+    def _of_each_part(self, samples: Indices, call: Callable[[PartReader, Indices], T]) -> Iterator[T]:
+        """Call a method of the reader of each part, with its samples and with its file open."""
+        for part, where in self.by_part(samples):
             try:
                 with self._files.use(self._file_of[part]):
-                    useful |= self.parts[part].prepare(samples[where] - self.starts[part], decode=decode)
+                    yield call(self.parts[part], samples[where] - self.starts[part])
             except (OSError, MemoryError) as error:
                 raise self._unreadable(part, error) from error
-        return useful
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; see `CachingSource.reserve`."""
+        """Make room for decoded chunks; see `Source.reserve`."""
         self._files.check_process()  # before taking a lock, which a thread may have held when this process was forked
         rooms, owner = self.memory.room(chunks), Owner()
         release = functools.partial(self._release, owner, list(rooms))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Turn
+from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 
@@ -60,10 +60,15 @@ class SparseReader(Reader):
         # Added, not assigned: a column that is stored twice means the sum, as in scipy.
         np.add.at(out.reshape(-1), places, values.astype(out.dtype, copy=False))
 
-    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
+    def fetch(self, rows: Indices) -> bool:
         begins, counts = _ranges(self._stored, rows)
-        useful = [each.prepare_ranges(begins, counts, decode=decode) for each in (self._values, self._columns)]
-        return any(useful)
+        cold = [reader.fetch_ranges(begins, counts) for reader in (self._values, self._columns)]
+        return any(cold)
+
+    def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
+        begins, counts = _ranges(self._stored, rows)
+        for reader in (self._values, self._columns):
+            reader.decode_ranges_ahead(begins, counts, turn)
 
 
 class PaddedReader(Reader):
@@ -86,8 +91,11 @@ class PaddedReader(Reader):
         out[...] = 0
         out[np.arange(out.shape[1]) < counts[:, None]] = values
 
-    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        return self._values.prepare_ranges(*_ranges(self._stored, rows), decode=decode)
+    def fetch(self, rows: Indices) -> bool:
+        return self._values.fetch_ranges(*_ranges(self._stored, rows))
+
+    def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
+        self._values.decode_ranges_ahead(*_ranges(self._stored, rows), turn)
 
 
 class LengthsReader(Reader):

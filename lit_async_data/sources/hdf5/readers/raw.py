@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Reading, Turn
+from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
 from lit_async_data.sources.hdf5.readers.ranges import Pieces, pieces
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -63,7 +63,7 @@ class RawReader(Reader):
             ChangedError: The file ends within a row.
         """
         if self._ahead.cold:
-            self.prepare(rows, decode=False)
+            self.fetch(rows)
         stored = self._stored
         as_stored = out.dtype == self._native
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
@@ -76,7 +76,7 @@ class RawReader(Reader):
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
         """As `Reader.read_ranges`, with values as stored."""
         if self._ahead.cold:
-            self.prepare_ranges(firsts, counts, decode=False)
+            self.fetch_ranges(firsts, counts)
         target = out.view(np.uint8).reshape(len(out), self._row_bytes)
         cut = self._pieces(firsts, counts)
         begins = self._offsets(cut.chunk * self._chunk_rows + cut.inside)
@@ -106,17 +106,13 @@ class RawReader(Reader):
         assert stored.index is not None
         return np.full(stored.shape[1:], stored.index.fill, stored.dtype).reshape(-1).view(np.uint8)
 
-    def prepare_ranges(self, firsts: Indices, counts: Indices, *, decode: Turn) -> bool:
+    def fetch_ranges(self, firsts: Indices, counts: Indices) -> bool:
         """Have the kernel fetch these rows from disk, if a probe finds some of them cold."""
-        if decode:
-            return False  # nothing to decode; the rows that will be read are prepared later
         cut = self._pieces(firsts, counts)
         self._ahead.fetch(self._offsets(cut.chunk * self._chunk_rows + cut.inside), cut.rows * self._row_bytes)
         return self._ahead.cold
 
-    def prepare(self, rows: Indices, *, decode: Turn) -> bool:
-        if decode:
-            return False
+    def fetch(self, rows: Indices) -> bool:
         self._ahead.fetch(self._offsets(rows), self._row_bytes)
         return self._ahead.cold
 

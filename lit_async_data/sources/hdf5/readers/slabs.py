@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Reading
+from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.readers.base import h5py_rows
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, unshuffle

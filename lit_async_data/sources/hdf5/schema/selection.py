@@ -13,8 +13,8 @@ from typing import Any
 import h5py
 
 from lit_async_data.errors import ConfigError, MissingError
-from lit_async_data.sources.descriptors import check_listable
 from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.local_files.descriptors import check_listable
 
 PathLike = str | os.PathLike[str]
 #: A field as the user may give it.

@@ -17,8 +17,8 @@ from typing import TypeVar
 import h5py
 
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
-from lit_async_data.sources import descriptors
-from lit_async_data.sources.opening import opening
+from lit_async_data.sources.local_files import descriptors
+from lit_async_data.sources.local_files.opening import opening
 
 # What h5py raises for any failure of libhdf5, and what numpy and the system raise while they read.
 LIBRARY_ERRORS = (OSError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError)

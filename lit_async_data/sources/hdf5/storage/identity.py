@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lit_async_data.sources.hdf5.storage.failures import source_error
-from lit_async_data.sources.opening import opening
+from lit_async_data.sources.local_files.opening import opening
 
 # Pieces of a file that are compared if only its ctime has changed, and their largest size.
 PIECES = 8

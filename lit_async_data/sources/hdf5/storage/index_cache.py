@@ -16,9 +16,17 @@ import logging
 import os
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.cache_files import MOST_BYTES, ForeignError, is_foreign, own_name, trim, used, user_folder
-from lit_async_data.sources.file_times import changed_recently
 from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, StaleError, read_columns, write_columns
+from lit_async_data.sources.local_files.cache_files import (
+    MOST_BYTES,
+    ForeignError,
+    is_foreign,
+    own_name,
+    trim,
+    used,
+    user_folder,
+)
+from lit_async_data.sources.local_files.file_times import changed_recently
 
 # Smaller indexes are built in 20 to 40 ms; they are not worth a file.
 FEWEST_CHUNKS = 2**14

@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.sources.cache_files import on_network, opened, owner
+from lit_async_data.sources.local_files.cache_files import on_network, opened, owner
 
 # Larger files are mapped, smaller ones read: a map holds a descriptor while it is in use, and a source of a thousand
 # files would run out of them. On network file systems all are read; see `on_network`.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lit_async_data.errors import SourceError, WorkerError
+from lit_async_data.sources.contract.reservations import Owner, Reservations
 from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDirectory, fetched, filled
-from lit_async_data.sources.reservations import Owner, Reservations
 from lit_async_data.threads import Bell, Gate, ProcessGuard, ThreadWorker
 
 # Files read at a time: a network that takes 5 ms per file then delivers 3200 files per second.

@@ -11,7 +11,7 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, CorruptError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.descriptors import advice_on, check_listable, listing, raise_if_none_left
+from lit_async_data.sources.local_files.descriptors import advice_on, check_listable, listing, raise_if_none_left
 from lit_async_data.sources.manifest.table.arrow import arrow
 from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat, read_delimited
 from lit_async_data.sources.manifest.table.filters import Filter, rows_meeting

@@ -24,8 +24,8 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.cache_files import ForeignError, is_foreign, on_network, opened, own_name, owner
-from lit_async_data.sources.file_times import changed_recently
+from lit_async_data.sources.local_files.cache_files import ForeignError, is_foreign, on_network, opened, own_name, owner
+from lit_async_data.sources.local_files.file_times import changed_recently
 from lit_async_data.sources.manifest.table.arrow import arrow, arrow_integers, values_of
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin
 from lit_async_data.sources.manifest.table.table import Table

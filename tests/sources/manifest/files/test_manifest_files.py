@@ -37,7 +37,7 @@ from lit_async_data.errors import (
     MissingError,
     SourceError,
 )
-from lit_async_data.sources import file_times
+from lit_async_data.sources.local_files import file_times
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")

@@ -122,7 +122,7 @@ def test_any_encoding(encoding, name, end, folder):
 
 def test_columns_that_are_read_later_and_kept_ones_are_in_the_same_form(folder, monkeypatch):
     monkeypatch.setattr("lit_async_data.sources.manifest.table.table_cache.FEWEST_ROWS", 1)
-    monkeypatch.setattr("lit_async_data.sources.file_times.RECENT_NS", 0)
+    monkeypatch.setattr("lit_async_data.sources.local_files.file_times.RECENT_NS", 0)
     content = "name;was\nKäfer;Öl\n"
     (folder / "t.csv").write_bytes(content.encode("cp1252"))
     (folder / "cache").mkdir()

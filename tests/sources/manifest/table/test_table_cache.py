@@ -21,7 +21,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
-from lit_async_data.sources import cache_files, file_times  # noqa: E402
+from lit_async_data.sources.local_files import cache_files, file_times  # noqa: E402
 from lit_async_data.sources.manifest.table import reading, table_cache  # noqa: E402
 from lit_async_data.sources.manifest.table import table_reader as given  # noqa: E402
 

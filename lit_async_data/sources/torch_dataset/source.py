@@ -15,14 +15,15 @@ from torch.utils.data import IterableDataset
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.base import Location, StorageLayout, shown
-from lit_async_data.sources.torch_values import ALTERNATIVE, UnfitError, as_array, fill_from_equal
+from lit_async_data.sources.contract.places import Location
+from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.torch_dataset.values import ALTERNATIVE, UnfitError, as_array, fill_from_equal
 
 # Samples are collected up to this many bytes before they are copied; no memory budget counts these bytes.
 COLLECTED_BYTES = 4 * 2**20
 
 
-class DatasetSource:
+class DatasetSource(Source):
     """Samples of a map-style dataset: any object with ``__len__`` and ``__getitem__`` or ``__getitems__``.
 
     The constructor reads sample 0 to learn the fields. A sample is one of these:
@@ -80,9 +81,6 @@ class DatasetSource:
     def __len__(self) -> int:
         return self._length
 
-    def __repr__(self) -> str:
-        return shown(self, self.name)
-
     @property
     def name(self) -> str:
         """The class of the dataset, for messages."""
@@ -92,11 +90,6 @@ class DatasetSource:
     def spec(self) -> BatchSpec:
         """Keys, shapes and dtypes of the fields, from sample 0."""
         return self._spec
-
-    @property
-    def chunks(self) -> StorageLayout:
-        """No chunks; reading a sample runs Python code."""
-        return StorageLayout(reading="python")
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read samples into arrays; see `Source.read_into`.
@@ -124,9 +117,6 @@ class DatasetSource:
             IndexError: A number is not in ``range(len(self))``.
         """
         return [Location(self.name, "/", number) for number in self._checked_numbers(ids)]
-
-    def close(self) -> None:
-        """Do nothing: the dataset belongs to the user."""
 
     @property
     def _lock(self) -> threading.Lock:

@@ -13,10 +13,8 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.base import Part, Source, ids_of
-from lit_async_data.sources.concat import ConcatSource
-from lit_async_data.sources.places import Places, column_of, name_of
-from lit_async_data.sources.subset import SubsetSource
+from lit_async_data.sources.contract.places import Part, Places
+from lit_async_data.sources.contract.source import Source
 
 
 class Groups(NamedTuple):
@@ -48,19 +46,18 @@ def groups_of(source: Source, given: Any, places: Places) -> Groups:
     if not isinstance(given, str):
         return _of_values(source, given, "the given array")
     if given == "file" or given.startswith("file:"):
-        by_path = _by_path(source, {"file": _unchanged}.get(given) or _matcher(given))
+        by_path = source.grouped_by_path({"file": _unchanged}.get(given) or _matcher(given))
         if by_path is not None:
             present, dense = np.unique(by_path[0], return_inverse=True)
             return Groups(dense, [by_path[1][code] for code in present.tolist()], "file")
     if given in ("file", "group") or given.startswith("file:"):
         if not any(part.name for part in places.parts):
             raise ConfigError(
-                f"groups: {given!r} needs a source that knows its files, and {name_of(source)} does not; group by a "
-                "column"
+                f"groups: {given!r} needs a source that knows its files, and {source.name} does not; group by a column"
             )
         return _of_parts(places, given)
     try:
-        values = column_of(source, given)
+        values = source.column(given)
     except MissingError as error:
         raise ConfigError(
             f"groups: {given!r} is neither file, file:REGEX, group, time, nor a dataset or column with one value per "
@@ -75,28 +72,6 @@ def hashed(names: Sequence[str]) -> Words:
     texts = (name.encode("utf-8", "surrogateescape") for name in names)
     words = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
     return np.fromiter(words, np.uint64, len(names))
-
-
-def _by_path(source: Source, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-    """A group number for each sample, from the name that ``naming`` gives its file path; and those names.
-
-    None if samples have no files of their own. Rows of HDF5 files are grouped by their parts instead.
-    """
-    if isinstance(source, SubsetSource):
-        whole = _by_path(source.source, naming)
-        return None if whole is None else (whole[0][source.samples], whole[1])
-    if isinstance(source, ConcatSource):
-        several = [_by_path(each, naming) for each in source.sources]
-        numbers: dict[str, int] = {}
-        codes = []
-        for grouped in several:
-            if grouped is None:
-                return None
-            of_each = [numbers.setdefault(name, len(numbers)) for name in grouped[1]]
-            codes.append(np.array(of_each, np.int64)[grouped[0]])
-        return np.concatenate(codes), list(numbers)
-    group_by_path: Any = getattr(source, "grouped_by_path", None)
-    return None if group_by_path is None else group_by_path(naming)
 
 
 def _unchanged(path: str) -> str:
@@ -165,7 +140,7 @@ def _of_values(source: Source, given: Any, what: str) -> Groups:
         first = int(missing[0])
         value = values[first : first + 1].tolist()[0]
         more = f", nor for {missing.size - 1} others" if missing.size > 1 else ""
-        number = int(ids_of(source, missing[:1])[0])
+        number = int(source.ids(missing[:1])[0])
         place = source.locate([number])[0]
         raise ConfigError(
             f"groups: {what} has no value ({value!r}) for sample {number} (row {place.row} of {place.file}){more}; "

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
-from lit_async_data.sources.base import Source
-from lit_async_data.sources.groups import Groups, groups_of, hashed
-from lit_async_data.sources.places import Places, check_source, name_of, overlap_of, places_of, starts
-from lit_async_data.sources.subset import SubsetSource
+from lit_async_data.sources.composed.groups import Groups, groups_of, hashed
+from lit_async_data.sources.composed.subset import SubsetSource
+from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.places import Places, starts
+from lit_async_data.sources.contract.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -84,18 +85,18 @@ def split(
     check_source("source", source)
     edges = upper_edges(fractions)
     key = _checked_seed(seed)
-    places, drawn = places_of(source), None
+    places, drawn = source.places(), None
     if groups is None:
         how, sides = f"by sample, seed {seed}", _by_sample(source, places, edges, key)
     elif isinstance(groups, str) and groups == "time":
-        how, sides = BY_TIME, _by_time(places, edges, list(fractions), overlap_of(source))
+        how, sides = BY_TIME, _by_time(places, edges, list(fractions), source.overlap)
     else:
         drawn = groups_of(source, groups, places)
         how = f"by {drawn.what}, seed {seed}"
         sides = sides_of_keys(edges, derived_keys(key, hashed(drawn.names)))[drawn.codes]
     result = Split(_subsets(source, list(fractions), sides, drawn))
     describe(result, source, places, how, drawn)
-    (log.warning if result.overlap else log.info)("%s: %s", name_of(source), result.described)
+    (log.warning if result.overlap else log.info)("%s: %s", source.name, result.described)
     return result
 
 
@@ -133,7 +134,7 @@ def sides_of_keys(edges: npt.NDArray[np.float64], keys: Words) -> Indices:
 
 
 def _by_sample(source: Source, places: Places, edges: npt.NDArray[np.float64], seed: int) -> Indices:
-    overlap = overlap_of(source)
+    overlap = source.overlap
     if overlap > 0:
         several = (
             "groups='file' or groups='group' keeps the windows of a file or group together, "
@@ -211,10 +212,10 @@ def describe(result: Split, source: Source, places: Places, how: str, groups: Gr
         listed.append(f"{name} {len(side) / total:.2f} ({own}{_counted(len(side), 'sample')})")
     unused = total - sum(map(len, result.values()))
     if unused:
-        gaps = ", gaps between the sides of each part included" if how == BY_TIME and overlap_of(source) else ""
+        gaps = ", gaps between the sides of each part included" if how == BY_TIME and source.overlap else ""
         listed.append(f"unused {unused / total:.2f} ({_counted(unused, 'sample')}{gaps})")
     torn = _on_two_sides(result)
-    near = _near_pairs(result, places, overlap_of(source))
+    near = _near_pairs(result, places, source.overlap)
     result.overlap = torn + near
     two = [f"{_counted(torn, 'group')} on two sides"] if torn else []
     two += [f"{_counted(near, 'sample')} that share values with another side"] if near else []

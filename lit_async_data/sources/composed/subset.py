@@ -4,44 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.base import (
-    CachingSource,
-    FetchingSource,
-    Location,
-    Part,
-    RandomizedSource,
-    Source,
-    StorageLayout,
-    Turn,
-    ids_of,
-    is_random,
-    layout_of,
-    shown,
-)
-from lit_async_data.sources.places import (
-    Places,
-    check_range,
-    check_source,
-    column_of,
-    name_of,
-    overlap_of,
-    parts_of,
-    places_of,
-    starts,
-)
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.composed.composed import ComposedSource
+from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.places import Location, Part, Places, starts
+from lit_async_data.sources.contract.source import Source, check_range
+from lit_async_data.sources.contract.storage_layout import StorageLayout
 
 
-class SubsetSource:
+class SubsetSource(ComposedSource):
     """Selected samples of a source, in any order. Thread-safe if the source is.
 
     Sample numbers count the samples of the subset. `locate`, batches with indices, and errors use the numbers of the
@@ -74,7 +53,7 @@ class SubsetSource:
     def __init__(self, source: Source, samples: npt.ArrayLike, *, group_codes: npt.ArrayLike | None = None) -> None:
         check_source("source", source)
         self.source = source
-        self._caching = source if isinstance(source, CachingSource) else None
+        self.inside = (source,)
         self.samples = _selected(samples, len(source))
         self.group_codes = None if group_codes is None else np.array(group_codes, np.int64)
         if self.group_codes is not None and self.group_codes.shape != self.samples.shape:
@@ -82,25 +61,13 @@ class SubsetSource:
                 f"group_codes: shape {self.group_codes.shape} for {len(self)} samples; give one number per sample"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Cached properties are computed again.
-        return {name: value for name, value in vars(self).items() if name not in ("chunks", "parts")}
-
     def __len__(self) -> int:
         return len(self.samples)
-
-    def __repr__(self) -> str:
-        return shown(self, self.name)
 
     @property
     def name(self) -> str:
         """Number of samples and name of the whole source, for messages."""
-        return f"{len(self):,} of {len(self.source):,} samples of {name_of(self.source)}"
-
-    @property
-    def spec(self) -> BatchSpec:
-        """The fields of the whole source."""
-        return self.source.spec
+        return f"{len(self):,} of {len(self.source):,} samples of {self.source.name}"
 
     @property
     def chunks(self) -> StorageLayout:
@@ -112,8 +79,8 @@ class SubsetSource:
         return self._selected_layout(self.source.chunks)
 
     def layout(self) -> StorageLayout:
-        """As `chunks`, but the whole source may examine every sample; see `layout_of`."""
-        return self._selected_layout(layout_of(self.source)) if hasattr(self.source, "layout") else self.chunks
+        """As `chunks`, but the whole source may examine every sample."""
+        return self._selected_layout(self.source.layout())
 
     def _selected_layout(self, whole: StorageLayout) -> StorageLayout:
         if not whole.runs:
@@ -125,23 +92,13 @@ class SubsetSource:
         order = np.argsort(places[self.samples], kind="stable")
         return dataclasses.replace(whole, runs=_runs(whole.runs, places[self.samples[order]]), order=order)
 
-    def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Read samples into arrays; see `Source.read_into`.
+    def routed(self, samples: Indices) -> Iterator[tuple[int, slice, Indices]]:
+        """All samples, by their numbers in the whole source.
 
         Raises:
             IndexError: A sample is not in ``range(len(self))``.
         """
-        self.source.read_into(self._source_numbers(samples), out)
-
-    @property
-    def is_random(self) -> bool:
-        """Whether the whole source reads a random part of each sample; see `RandomizedSource`."""
-        return is_random(self.source)
-
-    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read the parts of samples that the keys select; see `RandomizedSource`."""
-        assert isinstance(self.source, RandomizedSource)
-        self.source.read_random(self._source_numbers(samples), out, keys)
+        yield 0, slice(None), self._source_numbers(samples)
 
     def ids(self, samples: Indices) -> Indices:
         """The numbers of samples in the whole source; in the innermost one, if this is a subset of a subset.
@@ -149,7 +106,7 @@ class SubsetSource:
         Args:
             samples: int64, shape (n,): numbers in this subset.
         """
-        return ids_of(self.source, self._source_numbers(samples))
+        return self.source.ids(self._source_numbers(samples))
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """Find where samples are stored, by their numbers in the whole source.
@@ -159,27 +116,25 @@ class SubsetSource:
         """
         return self.source.locate(ids)
 
-    def close(self) -> None:
-        """Close the whole source, and so every other subset of it; reading opens it again."""
-        self.source.close()
-
     def _source_numbers(self, samples: Indices) -> Indices:
         check_range(samples, self)
         return self.samples[samples]
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text labels of tables encoded by other classes; see `ManifestSource.with_classes`."""
-        change = getattr(self.source, "with_classes", None)
-        if change is None:
-            return self
-        return type(self)(change(classes), self.samples, group_codes=self.group_codes)
+        """The same samples, with text labels of tables encoded by other classes; see `Source.with_classes`."""
+        changed = self.source.with_classes(classes)
+        return self if changed is self.source else type(self)(changed, self.samples, group_codes=self.group_codes)
 
     # -- how samples belong together ---------------------------------------------------------------------------------
 
-    @functools.cached_property
+    @property
     def parts(self) -> tuple[Part, ...]:
         """The parts of the whole source that have samples here; a new part begins where sample numbers decrease."""
-        whole = parts_of(self.source)
+        return self._parts
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Part, ...]:
+        whole = self.source.parts
         which = np.searchsorted(starts([part.samples for part in whole]), self.samples, side="right") - 1
         counts = _lengths((np.diff(which) != 0) | (np.diff(self.samples) < 0))
         first = which[starts(counts)[:-1]]
@@ -187,50 +142,18 @@ class SubsetSource:
             whole[part]._replace(samples=count) for part, count in zip(first.tolist(), counts.tolist(), strict=True)
         )
 
-    @property
-    def overlap(self) -> int:
-        """The overlap of the whole source: samples are never closer to each other here than there."""
-        return overlap_of(self.source)
-
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One value for each sample; see `PartedSource.column`."""
-        return column_of(self.source, name)[self.samples]
+        """One value for each sample; see `Source.column`."""
+        return self.source.column(name)[self.samples]
 
     def places(self) -> Places:
         """Part and row of each sample, in the parts of the whole source."""
-        return places_of(self.source).taken(self.samples)
+        return self.source.places().taken(self.samples)
 
-    # -- `CachingSource` and `FetchingSource`, if the whole is one ---------------------------------------------------
-
-    def prepare(self, samples: Indices, *, decode: Turn) -> bool:
-        """Prepare samples that will be read soon; see `CachingSource.prepare`."""
-        return self._caching is not None and self._caching.prepare(self._source_numbers(samples), decode=decode)
-
-    def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that stay in memory between batches; see `CachingSource.decoded_bytes`."""
-        return 0 if self._caching is None else self._caching.decoded_bytes(chunks)
-
-    @property
-    def decode_bytes(self) -> int:
-        """Bytes that a thread needs to decode a chunk; see `CachingSource.decode_bytes`."""
-        return 0 if self._caching is None else self._caching.decode_bytes
-
-    @property
-    def decodable_bytes(self) -> int:
-        """Bytes of all data in the whole source that must be decoded."""
-        return 0 if self._caching is None else self._caching.decodable_bytes
-
-    def file_bytes(self) -> int:
-        """Bytes of the files of one sample; see `FetchingSource.file_bytes`."""
-        return self.source.file_bytes() if isinstance(self.source, FetchingSource) else 0
-
-    def read_ahead(self, nbytes: int) -> Callable[[], None]:
-        """Allow reading ahead; see `FetchingSource.read_ahead`."""
-        return self.source.read_ahead(nbytes) if isinstance(self.source, FetchingSource) else _do_nothing
-
-    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Reserve memory for decoded chunks; see `CachingSource.reserve`."""
-        return _do_nothing if self._caching is None else self._caching.reserve(chunks, cache_bytes)
+    def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
+        """A group number for each sample, and the names of groups; see `Source.grouped_by_path`."""
+        whole = self.source.grouped_by_path(naming)
+        return None if whole is None else (whole[0][self.samples], whole[1])
 
 
 def _selected(given: Any, length: int) -> Indices:
@@ -276,7 +199,3 @@ def _runs(runs: Sequence[ChunkRun], samples: Indices) -> tuple[ChunkRun, ...]:
     return tuple(
         ChunkRun(chunks * size, size) for chunks, size in zip(repeats.tolist(), sizes_of_runs.tolist(), strict=True)
     )
-
-
-def _do_nothing() -> None:
-    pass

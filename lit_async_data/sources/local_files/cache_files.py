@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from lit_async_data.sources.opening import opening
+from lit_async_data.sources.local_files.opening import opening
 
 # Most bytes of all files in the user's cache folder.
 MOST_BYTES = 2**30

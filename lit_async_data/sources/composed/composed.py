@@ -1,0 +1,148 @@
+"""`ComposedSource`: a source that reads from other sources."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.reservations import reserved
+from lit_async_data.sources.contract.source import Source, Turn
+
+# The positions of samples in a batch. Consecutive ones, a slice, are read in place; scattered ones are copied there.
+Positions = slice | Indices
+
+
+class ComposedSource(Source):
+    """Forwards reading, and reading ahead, to the sources inside.
+
+    Attributes:
+        inside: The sources inside; all with the same fields.
+    """
+
+    inside: Sequence[Source]
+
+    @abc.abstractmethod
+    def routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
+        """Number of each source that has some of these samples, their positions in ``samples``, their numbers there.
+
+        Raises:
+            IndexError: A sample is not in ``range(len(self))``.
+        """
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Cached properties are computed again.
+        cached = {name for kind in type(self).__mro__ for name, value in vars(kind).items() if _is_cached(value)}
+        return {name: value for name, value in vars(self).items() if name not in cached}
+
+    @property
+    def spec(self) -> BatchSpec:
+        """The fields, which all sources share."""
+        return self.inside[0].spec
+
+    @property
+    def overlap(self) -> int:
+        """The largest overlap of all sources: samples are never closer to each other here than there."""
+        return max(source.overlap for source in self.inside)
+
+    def close(self) -> None:
+        """Close all sources inside, which other compositions may share; reading opens them again."""
+        with contextlib.ExitStack() as stack:  # closes the others even if one raises
+            for source in self.inside:
+                stack.callback(source.close)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Read samples into arrays; see `Source.read_into`.
+
+        Raises:
+            IndexError: A sample is not in ``range(len(self))``.
+        """
+        self._read(samples, out, None)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether any source reads a random part of each sample."""
+        return any(source.is_random for source in self.inside)
+
+    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+        """Read samples; the keys select the part where a source is random. See `Source.read_random`."""
+        self._read(samples, out, keys)
+
+    def _read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
+        for number, positions, numbers in self.routed(samples):
+            if isinstance(positions, slice):
+                pieces = {key: array[positions] for key, array in out.items()}
+            else:
+                pieces = {key: np.empty((len(numbers), *array.shape[1:]), array.dtype) for key, array in out.items()}
+            self._read_of(number, numbers, pieces, None if keys is None else keys[positions])
+            if not isinstance(positions, slice):
+                for key, piece in pieces.items():
+                    out[key][positions] = piece
+
+    def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
+        if keys is None:
+            self.inside[number].read_into(numbers, out)
+        else:
+            self.inside[number].read_random(numbers, out, keys)
+
+    # -- reading ahead -----------------------------------------------------------------------------------------------
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether any source reads ahead."""
+        return any(source.reads_ahead for source in self.inside)
+
+    def fetch(self, samples: Indices) -> bool:
+        """Start bringing samples into memory; see `Source.fetch`."""
+        cold = [self.inside[number].fetch(numbers) for number, _, numbers in self.routed(samples)]
+        return any(cold)
+
+    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
+        """Decode the chunks of samples; see `Source.decode_ahead`."""
+        for number, _, numbers in self.routed(samples):
+            self.inside[number].decode_ahead(numbers, turn)
+
+    def decoded_bytes(self, chunks: int) -> int:
+        """Bytes of decoded chunks that stay in memory, for ``chunks`` chunks in each source."""
+        return sum(source.decoded_bytes(chunks) for source in self.inside)
+
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes that a thread needs to decode the largest chunk of any source."""
+        return max(source.decode_bytes for source in self.inside)
+
+    @property
+    def decodable_bytes(self) -> int:
+        """Bytes of all data in all sources that must be decoded."""
+        return sum(source.decodable_bytes for source in self.inside)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample, in the source with the largest; see `Source.file_bytes`."""
+        return max(source.file_bytes for source in self.inside)
+
+    def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
+        """Reserve memory, which the sources share in proportion to the bytes that they decode, and those they fetch."""
+        caches = _shares(cache_bytes, [source.decodable_bytes for source in self.inside])
+        files = _shares(fetched_bytes, [source.file_bytes * len(source) for source in self.inside])
+        return reserved(
+            functools.partial(source.reserve, chunks, cache, fetched)
+            for source, cache, fetched in zip(self.inside, caches, files, strict=True)
+        )
+
+
+def _shares(nbytes: int, sizes: Sequence[int]) -> list[int]:
+    return [nbytes * size // max(sum(sizes), 1) for size in sizes]
+
+
+def _is_cached(value: object) -> bool:
+    return isinstance(value, functools.cached_property)

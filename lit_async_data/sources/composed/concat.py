@@ -1,0 +1,192 @@
+"""`ConcatSource`: several sources as one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
+from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.composed.composed import ComposedSource, Positions
+from lit_async_data.sources.contract.checks import check_same, check_source
+from lit_async_data.sources.contract.places import Location, Part, Places, starts
+from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
+from lit_async_data.sources.contract.storage_layout import StorageLayout, slowest
+
+
+class ConcatSource(ComposedSource):
+    """Several sources as one: the samples of the first, then those of the second, and so on.
+
+    Sample numbers count through all sources, also in `locate`. Thread-safe if all sources are.
+
+    Args:
+        sources: At least one; all with the same keys, shapes and dtypes. `close` closes them.
+
+    Attributes:
+        sources: The sources, as a tuple.
+
+    Raises:
+        ConfigError: ``sources`` is empty or holds something that is not a source.
+        FormatError: The fields of two sources differ; names both sources and the field.
+
+    Example:
+        >>> from lit_async_data.testing import ArraySource
+        >>> both = ConcatSource([ArraySource({"y": np.arange(3)}), ArraySource({"y": np.arange(5)})])
+        >>> len(both), both, both.locate([4])[0].row
+        (8, <ConcatSource of 8 samples from ArraySource and 1 more: y int64>, 1)
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = self.inside = tuple(sources)
+        if not self.sources:
+            raise ConfigError("sources: empty; give at least one source")
+        for source in self.sources:
+            check_source("sources", source)
+        for number in range(1, len(self.sources)):
+            check_same(self.sources, number)
+        self._starts = starts([len(source) for source in self.sources])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def name(self) -> str:
+        """The first source and the number of others, for messages."""
+        first, *others = self.sources
+        return first.name + (f" and {len(others)} more" if others else "")
+
+    @property
+    def chunks(self) -> StorageLayout:
+        """The chunks of all sources; ``reading`` is that of the most expensive one."""
+        return self._chunks
+
+    @functools.cached_property
+    def _chunks(self) -> StorageLayout:
+        return self._together([source.chunks for source in self.sources])
+
+    def layout(self) -> StorageLayout:
+        """As `chunks`, but sources may examine every sample."""
+        return self._together([source.layout() for source in self.sources])
+
+    def _together(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
+        runs = [
+            run
+            for source, layout in zip(self.sources, layouts, strict=True)
+            for run in layout.runs or (ChunkRun(len(source), 1),)
+        ]
+        return StorageLayout(
+            tuple(runs) if any(layout.runs for layout in layouts) else (),
+            compressed=any(layout.compressed for layout in layouts),
+            reading=slowest(layout.reading for layout in layouts),
+            spread=max(layout.spread for layout in layouts),
+            chunks_per_run=max(layout.chunks_per_run for layout in layouts),
+            largest=all(layout.largest for layout in layouts),
+            order=self._order(layouts),
+        )
+
+    def _order(self, layouts: Sequence[StorageLayout]) -> Indices | None:
+        if all(layout.order is None for layout in layouts):
+            return None
+        own = (
+            np.arange(len(source)) if layout.order is None else layout.order
+            for source, layout in zip(self.sources, layouts, strict=True)
+        )
+        return np.concatenate([order + first for order, first in zip(own, self._starts.tolist(), strict=False)])
+
+    def routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
+        """The sources that have these samples; see `ComposedSource.routed`.
+
+        Raises:
+            IndexError: A sample is not in ``range(len(self))``.
+        """
+        check_range(samples, self)
+        which = np.searchsorted(self._starts, samples, side="right") - 1
+        for number in np.unique(which).tolist():
+            positions = np.flatnonzero(which == number)
+            first, end = int(positions[0]), int(positions[-1]) + 1
+            consecutive = slice(first, end) if end - first == positions.size else None
+            numbers = samples[positions] - self._starts[number]
+            yield number, positions if consecutive is None else consecutive, numbers
+
+    def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
+        try:
+            super()._read_of(number, numbers, out, keys)
+        except AsyncDataError as error:
+            if error.sample_id is not None:
+                # The id counts in that source (or the source behind it); find the sample that has it there.
+                matching = numbers[self.sources[number].ids(numbers) == error.sample_id]
+                error.sample_id = int(matching[0] + self._starts[number]) if matching.size else None
+            raise
+
+    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
+        """The same samples, with text labels of tables encoded by other classes; see `Source.with_classes`."""
+        changed = [source.with_classes(classes) for source in self.sources]
+        same = all(new is old for new, old in zip(changed, self.sources, strict=True))
+        return self if same else type(self)(changed)
+
+    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
+        """Find where samples are stored.
+
+        Raises:
+            IndexError: A number is not in ``range(len(self))``.
+        """
+        samples = whole_numbers(ids, self)
+        locations: dict[int, Location] = {}
+        for number, positions, numbers in self.routed(samples):
+            source = self.sources[number]
+            locations.update(zip(samples[positions].tolist(), source.locate(source.ids(numbers)), strict=True))
+        return [locations[sample] for sample in samples.tolist()]
+
+    # -- how samples belong together ---------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of all sources; a source without parts is one part."""
+        return tuple(part for number, source in enumerate(self.sources) for part in _with_names(source.parts, number))
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One value for each sample; see `Source.column`.
+
+        Raises:
+            FormatError: It holds text in some of the sources and numbers in others.
+        """
+        columns = [source.column(name) for source in self.sources]
+        numeric = [column.dtype.kind in "biufc" for column in columns]
+        if len(set(numeric)) > 1:
+            text, number = (self.sources[numeric.index(kind)].name for kind in (False, True))
+            raise FormatError(
+                f"column {name!r} holds numbers in {number}, but text in {text}; store it as one type in all sources",
+                dataset=name,
+            )
+        return np.concatenate(columns)
+
+    def places(self) -> Places:
+        """Part and row of each sample, in the parts of all sources."""
+        several = [source.places() for source in self.sources]
+        return Places.joined(
+            dataclasses.replace(places, parts=_with_names(places.parts, number))
+            for number, places in enumerate(several)
+        )
+
+    def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
+        """A group number for each sample, and the names of groups; see `Source.grouped_by_path`."""
+        numbers: dict[str, int] = {}
+        codes = []
+        for source in self.sources:
+            grouped = source.grouped_by_path(naming)
+            if grouped is None:
+                return None
+            own = np.array([numbers.setdefault(name, len(numbers)) for name in grouped[1]], np.int64)
+            codes.append(own[grouped[0]])
+        return np.concatenate(codes), list(numbers)
+
+
+def _with_names(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
+    """Give unnamed parts the name of their source."""
+    return tuple(part if part.name else part._replace(name=f"sources[{number}]") for part in parts)

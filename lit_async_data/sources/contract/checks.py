@@ -1,0 +1,85 @@
+"""Checks of what users give: is it a source, do its fields match, has it such a field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.sources.contract.source import Source, read_all
+
+
+def check_source(name: str, given: object, kinds: str = "a source") -> None:
+    """Check that an argument is a source.
+
+    Args:
+        name: The argument, for messages.
+        given: Its value.
+        kinds: What the argument may be, for messages.
+
+    Raises:
+        ConfigError: It is not a source; the message begins with ``name``.
+    """
+    if isinstance(given, Source):
+        return
+    if hasattr(given, "read_into") and not isinstance(given, type):
+        kind = type(given).__name__
+        raise ConfigError(
+            f"{name}: {kind} has read_into, but is not a lit_async_data.Source; "
+            f"write class {kind}(lit_async_data.Source)"
+        )
+    raise ConfigError(
+        f"{name}: {given!r} is not {kinds}; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)"
+    )
+
+
+def check_same(sources: Sequence[Source], number: int) -> None:
+    """Check that a source has the fields of the first source.
+
+    Raises:
+        FormatError: It has not; names both sources and the field.
+    """
+    first, other = sources[0].spec, sources[number].spec
+    if first == other:
+        return
+    here, there = (f"sources[{n}] ({sources[n].name})" for n in (number, 0))
+    if first.as_mapping != other.as_mapping or list(first.fields) != list(other.fields):
+        listed = [f"{'dicts' if spec.as_mapping else 'tuples'} of {', '.join(spec.fields)}" for spec in (other, first)]
+        raise FormatError(
+            f"{here} has {listed[0]}, but {there} has {listed[1]}; concatenated sources need the same fields"
+        )
+    key = next(key for key, field in first.fields.items() if other[key] != field)
+    mine, theirs = (vars(spec[key]) for spec in (other, first))
+    what = next(name for name, value in theirs.items() if mine[name] != value)
+    raise FormatError(
+        f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}; concatenated sources need the "
+        "same fields",
+        dataset=key,
+    )
+
+
+def values_of(source: Source, key: str, option: str) -> npt.NDArray[Any]:
+    """The values of a field with one number per sample, for all samples.
+
+    Args:
+        source: The source to read.
+        key: Key of the field.
+        option: The option that needs the values, for messages.
+
+    Returns:
+        Shape (len(source),).
+
+    Raises:
+        ConfigError: There is no such field, or its samples hold more than one number.
+    """
+    field = source.spec.fields.get(key)
+    if field is None:
+        raise ConfigError(f"{option}: {key!r} is not one of the fields {', '.join(source.spec.fields)}")
+    if math.prod(field.shape) != 1:
+        raise ConfigError(
+            f"{option}: {key} has samples of shape {field.shape}; name a field with one number per sample"
+        )
+    return read_all(source, key).reshape(-1)

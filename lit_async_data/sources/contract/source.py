@@ -1,0 +1,328 @@
+"""`Source`: the base class of everything that delivers samples by number."""
+# ruff: noqa: ARG002, B027  # defaults ignore their arguments, and may do nothing
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.batch.spec import Array, BatchSpec
+from lit_async_data.errors import MissingError
+from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.places import Location, Part, Places
+from lit_async_data.sources.contract.storage_layout import StorageLayout
+
+# The epoch and the number of a group of chunks that a chunk shuffle deals from.
+Turn = tuple[int, int]
+# Samples per read when a field is read for all samples.
+BLOCK_SAMPLES = 2**20
+
+
+class Source(abc.ABC):
+    """Samples that can be read by number, in any order, from any thread. Subclass it for your own kind of data.
+
+    A subclass needs three members: ``__len__``, `spec` and `read_into`. All others have defaults, for samples that are
+    stored one by one and read by Python code. `lit_async_data.testing.check_contract` tests a subclass.
+
+    A sample is what ``len`` counts: a row, a window of rows, a line of a table. Sample numbers are int64 from 0 on and
+    never change while the source exists. All samples have the shapes and dtypes of `spec`.
+
+    A subclass promises:
+
+    * The constructor checks what can be checked without reading samples, and raises `SourceError` or `ConfigError`. It
+      starts no thread. The source can be pickled, and opens its handles on first use.
+    * `read_into` fills exactly the given arrays, for any samples in any order, also repeated ones. Several threads may
+      call it at once. It holds no lock while it waits for storage or decodes, as far as the format allows.
+    * `read_into` returns correct values or raises. It never fills in values for missing data and never leaves a batch
+      partly filled without an error. Errors name file, dataset, row and sample.
+    * `close` closes every open handle; a later `read_into` may open them again.
+
+    Example:
+        >>> from lit_async_data import AsyncLoader, FieldSpec
+        >>> class Squares(Source):
+        ...     @property
+        ...     def spec(self): return BatchSpec({"y": FieldSpec((), np.dtype("i8"))}, as_mapping=True)
+        ...     def __len__(self): return 10
+        ...     def read_into(self, samples, out): out["y"][...] = samples**2
+        >>> with AsyncLoader(Squares(), {"batch_size": 4, "shuffle": False}) as loader:
+        ...     [batch["y"].tolist() for batch in loader]
+        [[0, 1, 4, 9], [16, 25, 36, 49], [64, 81]]
+    """
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Number of samples, ≥ 1."""
+
+    @property
+    @abc.abstractmethod
+    def spec(self) -> BatchSpec:
+        """Keys, shapes and dtypes of the fields, and whether batches are dicts or tuples."""
+
+    @abc.abstractmethod
+    def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Read samples into arrays.
+
+        Args:
+            samples: int64, shape (n,), all in ``range(len(self))``.
+            out: For each key to read, a C-contiguous array of shape ``(n, *stored_shape)``, which is overwritten. It
+                holds some of the keys of `spec`, or all.
+
+        Raises:
+            SourceError: The samples cannot be read, or have changed since the source was built.
+        """
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        return f"<{kind} of {described(len(self), '' if self.name == kind else self.name, self.spec)}>"
+
+    @property
+    def name(self) -> str:
+        """The origin of the samples, for messages: a file, a table. The class, unless overridden."""
+        return type(self).__name__
+
+    def close(self) -> None:
+        """Close every handle. Idempotent. Nothing to close, unless overridden."""
+
+    # -- where samples are stored ------------------------------------------------------------------------------------
+
+    @property
+    def chunks(self) -> StorageLayout:
+        """How storage groups the samples into chunks, and how they are read.
+
+        Unless overridden: each sample is stored alone and read by Python code, which would hold the GIL against the
+        training loop in a thread. A `read_into` that releases the GIL says so here: ``StorageLayout(reading="copied")``
+        if it copies from memory or from a file, ``"decoded"`` if it decodes.
+        """
+        return StorageLayout(reading="python")
+
+    def layout(self) -> StorageLayout:
+        """As `chunks`, but may examine every sample to find chunks. Only called where the order goes by chunks."""
+        return self.chunks
+
+    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
+        """Find where samples are stored. Row n of `name` for sample n, unless overridden.
+
+        Args:
+            ids: Sample numbers, as `ids` gives them.
+
+        Raises:
+            IndexError: A number is not in ``range(len(self))``.
+        """
+        samples = whole_numbers(ids, self)
+        check_range(samples, self)
+        return [Location(self.name, "/", sample) for sample in samples.tolist()]
+
+    def ids(self, samples: Indices) -> Indices:
+        """The numbers that `locate` takes. A subset gives samples the numbers of the whole source.
+
+        Args:
+            samples: int64, shape (n,).
+        """
+        return samples
+
+    # -- which samples belong together -------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Which consecutive samples belong together, in sample order. One part without a name, unless overridden."""
+        return (Part(self.name, "/", "", len(self)),)
+
+    def places(self) -> Places:
+        """Part and row of each sample."""
+        return Places.of_parts(self.parts)
+
+    @property
+    def overlap(self) -> int:
+        """Number of following samples that share values with a sample, as overlapping windows do; 0 if none."""
+        return 0
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One value for each sample, numbers or text; shape (len(self),).
+
+        Args:
+            name: A key of `spec` with one value per sample, which is read. Sources with further columns also take
+                their names.
+
+        Raises:
+            MissingError: The source has no such column.
+        """
+        fields = self.spec.fields
+        if name not in fields or fields[name].shape:
+            flat = [key for key, field in fields.items() if not field.shape]
+            raise MissingError(
+                f"{self.name}: no field {name!r} with one value per sample; fields with one value per sample: "
+                f"{', '.join(flat) or 'none'}",
+                dataset=name,
+            )
+        return read_all(self, name)
+
+    def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
+        """A group number for each sample, from the name that ``naming`` gives its file; and those names.
+
+        None if samples have no files of their own; they are then grouped by the files of their `parts`.
+
+        Raises:
+            ConfigError: Samples could have files of their own, but no field holds any.
+        """
+        return None
+
+    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
+        """The same samples, with text labels encoded by other classes, such as those of the training set.
+
+        Args:
+            classes: Class names by batch key. Fields without classes, or with classes that the user gave, do not
+                change. The source itself, unless overridden.
+
+        Raises:
+            ManifestError: A row has a class that is not in ``classes``; names the row.
+        """
+        return self
+
+    # -- random parts of samples -------------------------------------------------------------------------------------
+
+    @property
+    def is_random(self) -> bool:
+        """Whether `read_random` reads a random part of each sample, such as a random crop of an image."""
+        return False
+
+    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+        """Read samples as `read_into` does, but take the part that each key selects instead of the middle.
+
+        Args:
+            samples: int64, shape (n,).
+            out: As for `read_into`.
+            keys: uint64, shape (n,). The same key selects the same part of a sample.
+
+        Raises:
+            SourceError: As `read_into`.
+        """
+        self.read_into(samples, out)
+
+    # -- reading ahead -----------------------------------------------------------------------------------------------
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `fetch` and `decode_ahead` do anything; if not, workers do not call them."""
+        return False
+
+    def fetch(self, samples: Indices) -> bool:
+        """Start bringing samples that will be read soon from storage into memory.
+
+        Args:
+            samples: int64, shape (n,).
+
+        Returns:
+            Whether some of them were not in memory.
+
+        Raises:
+            SourceError: As `read_into`, which will raise it again.
+        """
+        return False
+
+    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
+        """Decode the chunks of samples that will be read soon, and cache them if there is room.
+
+        Args:
+            samples: int64, shape (n,).
+            turn: The epoch, and the group of chunks, that will need them; chunks of earlier turns are dropped first.
+                None if the order has no groups.
+
+        Raises:
+            SourceError: As `read_into`, which will raise it again.
+        """
+
+    def decoded_bytes(self, chunks: int) -> int:
+        """Bytes of decoded chunks that stay in memory between batches.
+
+        Args:
+            chunks: Number of chunks in use at a time; 0 if no order needs them.
+        """
+        return 0
+
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes that each thread needs to decode, besides the cached chunks: input, stages and result."""
+        return 0
+
+    @property
+    def decodable_bytes(self) -> int:
+        """Bytes of all data that must be decoded. No cache can hold more."""
+        return 0
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the files of one sample, estimated from a few samples; 0 if `fetch` holds no files in memory."""
+        return 0
+
+    def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
+        """Reserve memory for reading ahead.
+
+        Args:
+            chunks: Number of decoded chunks in use at a time.
+            cache_bytes: Bytes for chunks that stay, so that they are decoded only once.
+            fetched_bytes: Most bytes of files that `fetch` may hold at a time.
+
+        Returns:
+            A function that releases the reservation. If an interrupt (Ctrl-C) ends it early, it is called again.
+        """
+        return _do_nothing
+
+
+def read_all(source: Source, key: str) -> Array:
+    """One field of all samples; shape ``(len(source), *stored_shape)``."""
+    field = source.spec[key]
+    values = np.empty((len(source), *field.stored_shape), field.dtype)
+    for first in range(0, len(values), BLOCK_SAMPLES):
+        block = values[first : first + BLOCK_SAMPLES]
+        source.read_into(first + np.arange(len(block)), {key: block})
+    return values
+
+
+def whole_numbers(given: Any, source: Source) -> Indices:
+    """Sample numbers from what a user gives; int64, shape (n,).
+
+    Raises:
+        IndexError: They are not whole numbers.
+    """
+    numbers = np.asarray(given).reshape(-1)
+    if numbers.size and numbers.dtype.kind not in "iu":
+        raise IndexError(f"sample numbers are whole numbers below {len(source)}, not {numbers[:1].tolist()[0]!r}")
+    return numbers.astype(np.int64)
+
+
+def check_range(samples: Indices, source: Source) -> None:
+    """Check that a source has these samples.
+
+    Args:
+        samples: int64, shape (n,).
+        source: The source.
+
+    Raises:
+        IndexError: A number is not in ``range(len(source))``.
+    """
+    # As unsigned integers, negative numbers are the largest: one comparison instead of two.
+    if samples.size and samples.view(np.uint64).max() >= len(source):
+        wrong = samples[(samples < 0) | (samples >= len(source))][0]
+        raise IndexError(f"sample {wrong} of {len(source)} in {source.name}")
+
+
+def described(samples: int, name: str, spec: BatchSpec) -> str:
+    """One line for people: number of samples, origin and fields.
+
+    Args:
+        samples: Number of samples.
+        name: Origin of the samples, as messages name it; the name of a subset begins with its number of samples. Empty
+            if there is nothing to say.
+        spec: The fields.
+    """
+    size = f"{samples:,} "
+    origin = f" from {name}" if name else ""
+    return f"{name if name.startswith(size) else f'{size}samples{origin}'}: {spec}"
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,0 +1,188 @@
+"""`check_contract`: tests any source against what `Source` promises."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pickle
+from collections.abc import Mapping
+
+import numpy as np
+
+from lit_async_data.batch.spec import TENSOR_TYPES, Array, BatchSpec
+from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.places import Location
+from lit_async_data.sources.contract.source import Source
+
+THREADS = 4
+# Bytes before and after an array that is given to `read_into`, which must not change.
+MARGIN = 64
+
+
+def check_contract(source: Source, *, samples: int = 50) -> None:
+    """Test that a source keeps the promises of `Source`. For the tests of your own sources.
+
+    It reads some samples in many ways and compares the bytes: alone, in any order, repeated, some of the fields, into
+    memory with other content before, from several threads, after `close`, from a pickled copy, and after reading
+    ahead. It also checks that numbers out of range are refused, and what the source says about its chunks and parts. It
+    closes the source at the end.
+
+    Args:
+        source: The source to test.
+        samples: Number of samples to read, spread over the source.
+
+    Raises:
+        AssertionError: A promise is broken; the message says which one, for which sample and field.
+
+    Example:
+        >>> from lit_async_data.testing import ArraySource
+        >>> check_contract(ArraySource({"x": np.arange(12).reshape(4, 3), "y": np.arange(4)}))
+    """
+    assert isinstance(source, Source), f"{type(source).__name__} does not inherit from lit_async_data.Source"
+    length = len(source)
+    assert length >= 1, f"__len__ returned {length}; a source has at least one sample"
+    spec = source.spec
+    assert isinstance(spec, BatchSpec), f"spec is {spec!r}, which is not a BatchSpec"
+    assert spec.fields, "spec has no fields; name at least one"
+    for key, field in spec.items():
+        dtype = field.dtype
+        good = isinstance(dtype, np.dtype) and dtype.isnative and (dtype.kind, dtype.itemsize) in TENSOR_TYPES
+        assert good, f"spec: {key} has dtype {dtype!r}, which no tensor can have"
+    assert source.spec == spec, "spec returned something else the second time"
+    assert isinstance(source.name, str), f"name is {source.name!r}; it must be text"
+    chosen = np.unique(np.linspace(0, length - 1, min(samples, length)).astype(np.int64))
+    try:
+        expected = _read(source, chosen)
+        _check_reading(source, chosen, expected)
+        _check_refusals(source)
+        _check_description(source, chosen, expected)
+        _check_random(source, chosen)
+        _check_reading_ahead(source, chosen, expected)
+        _check_threads(source, chosen, expected)
+        copy = pickle.loads(pickle.dumps(source))  # noqa: S301  # made here
+        assert (copy.spec, len(copy)) == (spec, length), "a pickled copy has another spec or length"
+        _compare(_read(copy, chosen), expected, chosen, "from a pickled copy")
+        copy.close()
+        source.close()
+        source.close()
+        _compare(_read(source, chosen), expected, chosen, "after close")
+    finally:
+        source.close()
+
+
+def _check_reading(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
+    _compare(_read(source, chosen, poison=0xFF), expected, chosen, "into memory that held other bytes")
+    shuffled = np.random.default_rng(0).permutation(len(chosen))
+    places = np.concatenate([shuffled, shuffled[:3], shuffled[:1]])
+    mixed = {key: array[places] for key, array in expected.items()}
+    _compare(_read(source, chosen[places]), mixed, chosen[places], "in mixed order with repetitions")
+    for place in range(min(len(chosen), 5)):
+        one = slice(place, place + 1)
+        alone = {key: array[one] for key, array in expected.items()}
+        _compare(_read(source, chosen[one]), alone, chosen[one], "alone")
+    for key in source.spec:
+        _compare(_read(source, chosen, keys=(key,)), {key: expected[key]}, chosen, "one field at a time")
+    _read(source, chosen[:0])
+    narrow = source.spec.narrowed()
+    for key, field in narrow.items():
+        if field.dtype != source.spec[key].dtype:
+            out = {key: np.empty((len(chosen), *field.stored_shape), field.dtype)}
+            source.read_into(chosen, out)
+            cast = {key: out[key].astype(source.spec[key].dtype)}
+            _compare(cast, {key: expected[key]}, chosen, f"as {field.dtype}, the narrow dtype")
+
+
+def _check_refusals(source: Source) -> None:
+    for wrong in (2**40, -1):
+        try:
+            source.locate([wrong])
+        except IndexError:
+            continue
+        raise AssertionError(f"locate accepted sample {wrong}; it must raise IndexError")
+
+
+def _check_description(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
+    for layout, what in ((source.chunks, "chunks"), (source.layout(), "layout()")):
+        total = sum(run.samples for run in layout.runs)
+        assert total in (0, len(source)), f"{what}.runs hold {total} samples of {len(source)}"
+        if layout.order is not None:
+            sorted_order = np.sort(layout.order)
+            assert np.array_equal(sorted_order, np.arange(len(source))), f"{what}.order is not a permutation"
+    total = sum(part.samples for part in source.parts)
+    assert total == len(source), f"parts hold {total} samples of {len(source)}"
+    places = source.places()
+    assert len(places.which) == len(places.rows) == len(source), "places() does not have one place per sample"
+    locations = source.locate(source.ids(chosen))
+    good = len(locations) == len(chosen) and all(isinstance(each, Location) for each in locations)
+    assert good, "locate did not return one Location per sample"
+    for key, field in source.spec.items():
+        if not field.shape:
+            column = source.column(key)
+            assert column.shape == (len(source),), f"column({key!r}) has shape {column.shape}"
+            _compare({key: column[chosen].astype(field.dtype)}, {key: expected[key]}, chosen, "as a column")
+
+
+def _check_random(source: Source, chosen: Indices) -> None:
+    keys: Words = np.random.default_rng(0).integers(0, 2**64, len(chosen), np.uint64)
+    first, second = _empty(source.spec, len(chosen)), _empty(source.spec, len(chosen))
+    source.read_random(chosen, first, keys)
+    source.read_random(chosen[::-1].copy(), second, keys[::-1].copy())
+    again = {key: array[::-1] for key, array in second.items()}
+    _compare(again, first, chosen, "at random with the same keys")
+
+
+def _check_reading_ahead(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
+    release = source.reserve(2, source.decodable_bytes, 2**20)
+    try:
+        source.fetch(chosen)
+        source.decode_ahead(chosen, None)
+        source.decode_ahead(chosen[:1], (0, 1))
+        _compare(_read(source, chosen), expected, chosen, "after reading ahead")
+    finally:
+        release()
+        release()
+
+
+def _check_threads(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
+    def read(seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        for _ in range(10):
+            places = generator.integers(0, len(chosen), len(chosen))
+            wanted = {key: array[places] for key, array in expected.items()}
+            _compare(_read(source, chosen[places]), wanted, chosen[places], f"from {THREADS} threads")
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(read, range(THREADS)))
+
+
+def _empty(spec: BatchSpec, samples: int) -> dict[str, Array]:
+    return {key: np.empty((samples, *field.stored_shape), field.dtype) for key, field in spec.items()}
+
+
+def _read(source: Source, samples: Indices, *, poison: int = 0, keys: tuple[str, ...] = ()) -> dict[str, Array]:
+    """Samples, read into arrays that lie between margins, which must stay as they are."""
+    blocks, out = {}, {}
+    for key in keys or source.spec:
+        field = source.spec[key]
+        shape = (len(samples), *field.stored_shape)
+        block = np.full(2 * MARGIN + int(np.prod(shape)) * field.dtype.itemsize, poison, np.uint8)
+        blocks[key], out[key] = block, block[MARGIN : len(block) - MARGIN].view(field.dtype).reshape(shape)
+    source.read_into(samples, out)
+    for key, block in blocks.items():
+        outside = np.concatenate([block[:MARGIN], block[len(block) - MARGIN :]])
+        assert (outside == poison).all(), f"read_into wrote outside the array of {key!r}"
+    return out
+
+
+def _compare(found: Mapping[str, Array], expected: Mapping[str, Array], samples: Indices, how: str) -> None:
+    for key, right in expected.items():
+        # As bytes: NaN equals NaN, and 0.0 differs from -0.0.
+        mine, theirs = (
+            np.ascontiguousarray(each).view(np.uint8).reshape(len(samples), -1) for each in (found[key], right)
+        )
+        differ = (mine != theirs).any(axis=1)
+        if differ.any():
+            place = int(differ.argmax())
+            raise AssertionError(
+                f"{key!r} of sample {samples[place]} differs if read {how}: {found[key][place]!r} instead of "
+                f"{right[place]!r}; read_into must fill all of each array with the same values every time"
+            )
