@@ -1,22 +1,29 @@
-"""Checks fax data of Group 4 (ITU-T T.6) in TIFFs for invalid codes, because libtiff reports damage only to stderr.
+"""Checks fax data in TIFFs (Group 3, ITU-T T.4, and Group 4, T.6), because libtiff reports damage only to stderr.
 
-Most encoders choose the same codes for the same pixels. A strip is therefore intact if Pillow encodes its pixels to the
-stored bytes. Otherwise Python checks its codes one by one, which takes several times as long.
+Most encoders choose the same Group 4 codes for the same pixels. A strip is therefore intact if Pillow encodes its
+pixels to the stored bytes. Otherwise, and for Group 3, Python checks the codes one by one, which takes several times as
+long.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 from lit_async_data.sources.manifest.images.image_bytes import DamageError
 
-# TIFF tags, and the compression that is checked.
+# TIFF tags, and the compressions that are checked.
 _COMPRESSION, _COLOURS, _ORDER, _ROWS, _TILE_WIDTH, _TILE_LENGTH = 259, 262, 266, 278, 322, 323
 _OFFSETS, _COUNTS = (273, 324), (279, 325)  # of strips and of tiles
-_GROUP_4 = 4
+_GROUP_3_OPTIONS = 292
+_GROUP_3, _GROUP_4 = 3, 4
+# Compressions with rows of runs, and where rows begin: at multiples of this many bits; 0: after an end-of-line code.
+_ROW_STARTS = {2: 8, _GROUP_3: 0, 32771: 16}
 # Codes of runs: 0 to 63 pixels; multiples of 64 up to 1728; and multiples of 64 from 1792 to 2560 for both colours.
 _WHITE = """
 00110101 000111 0111 1000 1011 1100 1110 1111 10011 10100 00111 01000 001000 000011 110100 110101 101010 101011 0100111
@@ -50,77 +57,167 @@ _PASS, _TWO_RUNS = 8, 9
 _MODES = {"1": 0, "011": 1, "000011": 2, "0000011": 3, "010": -1, "000010": -2, "0000010": -3, "0001": _PASS}
 # Bits of the longest code, and of the end of data: twice 000000000001.
 _CODE_BITS, _END_BITS = 13, 24
+_END_OF_LINE_ZEROS = 11
 _REVERSED_BITS = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 _Codes = list[tuple[int, int]]  # length and meaning of the code that begins with these bits; (0, 0) if invalid
 
 
 def check_fax(data: bytes, image: Any) -> None:
-    """Raise DamageError if the fax data of a TIFF have an invalid code or too few rows.
+    """Raise DamageError if the fax data of a TIFF have an invalid code, too few rows, or rows that libtiff misread.
 
     Args:
         data: All bytes of the file.
         image: The Pillow image, decoded but not rotated.
     """
     tags = image.tag_v2
-    if tags.get(_COMPRESSION) != _GROUP_4:
+    compression = tags.get(_COMPRESSION)
+    if compression not in (_GROUP_4, *_ROW_STARTS):
         return
     (width, height), tiled = image.size, _TILE_WIDTH in tags
     rows = min(tags.get(_ROWS, height), height)
     for number, strip in enumerate(strips_of_fax(data, tags)):
         first = number * rows
         if tiled:
-            check_codes(strip, tags[_TILE_WIDTH], tags[_TILE_LENGTH])
+            size, part = (tags[_TILE_WIDTH], tags[_TILE_LENGTH]), None
         elif first < height:
-            part = (0, first, width, min(first + rows, height))
-            if not (image.mode == "1" and pillow_encodes_same(strip, image.crop(part), tags)):
-                check_codes(strip, width, part[3] - first)
+            size = (width, min(rows, height - first))
+            part = image.crop((0, first, width, first + size[1])) if image.mode == "1" else None
+        else:
+            return
+        if compression == _GROUP_4:
+            if part is None or not pillow_encodes_same(strip, part, tags):
+                collections.deque(rows_of_group_4(strip, *size), maxlen=0)
+        else:
+            two_dimensional = compression == _GROUP_3 and bool(tags.get(_GROUP_3_OPTIONS, 0) & 1)
+            found = rows_of_group_3(strip, *size, start=_ROW_STARTS[compression], two_dimensional=two_dimensional)
+            # libtiff looks for the next row if one is damaged, so its pixels are compared with all rows.
+            _check_pixels(found, part, black_is_one=tags.get(_COLOURS, 0) != 0)
 
 
-def check_codes(data: bytes, width: int, rows: int) -> None:
-    """Raise DamageError if a strip has an invalid code or too few rows.
+def rows_of_group_4(data: bytes, width: int, rows: int) -> Iterator[list[int]]:
+    """The columns at which the colour changes, for each row; white comes first.
 
     Args:
         data: Bytes of the strip, highest bit first.
         width: Pixels per row.
         rows: Number of rows.
+
+    Raises:
+        DamageError: The strip has an invalid code or too few rows.
     """
-    modes, runs = _mode_codes(), _run_codes()
     data += bytes(4)
-    above, place = [width, width, width], 0
+    above: list[int] = []
+    place = 0
     for row in range(rows):
-        changes: list[int] = []
-        at, known = 0, 0  # decoded pixels of the row; index of the next change in the row above
+        above, place = _two_dimensional_row(data, place, width, above, row)
+        yield above
+
+
+def rows_of_group_3(data: bytes, width: int, rows: int, *, start: int, two_dimensional: bool) -> Iterator[list[int]]:
+    """The columns at which the colour changes, for each row; white comes first.
+
+    Args:
+        data: Bytes of the strip, highest bit first.
+        width: Pixels per row.
+        rows: Number of rows.
+        start: Rows begin at multiples of this many bits; 0 if an end-of-line code, after any fill bits, begins a row.
+        two_dimensional: Whether a bit after each end-of-line code says how the row is encoded.
+
+    Raises:
+        DamageError: The strip has an invalid code or too few rows.
+    """
+    data += bytes(4)
+    above: list[int] = []
+    place = 0
+    for row in range(rows):
+        if start:
+            place += -place % start
+        else:
+            place = _after_end_of_line(data, place, row)
+        if two_dimensional:
+            one_dimensional = data[place >> 3] >> (7 - (place & 7)) & 1
+            place += 1
+            if not one_dimensional:
+                above, place = _two_dimensional_row(data, place, width, above, row)
+                yield above
+                continue
+        above = []
+        at = 0
         while at < width:
-            # The first change above to the same colour after the decoded pixels.
-            while changes and above[known] <= at and above[known] < width:
-                known += 2
-            length, mode = modes[_next_bits(data, place)]
-            place += length
-            if not length:
-                raise DamageError(f"row {row} of its fax data has an invalid code")
-            if mode == _PASS:
-                at = above[known + 1]
-                known += 2
-            elif mode == _TWO_RUNS:
-                for colour in (len(changes) % 2, 1 - len(changes) % 2):
-                    run = 64
-                    while run >= 64:
-                        length, run = runs[colour][_next_bits(data, place)]
-                        place += length
-                        if not length:
-                            raise DamageError(f"row {row} of its fax data has an invalid code")
-                        at += run
-                    changes.append(at)
-            else:
-                if above[known] + mode < at:
-                    raise DamageError(f"row {row} of its fax data goes backwards")
-                at = above[known] + mode
-                changes.append(at)
-                known += -1 if known else 1
+            at, place = _run(data, place, at, len(above) % 2, row)
+            above.append(at)
         if at > width:
             raise DamageError(f"row {row} of its fax data is too long")
-        above = [*changes, width, width, width]
+        yield above
+
+
+def _two_dimensional_row(data: bytes, place: int, width: int, above: list[int], row: int) -> tuple[list[int], int]:
+    """The changes of a row that is encoded by those of the row above, and the place after it."""
+    modes = _mode_codes()
+    above = [*above, width, width, width]
+    changes: list[int] = []
+    at, known = 0, 0  # decoded pixels of the row; index of the next change in the row above
+    while at < width:
+        # The first change above to the same colour after the decoded pixels.
+        while changes and above[known] <= at and above[known] < width:
+            known += 2
+        length, mode = modes[_next_bits(data, place)]
+        place += length
+        if not length:
+            raise DamageError(f"row {row} of its fax data has an invalid code")
+        if mode == _PASS:
+            at = above[known + 1]
+            known += 2
+        elif mode == _TWO_RUNS:
+            for colour in (len(changes) % 2, 1 - len(changes) % 2):
+                at, place = _run(data, place, at, colour, row)
+                changes.append(at)
+        else:
+            if above[known] + mode < at:
+                raise DamageError(f"row {row} of its fax data goes backwards")
+            at = above[known] + mode
+            changes.append(at)
+            known += -1 if known else 1
+    if at > width:
+        raise DamageError(f"row {row} of its fax data is too long")
+    return changes, place
+
+
+def _run(data: bytes, place: int, at: int, colour: int, row: int) -> tuple[int, int]:
+    """The column after a run of one colour, and the place after its codes."""
+    codes, run = _run_codes()[colour], 64
+    while run >= 64:
+        length, run = codes[_next_bits(data, place)]
+        place += length
+        if not length:
+            raise DamageError(f"row {row} of its fax data has an invalid code")
+        at += run
+    return at, place
+
+
+def _after_end_of_line(data: bytes, place: int, row: int) -> int:
+    """The place after an end-of-line code: eleven zeros or more, and a one."""
+    zeros = 0
+    while not (bits := _next_bits(data, place + zeros)):
+        zeros += _CODE_BITS
+        if place + zeros > 8 * len(data):
+            raise DamageError(f"its fax data end before row {row}")
+    zeros += _CODE_BITS - bits.bit_length()
+    if zeros < _END_OF_LINE_ZEROS:
+        raise DamageError(f"row {row} of its fax data does not begin with an end-of-line code")
+    return place + zeros + 1
+
+
+def _check_pixels(rows: Iterable[list[int]], part: Any, *, black_is_one: bool) -> None:
+    """Compare rows with the pixels that libtiff decoded; ``part`` is None if they are not known."""
+    pixels = None if part is None else np.asarray(part)
+    for number, changes in enumerate(rows):
+        if pixels is not None:
+            ends = np.zeros(pixels.shape[1] + 1, np.int64)
+            np.add.at(ends, changes, 1)
+            if not np.array_equal(np.cumsum(ends[:-1]) % 2 == black_is_one, pixels[number]):
+                raise DamageError(f"libtiff decodes row {number} of its fax data to other pixels")
 
 
 def strips_of_fax(data: bytes, tags: Any) -> Iterator[bytes]:

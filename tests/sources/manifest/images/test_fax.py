@@ -1,4 +1,4 @@
-"""Fax data of Group 4: whatever libtiff complains of is refused, and nothing that any encoder may write."""
+"""Fax data: whatever libtiff complains of is refused, and nothing that any encoder may write."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def page(width=600, seed=0):
     return Image.fromarray(shades > 0.8 * shades.std())
 
 
-def stored(image, rows=1000, tags=None):
+def stored(image, rows=1000, tags=None, compression="group4"):
     stream = io.BytesIO()
-    image.save(stream, "TIFF", compression="group4", tiffinfo={278: min(rows, image.height), **(tags or {})})
+    image.save(stream, "TIFF", compression=compression, tiffinfo={278: min(rows, image.height), **(tags or {})})
     return stream.getvalue()
 
 
@@ -88,7 +88,7 @@ def test_what_pillow_encodes_alike_needs_no_reading(tags, monkeypatch):
     def unwanted(*_):
         raise AssertionError
 
-    monkeypatch.setattr(fax, "check_codes", unwanted)
+    monkeypatch.setattr(fax, "rows_of_group_4", unwanted)
     for rows in (1000, 40):
         data = stored(page(), rows=rows, tags=tags)
         for mode, size in (("L", None), ("L", (8, 8)), ("RGB", None)):
@@ -179,4 +179,71 @@ def test_no_data_make_anything_else_of_it_than_damage():
     for _ in range(2000):
         data = random.integers(0, 256, 30, np.uint8) | random.integers(0, 256, 30, np.uint8)
         with contextlib.suppress(DamageError):
-            fax.check_codes(data.tobytes(), int(random.integers(1, 70)), 9)
+            list(fax.rows_of_group_4(data.tobytes(), int(random.integers(1, 70)), 9))
+
+
+# -- Group 3, and rows of runs -----------------------------------------------------------------------------------------
+
+# Group 3 with one and two dimensions and with fill bits, and rows that begin at a byte.
+OLDER = {
+    "one-dimensional": {"compression": "group3"},
+    "two-dimensional": {"compression": "group3", "tags": {292: 1}},
+    "filled": {"compression": "group3", "tags": {292: 4}},
+    "filled, two-dimensional": {"compression": "group3", "tags": {292: 5}},
+    "low bits first": {"compression": "group3", "tags": {266: 2}},
+    "black is one": {"compression": "group3", "tags": {262: 0}},
+    "rows at bytes": {"compression": "tiff_ccitt"},
+}
+
+
+@pytest.mark.parametrize("how", OLDER.values(), ids=OLDER)
+@pytest.mark.parametrize("width", [1, 5, 64, 65, 1000, 2561])
+def test_no_code_of_older_encoders_is_damage(width, how):
+    for share in (0, 0.02, 0.5, 0.9, 1):
+        image = noise(width, share)
+        for rows in (HEIGHT, 5):
+            found = decoded(stored(image, rows, **how))
+            assert np.array_equal(found == 255, np.asarray(image))
+
+
+@pytest.mark.parametrize("how", OLDER.values(), ids=OLDER)
+def test_damaged_older_data_are_refused_or_served_unchanged(how, capfd):
+    """A damaged row is refused even where libtiff finds the next row and goes on."""
+    random = np.random.default_rng(0)
+    image = page()
+    data = stored(image, **how)
+    (strip,) = strips(data)
+    refused = 0
+    for number in range(60):
+        at, changed = int(random.integers(len(strip) - 8)), bytearray(strip)
+        changed[at : at + 4] = (
+            bytes((changed[at] ^ 1 << int(random.integers(8)), *changed[at + 1 : at + 4])),
+            bytes(4),
+            random.integers(0, 256, 4, np.uint8).tobytes(),
+        )[number % 3]
+        mutant = data.replace(strip, bytes(changed))
+        capfd.readouterr()
+        with Image.open(io.BytesIO(mutant)) as opened:
+            opened.load()
+        complained = "Fax3Decode" in capfd.readouterr().err
+        verdict = outcome(mutant)
+        assert verdict.startswith("x: the TIFF cannot be decoded (") or (verdict == "served" and not complained)
+        refused += verdict != "served"
+    assert refused > 50
+
+
+def test_older_data_that_end_too_soon_are_damage():
+    for how in OLDER.values():
+        data = stored(page(), **how)
+        (strip,) = strips(data)
+        for kept in (len(strip) // 2, 0):
+            assert outcome(data.replace(strip, strip[:kept] + bytes(len(strip) - kept))) != "served"
+
+
+def test_random_older_data_raise_nothing_but_damage():
+    random = np.random.default_rng(0)
+    for number in range(2000):
+        data = random.integers(0, 256, 30, np.uint8) & random.integers(0, 256, 30, np.uint8)
+        width, start = int(random.integers(1, 70)), (0, 8, 16)[number % 3]
+        with contextlib.suppress(DamageError):
+            list(fax.rows_of_group_3(data.tobytes(), width, 9, start=start, two_dimensional=number % 2 == 0))
