@@ -19,11 +19,13 @@ from lit_async_data.device.feed import Batch
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.transform import BatchFunction, DeviceTransform, check_callable, takes_rng, widened
 from lit_async_data.engine import Engine
-from lit_async_data.errors import ReadError, SourceError, TransformError
+from lit_async_data.errors import ConfigError, ReadError, SourceError, TransformError
 from lit_async_data.host import memory
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.host.pipeline import Pipeline
+from lit_async_data.host.processes.pipeline import ProcessPipeline
+from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.resource_plan import AHEAD, ResourcePlan, slow
 from lit_async_data.host.sample_reader import BATCH_KEYS, SampleReader, indexed_spec
 from lit_async_data.host.schedule import schedule_of
@@ -36,6 +38,9 @@ from lit_async_data.sources.contract.source import Source
 from lit_async_data.threads import leave_at_exit
 
 log = logging.getLogger(__name__)
+
+# A source whose pickled arrays take more than this is copied to a reader process only on demand.
+MOST_COPIED_BYTES = 2**28
 
 
 class AsyncLoader(BaseLoader):
@@ -107,6 +112,7 @@ class AsyncLoader(BaseLoader):
         self.batch_sampler = types.SimpleNamespace(sampler=self._cursor)
         self.spec = indexed_spec(source.spec) if self.options.return_indices else source.spec
         self._plans: dict[tuple[bool, bool], ResourcePlan] = {}
+        self._refusal = ""  # why no reader process can be used
         self.footprint.budget.check()
         self._nan_check = NanCheck(source, self.schedule)
 
@@ -235,6 +241,7 @@ class AsyncLoader(BaseLoader):
                 self.schedule,
                 ahead=ahead,
                 streams=on_device,
+                refusal=self._refusal,
             )
         return self._plans[ahead, on_device]
 
@@ -253,34 +260,75 @@ class AsyncLoader(BaseLoader):
         self._stop()
 
     def _new_engine(self) -> Engine:
-        source, options, plan = self.source, self.options, self.footprint
+        source, options = self.source, self.options
+        on_device = streams.has_streams(self.device)
+        setup = self._setup()
+        pipeline: Pipeline | ProcessPipeline | None = None
+        if setup.plan.workers.kind == "process":
+            pipeline = self._process_pipeline(setup, pin=on_device)
+        if pipeline is None:
+            setup = self._setup()
+            pipeline = self._thread_pipeline(setup, pin=on_device)
+        plan = setup.plan
         # With the first batch, since a loader that is only described is not used.
         for line in slow(source, options, plan, self.order, ahead=self._depth > 0):
             log.warning("%s", line)
-        on_device = streams.has_streams(self.device)
-        seed = options.seed if options.augments and source.is_random else None
-        pipeline = Pipeline(
-            SampleReader(source, options.return_indices, seed, self._nan_check),
-            self._cursor.schedule,
-            plan.layout,
-            functools.partial(memory.allocated, plan.layout.nbytes, pinned=on_device),
-            workers=plan.workers,
-            slots=plan.budget.slots,
-            most_slots=plan.budget.most_slots,
-            timeout_s=options.timeout_s,
-            after_read=DecodeAhead(source, self.schedule, AHEAD + plan.layout.batches) if source.reads_ahead else None,
-            ids=source.ids,
-        )
         # Host memory has a narrower type than what is delivered; the device casts.
         cast = widened(self.spec) if on_device else None
         number = functools.partial(_batch_seed, source, self.schedule, options.seed) if options.augments else None
         function = self._device_transform
+        depth = options.queue_depth * plan.layout.batches if plan.workers.threads else 0
+        # A reader process reserves memory for itself.
+        release = (lambda: None) if isinstance(pipeline, ProcessPipeline) else plan.reserve(source)
         return Engine(
-            SlotFeed(pipeline, options.queue_depth * plan.layout.batches if plan.workers else 0, plan.reserve(source)),
+            SlotFeed(pipeline, depth, release),
             self.device,
             depth=self._depth,
             transform=DeviceTransform(function, self.device, number=number, cast=cast) if function or cast else None,
             verify_copies=self._verify_copies,
+        )
+
+    def _setup(self) -> ReaderSetup:
+        """What reads the batches, here or in a reader process."""
+        source, options, plan = self.source, self.options, self.footprint
+        seed = options.seed if options.augments and source.is_random else None
+        return ReaderSetup(
+            SampleReader(source, options.return_indices, seed, self._nan_check),
+            self._cursor.schedule,
+            plan,
+            DecodeAhead(source, self.schedule, AHEAD + plan.layout.batches) if source.reads_ahead else None,
+        )
+
+    def _process_pipeline(self, setup: ReaderSetup, *, pin: bool) -> ProcessPipeline | None:
+        """A pipeline in a reader process; None if the source cannot go there and the options leave the choice."""
+        chosen = self.options.worker_kind == "process"
+        try:
+            stored = setup.stored() if chosen else setup.stored(MOST_COPIED_BYTES)
+        except ConfigError as error:
+            if chosen:
+                raise ConfigError(
+                    f"worker_kind: {self.source.name} cannot go to a reader process: {error}; set worker_kind=thread"
+                ) from error.__cause__
+            log.info("%s is read without a reader process: %s", self.source.name, error)
+            self._refusal = str(error)
+            self._plans.clear()
+            self.footprint.budget.check()
+            return None
+        return ProcessPipeline(setup, stored, pin=memory.register if pin else None, timeout_s=self.options.timeout_s)
+
+    def _thread_pipeline(self, setup: ReaderSetup, *, pin: bool) -> Pipeline:
+        plan = setup.plan
+        return Pipeline(
+            setup.read,
+            setup.schedule,
+            plan.layout,
+            functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin),
+            workers=plan.workers.threads,
+            slots=plan.budget.slots,
+            most_slots=plan.budget.most_slots,
+            timeout_s=self.options.timeout_s,
+            after_read=setup.ahead,
+            ids=self.source.ids,
         )
 
 

@@ -16,6 +16,8 @@ from lit_async_data.errors import ConfigError
 
 SHUFFLES = ("none", "chunk", "global", "auto")
 Shuffle = Literal["none", "chunk", "global", "auto"]
+WORKER_KINDS = ("auto", "thread", "process")
+WorkerKind = Literal["auto", "thread", "process"]
 
 # Options of torch.utils.data.DataLoader, and what to do instead here.
 TORCH_NAMES = {
@@ -28,7 +30,7 @@ TORCH_NAMES = {
     "sampler": "use shuffle and seed, or balance or weights where it draws by weight",
     "batch_sampler": "use batch_size, shuffle and drop_last",
     "collate_fn": "leave it out: a source writes its samples straight into the batch",
-    "multiprocessing_context": "leave it out: workers are threads that hold no lock",
+    "multiprocessing_context": "use worker_kind",
     "pin_memory_device": "leave it out: the loader knows its device",
     "worker_init_fn": "leave it out: workers do not run your code",
     "in_order": "leave it out: the order is always kept",
@@ -55,10 +57,14 @@ class LoaderOptions:
         seed: Key of every permutation, 0 to 2**63 − 1. Workers and queue depth never change the order of a seed.
         drop_last: Drop the samples that do not fill a step of all ranks.
         workers: Reader threads. 0 reads in the caller's thread, so that a debugger stops there. ``"auto"``: if chunks
-            are decoded, one per core, at most 4, shared by the ranks of the node. If Python code reads the samples
-            (`DatasetSource`), 0: such a thread would hold the GIL and block the training loop. Otherwise 1: one thread
-            copies at 0.6 of the memory bandwidth, and a second would only wait for h5py's lock
-            (``benchmarks/first.py``, ``benchmarks/hdf5.py``).
+            are decoded, one per core, at most 4, shared by the ranks of the node. Otherwise 1: one thread copies at 0.6
+            of the memory bandwidth, and a second would only wait for h5py's lock (``benchmarks/first.py``,
+            ``benchmarks/hdf5.py``). If Python code reads the samples (`DatasetSource`) and no reader process can, 0:
+            such a thread would hold the GIL and block the training loop.
+        worker_kind: Where the reader threads run. ``"thread"``: in this process. ``"process"``: in a reader process,
+            where they take nothing of this process's GIL; batches come through shared memory. ``"auto"``: a process if
+            samples are decoded, read under a lock or by Python code, and a core is free; threads if reading is a copy,
+            and on Python without the GIL (``benchmarks/beside.py``).
         queue_depth: Slots being filled or ready on the host, ≥ 1; one more slot holds the batch in use. A slot holds
             one batch, or several small ones (up to 12 MiB) if reading only copies.
         cache_bytes: Bytes of decoded chunks to cache for the loader's lifetime. A dataset that fits is decoded once.
@@ -92,6 +98,7 @@ class LoaderOptions:
     seed: int = 0
     drop_last: bool = False
     workers: int | Literal["auto"] = "auto"
+    worker_kind: WorkerKind = "auto"
     queue_depth: int = 4
     cache_bytes: int = 0
     memory_budget: int | None = None
@@ -121,6 +128,8 @@ class LoaderOptions:
             object.__setattr__(self, "shuffle", "auto" if self.shuffle else "none")
         if self.shuffle not in SHUFFLES:
             raise ConfigError(f"shuffle: {self.shuffle!r} is not one of {', '.join(SHUFFLES)}, true, false")
+        if self.worker_kind not in WORKER_KINDS:
+            raise ConfigError(f"worker_kind: {self.worker_kind!r} is not one of {', '.join(WORKER_KINDS)}")
         if self.workers != "auto":
             self._check_int("workers", 0, MAX_WORKERS, also="'auto'")
         self._check_int("batch_size", 1)

@@ -50,6 +50,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     return folder / "lit_async_data"
 
 
+@pytest.fixture(autouse=True)
+def threads_unless_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps readers in threads, except in tests that are marked ``processes``: each process takes 0.3 s to start."""
+    if request.node.get_closest_marker("processes") is None:
+        monkeypatch.setattr("lit_async_data.host.workers.system_refusal", lambda: "this is a test of threads")
+
+
 # Test modules in which several threads share objects.
 CONCURRENT = {
     "test_decoded",

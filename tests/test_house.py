@@ -39,6 +39,7 @@ ROOMS = [
     "sources.manifest",
     "sources",
     "host",
+    "host.processes",
     "device",
     "engine",
     "base_loader",

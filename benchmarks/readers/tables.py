@@ -121,7 +121,11 @@ def ours(source: ManifestSource, workers: int | str) -> Contender:
 
     family = f"{OURS}, auto" if workers == "auto" else OURS
     return Contender(
-        family, footprint.workers, opened, footprint.budget.slots * together, together * max(footprint.workers, 1)
+        family,
+        footprint.workers.threads,
+        opened,
+        footprint.budget.slots * together,
+        together * max(footprint.workers.threads, 1),
     )
 
 

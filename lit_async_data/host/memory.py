@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import mmap
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,19 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
             f"memory_budget: the system refuses {readable(nbytes)} for a slot ({error.strerror}); set a smaller "
             "batch_size or queue_depth, or a higher limit (ulimit -v)"
         ) from error
+
+
+def register(memory: Bytes) -> None:
+    """Lock memory in place, so that a GPU can copy from it by itself; until the array is freed. Logs if that fails."""
+    import torch
+
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.ctypes.data
+    code = runtime.cudaHostRegister(address, memory.nbytes, 0)
+    if int(code):
+        log.warning("pinning %d bytes failed, copies to the device will be slower: CUDA error %s", memory.nbytes, code)
+        return
+    weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
 
 
 def pinned(value: Any) -> Any:

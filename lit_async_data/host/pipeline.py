@@ -65,6 +65,7 @@ class Pipeline:
         timeout_s: Seconds to wait for a batch.
         after_read: Called by a worker after each read, to fetch or decode what comes later.
         ids: The numbers by which errors name samples.
+        on_filled: Called by a worker that has filled a slot.
     """
 
     def __init__(
@@ -80,11 +81,12 @@ class Pipeline:
         timeout_s: float,
         after_read: AfterRead | None = None,
         ids: Callable[[Indices], Indices] = np.asarray,
+        on_filled: Callable[[], None] | None = None,
     ) -> None:
         self.layout = layout
         self.pool = SlotPool([])
         self.schedule = schedule
-        self._read, self._after_read, self._ids = read, after_read, ids
+        self._read, self._after_read, self._ids, self._on_filled = read, after_read, ids, on_filled
         self._allocate = allocate
         self._workers = [ThreadWorker(number, self._work) for number in range(workers)]
         self._slots, self._most_slots = slots, most_slots
@@ -123,12 +125,16 @@ class Pipeline:
         """
         self.check()
         with self._lock:
-            head = next(iter(self._claimed), self._cursor)
-            if head != key:
+            if self.head != key:
                 self._forget()
                 self._cursor = key
         if not self._started:
             self._start()
+
+    @property
+    def head(self) -> BatchIndex | None:
+        """The next batch to be handed out, unless another is asked for; None before the first request."""
+        return next(iter(self._claimed), self._cursor)
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
         """The slot that begins with a batch if it has been filled, else None; it then belongs to the caller."""
@@ -325,6 +331,8 @@ class Pipeline:
                 self._stats = self._stats.plus(filled.good, filled.samples * self.layout.spec.nbytes, seconds)
             self._claimed[task.keys[0]] = filled
         self._arrived.ring()
+        if self._on_filled is not None:
+            self._on_filled()
         if filled.unexplained and filled.good == len(filled.batches):
             self._coalescing_errors.log(filled.unexplained)
 

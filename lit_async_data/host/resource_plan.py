@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec
-from lit_async_data.host.memory import Budget, default_budget, ranks_here
+from lit_async_data.host.memory import Budget, default_budget
+from lit_async_data.host.workers import Workers
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.order.weighted import WeightedChunkOrder
 from lit_async_data.sources.contract.source import Source
 
-# Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds Python's lock.
-MOST_WORKERS = 4
 # Batches between what is read and what is fetched from the disk, if that must be.
 AHEAD = 8
 # Room for files that are read ahead: twice the estimated bytes of the next batches, between these bounds, and at most
@@ -33,7 +31,7 @@ class ResourcePlan:
     """What a loader takes.
 
     Attributes:
-        workers: Reader threads.
+        workers: Who reads.
         layout: Where the batches of a slot lie in it, and how many there are.
         budget: Memory, against what there may be.
         chunks: Decoded chunks that are in use at a time: those that samples are dealt from, and those of the group
@@ -41,7 +39,7 @@ class ResourcePlan:
         amplification: Samples that are decoded for each one used; see `plan.amplification`.
     """
 
-    workers: int
+    workers: Workers
     layout: BatchLayout
     budget: Budget
     chunks: int
@@ -57,6 +55,7 @@ class ResourcePlan:
         *,
         ahead: bool,
         streams: bool,
+        refusal: str = "",
     ) -> ResourcePlan:
         """The footprint of a loader.
 
@@ -67,18 +66,19 @@ class ResourcePlan:
             schedule: Its order.
             ahead: Whether anything is read ahead.
             streams: Whether batches are copied to a device with streams.
+            refusal: Why no reader process can be used; empty if one can.
         """
-        workers = _workers(source, options) if ahead else 0
-        slots = options.queue_depth + 1 if workers else 2
+        workers = Workers.of(source, options, ahead=ahead, refusal=refusal)
+        slots = options.queue_depth + 1 if workers.threads else 2
         limit = options.memory_budget or default_budget()
         order = schedule.plan(0).chunk_order
         chunks = 0
         if order is not None:
             # Groups that are read at a time: one, unless workers have more samples in hand than are in one.
-            in_hand = max(workers, 1) * options.batch_size * schedule.plan(0).world_size
+            in_hand = max(workers.threads, 1) * options.batch_size * schedule.plan(0).world_size
             groups = -(-in_hand // (order.width * order.rows))
             chunks = min((groups + 1) * order.width, order.chunks)
-        decoded = source.decoded_bytes(chunks) + max(workers, 1) * source.decode_bytes
+        decoded = source.decoded_bytes(chunks) + max(workers.threads, 1) * source.decode_bytes
         cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
         if ahead and source.chunks.reading == "copied" and not streams:
@@ -86,7 +86,7 @@ class ResourcePlan:
             most = min(left // (slots * layout.nbytes), schedule.steps)
             layout = BatchLayout(spec, schedule.capacity, coalesced_batches(layout.nbytes, most))
         budget = Budget(slots, layout.nbytes, limit, decoded, cache)
-        if workers:
+        if workers.threads:
             fetched = _fetched_bytes(source, schedule.capacity * (AHEAD + layout.batches), limit - budget.total)
             budget = dataclasses.replace(budget, fetched=fetched)
         return cls(workers, layout, budget, chunks, _amplification(source, schedule.plan(0), cache))
@@ -157,21 +157,11 @@ def slow(
         order: One of its epochs.
         ahead: Whether anything is read ahead.
     """
-    if source.chunks.reading == "python" and options.workers == "auto" and ahead:
+    if footprint.workers.kind == "caller" and options.workers == "auto" and ahead:
         yield (
             f"workers=auto reads each batch of {source.name} when it is asked for, since Python code per sample "
-            "would, in a thread, keep the training loop from running; workers=1 reads ahead in a thread, for code that "
-            "releases the GIL, and prefetched(loader) takes a DataLoader with processes"
+            "would, in a thread, keep the training loop from running, and no reader process can be used "
+            f"({footprint.workers.why}); workers=1 reads ahead in a thread, for code that releases the GIL"
         )
     if footprint.amplification > WORTH_A_WARNING:
         yield amplified(order.shuffle, footprint.amplification, source.chunks.rows)
-
-
-def _workers(source: Source, options: LoaderOptions) -> int:
-    if options.workers != "auto":
-        return options.workers
-    if source.chunks.reading == "python":
-        return 0
-    if source.chunks.reading != "decoded":
-        return 1
-    return min(max(len(os.sched_getaffinity(0)) // ranks_here(), 1), MOST_WORKERS)

@@ -32,9 +32,9 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
     source, options, footprint = loader.source, loader.options, loader.footprint
     step = options.batch_size * loader.world_size
     ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
-    workers = f"{footprint.workers} worker{'s' if footprint.workers > 1 else ''}, queue depth {options.queue_depth}"
-    if not footprint.workers:
-        workers = "no workers, read in the training loop"
+    workers = str(footprint.workers)
+    if footprint.workers.threads:
+        workers += f", queue depth {options.queue_depth}"
     return [
         described(len(source), source.name, loader.spec),
         f"batch {options.batch_size}{ranks}, {len(loader):,} steps, {_drawing(loader)}shuffle {_shuffle(loader)}",

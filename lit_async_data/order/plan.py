@@ -15,7 +15,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -261,6 +261,9 @@ class _Plans:
     def __init__(self, build: Callable[..., EpochPlan]) -> None:
         self._build = build
         self.cached: dict[int, EpochPlan] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "cached": {}}  # built again where they are needed
 
     def add(self, epoch: int) -> EpochPlan:
         plan = self._build(epoch=epoch)

@@ -29,7 +29,9 @@ def test_what_will_happen_is_said_for_every_rank():
     assert first.startswith("10,000 samples from ")
     assert first.endswith(": x float32 (3,)")
     assert second == "batch 128 × 8 ranks = 1024, 10 steps, shuffle global: every sample is read alone, once per epoch"
-    assert third.startswith("1 worker, queue depth 4: 5 slots of 1.5 KiB = 7.5 KiB, of at most ")
+    assert third.startswith(
+        "1 reader thread (this is a test of threads), queue depth 4: 5 slots of 1.5 KiB = 7.5 KiB, of at most "
+    )
 
 
 def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog):
@@ -163,7 +165,7 @@ def test_a_loader_is_described_from_one_footprint(monkeypatch):
     dm.describe()
     dm.train_dataloader(), dm.val_dataloader()
     assert len(computed) == 2
-    assert dm.train_dataloader().footprint.workers == 1
+    assert dm.train_dataloader().footprint.workers.threads == 1
     assert len(computed) == 3
 
 
@@ -200,8 +202,8 @@ def test_an_error_of_a_transform_names_its_option_and_the_stage(transform, optio
 
 def test_a_footprint_follows_what_is_set_later():
     with AsyncLoader(source(), {"batch_size": 10}) as loader:
-        assert loader.footprint.workers == 1
+        assert loader.footprint.workers.threads == 1
         loader.device_depth = 0
-        assert loader.footprint.workers == 0
+        assert loader.footprint.workers.threads == 0
         loader.device_depth = 2
-        assert loader.footprint.workers == 1
+        assert loader.footprint.workers.threads == 1

@@ -7,12 +7,13 @@ import csv
 import functools
 import re
 import threading
+from multiprocessing import resource_tracker
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from lit_async_data import (
     AsyncDataModule,
@@ -35,6 +36,8 @@ from lit_async_data.sources.contract.places import Part
 from lit_async_data.testing import ArraySource, PartedArrays, check_contract
 
 ROWS = 300
+# With the first process that it spawns, multiprocessing starts another one, and keeps a pipe to it.
+resource_tracker.ensure_running()
 
 
 class Squares(Source):
@@ -265,6 +268,41 @@ def test_a_broken_promise_is_found(broken, message):
     with pytest.raises((AssertionError, TypeError, ValueError)) as caught:
         check_contract(broken())
     assert re.search(message, str(caught.value))
+
+
+# -- a source as a dataset of torch ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_dataloader_takes_a_source_also_where_its_files_are_open(recordings, method):
+    whole = HDF5Source(recordings / "*.h5", {"x": "gzip", "y": "label"}, index_cache=False)
+    source = SubsetSource(whole, np.arange(0, 2 * ROWS, 3))
+    first = source[0]  # opens the files, before a fork
+    loader = DataLoader(source, batch_size=16, num_workers=2, multiprocessing_context=method)
+    batches = list(loader)
+    assert torch.equal(batches[0]["x"][0], torch.from_numpy(first["x"]))
+    labels = torch.cat([batch["y"] for batch in batches])
+    assert labels.tolist() == [number % ROWS % 7 for number in range(0, 2 * ROWS, 3)]
+    with AsyncLoader(source, {"batch_size": 16, "shuffle": False}) as ours:
+        for mine, theirs in zip(ours, batches):
+            assert torch.equal(mine["x"], theirs["x"])
+    source.close()
+
+
+def test_samples_are_taken_by_number():
+    source = Squares()
+    assert source[3]["y"] == source[3 - ROWS]["y"] == 9
+    assert source[3]["x"].tolist() == [3, 4, 5]
+    assert [sample["y"] for sample in source.__getitems__([4, 2, 4])] == [16, 4, 16]
+    assert source.__getitems__([]) == []
+    for wrong in (ROWS, -ROWS - 1):
+        with pytest.raises(IndexError, match=f"sample .* of {ROWS} in Squares"):
+            source[wrong]
+    with pytest.raises(IndexError, match="whole numbers"):
+        source[0.5]
+    pair = DatasetSource(TensorDataset(torch.arange(6.0).reshape(3, 2), torch.arange(3)))
+    assert pair[1][0].tolist() == [2.0, 3.0]
+    assert len(list(pair)) == 3
 
 
 # -- what is not a source ----------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import abc
+import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -11,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, BatchSpec
-from lit_async_data.errors import MissingError
+from lit_async_data.errors import MissingError, WorkerError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -79,6 +81,44 @@ class Source(abc.ABC):
         kind = type(self).__name__
         return f"<{kind} of {described(len(self), '' if self.name == kind else self.name, self.spec)}>"
 
+    def __getitem__(self, number: int) -> dict[str, Any] | tuple[Any, ...]:
+        """One sample, as from a map-style dataset of torch: an array for each field, in a dict or a tuple.
+
+        A `torch.utils.data.DataLoader` can take a source as its dataset. Random crops take the middle.
+
+        Args:
+            number: Sample number; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+            SourceError: It cannot be read.
+        """
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any] | tuple[Any, ...]]:
+        """Several samples, read at once; see `__getitem__`. A DataLoader calls this with the numbers of a batch."""
+        samples = whole_numbers(numbers, self)
+        samples[samples < 0] += len(self)
+        check_range(samples, self)
+        spec = self.spec
+        out = {key: np.empty((len(samples), *field.stored_shape), field.dtype) for key, field in spec.fields.items()}
+        if len(samples):
+            self._read_in_any_process(samples, out)
+        fields = {key: spec[key].delivered(array) for key, array in out.items()}
+        return [spec.packed({key: array[place] for key, array in fields.items()}) for place in range(len(samples))]
+
+    def _read_in_any_process(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Read samples, also in a fork of the process that opened the files, such as a DataLoader's worker."""
+        process, reader = vars(self).get("_reader_in_fork", (0, self))
+        try:
+            (reader if process == os.getpid() else self).read_into(samples, out)
+        except WorkerError:  # handles and locks do not survive a fork
+            arrays: list[pickle.PickleBuffer] = []
+            pickled = pickle.dumps(self, protocol=5, buffer_callback=arrays.append)
+            reader = pickle.loads(pickled, buffers=arrays)  # noqa: S301  # made here; it shares the arrays
+            vars(self)["_reader_in_fork"] = os.getpid(), reader
+            reader.read_into(samples, out)
+
     @property
     def name(self) -> str:
         """The origin of the samples, for messages: a file, a table. The class, unless overridden."""
@@ -94,8 +134,8 @@ class Source(abc.ABC):
         """How storage groups the samples into chunks, and how they are read.
 
         Unless overridden: each sample is stored alone and read by Python code, which would hold the GIL against the
-        training loop in a thread. A `read_into` that releases the GIL says so here: ``StorageLayout(reading="copied")``
-        if it copies from memory or from a file, ``"decoded"`` if it decodes.
+        training loop, so a reader process reads it. A `read_into` that releases the GIL says so here:
+        ``StorageLayout(reading="copied")`` if it copies from memory or from a file, ``"decoded"`` if it decodes.
         """
         return StorageLayout(reading="python")
 

@@ -1,0 +1,103 @@
+"""Messages between the trainer's process and a reader process: commands to it, and reports from it.
+
+Both are records of fixed size; an atomic write carries each. A report may be followed by a payload: pickled errors or a
+log record.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from lit_async_data.order.plan import BatchIndex, Limits
+
+NO_LIMIT = -1
+
+
+class CommandKind(enum.IntEnum):
+    """What the trainer's process asks for."""
+
+    FILL = 1  # a slot may be filled
+    SEEK = 2  # read on from a batch, and forget what was read ahead
+    LIMIT = 3  # the pass, and later ones, will take this many steps
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        kind: What to do.
+        slot: Number of a slot, for FILL.
+        generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen.
+        key: Where to go on, for SEEK.
+        limits: Steps that the consumer will take.
+    """
+
+    kind: CommandKind
+    slot: int = 0
+    generation: int = 0
+    key: BatchIndex = BatchIndex(0, 0)
+    limits: Limits = Limits()
+
+    def packed(self) -> bytes:
+        epoch, steps, later = self.limits
+        return _COMMAND.pack(
+            *(self.kind, self.slot, self.generation, *self.key),
+            *(epoch, NO_LIMIT if steps is None else steps, NO_LIMIT if later is None else later),
+        )
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Command:
+        kind, slot, generation, epoch, step, *limits = _COMMAND.unpack(data)
+        return cls(
+            CommandKind(kind),
+            slot,
+            generation,
+            BatchIndex(epoch, step),
+            Limits(limits[0], *(None if limit == NO_LIMIT else limit for limit in limits[1:])),
+        )
+
+
+class ReportKind(enum.IntEnum):
+    """What the reader process tells."""
+
+    FILLED = 1  # a slot holds batches; the payload holds errors, if any
+    LOG = 2  # the payload is a log record
+    FAILED = 3  # the reader cannot go on; the payload is the error
+
+
+class Report(NamedTuple):
+    """A report.
+
+    Attributes:
+        kind: What happened.
+        payload: Bytes that follow.
+        generation: See `Command`.
+        slot: The slot that was filled.
+        key: The first batch in it.
+        batches: Number of batches.
+        good: How many of them could be read; if none, the slot stays with the reader.
+        seconds: Seconds that workers have spent reading so far, and reading ahead.
+    """
+
+    kind: ReportKind
+    payload: int = 0
+    generation: int = 0
+    slot: int = 0
+    key: BatchIndex = BatchIndex(0, 0)
+    batches: int = 0
+    good: int = 0
+    seconds: float = 0.0
+
+    def packed(self) -> bytes:
+        return _REPORT.pack(*self[:4], *self.key, *self[5:])
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Report:
+        kind, payload, generation, slot, epoch, step, *rest = _REPORT.unpack(data)
+        return cls(ReportKind(kind), payload, generation, slot, BatchIndex(epoch, step), *rest)
+
+
+_COMMAND, _REPORT = struct.Struct("<8q"), struct.Struct("<8qd")
+COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size

@@ -1,0 +1,45 @@
+"""Exceptions on their way from a reader process, with cause and traceback, also those that cannot be pickled."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Sequence
+
+from lit_async_data.errors import AsyncDataError, ReadError
+
+
+def packed_errors(errors: Sequence[tuple[int, BaseException]]) -> bytes:
+    """Pickle exceptions, each with a number."""
+    return pickle.dumps([(number, *_portable(error)) for number, error in errors])
+
+
+def unpacked_errors(payload: bytes, process: int) -> dict[int, Exception]:
+    """The exceptions by number, with their causes, and with their tracebacks as notes."""
+    found = {}
+    for number, error, cause, text in pickle.loads(payload):  # noqa: S301  # from the reader process
+        error.__cause__ = cause
+        error.add_note(f"In reader process {process}:\n{text}")
+        found[number] = error
+    return found
+
+
+def _portable(error: BaseException) -> tuple[BaseException, BaseException | None, str]:
+    """An exception without traceback, its cause, and the text of both; replaced by what can be pickled."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    cause = error.__cause__ if error.__cause__ is not None and _travels(error.__cause__) else None
+    if not (isinstance(error, Exception) and _travels(error)):
+        place = {
+            name: getattr(error, name, None) for name in ("file", "dataset", "row", "sample_id", "stage", "worker")
+        }
+        kind = type(error) if type(error) in (AsyncDataError, ReadError) else ReadError
+        error = kind(f"{type(error).__name__}: {error}", **place)
+    return error, cause, text
+
+
+def _travels(error: BaseException) -> bool:
+    """Whether an exception can be pickled and built again: one may need arguments that it does not keep."""
+    try:
+        return type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301  # made here
+    except Exception:  # noqa: BLE001  # whatever its own code raises
+        return False

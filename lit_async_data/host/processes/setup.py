@@ -1,0 +1,89 @@
+"""`ReaderSetup`: what a reader process needs to begin, and its way there."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import mmap
+import os
+import pickle
+import struct
+from typing import IO, Any
+
+from lit_async_data.batch.spec import BatchLayout
+from lit_async_data.errors import ConfigError
+from lit_async_data.host.decode_ahead import DecodeAhead
+from lit_async_data.host.memory import readable
+from lit_async_data.host.resource_plan import ResourcePlan
+from lit_async_data.host.sample_reader import SampleReader
+from lit_async_data.order.plan import Schedule
+
+# Arrays begin at multiples of this many bytes.
+ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ReaderSetup:
+    """What a reader process needs.
+
+    Attributes:
+        read: Reads samples.
+        schedule: The order of batches.
+        plan: Threads and memory.
+        ahead: Reads ahead after each read; None if the source cannot.
+        level: Log records below this level are not sent.
+    """
+
+    read: SampleReader
+    schedule: Schedule
+    plan: ResourcePlan
+    ahead: DecodeAhead | None
+    level: int = dataclasses.field(default_factory=lambda: logging.getLogger("lit_async_data").getEffectiveLevel())
+
+    @property
+    def layout(self) -> BatchLayout:
+        """Where fields lie in a slot."""
+        return self.plan.layout
+
+    def stored(self, most_bytes: float = math.inf) -> IO[bytes]:
+        """Write the setup to an anonymous file in memory. Reader processes map its arrays and share them.
+
+        Classes and functions of ``__main__``, as in a notebook, travel by value.
+
+        Args:
+            most_bytes: Most bytes of the file.
+
+        Raises:
+            ConfigError: Something cannot be pickled, or takes more bytes; says what.
+        """
+        import cloudpickle
+
+        buffers: list[pickle.PickleBuffer] = []
+        try:
+            data = cloudpickle.dumps(self, protocol=5, buffer_callback=buffers.append)
+            pieces = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+        except Exception as error:
+            raise ConfigError(f"it cannot be pickled ({type(error).__name__}: {error})") from error
+        if sum(map(len, pieces)) > most_bytes:
+            raise ConfigError(f"a copy of it takes {readable(sum(map(len, pieces)))}")
+        file = open(os.memfd_create("lit_async_data setup"), "w+b")  # noqa: SIM115  # the caller closes it
+        file.write(struct.pack(f"<{len(pieces) + 1}q", len(pieces), *map(len, pieces)))
+        for piece in pieces:
+            file.write(bytes(-file.tell() % ALIGNMENT))
+            file.write(piece)
+        file.flush()
+        return file
+
+    @staticmethod
+    def loaded(fd: int) -> Any:
+        """Read a setup. Its arrays are copied only where they are written to."""
+        content = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+        (count,) = struct.unpack_from("<q", content)
+        sizes = struct.unpack_from(f"<{count}q", content, 8)
+        begin, pieces = 8 * (count + 1), []
+        for size in sizes:
+            begin += -begin % ALIGNMENT
+            pieces.append(memoryview(content)[begin : begin + size])
+            begin += size
+        return pickle.loads(pieces[0], buffers=pieces[1:])  # noqa: S301  # from the trainer's process

@@ -1,0 +1,354 @@
+"""A reader process delivers the same batches as threads, and its end is an error that says what it read."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from support import reader_sources as acts
+from support.reader_sources import BadInChild, Numbers
+
+from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, SubsetSource
+from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
+from lit_async_data.host.processes.pipeline import ProcessPipeline
+
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
+
+pytestmark = pytest.mark.processes
+ROWS = 500
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "x.h5"
+    random = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        images = random.integers(0, 9, (ROWS, 6, 20, 30), np.uint8)
+        file.create_dataset("gzip", data=images, chunks=(16, 6, 20, 30), compression="gzip")
+        file["label"] = np.arange(ROWS) % 7
+    return path
+
+
+def source_of(path, **options):
+    return HDF5Source(path, {"x": "gzip", "y": "label"}, index_cache=False, **options)
+
+
+def loader_of(source, kind="process", **options):
+    return AsyncLoader(source, {"batch_size": 16, "worker_kind": kind, **options})
+
+
+# -- the same batches --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"workers": 1, "shuffle": "global", "drop_last": True},
+        {"workers": 2, "shuffle": "chunk", "shuffle_chunks": 4, "cache_bytes": 2**24},
+        {"shuffle": "none", "queue_depth": 1},
+        {"balance": "y", "epoch_size": 200},
+    ],
+    ids=["auto", "global", "chunks, cached", "as stored", "drawn"],
+)
+def test_a_process_delivers_the_batches_of_threads(file, options):
+    def batches(kind):
+        options_of_all = {"return_indices": True, "seed": 3, **options}
+        with contextlib.closing(source_of(file)) as source, loader_of(source, kind, **options_of_all) as loader:
+            assert loader.footprint.workers.kind == kind
+            return [{key: value.clone() for key, value in batch.items()} for _ in range(2) for batch in loader]
+
+    threads, process = batches("thread"), batches("process")
+    assert len(threads) == len(process)
+    for one, other in zip(threads, process):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert torch.equal(value, other[key])
+            assert value.stride() == other[key].stride()
+
+
+def test_auto_takes_a_process_where_chunks_are_decoded_and_a_core_is_free(file, monkeypatch):
+    with contextlib.closing(source_of(file)) as source:
+        workers = AsyncLoader(source, {"batch_size": 4}).footprint.workers
+        assert (workers.kind, workers.why) == ("process", "chunks are decoded")
+        assert str(workers).startswith("a reader process with ")
+        monkeypatch.setattr("lit_async_data.host.workers.cores", lambda: 1)
+        workers = AsyncLoader(source, {"batch_size": 4}).footprint.workers
+        assert str(workers) == "1 reader thread (no core is free)"
+        for options in ({"workers": 0}, {"worker_kind": "thread"}):
+            assert AsyncLoader(source, {"batch_size": 4, **options}).footprint.workers.kind != "process"
+    with h5py.File(file, "r+") as opened:
+        opened["raw"] = np.zeros((10, 3))
+    with contextlib.closing(HDF5Source(file, ["raw"])) as source:
+        assert AsyncLoader(source, {"batch_size": 4}).footprint.workers == ("thread", 1, "reading is a copy")
+
+
+def test_python_code_is_read_ahead_in_a_process_and_by_the_loop_where_it_cannot_go(monkeypatch, caplog):
+    with AsyncLoader(Numbers(), {"batch_size": 10, "shuffle": False}) as loader:
+        assert loader.footprint.workers == ("process", 1, "Python code reads the samples")
+        assert [batch["y"].tolist() for batch in loader] == np.arange(100).reshape(10, 10).tolist()
+    source = Numbers(act=threading.Lock().release)  # a lock cannot be pickled
+    caplog.set_level(logging.INFO)
+    with AsyncLoader(source, {"batch_size": 10, "shuffle": False}) as loader:
+        assert [batch["y"].tolist() for batch in loader] == np.arange(100).reshape(10, 10).tolist()
+        assert loader.footprint.workers.kind == "caller"
+    assert "Numbers is read without a reader process: it cannot be pickled" in caplog.text
+    loader = AsyncLoader(source, {"batch_size": 10, "worker_kind": "process"})
+    with pytest.raises(ConfigError, match=r"^worker_kind: Numbers cannot go .*pickle.*; set worker_kind=thread"):
+        next(loader)
+
+
+def test_passes_that_end_early_and_other_epochs_go_on_where_they_should(file):
+    with contextlib.closing(source_of(file)) as source:
+        with loader_of(source, "thread", seed=5) as loader:
+            wanted = {epoch: [batch["y"].tolist() for batch in _epoch(loader, epoch)] for epoch in (0, 1, 7)}
+        with loader_of(source, seed=5) as loader:
+            assert [batch["y"].tolist() for batch in _epoch(loader, 0)] == wanted[0]
+            begun = iter(_epoch(loader, 7))
+            assert [next(begun)["y"].tolist() for _ in range(5)] == wanted[7][:5]
+            assert [batch["y"].tolist() for batch in _epoch(loader, 1)] == wanted[1]
+            loader.steps_wanted = lambda: (3, 4)
+            begun = iter(_epoch(loader, 7))
+            assert [next(begun)["y"].tolist() for _ in range(3)] == wanted[7][:3]
+            assert [batch["y"].tolist() for batch in _epoch(loader, 1)] == wanted[1]
+
+
+def _epoch(loader, epoch):
+    loader.set_epoch(epoch)
+    return loader
+
+
+@pytest.mark.parametrize("budget", [None, 3_000_000], ids=["enough memory", "little memory"])
+def test_batches_that_the_user_keeps_never_change(file, budget):
+    with contextlib.closing(source_of(file)) as source:
+        with h5py.File(file) as opened:
+            images = opened["gzip"][...]
+        options = {"batch_size": 32, "memory_budget": budget, "return_indices": True, "shuffle_chunks": 4}
+        with AsyncLoader(source, {"worker_kind": "process", **options}) as loader:
+            kept = [batch for _ in range(2) for batch in loader]
+            assert (loader.stats().copied > 0) == (budget is not None)
+            slots = loader.stats().read.slots
+            assert slots > 5 if budget is None else slots * loader.footprint.layout.nbytes <= budget
+    for batch in kept:  # also after the process and its memory are gone
+        assert np.array_equal(batch["x"].numpy(), images[batch["index"].numpy()])
+
+
+def test_files_of_a_table_come_through_a_process(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (20, 8, 8, 3), np.uint8)
+    for number, each in enumerate(pixels):
+        image.fromarray(each).save(tmp_path / f"{number}.png")
+    table = tmp_path / "t.csv"
+    table.write_text("path,y\n" + "".join(f"{number}.png,{number}\n" for number in range(20)))
+    with AsyncLoader(ManifestSource(table, {"x": "path", "y": "y"}), {"batch_size": 8}) as loader:
+        assert loader.footprint.workers.kind == "process"
+        for batch in loader:
+            assert np.array_equal(batch["x"].numpy().transpose(0, 2, 3, 1), pixels[batch["y"].numpy()])
+
+
+def test_a_source_of_the_users_own_program_travels_by_value(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import numpy as np\n"
+        "from lit_async_data import AsyncLoader, BatchSpec, FieldSpec, Source\n"
+        "class Mine(Source):\n"
+        "    spec = BatchSpec({'y': FieldSpec((), np.dtype('i8'))}, as_mapping=True)\n"
+        "    def __len__(self): return 10\n"
+        "    def read_into(self, samples, out): out['y'][...] = samples + OFFSET\n"
+        "OFFSET = 5\n"
+        "with AsyncLoader(Mine(), dict(batch_size=10, shuffle=False, worker_kind='process')) as loader:\n"
+        "    print(next(iter(loader))['y'].tolist())\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]\n", done.stderr
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "message"),
+    [
+        (acts.fail, ReadError, r"batch 3 of epoch 0 \(samples 30, 31, 32, .*OSError: \[Errno 5\]"),
+        (acts.fail_strangely, ReadError, "batch 3 of epoch 0 .*UnpicklableError: odd and even"),
+        (acts.damage, CorruptError, "x.h5:/data, row 33: bad"),
+    ],
+)
+def test_an_error_comes_at_its_place_with_type_sample_and_traceback(act, kind, message):
+    with AsyncLoader(Numbers(33, act), {"batch_size": 10, "shuffle": False, "worker_kind": "process"}) as loader:
+        assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
+        with pytest.raises(kind, match=message) as caught:
+            next(loader)
+        assert (caught.value.stage, caught.value.worker) == ("read", 0)
+        assert caught.value.sample_id == (33 if act is acts.damage else 30)
+        notes = "\n".join(caught.value.__notes__)
+        assert "In reader process" in notes
+        assert f"in {act.__name__}" in notes  # the traceback
+        assert isinstance(caught.value.__cause__, OSError) == (act is acts.fail)
+        assert [next(loader)["y"][0].item() for _ in range(6)] == [40, 50, 60, 70, 80, 90]
+
+
+@pytest.mark.parametrize(
+    ("act", "how"), [(acts.crash, "was killed by SIGSEGV"), (acts.leave, "ended with exit code 3")]
+)
+def test_the_end_of_the_process_is_an_error_that_says_what_it_read(act, how):
+    with AsyncLoader(Numbers(33, act), {"batch_size": 10, "shuffle": False, "worker_kind": "process"}) as loader:
+        with pytest.raises(
+            WorkerError, match=rf"reader process \d+ {how}.* sample 30 and 9 more of epoch 0 \(row 30 of N"
+        ):
+            list(loader)
+        with pytest.raises(WorkerError, match="reader process"):
+            next(loader)
+
+
+def test_a_killed_process_is_named_at_once(file):
+    with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
+        next(loader)
+        os.kill(pid_of(loader), signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(WorkerError, match=r"was killed by SIGKILL \(out of memory\?\)"):
+            collections.deque(iter(loader.next, None), maxlen=0)  # endless
+        assert time.monotonic() - started < 5
+
+
+def pid_of(loader):
+    pipeline = loader.engine.feed.pipeline
+    assert isinstance(pipeline, ProcessPipeline)
+    return pipeline.process_id
+
+
+def test_a_process_that_cannot_begin_is_an_error_with_its_reason():
+    with AsyncLoader(BadInChild(), {"batch_size": 10, "worker_kind": "process"}) as loader:
+        with pytest.raises(WorkerError, match=r"could not begin: ImportError: no such library") as caught:
+            next(loader)
+        assert isinstance(caught.value.__cause__, ImportError)
+
+
+def test_a_process_that_does_not_answer_is_a_stall_that_says_what_it_reads():
+    with (
+        AsyncLoader(
+            Numbers(33, acts.stop), {"batch_size": 10, "shuffle": False, "worker_kind": "process", "timeout_s": 1.0}
+        ) as loader,
+        pytest.raises(StalledError, match=r"batch 3 of epoch 0 .* reading sample 30 and 9 more"),
+    ):
+        list(loader)
+
+
+def test_what_the_process_logs_is_logged_here(caplog):
+    source = Numbers(33, acts.warn)
+    with AsyncLoader(source, {"batch_size": 10, "shuffle": False, "worker_kind": "process"}) as loader:
+        list(loader)
+    # Once for each epoch that was begun.
+    logged = {(record.getMessage(), record.levelname) for record in caplog.records if record.name == "mine"}
+    assert logged == {("row 33 is odd", "WARNING")}
+
+
+# -- its end -----------------------------------------------------------------------------------------------------------
+
+
+def is_alive(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
+    except FileNotFoundError:
+        return False
+
+
+def ends(pid, within=10):
+    deadline = time.monotonic() + within
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)  # another process ends
+    return not is_alive(pid)
+
+
+def test_the_process_ends_with_its_loader(file):
+    with contextlib.closing(source_of(file)) as source:
+        loader = loader_of(source)
+        next(loader)
+        closed = pid_of(loader)
+        loader.close()
+        loader.close()
+        assert ends(closed)
+        with pytest.raises(ClosedError):
+            next(loader)
+        loader = loader_of(source)
+        next(loader)
+        dropped = pid_of(loader)
+        del loader
+        assert ends(dropped)
+
+
+def test_the_process_ends_when_the_trainer_is_killed_even_if_a_fork_of_it_lives(file, tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "from lit_async_data import AsyncLoader, HDF5Source\n"
+        f"source = HDF5Source({str(file)!r}, ['gzip'])\n"
+        "loader = AsyncLoader(source, dict(batch_size=4, worker_kind='process'))\n"
+        "next(loader)\n"
+        "fork = os.fork()\n"
+        "if not fork: time.sleep(60); os._exit(0)\n"
+        "print(loader.engine.feed.pipeline.process_id, fork, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as trainer:
+        reader, fork = map(int, trainer.stdout.readline().split())
+        assert is_alive(reader)
+        trainer.kill()
+    try:
+        assert ends(reader)
+    finally:
+        os.kill(fork, signal.SIGKILL)
+
+
+def test_signals_for_the_trainer_do_not_end_the_process(file):
+    with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
+        wanted = len(loader)
+        next(loader)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(pid_of(loader), number)
+        assert len(list(loader)) == wanted
+
+
+def test_a_fork_of_the_trainer_is_told_to_build_its_own_loader(file):
+    with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
+        next(loader)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+                next(loader)
+            try:
+                next(loader)
+            except WorkerError as error:
+                os.write(writing, str(error).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        assert b"reader process does not serve it; build it in the child" in os.read(reading, 1000)
+        os.close(reading)
+        next(loader)
+
+
+def test_the_process_needs_no_torch(file):
+    with contextlib.closing(SubsetSource(source_of(file), np.arange(100))) as source:
+        loader = loader_of(source, shuffle="chunk")
+        next(loader)
+        maps = Path(f"/proc/{pid_of(loader)}/maps").read_text()
+        loader.close()
+    assert "h5py" in maps
+    assert "libtorch" not in maps

@@ -1,0 +1,70 @@
+"""Sources for reader processes, which import no torch: they do something when a sample is read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+
+import numpy as np
+
+from lit_async_data import BatchSpec, FieldSpec, Source
+from lit_async_data.errors import CorruptError
+
+
+class Numbers(Source):
+    """Sample n is n. Does something once, when a sample is read."""
+
+    def __init__(self, sample=-1, act=None):
+        self._sample, self._act = sample, act
+
+    def __len__(self):
+        return 100
+
+    @property
+    def spec(self):
+        return BatchSpec({"y": FieldSpec((), np.dtype("i8"))}, as_mapping=True)
+
+    def read_into(self, samples, out):
+        if self._sample in samples:
+            self._act()
+        out["y"][...] = samples
+
+
+class UnpicklableError(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def fail():
+    raise OSError(5, "Input/output error", "scan.h5")
+
+
+def fail_strangely():
+    raise UnpicklableError("odd", "even")
+
+
+def damage():
+    raise CorruptError("x.h5:/data, row 33: bad", file="x.h5", row=33, sample_id=33)
+
+
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave():
+    os._exit(3)
+
+
+class BadInChild(Numbers):
+    def __setstate__(self, state):
+        raise ImportError("no such library")
+
+
+def stop():
+    threading.Event().wait()
+
+
+def warn():
+    logging.getLogger("mine").warning("row %d is odd", 33)
