@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-gpu clean
+.PHONY: train test test-fast test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-gpu clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
@@ -55,6 +55,10 @@ bench-manifest: $(VENV)/installed
 # Loading, copying and training at the same time, through the Trainer: about 3 minutes.
 bench-overlap: $(VENV)/installed
 	$(BIN)/python benchmarks/overlap.py $(ARGS)
+
+# Steps of a training loop beside threads, a reader process and other loaders: about 6 minutes.
+bench-beside: $(VENV)/installed
+	$(BIN)/python benchmarks/beside.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

@@ -164,7 +164,7 @@ def overlap_round(batch: int, steps: int, work: Work) -> dict[str, float]:
         return SlowSource(batch * steps, t1, work)
 
     def data() -> AsyncDataModule:
-        return AsyncDataModule(train=source(), loader={"batch_size": batch, "workers": 1})
+        return AsyncDataModule(train=source(), loader={"batch_size": batch, "workers": 1, "worker_kind": "thread"})
 
     loading = timed(loads) / steps
     in_memory = DataLoader(InMemory([{"x": torch.zeros(batch, 1)} for _ in range(steps)]), batch_size=None)

@@ -323,7 +323,7 @@ def memory(run: Run) -> Figures:
     print("\nPrivate resident memory, MiB")
     for name, shuffle in (("A", "global"), ("B", "global"), ("C", "auto"), ("D", "global")):
         layout = run.layouts[name]
-        options = {"batch_size": layout.batch, "shuffle": shuffle, "workers": 2}
+        options = {"batch_size": layout.batch, "shuffle": shuffle, "workers": 2, "worker_kind": "thread"}
         growth = processes.in_fresh_process(
             processes.memory_growth, run.path(layout), options, *((40, 1.0) if run.quick else (400, 10.0))
         )

@@ -253,7 +253,7 @@ def in_time(run: Run) -> Figures:
             rates, shares = [], []
             for _ in range(turns):
                 ahead_of = tables.CountingFetch()
-                options = {"batch_size": 16, "workers": 1, "shuffle": "global"}
+                options = {"batch_size": 16, "workers": 1, "worker_kind": "thread", "shuffle": "global"}
                 with mock.patch.object(fetching, "fetched", ahead_of), AsyncLoader(source, options) as loader:
                     started = time.perf_counter()
                     files = sum(len(batch["x"]) for batch in loader)

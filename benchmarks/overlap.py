@@ -111,7 +111,7 @@ class Loading(Dataset[Any]):
 
 def contenders(batch: int, steps: int, seconds: float, load: Work) -> list[Contender]:
     """The loaders and callbacks to compare."""
-    options = {"batch_size": batch, "workers": 1, "shuffle": False}
+    options = {"batch_size": batch, "workers": 1, "worker_kind": "thread", "shuffle": False}
     own = functools.partial(DataLoader, Loading(batch * steps, seconds, load), batch, num_workers=1)
 
     def ours() -> AsyncLoader:

@@ -61,7 +61,7 @@ def train_on_large_file(path: str, most: int | None, seconds: float) -> dict[str
     """
     model, pages = SmallModel(), Pages(path)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    options = {"batch_size": 256, "shuffle": "global", "workers": 1}
+    options = {"batch_size": 256, "shuffle": "global", "workers": 1, "worker_kind": "thread"}
     samples = 0
     over_time: list[dict[str, float]] = []
     bound: Any = BoundedCache(path, most) if most else contextlib.nullcontext()

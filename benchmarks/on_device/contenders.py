@@ -113,7 +113,7 @@ class Contender:
 
 
 def source(batch: int, steps: int, seconds: float, **options: Any) -> AsyncLoader:
-    chosen = {"batch_size": batch, "workers": 1, "shuffle": False}
+    chosen = {"batch_size": batch, "workers": 1, "worker_kind": "thread", "shuffle": False}
     return AsyncLoader(SlowSource(batch * steps, seconds), chosen, device="cuda", **options)
 
 

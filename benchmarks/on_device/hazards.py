@@ -179,7 +179,9 @@ class Hazard:
         first = next(_numbers)
         numbers = np.arange(first, first + BATCH * STEPS, dtype=np.int32)
         source = ArraySource({"x": np.broadcast_to(numbers[:, None], (len(numbers), rig.width)), "y": numbers})
-        options = LoaderOptions(batch_size=BATCH, shuffle=False, workers=self.workers, queue_depth=SLOTS - 1)
+        options = LoaderOptions(
+            batch_size=BATCH, shuffle=False, workers=self.workers, worker_kind="thread", queue_depth=SLOTS - 1
+        )
         target, replaced = self.mutant
         with contextlib.ExitStack() as stack:
             rig.lacking = replaced if target == "TorchStreams" and not guarded else None

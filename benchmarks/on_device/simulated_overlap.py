@@ -89,7 +89,7 @@ class NumberedBatches(Dataset[Any]):
 
 def device_ways(steps: int, seconds: float) -> list[Contender]:
     """The loaders and callbacks to compare on a device."""
-    options = {"batch_size": DEVICE_BATCH, "workers": 1, "shuffle": False}
+    options = {"batch_size": DEVICE_BATCH, "workers": 1, "worker_kind": "thread", "shuffle": False}
 
     def ours() -> AsyncLoader:
         return AsyncLoader(Numbered(DEVICE_BATCH * steps, seconds), options)

@@ -80,7 +80,7 @@ def recorded(depth: int) -> list[tuple[str, int, float, float]]:
     recorder = Recorder()
     device = Recorded(recorder)
     with contextlib.closing(device), replaced_streams(lambda _: device, simulated=True):
-        options = {"batch_size": BATCH, "workers": 1, "shuffle": False}
+        options = {"batch_size": BATCH, "workers": 1, "worker_kind": "thread", "shuffle": False}
         with AsyncLoader(Numbered(recorder), options, device="cpu", device_depth=depth) as loader:
             for step, batch in enumerate(loader):
                 content = raw(batch["x"])

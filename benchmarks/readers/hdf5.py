@@ -66,8 +66,8 @@ class Contender:
 
 
 def ours(layout: Layout, source: HDF5Source, workers: int, shuffle: str = "global", **more: Any) -> Contender:
-    """An `AsyncLoader`."""
-    options = {"batch_size": layout.batch, "shuffle": shuffle, "workers": workers, **more}
+    """An `AsyncLoader`, with threads unless ``worker_kind`` says otherwise."""
+    options = {"batch_size": layout.batch, "shuffle": shuffle, "workers": workers, "worker_kind": "thread", **more}
     loader = AsyncLoader(source, options)
     together, wide = loader.footprint.layout.batches, more.get("shuffle_chunks", 0)
     ready = loader.footprint.budget.slots * together

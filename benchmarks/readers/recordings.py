@@ -172,7 +172,7 @@ def ours(reading: Reading, workers: int, label: str = "auto", warm_up: int = 0, 
         warm_up: Batches that are not counted.
         options: More options of the loader.
     """
-    options = {"batch_size": reading.batch, "workers": workers, **options}
+    options = {"batch_size": reading.batch, "workers": workers, "worker_kind": "thread", **options}
     with AsyncLoader(reading.source, options) as loader:
         together, steps = loader.footprint.layout.batches, len(loader)
         ready = loader.footprint.budget.slots * together

@@ -107,9 +107,9 @@ def drawn_box(width: int, height: int) -> tuple[float, float, float, float]:
 # -- contenders --------------------------------------------------------------------------------------------------------
 
 
-def ours(source: ManifestSource, workers: int | str) -> Contender:
+def ours(source: ManifestSource, workers: int | str, worker_kind: str = "thread") -> Contender:
     """An `AsyncLoader`."""
-    options = {"batch_size": BATCH, "workers": workers}
+    options = {"batch_size": BATCH, "workers": workers, "worker_kind": worker_kind}
     with AsyncLoader(source, options) as loader:
         footprint = loader.footprint
     together = footprint.layout.batches
@@ -258,7 +258,7 @@ import sys, time
 from lit_async_data import AsyncLoader, ManifestSource
 started = time.perf_counter()
 source = ManifestSource(sys.argv[1], ("path", "label"), image_size=int(sys.argv[2]), resize="random_crop")
-with AsyncLoader(source, {"batch_size": 64}) as loader:
+with AsyncLoader(source, {"batch_size": 64, "worker_kind": "thread"}) as loader:
     loader.next()
     print(1000 * (time.perf_counter() - started))
 """
@@ -282,7 +282,7 @@ def first_batches(files: Files, side: int) -> dict[str, float]:
 
     @contextlib.contextmanager
     def ours(workers: int | str) -> Iterator[Batch]:
-        with AsyncLoader(sources[-1], {"batch_size": BATCH, "workers": workers}) as loader:
+        with AsyncLoader(sources[-1], {"batch_size": BATCH, "workers": workers, "worker_kind": "thread"}) as loader:
             yield loader.next()
 
     def from_table() -> contextlib.AbstractContextManager[Batch]:
