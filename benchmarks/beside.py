@@ -42,10 +42,10 @@ KINDS = ("auto", "thread", "process")
 
 def launches() -> Step:
     """Many small operations, which hold the GIL between them."""
-    values = torch.randn(64)
+    small = torch.randn(64)
 
-    def step(_: Batch) -> None:
-        value = values
+    def step(batch: Batch) -> None:
+        value = small
         for _ in range(OPERATIONS):
             value = value * 1.0001 + 0.1
 
@@ -117,7 +117,9 @@ def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Fig
             batches.append(tuple(tensor.clone() for tensor in batch))
     rows = []
     for loop, make in LOOPS.items():
-        step, kept, waits = make(), {each.name: [] for each in contenders}, {each.name: [] for each in contenders}
+        step = make()
+        kept: dict[str, list[float]] = {each.name: [] for each in contenders}
+        waits: dict[str, list[float]] = {each.name: [] for each in contenders}
         for _ in range(run.rounds + (0 if run.quick else 2)):
             base, _ = rate(step, in_memory(batches), run.seconds)
             for contender in contenders:

@@ -56,11 +56,11 @@ def files(workers, h5, *, images=False):
     return AsyncLoader(source, {"batch_size": BATCH, "workers": workers, "shuffle": "global"})
 
 
-def hdf5(workers, h5, *, packed):
+def hdf5(workers, h5, *, packed, kind="thread"):
     data = {"data": values(), "chunks": (3, WIDTH), "compression": "gzip"} if packed else values()
     source = HDF5Source(h5(x=data, y=np.arange(LENGTH)), fields={"x": "x", "y": "y"})
     options = {"batch_size": BATCH, "workers": workers, "shuffle": "chunk" if packed else "global", "shuffle_chunks": 2}
-    return AsyncLoader(source, options)
+    return AsyncLoader(source, options | {"worker_kind": kind})
 
 
 def pictures():
@@ -86,6 +86,7 @@ KINDS = {
     "HDF5, two workers": lambda h5: hdf5(2, h5, packed=False),
     "gzip in the caller's thread": lambda h5: hdf5(0, h5, packed=True),
     "gzip, two workers": lambda h5: hdf5(2, h5, packed=True),
+    "gzip, a reader process": lambda h5: hdf5(1, h5, packed=True, kind="process"),
     "files in the caller's thread": lambda h5: files(0, h5),
     "files, two workers": lambda h5: files(2, h5),
     "images in the caller's thread": lambda h5: files(0, h5, images=True),
@@ -147,14 +148,21 @@ def used_on(loader, interrupts, seed):
         at += 1
 
 
-@pytest.mark.parametrize("loader", KINDS, indirect=True)
+# A loader with a reader process starts another one after each interrupt. Files and processes that an interrupt took
+# from the program end when they are freed; Python warns of that.
+PROCESSES = [pytest.mark.processes, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+ALL_KINDS = [pytest.param(kind, marks=PROCESSES if "process" in kind else []) for kind in KINDS]
+QUICK_KINDS = [kind for kind in KINDS if "process" not in kind]
+
+
+@pytest.mark.parametrize("loader", ALL_KINDS, indirect=True)
 def test_every_batch_comes_once_whatever_is_interrupted(loader):
     used_on(loader, interrupts=12, seed=0)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("loader", KINDS, indirect=True)
+@pytest.mark.parametrize("loader", QUICK_KINDS, indirect=True)
 def test_every_batch_comes_once_over_hundreds_of_interrupts(loader, seed):
     used_on(loader, interrupts=100, seed=seed)
 
@@ -167,7 +175,7 @@ def check_batch(loader, batch, at):
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 13])
-@pytest.mark.parametrize("loader", KINDS, indirect=True)
+@pytest.mark.parametrize("loader", QUICK_KINDS, indirect=True)
 def test_a_loader_begins_again_wherever_its_beginning_was_interrupted(loader, every):
     """What closes a loader, begins again and reads is interrupted at one place after another; then an epoch ends."""
     whole, place, at = False, 0, 0

@@ -20,7 +20,7 @@ import lit_async_data
 # `threading` holds locks while Python code runs.
 WATCHED = (str(Path(lit_async_data.__file__).parent), threading.__file__)
 # Code of the fake device, which on a real one is a single C call.
-ATOMIC = ("testing.py", "checksum.py")
+ATOMIC = ("fake_device.py", "checksum.py")
 
 
 @functools.cache

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import io
 import threading
 import time
 from collections.abc import Callable
-from typing import IO
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class ProcessPipeline:
     """
 
     def __init__(
-        self, setup: ReaderSetup, stored: IO[bytes], *, pin: Callable[[Bytes], None] | None = None, timeout_s: float
+        self, setup: ReaderSetup, stored: io.FileIO, *, pin: Callable[[Bytes], None] | None = None, timeout_s: float
     ) -> None:
         self.layout = setup.layout
         self.pool = SlotPool([])
@@ -86,7 +86,7 @@ class ProcessPipeline:
         """
         self.check()
         with self._lock:
-            if self._process is None:
+            if self._process is None or not self._process.started:
                 self._start()
             if self.head != key:
                 self._forget(key)
@@ -148,11 +148,13 @@ class ProcessPipeline:
             self._closed = True
             self._ready.clear()
             self._stored.close()
-            if self._process is not None:
-                self._process.close()
-            if self._shared is not None:
-                self._shared.close()
-            self.pool.clear()
+            try:
+                if self._process is not None:
+                    self._process.close()
+            finally:
+                if self._shared is not None:
+                    self._shared.close()
+                self.pool.clear()
 
     @property
     def process_id(self) -> int | None:
@@ -177,10 +179,15 @@ class ProcessPipeline:
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._shared = SharedSlots(self.layout.nbytes)
-        self._add(min(self._setup.plan.budget.slots, self._most_slots))
-        with self._stored:
-            self._process = ReaderProcess(self._stored.fileno(), self._shared)
+        if self._shared is None:
+            self._shared = SharedSlots(self.layout.nbytes)
+        if not len(self.pool):
+            self._add(min(self._setup.plan.budget.slots, self._most_slots))
+        if self._process is not None:  # it could not be started
+            self._process.close()
+        self._process = ReaderProcess()
+        self._process.start(self._stored.fileno(), self._shared)
+        self._stored.close()
 
     def _add(self, count: int) -> None:
         assert self._shared is not None

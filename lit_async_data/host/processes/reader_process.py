@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
+import itertools
 import logging
+import operator
 import os
 import pickle
 import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.processes.messages import REPORT_BYTES, Command, Report, ReportKind
@@ -26,44 +31,57 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPE
 class ReaderProcess:
     """A reader process. One thread at a time.
 
-    Args:
-        setup: Descriptor of a `ReaderSetup`.
-        slots: The slots that it will fill.
-
     Attributes:
-        pid: Its process id.
+        started: Whether `start` has come to its end.
     """
 
-    def __init__(self, setup: int, slots: SharedSlots) -> None:
-        commands, self._commands = os.pipe()
-        self._reports, reports = os.pipe()
+    def __init__(self) -> None:
+        # What the process takes is stored by C code as soon as it exists, so that `close` finds it also where an
+        # interrupt (Ctrl-C) came in between.
+        self._commands: list[io.FileIO] = []
+        self._reports: list[io.FileIO] = []
+        self._process: list[subprocess.Popen[bytes]] = []
         self._data = b""
         self._failure: BaseException | None = None
-        os.set_blocking(self._reports, False)
-        passed = (setup, slots.fd, commands, reports)
+        self.started = False
+
+    def start(self, setup: int, slots: SharedSlots) -> None:
+        """Start the process.
+
+        Args:
+            setup: Descriptor of a `ReaderSetup`.
+            slots: The slots that it will fill.
+
+        Raises:
+            WorkerError: The system refuses to start a process.
+        """
+        _open_pipe(self._commands)
+        _open_pipe(self._reports)
+        os.set_blocking(self._reports[0].fileno(), False)
+        passed = (setup, slots.fd, self._commands[0].fileno(), self._reports[1].fileno())
         # The child finds modules where this process does. Without -P it would look in the working directory first.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         environment |= dict.fromkeys(ONE_THREAD, "1")
         program = [sys.executable, "-P", "-m", "lit_async_data.host.processes.child"]
+        # A process group of its own: Ctrl-C in a terminal does not reach it, even while it starts.
+        started: Callable[..., subprocess.Popen[bytes]] = functools.partial(  # type: ignore[assignment]  # bytes: no text
+            subprocess.Popen, pass_fds=passed, env=environment, stdin=subprocess.DEVNULL, process_group=0
+        )
         try:
-            # A process group of its own: Ctrl-C in a terminal does not reach it, even while it starts.
-            self._process = subprocess.Popen(  # noqa: S603  # this interpreter, with numbers
-                [*program, *map(str, passed), str(os.getpid())],
-                pass_fds=passed,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-            )
+            self._process.extend(map(started, ([*program, *map(str, passed), str(os.getpid())],)))
         except OSError as error:
-            self._close_pipes()
             raise WorkerError(
                 f"a reader process could not be started: {error}; raise the system's limit on processes, or set "
                 "worker_kind=thread"
             ) from error
-        finally:
-            os.close(commands)
-            os.close(reports)
-        self.pid = self._process.pid
+        self._commands[0].close()
+        self._reports[1].close()
+        self.started = True
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process[0].pid
 
     def send(self, command: Command) -> None:
         """Send a command.
@@ -72,7 +90,7 @@ class ReaderProcess:
             WorkerError: The process has ended.
         """
         try:
-            os.write(self._commands, command.packed())
+            os.write(self._commands[1].fileno(), command.packed())
         except BrokenPipeError:
             raise self.ended() from None
 
@@ -83,7 +101,7 @@ class ReaderProcess:
             WorkerError: The process has ended, or failed.
         """
         try:
-            data = os.read(self._reports, READ_BYTES)
+            data = os.read(self._reports[0].fileno(), READ_BYTES)
         except BlockingIOError:
             return []
         found = []
@@ -110,7 +128,7 @@ class ReaderProcess:
 
     def wait(self, timeout: float) -> None:
         """Wait until a report arrives, or the process ends."""
-        select.select([self._reports], [], [], timeout)
+        select.select([self._reports[0]], [], [], timeout)
 
     def ended(self, doing: str = "") -> WorkerError:
         """The error that tells why the process has ended."""
@@ -120,8 +138,8 @@ class ReaderProcess:
             error.__cause__ = failure
             return error
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE_S)
-        code = self._process.poll()
+            self._process[0].wait(CLOSE_S)
+        code = self._process[0].poll()
         how = "closed its pipe" if code is None else f"ended with exit code {code}"
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
@@ -129,17 +147,18 @@ class ReaderProcess:
         return WorkerError(f"reader process {self.pid} {how}{doing}; close the loader, or set worker_kind=thread")
 
     def close(self) -> None:
-        """End the process. Idempotent."""
-        self._close_pipes()
-        try:
-            self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the process. Idempotent. If it was interrupted, call it again."""
+        for end in self._commands + self._reports:
+            end.close()  # the process ends when its commands do
+        for process in self._process:
+            try:
+                process.wait(CLOSE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
-    def _close_pipes(self) -> None:
-        for name in ("_commands", "_reports"):
-            fd = getattr(self, name)
-            setattr(self, name, -1)
-            if fd >= 0:
-                os.close(fd)
+
+def _open_pipe(ends: list[io.FileIO]) -> None:
+    """Add the two ends of a new pipe, without a moment at which an interrupt could lose their descriptors."""
+    descriptors = itertools.chain.from_iterable(map(operator.call, (os.pipe,)))
+    ends.extend(map(io.FileIO, descriptors, ("rb", "wb")))

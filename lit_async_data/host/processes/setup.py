@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import math
 import mmap
-import os
 import pickle
 import struct
-from typing import IO, Any
+from typing import Any
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ConfigError
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.memory import readable
+from lit_async_data.host.processes.shared_slots import memory_file
 from lit_async_data.host.resource_plan import ResourcePlan
 from lit_async_data.host.sample_reader import SampleReader
 from lit_async_data.order.plan import Schedule
@@ -46,7 +47,7 @@ class ReaderSetup:
         """Where fields lie in a slot."""
         return self.plan.layout
 
-    def stored(self, most_bytes: float = math.inf) -> IO[bytes]:
+    def stored(self, most_bytes: float = math.inf) -> io.FileIO:
         """Write the setup to an anonymous file in memory. Reader processes map its arrays and share them.
 
         Classes and functions of ``__main__``, as in a notebook, travel by value.
@@ -67,12 +68,12 @@ class ReaderSetup:
             raise ConfigError(f"it cannot be pickled ({type(error).__name__}: {error})") from error
         if sum(map(len, pieces)) > most_bytes:
             raise ConfigError(f"a copy of it takes {readable(sum(map(len, pieces)))}")
-        file = open(os.memfd_create("lit_async_data setup"), "w+b")  # noqa: SIM115  # the caller closes it
-        file.write(struct.pack(f"<{len(pieces) + 1}q", len(pieces), *map(len, pieces)))
-        for piece in pieces:
-            file.write(bytes(-file.tell() % ALIGNMENT))
-            file.write(piece)
-        file.flush()
+        file = memory_file("lit_async_data setup")
+        with open(file.fileno(), "wb", closefd=False) as buffered:
+            buffered.write(struct.pack(f"<{len(pieces) + 1}q", len(pieces), *map(len, pieces)))
+            for piece in pieces:
+                buffered.write(bytes(-buffered.tell() % ALIGNMENT))
+                buffered.write(piece)
         return file
 
     @staticmethod

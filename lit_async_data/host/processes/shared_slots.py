@@ -6,6 +6,7 @@ and it takes nothing of ``/dev/shm``, which containers limit to 64 MB.
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 
@@ -30,20 +31,23 @@ class SharedSlots:
         fd: Descriptor of the file, in the process that did not create it; it stays open.
 
     Attributes:
-        fd: Descriptor of the file.
         notes: What each worker reads.
     """
 
     def __init__(self, slot_bytes: int, fd: int | None = None) -> None:
         self._stride = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._slot_bytes = slot_bytes
-        self._owned = fd is None
-        self.fd = os.memfd_create("lit_async_data slots") if fd is None else fd
-        if self._owned:
+        self._file = memory_file("lit_async_data slots") if fd is None else io.FileIO(fd, "r+b", closefd=False)
+        if fd is None:
             os.ftruncate(self.fd, NOTES_BYTES)
         page = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64)
         self.notes = page[: MOST_NOTES * NOTE].reshape(MOST_NOTES, NOTE)
         self._slots: list[Bytes] = []
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the file."""
+        return self._file.fileno()
 
     def add(self, count: int) -> list[Bytes]:
         """More slots, for the creator of the file. Their memory is not touched yet.
@@ -78,6 +82,18 @@ class SharedSlots:
         """Close the descriptor. Memory lives on with the arrays that see it."""
         self._slots.clear()
         self.notes = self.notes[:0].copy()
-        if self._owned and self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
+        self._file.close()
+
+
+def memory_file(name: str) -> io.FileIO:
+    """A new anonymous file in memory; its descriptor is closed with the object.
+
+    Args:
+        name: For people who look at the process's descriptors.
+    """
+    return open(name, "w+b", buffering=0, opener=_memory_descriptor)
+
+
+def _memory_descriptor(name: str, _: int) -> int:
+    (descriptor,) = map(os.memfd_create, (name,))  # returned without another call: see `opening`
+    return descriptor
