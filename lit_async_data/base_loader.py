@@ -16,8 +16,8 @@ from lit_async_data.device import streams
 from lit_async_data.engine import Engine
 from lit_async_data.errors import AsyncDataError, ClosedError
 from lit_async_data.host.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
+from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.options import non_negative_int
-from lit_async_data.unexpected import Unexpected
 
 log = logging.getLogger(__name__)
 

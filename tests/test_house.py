@@ -21,7 +21,6 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init_
 ROOMS = [
     "errors",
     "options",
-    "unexpected",
     "threads",
     "order",
     "batch",

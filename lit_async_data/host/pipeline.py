@@ -35,10 +35,10 @@ from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, 
 from lit_async_data.host.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.host.slots import SlotPool
 from lit_async_data.host.stats import ReadStats
+from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
 from lit_async_data.threads import Bell, ProcessGuard, ThreadWorker, leave_at_exit
-from lit_async_data.unexpected import Unexpected
 
 log = logging.getLogger(__name__)
 
