@@ -58,7 +58,8 @@ def prefetched(
         raise ConfigError(
             f"prefetched(loader): {type(loader).__name__} prefetches by itself; set its device and device_depth"
         )
-    if isinstance(loader, Source):
+    given: object = loader  # a source is no iterable, and is given all the same
+    if isinstance(given, Source):
         raise ConfigError(
             f"prefetched(loader): {loader!r} is a source, not a loader; write AsyncLoader(source, "
             "LoaderOptions(batch_size=64)), which reads batches of its samples ahead"

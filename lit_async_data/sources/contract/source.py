@@ -81,6 +81,9 @@ class Source(abc.ABC):
         kind = type(self).__name__
         return f"<{kind} of {described(len(self), '' if self.name == kind else self.name, self.spec)}>"
 
+    # A Trainer that is given a source in place of a loader would otherwise take single samples for batches.
+    __iter__ = None
+
     def __getitem__(self, number: int) -> dict[str, Any] | tuple[Any, ...]:
         """One sample, as from a map-style dataset of torch: an array for each field, in a dict or a tuple.
 
