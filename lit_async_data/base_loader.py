@@ -6,6 +6,7 @@ import abc
 import contextlib
 import dataclasses
 import logging
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any, Self
@@ -14,7 +15,7 @@ import torch
 
 from lit_async_data.device import streams
 from lit_async_data.engine import Engine
-from lit_async_data.errors import AsyncDataError, ClosedError
+from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
 from lit_async_data.host.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.options import non_negative_int
@@ -37,6 +38,7 @@ class Run:
         read: What earlier engines read.
         copied: Batches that earlier engines handed out as copies.
         waited: How long the device of the engine before waited.
+        caller: The thread that is inside ``next``.
     """
 
     engine: Engine | None = None
@@ -47,6 +49,7 @@ class Run:
     copied: int = 0
     waited: DeviceWait | None = None
     meter: WaitMeter = dataclasses.field(default_factory=WaitMeter)
+    caller: int | None = None
 
 
 class BaseLoader(abc.ABC):
@@ -144,6 +147,20 @@ class BaseLoader(abc.ABC):
         self.close()
 
     # -- the machinery ---------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """Note which thread is inside ``next``.
+
+        Raises:
+            WorkerError: Another thread is.
+        """
+        caller, thread = self._run.caller, threading.get_ident()
+        if caller is not None and caller != thread:
+            raise WorkerError(
+                "two threads called next of this loader at once, but one thread may iterate at a time; give each "
+                "thread its own loader, or take batches in one thread and hand them to the others"
+            )
+        self._run.caller = thread
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[None]:

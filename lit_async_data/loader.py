@@ -137,10 +137,25 @@ class AsyncLoader(BaseLoader):
             ReadError, SourceError: This batch could not be read; the next call goes on with the one after it.
             TransformError: ``device_transform`` failed on this batch; the next call goes on with the one after it.
             StalledError: Nothing came within ``timeout_s``.
-            WorkerError: A worker died, or this process is a fork of the one that built the loader.
+            WorkerError: A worker died, this process is a fork of the one that built the loader, or another thread is
+                inside ``next``.
             TransferError: Copy verification has found that a batch before this one was not what was read.
             ClosedError: The loader is closed.
         """
+        cursor, run = self._cursor, self._run
+        self._enter()
+        try:
+            batch, after = self._take()
+        except BaseException:
+            run.caller = None
+            raise
+        # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
+        # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
+        cursor.state, run.interrupted, run.caller = after, False, None
+        return batch
+
+    def _take(self) -> tuple[Batch, CursorState]:
+        """The next batch, and the place behind it. The caller moves there, with nothing called in between."""
         started = time.perf_counter()
         engine, cursor, run = self._running(), self._cursor, self._run
         fill = engine.ready
@@ -166,10 +181,7 @@ class AsyncLoader(BaseLoader):
             run.interrupted = False  # the batch never came, and is asked for again
             leave_at_exit()
             raise
-        # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
-        # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
-        cursor.state, run.interrupted = after, False
-        return batch
+        return batch, after
 
     def next(self) -> Batch:
         """The next batch, waiting for it; after the last of an epoch comes the first of the next.

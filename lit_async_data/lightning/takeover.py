@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,20 @@ def overridden_host_hook(trainer: pl.Trainer) -> str | None:
     return next(overridden, None)
 
 
+class _ProcessDataLoader:
+    """Replaces a strategy's method. In a copy of the strategy, or a pickle of it, the method is the original again."""
+
+    def __init__(self, original: Callable[[Any], Any], wrap: Callable[[_ProcessDataLoader, Any], Any]) -> None:
+        self._original = original
+        self._wrap = wrap
+
+    def __call__(self, loader: Any) -> Any:
+        return self._wrap(self, self._original(loader))
+
+    def __reduce__(self) -> Any:
+        return self._original.__reduce__()  # of a bound method: its object and its name
+
+
 class Takeover:
     """Wraps the DataLoaders of one Trainer at a time, and stops the wrappers when the run ends."""
 
@@ -55,14 +70,13 @@ class Takeover:
         strategy: Any = trainer.strategy
         original = strategy.process_dataloader
 
-        def process_dataloader(loader: Any) -> Any:
-            processed = original(loader)
-            if self._replacement is not process_dataloader:
-                return processed  # detached, but other code that wrapped the method after us still calls it
-            return self.wrap(processed, trainer, device_depth, verify_copies)
+        def wrap(replacement: _ProcessDataLoader, loader: Any) -> Any:
+            if self._replacement is not replacement:
+                return loader  # detached, but other code that wrapped the method after us still calls it
+            return self.wrap(loader, trainer, device_depth, verify_copies)
 
-        self._strategy, self._replacement, self._original = strategy, process_dataloader, original
-        strategy.process_dataloader = process_dataloader
+        self._strategy, self._replacement, self._original = strategy, _ProcessDataLoader(original, wrap), original
+        strategy.process_dataloader = self._replacement
 
     def detach(self, *, failed: bool = False) -> None:
         """Restore the strategy, unless other code has wrapped it since, and stop the wrappers. Idempotent.

@@ -90,13 +90,13 @@ class PrefetchedLoader(BaseLoader):
             ConfigError: Several ranks would read the same samples.
             TransformError: ``device_transform`` failed on this batch; the next call goes on with the one after it.
             TransferError: Copy verification has found that a batch before this one was not what was read.
-            WorkerError: This process is a fork of the one that began to read.
+            WorkerError: This process is a fork of the one that began to read, or another thread is inside ``next``.
             ClosedError: The loader is closed, or an interrupt has ended the pass.
             Exception: Whatever the loader raised in place of this batch.
         """
         at, run, taken = self._at, self._run, self._taken()
         # From here on nothing is called, so no interrupt comes between: see `AsyncLoader.__next__`.
-        at.step, at.state, run.interrupted = taken.step + 1, taken.state, False
+        at.step, at.state, run.interrupted, run.caller = taken.step + 1, taken.state, False, None
         return taken.batch
 
     def prefetch(self) -> None:
@@ -173,7 +173,15 @@ class PrefetchedLoader(BaseLoader):
         return self._taken()
 
     def _taken(self) -> Taken:
-        """The next batch. The caller hands it out and clears ``interrupted``, with nothing called in between."""
+        """The next batch. The caller hands it out and clears what is set in `Run`, with nothing called in between."""
+        self._enter()
+        try:
+            return self._take()
+        except BaseException:
+            self._run.caller = None
+            raise
+
+    def _take(self) -> Taken:
         started, at, run = time.perf_counter(), self._at, self._run
         engine = self._begin() if at.fresh else self._running()
         if at.lost:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from lit_async_data.base_loader import Run
 from lit_async_data.device.feed import Batch
+from lit_async_data.errors import ClosedError
 from lit_async_data.prefetch.state_snapshot import Snapshot
 
 
@@ -71,5 +72,13 @@ class LoaderIterator:
     def __next__(self) -> Batch:
         at, run, taken = self._at, self._run, self._following()
         # As in `PrefetchedLoader.__next__`, which is not called: an interrupt could come when it has returned.
-        at.step, at.state, run.interrupted = taken.step + 1, taken.state, False
+        at.step, at.state, run.interrupted, run.caller = taken.step + 1, taken.state, False, None
         return taken.batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Lightning's CombinedLoader holds iterators, and programs copy and pickle Trainers.
+        return LoaderIterator, (_copied, PassState(), Run())
+
+
+def _copied() -> NoReturn:
+    raise ClosedError("this is a copy of a pass, and only the original has its place in the data; write iter(loader)")

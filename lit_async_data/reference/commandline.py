@@ -220,19 +220,26 @@ def _hints(key: str, typed: list[str], config_dir: str) -> Iterator[str]:
     if key in known:
         yield f"the value has names that the configuration does not; to add one, write +{key}.NAME=…"
     section = OmegaConf.select(cfg, parent, default=None) if parent in known else None
+    if section is None and parent in known and parent.endswith(".layout"):
+        section = {}
     if isinstance(section, Mapping) and f"{parent.rpartition('.')[2]}.{last}" not in known and not beside:
         # The configuration holds this section as one value, which can only be replaced as a whole.
         value = next((argument.partition("=")[2] for argument in typed if argument.startswith(f"{key}=")), "…")
         items = ", ".join(f"{name}: {each}" for name, each in {**section, last: value}.items())
         yield f"set the whole section: '{parent}={{{items}}}'"
     group, _, rest = key.partition(".")
-    name = rest.partition(".")[0]
-    if f"{group}.{name}" not in known:
-        others = [choice for choice in _choices(config_dir, group) if name in _section(config_dir, group, choice)]
-        if others:
-            current = next((each for each in typed if each.startswith(f"{group}=")), f"the default {group}")
-            yield f"{current} has no {name}; one that has it: {', '.join(f'{group}={each}' for each in others)}"
-    if parent.endswith("_loader") and last in LOADER_OPTIONS:
+    choices = _choices(config_dir, group)
+    others = [choice for choice in choices if _holds(config_dir, group, choice, rest)]
+    name = next((name for name in _with_parents(rest) if f"{group}.{name}" not in known), "")
+    one_source = f"{group}.source.{rest.partition('.')[2]}"
+    if one_source in known and _stage(key):
+        yield f"its stages share one source; did you mean {one_source}?"
+    if 0 < len(others) < len(choices) and isinstance(
+        OmegaConf.select(cfg, f"{group}.{name}".rpartition(".")[0]), DictConfig
+    ):
+        current = next((each for each in typed if each.startswith(f"{group}=")), f"the default {group}")
+        yield f"{current} has no {name}; one that has it: {', '.join(f'{group}={each}' for each in others)}"
+    if parent in known and parent.endswith("_loader") and last in LOADER_OPTIONS:
         yield f"to set it for this stage only, write +{key}=…"
     closest = _closest_key(key, known)
     if closest:
@@ -248,9 +255,22 @@ def _choices(config_dir: str, group: str) -> list[str]:
     return sorted(path.stem for path in (Path(config_dir) / group).glob("*.yaml"))
 
 
-def _section(config_dir: str, group: str, choice: str) -> Iterable[Any]:
+def _holds(config_dir: str, group: str, choice: str, key: str) -> bool:
+    """Whether a choice of a group has a key, or a value that may hold it: ``fields`` holds ``fields.x``."""
     section = OmegaConf.load(Path(config_dir) / group / f"{choice}.yaml")
-    return section if isinstance(section, DictConfig) else ()
+    for name in _with_parents(key):
+        node, _, last = name.rpartition(".")
+        parent = OmegaConf.select(section, node) if node else section
+        if not isinstance(parent, DictConfig) or last not in parent:
+            return False
+        if OmegaConf.is_interpolation(parent, last) or OmegaConf.is_missing(parent, last) or parent[last] is None:
+            return True
+    return True
+
+
+def _with_parents(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def _closest_key(key: str, known: list[str]) -> str | None:
@@ -259,10 +279,12 @@ def _closest_key(key: str, known: list[str]) -> str | None:
     allowed = [name for name in known if _stage(name) in ({stage, None} if stage else {None, "train"})]
     last = key.rpartition(".")[2]
     same = [name for name in allowed if name.rpartition(".")[2] == last]
+    if len(last) == 1 and "." in key:
+        return None  # a batch key, such as x, is no hint at a setting of that name elsewhere
     if same:
         return min(same, key=lambda name: (_stage(name) != stage, name.count("."), len(name)))
     near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.75)
-    if near:
+    if near and difflib.SequenceMatcher(None, last, near[0].rpartition(".")[2]).ratio() > 0.6:
         return near[0]
     lasts = {name.rpartition(".")[2]: name for name in reversed(allowed)}
     return " or ".join(sorted(lasts[each] for each in difflib.get_close_matches(last, lasts, n=2, cutoff=0.75))) or None

@@ -185,6 +185,23 @@ def test_every_experiment_runs(typed, choice):
             ["data=hdf5", "data.train.path=x.h5", "data.train.fields.x=X_train"],
             "data.train.fields.x: no such key; set the whole section: 'data.train.fields={x: X_train, y: labels}'",
         ),
+        # A batch key is not a setting of the model, and a choice that has the setting is named.
+        (
+            ["data.train.fields.x=X_train"],
+            "the default data has no train.fields; one that has it: data=hdf5, data=manifest_stages",
+        ),
+        (["data.train.layout.x=NHWC"], "the default data has no train.layout; one that has it: data=hdf5"),
+        (["data=hdf5", "data.train.layout.x=NHWC"], "set the whole section: 'data.train.layout={x: NHWC}'"),
+        (
+            ["data=manifest", "data.train.fields.y=bird"],
+            "data.train.fields.y: no such key; its stages share one source; did you mean data.source.fields.y?",
+        ),
+        (["data.x=3"], "data.x: no such key; there are data.train"),
+        (["data.transform=3"], "data.transform: no such key; there are data.train"),
+        (
+            ["data.train_loader.batch_size=3"],
+            "data.train_loader.batch_size: no such key; did you mean loader.batch_size?",
+        ),
         (
             ["data.split.train=0.8"],
             "the default data has no split; one that has it: data=digits_manifest, data=hdf5_split, data=manifest",

@@ -67,7 +67,8 @@ def whole_png(data: bytes, where: str) -> Parts:
         if _checksum(view[start:end]) != int.from_bytes(data[end : end + 4], "big"):
             if _harmless(name, data[start + 4 : end]):
                 continue
-            raise CorruptError(f"{where}: the checksum of a part of the PNG ({name!r}) is wrong; fetch the file again")
+            part = name.decode("latin-1")
+            raise CorruptError(f"{where}: the checksum of its part {part} is wrong; fetch the file again")
         parts.setdefault(name, []).append(slice(start + 4, end))
     if name != _END:
         raise cut_short(PNG, where)

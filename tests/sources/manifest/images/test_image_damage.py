@@ -224,7 +224,7 @@ def test_damage_in_what_a_png_is_decoded_or_turned_by_is_refused(photo):
         (b"tEXt", b"Raw profile type exif\0"),
         (b"iTXt", b"XML:com.adobe.xmp\0"),
     ):
-        is_refused(with_chunk(data, name, content, 1), CorruptError, f"checksum .*{name.decode()}")
+        is_refused(with_chunk(data, name, content, 1), CorruptError, f"checksum of its part {name.decode()} is wrong")
 
 
 # Orientation
