@@ -75,10 +75,11 @@ def test_a_slot_is_not_filled_again_before_its_copy_has_happened(made, right):
 
 
 class DropsRawTensorsEarly(StreamQueue):
-    def _submit(self, ticket, host):
-        super()._submit(ticket, host)
-        ticket.raw.clear()
-        ticket.block = None
+    def top_up(self, key):
+        super().top_up(key)
+        for ticket in self.tickets:
+            ticket.raw.clear()
+            ticket.block = None
 
 
 @pytest.mark.parametrize(("queue", "right"), [(StreamQueue, True), (DropsRawTensorsEarly, False)])

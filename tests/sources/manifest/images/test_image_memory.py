@@ -411,8 +411,14 @@ def test_an_error_ends_the_turn(monkeypatch):
     monkeypatch.setattr(decode_memory, "LARGE", 0)
     monkeypatch.setattr(decode_memory, "_SMALL_PIXELS", 0)
     data = stored(some("RGB", (200, 180)))
-    with pytest.raises(CorruptError):
-        decode_as(data[:-200] + bytes(150) + data[-50:], ImageShape(8))
+
+    def fails(*given):
+        raise FormatError("in its turn")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "pixels_of", fails)
+        with pytest.raises(FormatError, match="in its turn"):
+            decode_as(data, ImageShape(8))
     another = threading.Thread(target=decode_as, args=(data, ImageShape(8)), daemon=True)
     another.start()
     another.join(30)
