@@ -66,6 +66,7 @@ class Bell:
         >>> bell = Bell()
         >>> bell.ring()
         >>> bell.wait(60.0)  # returns at once
+        True
     """
 
     def __init__(self) -> None:
@@ -77,9 +78,13 @@ class Bell:
         with contextlib.suppress(RuntimeError):  # it has rung already
             self._silent.release()
 
-    def wait(self, timeout: float) -> None:
-        """Waits for a ring, at most ``timeout`` seconds."""
-        self._silent.acquire(timeout=timeout)
+    def wait(self, timeout: float) -> bool:
+        """Waits for a ring, at most ``timeout`` seconds.
+
+        Returns:
+            Whether it has rung.
+        """
+        return self._silent.acquire(timeout=timeout)
 
 
 class Gate:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.device import pretend
 from support.interrupts import interrupted
+from support.slabs import cached
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.errors import ClosedError
@@ -117,7 +118,7 @@ def loader(request, monkeypatch, h5):
     made.source.close()
     if isinstance(made.source, ManifestSource):
         ahead = made.source._fields.prefetcher
-        assert (ahead.held_bytes, ahead._room, ahead._files) == (0, 0, {})
+        assert (ahead.held_bytes, ahead.room, ahead.files) == (0, 0, {})
 
 
 def used_on(loader, interrupts, seed):
@@ -220,29 +221,28 @@ def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
         assert steps == [plan.batch(step).samples.tolist() for step in range(STEPS)]
 
 
-class Interrupted:
-    """A lock at which an interrupt arrives."""
-
-    def acquire(self):
-        raise KeyboardInterrupt
-
-
 def test_a_worker_whose_start_is_interrupted_never_works(monkeypatch):
     """1. `start` is interrupted while it waits for the thread. 2. The worker is given up. 3. The thread begins."""
-    worked, go, start = [], threading.Event(), threading.Thread.start
+    worked, begun, go, start = [], [], threading.Event(), threading.Thread.start
     worker = ThreadWorker(0, worked.append)
+
+    def late(thread):
+        begun.append(thread)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert go.wait(30)
+        start(thread)
+
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", lambda thread: go.wait(30) and start(thread))
-        launched, worker._launched = worker._launched, Interrupted()
+        patch.setattr(threading.Thread, "start", late)
         with pytest.raises(KeyboardInterrupt):
             worker.start()
-        worker._launched = launched
         assert not worker.alive
         assert not worker.join(0)
         go.set()
         assert worker.join(30)
-    assert worker._thread.ident is not None
-    assert not worker._thread.is_alive()
+    (thread,) = begun
+    assert thread.ident is not None
+    assert not thread.is_alive()
     assert not worked
 
 
@@ -403,25 +403,22 @@ def filled():
 
 def check(slabs):
     """It holds what it says, within its room, and goes on as if nothing had been."""
-    assert not slabs._decoding
-    assert slabs._held_bytes == sum(held.slab.nbytes for held in slabs._slabs.values())
-    slabs.set_room(LOADER, slabs._room)  # what an interrupt has kept from making room
-    assert slabs._held_bytes <= max(slabs._room, 0)
-    assert slabs._lock.acquire(blocking=False)
-    slabs._lock.release()
+    assert slabs.held_bytes == sum(slab(number).nbytes for number in range(SLABS) if cached(slabs, ("x", number)))
+    slabs.set_room(LOADER, slabs.room)  # what an interrupt has kept from making room
+    assert slabs.held_bytes <= max(slabs.room, 0)
     outside = threading.Thread(target=fetch, args=(slabs, 0))
     outside.start()
     outside.join(30)
     assert not outside.is_alive()
     for turn in range(3):
         missing = slabs.missing("x", np.arange(SLABS), (1, turn)).tolist()
-        assert missing == [number for number in range(SLABS) if ("x", number) not in slabs._slabs]
+        assert missing == [number for number in range(SLABS) if not cached(slabs, ("x", number))]
         for number in range(SLABS):
             assert (fetch(slabs, number, (1, turn)) == slab(number)).all()
     slabs.set_room(LOADER, 0)
-    assert not slabs._slabs
+    assert not any(cached(slabs, ("x", number)) for number in range(SLABS))
     assert not slabs._order
-    assert slabs._held_bytes == 0
+    assert slabs.held_bytes == 0
 
 
 STEPS_OF_SLABS = {

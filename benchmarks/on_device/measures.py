@@ -197,7 +197,7 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
             batch = loader.next()
             wait_until(lambda: engine_of(loader).feed.pipeline.ready)
             torch.cuda.synchronize()
-            with engine_of(loader).queue._streams.on_side():
+            with engine_of(loader).queue.streams.on_side():
                 sleep(cycles)
             sleep(cycles)
             started = time.perf_counter()
@@ -242,7 +242,7 @@ def reserved(epochs: int, *, new_streams: bool = False) -> list[int]:
             torch.cuda.synchronize()
             sizes.append(torch.cuda.memory_reserved())
             if new_streams:
-                engine_of(loader).queue._streams.side = torch.Stream(device="cuda")
+                engine_of(loader).queue.streams.side = torch.Stream(device="cuda")
     return sizes
 
 

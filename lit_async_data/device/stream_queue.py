@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class _Ticket:
+class Ticket:
     """One batch on its way: reserved (destinations may exist), then submitted (``ready`` is recorded)."""
 
     key: BatchIndex
@@ -59,7 +59,7 @@ class _Ticket:
 
 
 @dataclasses.dataclass
-class _Copying:
+class Copying:
     """Host memory that side reads until ``done`` has happened."""
 
     host: HostBatch
@@ -74,20 +74,24 @@ class StreamQueue:
         streams: The device.
         depth: Batches on the device ahead of the one in use; 0 copies each batch when it is asked for.
         transform: Run on the side stream after the copy.
+
+    Attributes:
+        tickets: Batches on their way to the device, in order.
+        copying: Host memory that side may still read, in the order of the copies.
     """
 
     def __init__(self, feed: Feed, streams: Streams, depth: int, transform: Transform | None) -> None:
         self.feed = feed
-        self._streams = streams
+        self.streams = streams
         self.depth = depth
         self._transform = transform
         self._clock = DeviceClock(streams)
-        self._tickets: collections.deque[_Ticket] = collections.deque()
-        self._copying: collections.deque[_Copying] = collections.deque()
+        self.tickets: collections.deque[Ticket] = collections.deque()
+        self.copying: collections.deque[Copying] = collections.deque()
 
     @property
     def ready(self) -> int:
-        return sum(ticket.ready is not None and ticket.error is None for ticket in self._tickets)
+        return sum(ticket.ready is not None and ticket.error is None for ticket in self.tickets)
 
     @property
     def waited(self) -> DeviceWait:
@@ -95,41 +99,41 @@ class StreamQueue:
 
     def take(self, key: BatchIndex) -> Batch:
         self._clock.asked()
-        if self._tickets and self._tickets[0].key != key:
+        if self.tickets and self.tickets[0].key != key:
             self._forget()
-        if not self._tickets:
-            self._tickets.append(self._reserved(key))
-        ticket = self._tickets[0]  # it stays there while side may write to its memory
+        if not self.tickets:
+            self.tickets.append(self._reserved(key))
+        ticket = self.tickets[0]  # it stays there while side may write to its memory
         if not ticket.submitted:
-            self._reclaim(block=True)  # else the feed could wait for memory that only this queue can free
+            self.reclaim(block=True)  # else the feed could wait for memory that only this queue can free
             try:
                 self._submit(ticket, self.feed.get(key))
             except Exception:
                 self._let_go(ticket)
-                self._tickets.popleft()
+                self.tickets.popleft()
                 raise
         if ticket.error is not None:
             self._let_go(ticket)
-            self._tickets.popleft()
+            self.tickets.popleft()
             error, ticket.error = ticket.error, None
             try:
                 raise error
             finally:
                 del error, ticket  # see `SlotFeed.lend`
         batch = self._handed_out(ticket)
-        self._tickets.popleft()
+        self.tickets.popleft()
         return batch
 
     def top_up(self, key: BatchIndex) -> None:
-        if self._streams.capturing:
+        if self.streams.capturing:
             return  # a copy would become part of the user's CUDA graph, or break it; the next hook tries again
-        self._reclaim(block=False)
-        if self._tickets and self._tickets[0].key != key:
+        self.reclaim(block=False)
+        if self.tickets and self.tickets[0].key != key:
             self._forget()
-        while len(self._tickets) < self.depth:
-            last = self._tickets[-1].key if self._tickets else None
-            self._tickets.append(self._reserved(self.feed.following(last) if last else key))
-        for ticket in self._tickets:
+        while len(self.tickets) < self.depth:
+            last = self.tickets[-1].key if self.tickets else None
+            self.tickets.append(self._reserved(self.feed.following(last) if last else key))
+        for ticket in self.tickets:
             if ticket.submitted:
                 continue
             self.feed.prefetch(ticket.key)
@@ -138,14 +142,14 @@ class StreamQueue:
                 return
             self._submit(ticket, host)
             if isinstance(ticket.error, StopIteration):
-                while self._tickets[-1] is not ticket:
-                    self._tickets.pop()  # no batch after the end needs the memory
+                while self.tickets[-1] is not ticket:
+                    self.tickets.pop()  # no batch after the end needs the memory
                 return
-        if self._tickets:
-            self.feed.prefetch(self.feed.following(self._tickets[-1].key))
+        if self.tickets:
+            self.feed.prefetch(self.feed.following(self.tickets[-1].key))
 
     def read_ahead(self, key: BatchIndex) -> None:
-        if self._tickets and self._tickets[0].key == key:
+        if self.tickets and self.tickets[0].key == key:
             return  # the batches behind are being read
         self._forget()
         if self.depth:
@@ -154,27 +158,27 @@ class StreamQueue:
     def close(self) -> None:
         try:
             # For all of side: an interrupt may have come before an event was recorded.
-            self._streams.happened(self._streams.record(self._streams.side), block=True)
-            self._tickets.clear()
-            while self._copying:
-                self._copying.popleft().host.release()
+            self.streams.happened(self.streams.record(self.streams.side), block=True)
+            self.tickets.clear()
+            while self.copying:
+                self.copying.popleft().host.release()
         except RuntimeError as error:  # the device is in trouble; the rest must be closed all the same
             log.warning("waiting for copies to the device failed: %s", error)
 
-    def _reserved(self, key: BatchIndex) -> _Ticket:
+    def _reserved(self, key: BatchIndex) -> Ticket:
         """A ticket; with destinations, if the feed knows their sizes before the batch has been read."""
-        ticket, buffers = _Ticket(key), self.feed.buffers(key)
+        ticket, buffers = Ticket(key), self.feed.buffers(key)
         if buffers is not None:
             self._reserve(ticket, buffers)
         return ticket
 
-    def _reserve(self, ticket: _Ticket, buffers: DeviceBuffers) -> None:
+    def _reserve(self, ticket: Ticket, buffers: DeviceBuffers) -> None:
         with torch.inference_mode(False):
-            ticket.raw = {name: self._streams.empty(shape, dtype) for name, (shape, dtype) in buffers.large.items()}
-            ticket.block = None if buffers.block is None else self._streams.empty((buffers.block,), torch.uint8)
-        ticket.buffers, ticket.allocated = buffers, self._streams.record(self._streams.compute())
+            ticket.raw = {name: self.streams.empty(shape, dtype) for name, (shape, dtype) in buffers.large.items()}
+            ticket.block = None if buffers.block is None else self.streams.empty((buffers.block,), torch.uint8)
+        ticket.buffers, ticket.allocated = buffers, self.streams.record(self.streams.compute())
 
-    def _submit(self, ticket: _Ticket, host: HostBatch) -> None:
+    def _submit(self, ticket: Ticket, host: HostBatch) -> None:
         if host.error is not None:
             ticket.error = host.error
             ticket.raw, ticket.block = {}, None  # nothing will be copied there
@@ -184,17 +188,17 @@ class StreamQueue:
             self._copy(ticket, host)
             if self._transform is not None:
                 self._wait_for_compute()
-                with torch.inference_mode(False), self._streams.on_side():
+                with torch.inference_mode(False), self.streams.on_side():
                     ticket.batch = self._transform(self._unpacked(ticket), ticket.key)
         except Exception as error:  # noqa: BLE001  # raised when it is this batch's turn
             ticket.error = error
-        ticket.ready = self._streams.record(self._streams.side)
+        ticket.ready = self.streams.record(self.streams.side)
 
-    def _copy(self, ticket: _Ticket, host: HostBatch) -> None:
-        streams = self._streams
+    def _copy(self, ticket: Ticket, host: HostBatch) -> None:
+        streams = self.streams
         # With the batch itself: its memory lives as long as side may read it.
-        copying = _Copying(host)
-        self._copying.append(copying)
+        copying = Copying(host)
+        self.copying.append(copying)
         try:
             if ticket.buffers != host.buffers:
                 self._reserve(ticket, host.buffers)
@@ -214,40 +218,41 @@ class StreamQueue:
 
     def _wait_for_compute(self) -> None:
         """Have side wait for all work that compute has been given until now."""
-        self._streams.wait(self._streams.side, self._streams.record(self._streams.compute()))
+        self.streams.wait(self.streams.side, self.streams.record(self.streams.compute()))
 
-    def _handed_out(self, ticket: _Ticket) -> Batch:
-        self._streams.wait(self._streams.compute(), ticket.ready)
+    def _handed_out(self, ticket: Ticket) -> Batch:
+        self.streams.wait(self.streams.compute(), ticket.ready)
         self._clock.came(first=ticket.key.step == 0)
         if self._transform is not None:
             return ticket.batch
         with torch.inference_mode(False):
             return self._unpacked(ticket)
 
-    def _unpacked(self, ticket: _Ticket) -> Batch:
+    def _unpacked(self, ticket: Ticket) -> Batch:
         """The batch as the user gets it, on the current stream."""
         assert ticket.unpack is not None
         return ticket.unpack(Arrived(ticket.raw, ticket.block, ticket.moved), self._cloned)
 
     def _cloned(self, tensor: torch.Tensor) -> torch.Tensor:
-        clone = self._streams.empty(tuple(tensor.shape), tensor.dtype)
+        clone = self.streams.empty(tuple(tensor.shape), tensor.dtype)
         if tensor.numel():
-            self._streams.copy(clone, tensor)
+            self.streams.copy(clone, tensor)
         return clone
 
-    def _reclaim(self, *, block: bool) -> None:
-        while self._copying and self._streams.happened(self._copying[0].done, block=block):
-            self._copying.popleft().host.release()
+    def reclaim(self, *, block: bool) -> None:
+        """Release host memory whose copy has happened; with ``block``, wait for all copies."""
+        while self.copying and self.streams.happened(self.copying[0].done, block=block):
+            self.copying.popleft().host.release()
 
     def _forget(self) -> None:
-        for ticket in self._tickets:
+        for ticket in self.tickets:
             self._let_go(ticket)
-        self._tickets.clear()
+        self.tickets.clear()
 
-    def _let_go(self, ticket: _Ticket) -> None:
+    def _let_go(self, ticket: Ticket) -> None:
         """Call before a ticket that was never handed over is dropped.
 
         Its memory returns to compute's pool, while a copy may still be writing to it.
         """
         if ticket.ready is not None:
-            self._streams.wait(self._streams.compute(), ticket.ready)
+            self.streams.wait(self.streams.compute(), ticket.ready)

@@ -44,7 +44,7 @@ class DecodeAhead:
         self._idle = 0
         self._fetching = False
         # Batches that have been read, and whose share of the next group has not been decoded.
-        self._owed: collections.deque[BatchIndex] = collections.deque()
+        self.owed: collections.deque[BatchIndex] = collections.deque()
         # The groups used last; replaced as a whole, since other workers may be reading.
         self._groups: tuple[tuple[int, Group], ...] = ()
         self._lanes: tuple[tuple[int, int], Indices] = ((-1, 0), np.empty(0, np.int64))
@@ -66,7 +66,7 @@ class DecodeAhead:
         """
         plan = self._schedule.plan(keys[0].epoch)
         if plan.chunk_order is not None:
-            self._owed.extend(keys)
+            self.owed.extend(keys)
             self._decode_due(cursor, oldest or cursor)
         elif plan.shuffle == "none" and self._rows > 1:
             last = plan.batch(keys[-1].step).samples[-1:]
@@ -78,15 +78,15 @@ class DecodeAhead:
         # of group 2. There is memory for two groups, so the chunks of group 0 are dropped. 3. The slow worker decodes
         # them again, which drops chunks of group 1 that are still needed. So nothing is decoded for group 2 before
         # group 0 has been read; it is owed and decoded later. See test_a_slow_worker_costs_no_decoding.
-        while self._owed:
+        while self.owed:
             try:
-                key = self._owed.popleft()
+                key = self.owed.popleft()
             except IndexError:  # another worker was faster
                 return
             if cursor is not None and key >= cursor:
                 continue  # of another order: the consumer has chosen another epoch meanwhile
             if oldest is not None and self._place(oldest) < self._place(key):
-                self._owed.appendleft(key)
+                self.owed.appendleft(key)
                 return
             for turn, samples in self.due(key, cursor):
                 if len(samples):

@@ -66,6 +66,10 @@ class Pipeline:
         after_read: Called by a worker after each read, to fetch or decode what comes later.
         ids: The numbers by which errors name samples.
         on_filled: Called by a worker that has filled a slot.
+
+    Attributes:
+        arrived: Wakes the consumer when a slot has been filled, and when the pipeline is closed.
+        workers: The reader threads.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class Pipeline:
         self.schedule = schedule
         self._read, self._after_read, self._ids, self._on_filled = read, after_read, ids, on_filled
         self._allocate = allocate
-        self._workers = [ThreadWorker(number, self._work) for number in range(workers)]
+        self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
         self._slots, self._most_slots = slots, most_slots
         self._timeout_s = timeout_s
         self._process = ProcessGuard()
@@ -99,8 +103,8 @@ class Pipeline:
         self._coalescing_errors = Unexpected(
             log, "reading several batches together failed, and each of them alone did not"
         )
-        # Wakes the consumer. Not a Condition: an interrupt inside one of its methods can leave the lock locked.
-        self._arrived = Bell()
+        # Not a Condition: an interrupt inside one of its methods can leave the lock locked.
+        self.arrived = Bell()
         # Guards everything below, and `schedule`.
         self._lock = threading.RLock()
         self._cursor: BatchIndex | None = None  # the next batch to be claimed; None before the first request
@@ -151,7 +155,7 @@ class Pipeline:
             ClosedError, WorkerError: See `prefetch`.
         """
         self.prefetch(key)
-        if not self._workers and self._claimed.get(key) is None:
+        if not self.workers and self._claimed.get(key) is None:
             self._fill_here()
         deadline = time.monotonic() + self._timeout_s
         while (filled := self.poll(key)) is None:
@@ -160,7 +164,7 @@ class Pipeline:
                 if time.monotonic() > deadline:
                     raise self._stalled(key)
                 self._grow()
-            self._arrived.wait(POLL_S)
+            self.arrived.wait(POLL_S)
         return filled
 
     def must_copy(self) -> bool:
@@ -189,10 +193,10 @@ class Pipeline:
         with self._lock:
             self._closed = True
             self._claimed.clear()  # in whatever states the slots are: nobody uses them any more
-        self._arrived.ring()
-        self.pool.wake(len(self._workers))
+        self.arrived.ring()
+        self.pool.wake(len(self.workers))
         deadline = time.monotonic() + CLOSE_S
-        for worker in self._workers:
+        for worker in self.workers:
             worker.join(max(deadline - time.monotonic(), 0))
         self.pool.clear()
 
@@ -208,7 +212,7 @@ class Pipeline:
         if self._closed:
             leave_at_exit()
             raise ClosedError("the loader is closed; build a new one")
-        for worker in self._workers if self._started else ():
+        for worker in self.workers if self._started else ():
             if not worker.alive:
                 raise WorkerError(
                     f"{worker}: its thread has ended{worker.reason}; close the loader", worker=worker.number
@@ -220,7 +224,7 @@ class Pipeline:
         for memory in [self._allocate() for _ in range(min(self._slots, self._most_slots))]:
             self.pool.add(memory)
         self._started = True
-        for worker in self._workers:
+        for worker in self.workers:
             worker.start()
 
     def _grow(self) -> None:
@@ -330,7 +334,7 @@ class Pipeline:
                 self.pool.filled(task.slot)
                 self._stats = self._stats.plus(filled.good, filled.samples * self.layout.spec.nbytes, seconds)
             self._claimed[task.keys[0]] = filled
-        self._arrived.ring()
+        self.arrived.ring()
         if self._on_filled is not None:
             self._on_filled()
         if filled.unexplained and filled.good == len(filled.batches):
@@ -339,6 +343,6 @@ class Pipeline:
     def _stalled(self, key: BatchIndex) -> StalledError:
         return StalledError(
             f"batch {key.step} of epoch {key.epoch} did not come in {self._timeout_s:g} s: "
-            f"{'; '.join(map(str, self._workers))}; is the disk slow or gone? timeout_s sets how long to wait",
+            f"{'; '.join(map(str, self.workers))}; is the disk slow or gone? timeout_s sets how long to wait",
             stage="read",
         )

@@ -82,7 +82,7 @@ class SlotPool:
         # in the middle of `put` or `get` here, or that holds the lock: the put of a SimpleQueue is reentrant, where a
         # queue.Queue or a lock would wait for itself. The put itself is the callback of a lease: it runs no Python
         # code, in which CPython would take an interrupt (Ctrl-C), print it and drop it.
-        self._vacant: queue.SimpleQueue[int | _Ended | None] = queue.SimpleQueue()
+        self.vacant: queue.SimpleQueue[int | _Ended | None] = queue.SimpleQueue()
         for memory in memories:
             self.add(memory)
 
@@ -95,7 +95,7 @@ class SlotPool:
             self._memories.append(memory)
             self._states.append(FREE)
             slot = len(self._states) - 1
-        self._vacant.put(slot)
+        self.vacant.put(slot)
 
     def memory(self, slot: int) -> Bytes:
         """The bytes of a slot, for its owner."""
@@ -126,49 +126,49 @@ class SlotPool:
             The slot, now FILLING; None if there was none in time, or `wake` was called.
         """
         try:
-            vacant = [self._vacant.get(timeout=timeout) if timeout != 0 else self._vacant.get_nowait()]
+            vacant = [self.vacant.get(timeout=timeout) if timeout != 0 else self.vacant.get_nowait()]
         except queue.Empty:
             return None
         with contextlib.suppress(queue.Empty):
             while True:
-                vacant.append(self._vacant.get_nowait())
+                vacant.append(self.vacant.get_nowait())
         last = vacant.pop()
         for other in vacant:  # they wake the other waiting threads
-            self._vacant.put(other)
+            self.vacant.put(other)
         slot = last.slot if isinstance(last, _Ended) else last
         if slot is not None:
             if self._states[slot] is LENT:
-                self._move(slot, "returned")
-            self._move(slot, "take")
+                self.move(slot, "returned")
+            self.move(slot, "take")
         return slot
 
     def wake(self, takers: int) -> None:
         """Let this many waiting `take` return None."""
         for _ in range(takers):
-            self._vacant.put(None)
+            self.vacant.put(None)
 
     def filled(self, slot: int) -> None:
         """The worker has written its batches."""
-        self._move(slot, "filled")
+        self.move(slot, "filled")
 
     def abandon(self, slot: int) -> None:
         """The worker gives up: the read failed, or the pipeline has dropped the batches."""
-        self._move(slot, "abandon")
-        self._vacant.put(slot)
+        self.move(slot, "abandon")
+        self.vacant.put(slot)
 
     def drop(self, slot: int) -> None:
         """The pipeline drops the batches, or has handed them out as copies."""
-        self._move(slot, "drop")
-        self._vacant.put(slot)
+        self.move(slot, "drop")
+        self.vacant.put(slot)
 
     def copy(self, slot: int) -> None:
         """The device begins to read the slot."""
-        self._move(slot, "copy")
+        self.move(slot, "copy")
 
     def copied(self, slot: int) -> None:
         """The device has read the slot."""
-        self._move(slot, "copied")
-        self._vacant.put(slot)
+        self.move(slot, "copied")
+        self.vacant.put(slot)
 
     def lend(self, slot: int) -> Bytes:
         """Hand a slot to the user.
@@ -176,10 +176,10 @@ class SlotPool:
         Returns:
             A uint8 array over the slot. When any thread drops the last array made from it, the slot is vacant.
         """
-        self._move(slot, "lend")
+        self.move(slot, "lend")
         lease = Lease(self._memories[slot])
         # The callback can run inside any allocation of any thread, so it takes no lock and logs nothing.
-        ended = _Ended(lease, self._vacant.put)
+        ended = _Ended(lease, self.vacant.put)
         ended.slot = slot
         self._leases[slot] = ended
         return np.asarray(lease)
@@ -188,7 +188,12 @@ class SlotPool:
         """Free the memory when nothing will be filled any more; lent slots live on with their views."""
         self._memories.clear()
 
-    def _move(self, slot: int, event: str) -> None:
+    def move(self, slot: int, event: str) -> None:
+        """Change the state of a slot as `TRANSITIONS` says.
+
+        Raises:
+            IllegalTransitionError: The slot is in a state in which this event cannot come; it stays in it.
+        """
         with self._lock:
             state = self._states[slot]
             try:

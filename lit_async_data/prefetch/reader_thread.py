@@ -78,6 +78,12 @@ class ReaderThread:
         prepare: Makes a batch ready to be copied, in the thread that has read it.
         depth: Batches that are read ahead; 0 reads each in the consumer's thread when it asks.
         note: Called after each `next`, in the same thread; its result comes with the batch.
+
+    Attributes:
+        arrived: Wakes the consumer: a batch has been read, the thread asks for a call, or it has ended.
+        asked: The call that the thread asks for; None if it asks for none.
+        worker: The thread; None if there has been none.
+        reading: Whether the thread will read more.
     """
 
     def __init__(
@@ -87,20 +93,19 @@ class ReaderThread:
         depth: int,
         note: Callable[[], Any] = _no_note,
     ) -> None:
-        self._iterator = iterator
+        self.iterator = iterator
         self._prepare = prepare
         self._note = note
-        # Wakes the consumer; see `Pipeline`.
-        self._arrived = Bell()
+        self.arrived = Bell()  # see `Pipeline`
         # Guards everything below. The consumer's thread takes the lock itself, not through the condition, in which an
         # interrupt can leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._depth = depth
         self._pulled: collections.deque[Pulled] = collections.deque()
-        self._asked: Asked | None = None
-        self._worker: ThreadWorker | None = None
-        self._reading = False  # whether the worker will read more
+        self.asked: Asked | None = None
+        self.worker: ThreadWorker | None = None
+        self.reading = False
         self._closed = False
 
     @property
@@ -143,9 +148,9 @@ class ReaderThread:
                 worker = self._reader()
                 if worker is None:
                     break
-                idle = self._asked is left
+                idle = self.asked is left
             if idle:
-                self._arrived.wait(POLL_S)
+                self.arrived.wait(POLL_S)
             if time.monotonic() > deadline:
                 deadline = math.inf
                 log.warning("no batch for %.0f s: %s", LONG_S, worker)
@@ -164,20 +169,20 @@ class ReaderThread:
         """
         with self._lock:
             self._closed = True
-            left, asked = list(self._pulled), self._asked
+            left, asked = list(self._pulled), self.asked
             self._pulled.clear()
-            self._asked = None
+            self.asked = None
             self._changed.notify_all()
-        self._arrived.ring()
+        self.arrived.ring()
         if asked is not None:
             asked.answer.put((None, ClosedError("the pass has been ended")))
         for pulled in left:
             pulled.host.release()
-        if self._worker is not None and not self._worker.join(CLOSE_S):
+        if self.worker is not None and not self.worker.join(CLOSE_S):
             return False
-        self._worker = None  # it refers to us
+        self.worker = None  # it refers to us
         # An error that the user keeps refers to this object, too; the iterator, and its worker processes, must go now.
-        self._iterator = iter(())
+        self.iterator = iter(())
         return True
 
     def _next(self) -> Pulled | None:
@@ -188,17 +193,17 @@ class ReaderThread:
 
     def _reader(self) -> ThreadWorker | None:
         """The thread that reads ahead, started if need be; after an error it is another one."""
-        if not self._reading and self._depth and not self._closed:
-            if self._worker is not None:
-                self._worker.join(CLOSE_S)  # it has read its last batch, and only has to return
-            self._worker = ThreadWorker(0, self._work)
-            self._worker.start()
-            self._reading = True
-        return self._worker if self._reading and self._worker is not None and self._worker.alive else None
+        if not self.reading and self._depth and not self._closed:
+            if self.worker is not None:
+                self.worker.join(CLOSE_S)  # it has read its last batch, and only has to return
+            self.worker = ThreadWorker(0, self._work)
+            self.worker.start()
+            self.reading = True
+        return self.worker if self.reading and self.worker is not None and self.worker.alive else None
 
     def serve(self) -> Asked | None:
         """Make the call that the thread asks for; returns it if it is not possible yet. Never waits for the thread."""
-        asked = self._asked
+        asked = self.asked
         if asked is None:
             return None
         try:
@@ -212,8 +217,8 @@ class ReaderThread:
         with self._lock:
             # 1. The answer is there. 2. The thread goes on, and asks again. 3. This must not remove the new question:
             # see test_the_thread_may_ask_again_at_once.
-            if self._asked is asked:
-                self._asked = None
+            if self.asked is asked:
+                self.asked = None
         return None
 
     # -- the thread ------------------------------------------------------------------------------------------------
@@ -223,8 +228,8 @@ class ReaderThread:
             while len(self._pulled) >= self._depth > 0 and not self._closed:
                 self._changed.wait(POLL_S)
             if self._closed or not self._depth:
-                self._reading = False
-                self._arrived.ring()
+                self.reading = False
+                self.arrived.ring()
                 return False
         worker.begin("the loader's next()")
         # No name holds it: see `Pipeline._fill`.
@@ -235,7 +240,7 @@ class ReaderThread:
     def _pull(self, ask: Ask[Any]) -> Pulled:
         began = time.perf_counter()
         try:
-            batch = next(self._iterator)
+            batch = next(self.iterator)
             seconds = time.perf_counter() - began
             note = self._note()
             return Pulled(self._prepare(batch, ask), note, seconds)
@@ -251,10 +256,10 @@ class ReaderThread:
                 pulled.host.release()
                 return False
             self._pulled.append(pulled)
-            self._reading = pulled.host.error is None
+            self.reading = pulled.host.error is None
             self._changed.notify_all()
-            self._arrived.ring()
-            return self._reading
+            self.arrived.ring()
+            return self.reading
 
     def _ask(self, work: Callable[[], Any]) -> Any:
         asked = Asked(work, queue.SimpleQueue())
@@ -262,9 +267,9 @@ class ReaderThread:
             closed = self._closed
             if closed:
                 raise ClosedError("the pass has been ended")
-            self._asked = asked
+            self.asked = asked
             self._changed.notify_all()
-            self._arrived.ring()
+            self.arrived.ring()
         while True:
             try:
                 result, error = asked.answer.get(timeout=POLL_S)

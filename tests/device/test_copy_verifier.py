@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import re
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import device as test_device
-from support.device import BATCH, SLOW, STEPS, Step, on_device, pretend, queue_on, trained
+from support.device import BATCH, SLOW, STEPS, Step, copied_ahead, on_device, pretend, queue_on, trained
 
 from lit_async_data.device.checksum import checksum
 from lit_async_data.device.copy_verifier import CopyVerifier
@@ -206,10 +207,7 @@ def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
     with queue_on(streams, workers=0, verify_copies=STEPS) as queue:
         plan = queue.feed.pipeline.schedule.plan(0)
         step = Step(streams)
-        for number in range(STEPS):
-            queue._reclaim(block=True)
-            queue._tickets.append(queue._reserved(BatchIndex(0, number)))
-            queue._submit(queue._tickets[-1], queue.feed.get(BatchIndex(0, number)))
+        copied_ahead(queue, STEPS)
         for number in range(STEPS):
             step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
         try:
@@ -359,5 +357,8 @@ def test_a_canary_holds_nothing_of_what_was_released():
     verifier.arrived(BatchIndex(0, 0), batch)
     verifier.handed_over(BatchIndex(0, 0), batch)
     verifier.released(BatchIndex(0, 1))
-    assert verifier._held is None
-    assert verifier._coming == {}
+    verifier.handed_over(BatchIndex(0, 0), batch)
+    assert verifier.left == 4  # it does not know that batch any more
+    tensor = weakref.ref(batch["x"])
+    del batch
+    assert tensor() is None

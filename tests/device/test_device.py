@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from support.device import (
     SideNeverWaits,
     Step,
     TransformWaitsForAnOlderEvent,
+    copied_ahead,
     on_device,
     pretend,
     queue_on,
@@ -65,10 +67,7 @@ def test_a_slot_is_not_filled_again_before_its_copy_has_happened(made, right):
     step = Step(streams)
     with queue_on(streams, workers=0) as queue:
         plan = queue.feed.pipeline.schedule.plan(0)
-        for number in range(STEPS):
-            queue._reclaim(block=True)
-            queue._tickets.append(queue._reserved(BatchIndex(0, number)))
-            queue._submit(queue._tickets[-1], queue.feed.get(BatchIndex(0, number)))
+        copied_ahead(queue, STEPS)
         for number in range(STEPS):
             step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
         streams.synchronize()
@@ -76,10 +75,11 @@ def test_a_slot_is_not_filled_again_before_its_copy_has_happened(made, right):
 
 
 class DropsRawTensorsEarly(StreamQueue):
-    def _submit(self, ticket, host):
-        super()._submit(ticket, host)
-        ticket.raw.clear()
-        ticket.block = None
+    def top_up(self, key):
+        super().top_up(key)
+        for ticket in self.tickets:
+            ticket.raw.clear()
+            ticket.block = None
 
 
 @pytest.mark.parametrize(("queue", "right"), [(StreamQueue, True), (DropsRawTensorsEarly, False)])
@@ -90,13 +90,11 @@ def test_raw_tensors_live_until_compute_has_waited_for_the_transform(queue, righ
     streams = FakeStreams("side")
     with queue_on(streams, transform=on_device(streams), queue=queue) as made:
         schedule = made.feed.pipeline.schedule
-        ticket = made._reserved(BatchIndex(0, 0))
-        made._submit(ticket, made.feed.get(BatchIndex(0, 0)))
+        copied_ahead(made, 1)
         scratch = []
         for shape, dtype in (((BATCH, 100, 100, 3), torch.uint8), ((BATCH,), torch.int64)):
             scratch.append(streams.empty(shape, dtype))
             streams.launch("step", lambda tensor=scratch[-1]: tensor.fill_(7))
-        made._tickets.append(ticket)
         batch = made.take(BatchIndex(0, 0))
         streams.synchronize()
         wanted = schedule.plan(0).batch(0).samples % 251
@@ -131,11 +129,11 @@ def test_what_is_dropped_before_it_was_handed_over_is_waited_for():
     """Its memory goes back to compute while the copy may still be writing to it."""
     streams = FakeStreams("side")
     with queue_on(streams) as queue:
-        queue.take(BatchIndex(0, 0))
-        queue._tickets.append(queue._reserved(BatchIndex(0, 1)))
-        queue._submit(queue._tickets[0], queue.feed.get(BatchIndex(0, 1)))
+        copied_ahead(queue, 1)
+        assert queue.ready == 1
         before = len(streams.calls)
-        queue._forget()
+        queue.read_ahead(BatchIndex(5, 0))
+        assert not queue.ready
         assert streams.calls[before:] == [("wait", "compute")]
 
 
@@ -158,7 +156,7 @@ def test_destinations_are_allocated_before_the_host_batch_is_there():
         queue.take(BatchIndex(0, 0))
         queue.feed.poll = lambda key: None  # nothing is ready yet
         queue.top_up(BatchIndex(0, 1))
-        reserved = [ticket.allocated for ticket in queue._tickets]
+        reserved = [ticket.allocated for ticket in queue.tickets]
         streams.launch("step", lambda: None)
         del queue.feed.poll
         queue.take(BatchIndex(0, 1))
@@ -313,10 +311,23 @@ def test_nothing_is_copied_while_a_graph_is_recorded():
         queue.take(BatchIndex(0, 1))
 
 
+class Remembering(FakeStreams):
+    """A device that knows which of its tensors live."""
+
+    def __init__(self, slow):
+        super().__init__(slow)
+        self.made = []
+
+    def empty(self, shape, dtype):
+        tensor = super().empty(shape, dtype)
+        self.made.append(weakref.ref(tensor))
+        return tensor
+
+
 @pytest.mark.parametrize("transforms", [False, True])
 def test_what_an_interrupted_copy_may_still_write_to_lives_until_side_is_done(monkeypatch, transforms):
     """1. Copies are enqueued on side, which is slow. 2. Ctrl-C. 3. The queue is closed. 4. Others get its memory."""
-    streams = FakeStreams("side")
+    streams = Remembering("side")
 
     def interrupt(*given):
         raise KeyboardInterrupt
@@ -332,7 +343,7 @@ def test_what_an_interrupted_copy_may_still_write_to_lives_until_side_is_done(mo
         monkeypatch.undo()
         assert streams.side.pending
         gc.collect()
-        assert not any(pool for (name, _), pool in streams._pools.items() if name == "compute")
+        assert all(tensor() is not None for tensor in streams.made[:2])  # x, and the block of y and z
         queue.close()
         assert not streams.side.pending
         queue.close()

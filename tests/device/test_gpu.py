@@ -76,9 +76,9 @@ def test_a_slot_is_not_filled_again_while_it_is_copied():
         loader.next()
         torch.cuda.synchronize()
         queue = measures.engine_of(loader).queue
-        with queue._streams.on_side():
+        with queue.streams.on_side():
             sleep(round(0.2 * cycles_per_second()))
-        held = queue._streams.record(queue._streams.side)
+        held = queue.streams.record(queue.streams.side)
 
         def submitted():
             loader.prefetch()
@@ -290,7 +290,7 @@ def collated(batch):
 def held_back(batches):
     """Let both streams begin what comes next some milliseconds late."""
     sleep(10**7)
-    with batches.engine.queue._streams.on_side():
+    with batches.engine.queue.streams.on_side():
         sleep(10**7)
 
 

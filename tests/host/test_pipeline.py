@@ -12,6 +12,7 @@ import weakref
 
 import numpy as np
 import pytest
+from support.waits import until
 
 from lit_async_data.batch import spec as spec_module
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
@@ -63,7 +64,9 @@ class Gate:
 
 
 @contextlib.contextmanager
-def running(read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=30.0, length=LENGTH, batches=1):
+def running(
+    read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=30.0, length=LENGTH, batches=1, after_read=None
+):
     layout = BatchLayout(SPEC, BATCH, batches)
     schedule = Schedule(
         lambda epoch: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, epoch=epoch), shuffled=True
@@ -77,6 +80,7 @@ def running(read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=3
         slots=depth + 1,
         most_slots=most_slots,
         timeout_s=timeout_s,
+        after_read=after_read,
     )
     try:
         yield made
@@ -94,12 +98,6 @@ def taken(pipeline, key):
     values = pipeline.layout.views(memory, batch.rows, batch.first)["x"].tolist()
     pipeline.pool.drop(filled.slot)
     return values
-
-
-def until(pipeline, true):
-    """Wait as its consumer does."""
-    while not true():
-        assert pipeline._arrived._silent.acquire(timeout=30)
 
 
 def epoch(pipeline, number):
@@ -121,7 +119,7 @@ def test_order_is_kept_when_a_later_batch_is_read_first():
         pipeline.prefetch(BatchIndex(0, 0))
         gate.wait_for(2)
         gate.open(4)
-        until(pipeline, lambda: pipeline._claimed[BatchIndex(0, 1)])
+        until(pipeline, lambda: pipeline.ready == 1)
         assert pipeline.poll(BatchIndex(0, 0)) is None
         gate.open(0, 8)
         assert epoch(pipeline, 0) == WHOLE
@@ -264,8 +262,8 @@ def test_a_batch_that_another_thread_is_dropping_is_waited_for():
     """1. The lease is dead. 2. The consumer asks for a slot. 3. The slot becomes vacant."""
     with running(workers=0, depth=0, most_slots=1) as pipeline:
         pipeline.prefetch(BatchIndex(0, 0))
-        there, pipeline.pool._vacant = pipeline.pool._vacant, PutsLate()
-        pipeline.pool._vacant.put(there.get_nowait())
+        there, pipeline.pool.vacant = pipeline.pool.vacant, PutsLate()
+        pipeline.pool.vacant.put(there.get_nowait())
         assert pipeline.pool.take() == 0
         pipeline.pool.abandon(0)
         assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
@@ -293,8 +291,7 @@ def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(er
     def after_read(keys, cursor, oldest, limits):
         raise error
 
-    with running() as pipeline:
-        pipeline._after_read = after_read
+    with running(after_read=after_read) as pipeline:
         for number in range(3):
             assert epoch(pipeline, number) == WHOLE
     assert len(logged(caplog)) == lines
@@ -355,7 +352,8 @@ def test_a_batch_of_an_older_generation_is_thrown_away():
         pipeline.prefetch(BatchIndex(7, 0))  # 2. the consumer wants (7, 0)
         gate.open(4)  # 3. the worker is done with (0, 1)
         gate.wait_for(1)
-        assert list(pipeline._claimed) == [BatchIndex(7, 0)]
+        assert gate.asked == [4, 0]
+        assert not pipeline.ready
         gate.open(0, 8)
         assert epoch(pipeline, 7) == WHOLE
         assert len(pipeline.pool) == 3
@@ -533,7 +531,7 @@ def test_close_wakes_a_consumer_that_waits(monkeypatch):
         consumer.join(30)
         assert len(errors) == 1
         gate.open(0)
-        pipeline._workers[0].join(30)
+        pipeline.workers[0].join(30)
 
 
 def test_close_does_not_wait_for_a_read_that_hangs(monkeypatch):
@@ -543,10 +541,10 @@ def test_close_does_not_wait_for_a_read_that_hangs(monkeypatch):
         pipeline.prefetch(BatchIndex(0, 0))
         gate.wait_for(1)
         pipeline.close()  # returns, although the worker is inside the read
-        assert pipeline._workers[0].alive
+        assert pipeline.workers[0].alive
         gate.open(0)
-        pipeline._workers[0].join(30)
-        assert not pipeline._workers[0].alive
+        pipeline.workers[0].join(30)
+        assert not pipeline.workers[0].alive
 
 
 def test_nothing_starts_and_nothing_is_allocated_before_the_first_request():
@@ -608,7 +606,7 @@ def test_without_generations_a_stale_batch_stays_for_ever(monkeypatch):
         pipeline.prefetch(BatchIndex(7, 0))
         gate.open(4)
         gate.wait_for(1)
-        assert list(pipeline._claimed) != [BatchIndex(7, 0)]
+        assert pipeline.ready == 1
         gate.open(0, 8)
 
 
@@ -619,10 +617,10 @@ def test_an_ndarray_as_lease_loses_its_slot_while_a_slice_lives(monkeypatch):
         pass
 
     def lend(pool, slot):
-        pool._move(slot, "lend")
-        lease = pool._memories[slot].view(View)
+        pool.move(slot, "lend")
+        lease = pool.memory(slot).view(View)
         pool._leases[slot] = weakref.ref(lease)
-        weakref.finalize(lease, pool._vacant.put, slot).atexit = False
+        weakref.finalize(lease, pool.vacant.put, slot).atexit = False
         return lease.view(np.ndarray)
 
     monkeypatch.setattr(SlotPool, "lend", lend)

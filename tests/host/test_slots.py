@@ -16,14 +16,22 @@ import lit_async_data
 from lit_async_data.host.slots import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState, diagram
 
 EVENTS = {
-    "take": lambda pool, slot: pool._move(slot, "take"),
+    "take": lambda pool, slot: pool.move(slot, "take"),
     "filled": SlotPool.filled,
     "abandon": SlotPool.abandon,
     "lend": SlotPool.lend,
     "copy": SlotPool.copy,
     "drop": SlotPool.drop,
-    "returned": lambda pool, slot: pool._move(slot, "returned"),
+    "returned": lambda pool, slot: pool.move(slot, "returned"),
     "copied": SlotPool.copied,
+}
+# How a free slot comes into a state.
+WAYS = {
+    SlotState.FREE: [],
+    SlotState.FILLING: ["take"],
+    SlotState.READY: ["take", "filled"],
+    SlotState.LENT: ["take", "filled", "lend"],
+    SlotState.COPYING: ["take", "filled", "copy"],
 }
 
 
@@ -40,7 +48,9 @@ def lent(pool):
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(SlotState, EVENTS)), ids=str)
 def test_an_event_moves_a_slot_as_the_table_says_or_changes_nothing(state, event):
     pool = pool_of(1)
-    pool._states[0] = state
+    for before in WAYS[state]:
+        pool.move(0, before)
+    assert pool.state(0) is state
     after = TRANSITIONS.get((state, event))
     if after is None:
         with pytest.raises(IllegalTransitionError, match=f"slot 0 is {state.name} and cannot {event}"):
@@ -124,7 +134,7 @@ def test_a_lease_may_end_inside_the_queue_that_it_goes_to(monkeypatch):
     cycle = [lent(pool)]
     cycle.append(cycle)
     del cycle
-    inner = pool._vacant
+    inner = pool.vacant
 
     class Collecting:
         put = inner.put
@@ -133,7 +143,7 @@ def test_a_lease_may_end_inside_the_queue_that_it_goes_to(monkeypatch):
             gc.collect()
             return inner.get_nowait()
 
-    monkeypatch.setattr(pool, "_vacant", Collecting())
+    monkeypatch.setattr(pool, "vacant", Collecting())
     assert pool.take(timeout=0) is not None
     assert inner.qsize() == 1
 
@@ -251,9 +261,9 @@ def test_who_waits_is_not_left_beside_a_free_slot():
     got = []
     waiting = threading.Thread(target=lambda: got.append(pool.take(timeout=10)))
     for slot in slots:
-        pool._move(slot, "abandon")
-    pool._vacant.put(slots[0])
-    pool._vacant.put(slots[1])
+        pool.move(slot, "abandon")
+    pool.vacant.put(slots[0])
+    pool.vacant.put(slots[1])
     got.append(pool.take(timeout=0))
     waiting.start()
     waiting.join(10)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.device import pretend
 from support.interrupts import interrupted
+from support.waits import LONG, until
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torch.utils.data import WeightedRandomSampler as Weighted
 
@@ -18,8 +19,6 @@ from lit_async_data import DevicePrefetcher, prefetched
 from lit_async_data.lightning.compat import pl
 from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.testing import FakeStreams
-
-LONG = 30  # seconds until a test gives up
 
 
 @pytest.fixture(autouse=True)
@@ -110,10 +109,8 @@ def seeded(made, name, *, wrapped=True, pace=None):
 def full(batches):
     """Wait until nothing more is read ahead; at once where nobody reads ahead."""
     found = batches.engine.feed.reader
-    if found is None or found._worker is None:
-        return
-    with found._changed:
-        assert found._changed.wait_for(lambda: len(found._pulled) >= found.depth or not found._reading, timeout=LONG)
+    if found is not None and found.worker is not None:
+        until(found, lambda: found.ready >= found.depth or not found.reading)
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -176,11 +173,11 @@ def test_a_loader_that_draws_is_read_in_the_thread_of_its_consumer_pass_after_pa
     with prefetched(loader, 2, device="cpu") as batches:
         for _ in range(3):
             for _ in batches:
-                assert batches.engine.feed.reader._worker is None
+                assert batches.engine.feed.reader.worker is None
         assert batches.fill.host_depth == 0
         batches.device_depth = 3
         next(iter(batches))
-        assert batches.engine.feed.reader._worker is None
+        assert batches.engine.feed.reader.worker is None
     assert caplog.text.count("draws random numbers") == 1
 
 
@@ -212,7 +209,7 @@ def test_an_order_that_is_drawn_with_the_first_batch_is_read_ahead(made, caplog)
             assert sorted(batches) == list(range(BATCHES))
         next(iter(batches))
         next(batches)
-        assert batches.engine.feed.reader._worker is not None
+        assert batches.engine.feed.reader.worker is not None
     assert "is_random" not in caplog.text
 
 
@@ -250,7 +247,7 @@ def test_samplers_of_torch_are_known_to_draw_when_a_pass_begins(sampler, known):
 def test_a_known_loader_is_read_ahead_from_its_first_batch_on():
     with prefetched([1, 2, 3], 2, device="cpu") as batches:
         next(batches)
-        assert batches.engine.feed.reader._worker is not None
+        assert batches.engine.feed.reader.worker is not None
     assert not DrawWatch(iter([1])).over
 
 

@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from support.device import ComputeNeverWaits, CopiesCountAsDoneAtOnce, SideNeverWaits, TransformWaitsForAnOlderEvent
+from support.device import (
+    ComputeNeverWaits,
+    CopiesCountAsDoneAtOnce,
+    SideNeverWaits,
+    TransformWaitsForAnOlderEvent,
+    copied_ahead,
+)
 from support.packing import Shipped, Step, detection, numbers
 from torch.nn.utils.rnn import pack_sequence
 
@@ -175,10 +181,7 @@ def test_a_block_is_not_packed_again_before_its_copy_has_happened(made, right):
     step = Step(streams)
     packer = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)
     queue = StreamQueue(IteratorFeed(EpochCursor(same_shapes), packer, 0), streams, STEPS, None)
-    for number in range(STEPS):
-        queue._reclaim(block=True)
-        queue._tickets.append(queue._reserved(BatchIndex(0, number)))
-        queue._submit(queue._tickets[-1], queue.feed.get(BatchIndex(0, number)))
+    copied_ahead(queue, STEPS)
     for number in range(STEPS):
         step(queue.take(BatchIndex(0, number)), same_shapes(number))
     streams.synchronize()
@@ -197,9 +200,9 @@ def test_the_side_stream_does_not_wait_for_a_step_that_came_later():
     for number in range(2):
         queue.take(BatchIndex(0, number))
         queue.top_up(BatchIndex(0, number + 1))
-    assert queue._tickets[0].allocated is not None
+    assert queue.tickets[0].allocated is not None
     streams.launch("step", lambda: None)
-    reserved = queue._tickets[0].allocated
+    reserved = queue.tickets[0].allocated
     queue.take(BatchIndex(0, 2))
     assert reserved.done
     assert streams.compute().pending  # the step is still to be done

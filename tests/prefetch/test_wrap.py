@@ -7,6 +7,7 @@ import copy
 import gc
 import itertools
 import logging
+import os
 import pickle
 import queue
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 import torch
 from support.device import pretend
 from support.packing import Step, detection
+from support.waits import LONG, until
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
 from lit_async_data import prefetched
@@ -28,8 +30,6 @@ from lit_async_data.errors import ClosedError, ConfigError, TransferError, Trans
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.prefetch import reader_thread as puller
 from lit_async_data.testing import ArraySource, FakeStreams
-
-LONG = 30  # seconds until a test gives up
 
 
 class Loader:
@@ -114,8 +114,7 @@ def steps(batches):
 def read_ahead(loader, count):
     """Wait until so many batches are ready on the host."""
     found = loader.engine.feed.reader
-    with found._changed:
-        assert found._changed.wait_for(lambda: len(found._pulled) >= count, timeout=LONG)
+    until(found, lambda: found.ready >= count)
 
 
 def reader():
@@ -273,7 +272,7 @@ def test_an_unsized_loader_has_no_length():
 class ForgetsWhatCameMeanwhile(puller.ReaderThread):
     def serve(self):
         left = super().serve()
-        self._asked = left
+        self.asked = left
         return left
 
 
@@ -285,16 +284,14 @@ def test_the_thread_may_ask_again_at_once(monkeypatch, made, right):
         def put(self, answer):
             super().put(answer)
             if answer[0] == 1:
-                with pulling._changed:
-                    assert pulling._changed.wait_for(lambda: pulling._asked.answer is not self, LONG)
+                until(pulling, lambda: pulling.asked.answer is not self)
 
     monkeypatch.setattr(queue, "SimpleQueue", Answer)
     pulling = made(iter("x"), lambda batch, ask: HostBatch(nbytes=ask(lambda: 1) + ask(lambda: 2)), 1)
-    with pulling._changed:
-        pulling._reader()
-        assert pulling._changed.wait_for(lambda: pulling._asked is not None, LONG)
+    pulling.start()
+    until(pulling, lambda: pulling.asked is not None)
     pulling.serve()
-    assert (pulling._asked is not None) is right
+    assert (pulling.asked is not None) is right
     if right:
         assert pulling.get().host.nbytes == 3
     pulling.close()
@@ -388,7 +385,7 @@ def test_a_keyboard_interrupt_while_waiting_ends_the_pass(monkeypatch):
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
         next(batches)
-        arrived = batches.engine.feed.reader._arrived
+        arrived = batches.engine.feed.reader.arrived
         with monkeypatch.context() as patch:
             patch.setattr(arrived, "wait", lambda timeout: (_ for _ in ()).throw(KeyboardInterrupt))
             assert loader.waiting.wait(LONG)
@@ -418,10 +415,10 @@ def test_an_error_keeps_no_loader_alive():
     try:
         with contextlib.suppress(MineError):
             next(batches)
-        closer = batches._run.closer
+        alive = weakref.ref(batches)
         loader.fail[0].__traceback__ = None  # its frames are those of whoever called
         del batches
-        assert not closer.alive
+        assert alive() is None
     finally:
         gc.enable()
 
@@ -508,16 +505,15 @@ def test_a_program_ends_without_close():
     assert done.stderr == ""
 
 
-def test_a_fork_is_told():
+def test_a_fork_is_told(monkeypatch):
     batches = prefetched(Loader(), device="cpu")
     next(batches)
-    running, pid = batches.engine, batches.engine.feed._process._pid
-    running.feed._process._pid = -1
-    with pytest.raises(WorkerError, match="cannot be used in its fork"):
-        next(batches)
-    running.close()  # nothing of another process is touched
-    assert len(reader()) == 1
-    running.feed._process._pid = pid
+    with monkeypatch.context() as fork:
+        fork.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(WorkerError, match="cannot be used in its fork"):
+            next(batches)
+        batches.engine.close()  # nothing of another process is touched
+        assert len(reader()) == 1
     batches.close()
 
 
@@ -544,12 +540,11 @@ def test_attributes_are_those_of_the_loader():
 
 
 def test_it_can_be_pickled_and_copied():
-    batches = prefetched([1, 2, 3], 3, device="cpu", device_transform=abs)
+    batches = prefetched([-1, 2, -3], 3, device="cpu", device_transform=abs)
     next(batches)
     for other in (pickle.loads(pickle.dumps(batches)), copy.copy(batches), copy.deepcopy(batches)):
         assert list(other) == [1, 2, 3]
         assert other.device_depth == 3
-        assert other._device_transform is abs
     assert next(batches) == 2
     batches.close()
 
@@ -692,8 +687,8 @@ def test_the_end_of_a_pass_leaves_nothing_on_the_device(streamed):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), 2) as batches:
         list(batches)
-        assert not batches.engine.queue._tickets
-        assert not batches.engine.queue._copying
+        assert not batches.engine.queue.tickets
+        assert not batches.engine.queue.copying
 
 
 def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
@@ -701,7 +696,7 @@ def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
     with prefetched(DataLoader(range(20), batch_size=2), 3) as batches:
         for _ in range(4):
             next(batches)
-        assert [ticket.allocated is not None for ticket in batches.engine.queue._tickets] == [True]
+        assert [ticket.allocated is not None for ticket in batches.engine.queue.tickets] == [True]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -730,7 +725,7 @@ def test_nothing_is_reserved_for_batches_after_the_last(streamed):
         read_ahead(batches, 1)
         batches.prefetch()  # the end is found
         batches.prefetch()
-        assert {ticket.block for ticket in batches.engine.queue._tickets} == {None}
+        assert {ticket.block for ticket in batches.engine.queue.tickets} == {None}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -752,15 +747,14 @@ def test_ranks_draw_for_their_own_batches(monkeypatch, rank):
 
 def test_a_device_transform_runs_on_the_side_stream(streamed):
     streams = streamed(FakeStreams("side"))
-    where = []
 
     def transform(batch):
-        where.append(streams._current.name)
+        streams.launch("transform", lambda: None)
         return batch["step"]
 
     with prefetched(Loader(), 2, device_transform=transform) as batches:
         assert list(batches) == list(range(6))
-    assert set(where) == {"side"}
+    assert {stream for name, stream in streams.calls if name == "transform"} == {"side"}
 
 
 def test_a_device_that_is_set_serves_from_the_next_pass_on(monkeypatch):
@@ -889,7 +883,7 @@ def test_an_error_in_a_worker_is_that_which_the_dataloader_raises():
         assert "Caught MineError in DataLoader worker process 0" in str(caught.value)
         assert next(batches)["name"] == ["8", "9"]
         # Torch's own error refers to itself and to the iterator: without this, the collector would end the worker.
-        shut_down(batches.engine.feed.reader._iterator)
+        shut_down(batches.engine.feed.reader.iterator)
 
 
 @pytest.mark.usefixtures("feeders_end")
@@ -983,8 +977,7 @@ def test_a_generator_that_was_left_goes_on(depth):
                 break
         if depth:  # until those that a new pass would lose have been read
             pulling = batches.engine.feed.reader
-            with pulling._changed:
-                assert pulling._changed.wait_for(lambda: pulling.ready == depth, LONG)
+            until(pulling, lambda: pulling.ready == depth)
         assert list(batches) == [2, 3, 4]
         assert list(batches) == []
 

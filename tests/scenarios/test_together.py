@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from support.parts import parts_of
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, LoaderOptions, SubsetSource, split
 from lit_async_data.device.transform import widened
@@ -17,6 +18,7 @@ from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.schedule import schedule_of
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.plan import BatchIndex
+from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 
 GZIP = {"compression": "gzip", "compression_opts": 1}
@@ -138,11 +140,18 @@ def test_validation_on_the_same_source_costs_training_one_group_at_most(h5, deco
                 assert len(decodings) <= 120 + 3 * 8 + 16
 
 
-def test_a_small_part_of_a_large_chunk_holds_no_more_than_its_rows(h5):
+def test_a_small_part_of_a_large_chunk_holds_no_more_than_its_rows(h5, monkeypatch):
     path = h5(data={"data": numbered((10, 100)), "chunks": (250, 100), "maxshape": (None, 100), **GZIP})
+    slabs, decode = [], IndexedSlabDecoder.decode
+
+    def decoded(decoder, number):
+        slabs.append(decode(decoder, number))
+        return slabs[-1]
+
+    monkeypatch.setattr(IndexedSlabDecoder, "decode", decoded)
     with contextlib.closing(HDF5Source(path, {"x": "data"})) as source:
-        decoder = source._reader.parts[0].fields["x"].decoder
-        slab = decoder.decode(0)
+        source.read_into(np.arange(10), {"x": np.empty((10, 100), source.spec["x"].dtype)})
+        (slab,) = slabs
         assert (slab.shape, source.decodable_bytes) == ((10, 100), 1000)
         assert slab.base is None or slab.base.nbytes == 1000
 
@@ -162,7 +171,7 @@ def test_going_back_to_an_earlier_epoch_leaves_nothing_owed(h5):
         preparation([BatchIndex(3, 0)], BatchIndex(3, 1), BatchIndex(2, 19))
         # 2. Epoch 0 is chosen. 3. What is owed is of an order that nobody wants any more.
         preparation([BatchIndex(0, 0)], BatchIndex(0, 1), BatchIndex(0, 1))
-        assert not preparation._owed
+        assert not preparation.owed
 
 
 def test_what_is_looked_up_is_laid_out_too_and_held_once_for_all_groups(tmp_path):
@@ -174,8 +183,9 @@ def test_what_is_looked_up_is_laid_out_too_and_held_once_for_all_groups(tmp_path
     fields = {"x": Field("/images", lookup="which")}
     with contextlib.closing(HDF5Source(path, fields, group="p*", layout={"x": "NHWC"})) as source:
         assert source.spec["x"].shape == (3, 6, 5)
-        tables = {id(part.fields["x"].conversion.table) for part in source._stored}
-        assert len(tables) == 1
+        parts = parts_of(path, fields, group="p*", layout={"x": "NHWC"})
+        assert len(parts) == 3
+        assert len({id(part.fields["x"].conversion.table) for part in parts}) == 1
         with AsyncLoader(source, {"batch_size": 9, "shuffle": "none"}) as loader, h5py.File(path) as file:
             wanted = np.tile(file["images"][...][[3, 0, 2]], (3, 1, 1, 1)).transpose(0, 3, 1, 2)
             assert (next(loader)["x"].numpy() == wanted).all()

@@ -114,6 +114,15 @@ def queue_on(
             pipeline.close()
 
 
+def copied_ahead(queue, batches):
+    """Has a queue copy the first batches of epoch 0, each as soon as it gets memory of the host for it."""
+    queue.feed.poll = queue.feed.get  # the batches are read when the queue looks for them
+    for number in range(batches):
+        queue.reclaim(block=True)
+        queue.depth = number + 1
+        queue.top_up(BatchIndex(0, 0))
+
+
 class Step:
     """A training step: a kernel that reads the batch when it runs and records wrong values."""
 

@@ -14,6 +14,7 @@ import types
 import h5py
 import numpy as np
 import pytest
+from support.slabs import cached
 from support.stored import stored_spans
 
 from lit_async_data import AsyncLoader, HDF5Source
@@ -64,7 +65,7 @@ def test_turns_whose_slabs_have_all_moved_on_leave_nothing():
         assert not len(slabs.missing("x", np.array([1, 2]), (0, turn)))
     assert [len(of_turn) for of_turn in slabs._order.values()] == [2]
     slabs.clear()
-    assert not slabs._slabs
+    assert not any(cached(slabs, ("x", number)) for number in (1, 2))
     assert not slabs._order
 
 
@@ -536,11 +537,11 @@ def test_dead_leases_are_removed():
     memory = SlabPool()
     for value in range(3):
         slab = memory.copy(large(value))
-    assert len(memory._leases) == 2  # one in use, one free
+    assert memory.maps == 2  # one in use, one free
     del slab
     memory.copy(np.zeros((5, MIN_POOLED_BYTES), np.uint8))
     memory.clear()
-    assert not memory._leases
+    assert not memory.maps
 
 
 def test_free_memory_of_other_sizes_is_given_back_before_more_is_taken():
@@ -620,24 +621,29 @@ def test_a_slab_that_is_copied_while_the_cache_is_cleared_counts_afterwards(monk
     # 3. The slab is cached. Were its bytes forgotten in step 2, the cache would hold one slab more than fits.
     slabs = DecodedChunkCache()
     slabs.set_room(LOADER, 2 * large(0).nbytes)
-    copied = slabs._pool.copy
-    monkeypatch.setattr(slabs._pool, "copy", lambda slab: slabs.clear() or copied(slab))
+    copied = SlabPool.copy
+    monkeypatch.setattr(SlabPool, "copy", lambda pool, slab: slabs.clear() or copied(pool, slab))
     slabs.get("a", lambda: large(1), wait=True)
     monkeypatch.undo()
     for key in "bcd":
         slabs.get(key, lambda: large(2), wait=True)
-    assert len(slabs._slabs) == 2
-    assert slabs._held_bytes == 2 * large(0).nbytes
+    assert sum(cached(slabs, key) for key in "abcd") == 2
+    assert slabs.held_bytes == 2 * large(0).nbytes
 
 
 def test_a_failed_copy_takes_no_room(monkeypatch):
     slabs = DecodedChunkCache()
     slabs.set_room(LOADER, 2 * large(0).nbytes)
 
-    def fails(slab):
+    def fails(pool, slab):
         raise MemoryError
 
-    monkeypatch.setattr(slabs._pool, "copy", fails)
-    with pytest.raises(MemoryError):
-        slabs.get("a", lambda: large(1), wait=True)
-    assert (slabs._held_bytes, slabs._decoding) == (0, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(SlabPool, "copy", fails)
+        with pytest.raises(MemoryError):
+            slabs.get("a", lambda: large(1), wait=True)
+    assert not cached(slabs, "a")
+    assert slabs.held_bytes == 0
+    for key in "bc":
+        slabs.get(key, lambda: large(2), wait=True)
+    assert all(cached(slabs, key) for key in "bc")

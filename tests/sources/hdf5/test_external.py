@@ -5,6 +5,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
+from support.parts import parts_of
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError, FormatError, MissingError
@@ -94,8 +95,8 @@ def test_a_file_that_is_missing_two_links_further_is_an_error(here):
         layout[:] = h5py.VirtualSource(other, "there", (12, 5))
         with h5py.File(here / name, "w") as file:
             file.create_virtual_dataset("there", layout)
-    source = HDF5Source("a.h5", ["there"], allow_external=True)
-    assert [path.rpartition("/")[2] for path, _ in source._stored[0].fields["there"].stored.external] == [
+    (part,) = parts_of("a.h5", ["there"], allow_external=True)
+    assert [path.rpartition("/")[2] for path, _ in part.fields["there"].stored.external] == [
         "b.h5",
         "c.h5",
     ]

@@ -343,7 +343,7 @@ def test_damaged_chunks_decode_to_the_right_size_or_are_refused(h5, codec):
 @pytest.fixture
 def no_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
-    dataset_module._warn_slow_filter.cache_clear()
+    dataset_module.warn_slow_filter.cache_clear()
 
 
 @pytest.fixture

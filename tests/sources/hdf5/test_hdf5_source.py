@@ -21,6 +21,7 @@ from support.values import some
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError, WorkerError
+from lit_async_data.sources.contract.reservations import Reservations
 from lit_async_data.sources.contract.source import Source
 
 ROWS = 23
@@ -458,24 +459,27 @@ def test_a_started_loader_refuses_to_continue_in_a_fork(images):
 @pytest.mark.parametrize(
     ("act", "status"), [(lambda s: s.close(), 0), (lambda s: s.reserve(0, 0), 3)], ids=["close", "reserve"]
 )
-def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status):
-    """1. A thread holds the lock of the decoded chunks. 2. Another forks. 3. In the child, nobody releases it."""
+def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status, monkeypatch):
+    """1. A thread reserves memory, and holds the lock of the decoded chunks. 2. Another forks. 3. In the child, nobody
+    releases it."""
     chunked = {"data": some(SHAPE), "chunks": (2, *SHAPE[1:]), "compression": "gzip"}
     source = HDF5Source(h5(data=chunked), ["data"])
     read(source, [1])
-    held, over = threading.Event(), threading.Event()
+    held, over, set_ = threading.Event(), threading.Event(), Reservations.set
 
-    def hold():
-        (recent,) = source._reader.recent.values()
-        with recent._lock:
+    def hold(given, owner, nbytes):
+        if threading.current_thread() is thread:
             held.set()
             over.wait(30)
+        set_(given, owner, nbytes)
+
+    monkeypatch.setattr(Reservations, "set", hold)
 
     def acts():
         signal.alarm(10)
         act(source)
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=source.reserve, args=(0, 0))
     thread.start()
     assert held.wait(10)
     try:

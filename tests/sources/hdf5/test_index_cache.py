@@ -15,6 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support.parts import parts_of
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
@@ -75,6 +76,11 @@ def source_of(path, fields=("data",), **options):
     return HDF5Source(path, list(fields), **{"index_cache": "beside"} | options)
 
 
+def index_of(path, index_cache="beside"):
+    (part,) = parts_of(path, ["data"], index_cache=index_cache)
+    return part.fields["data"].stored.index
+
+
 def opened(path, **options):
     """All samples, read by the index."""
     source = source_of(path, **options)
@@ -132,9 +138,9 @@ def test_a_cached_index_has_the_columns_of_a_new_one(path, mapped):
     with h5py.File(path, "r+") as file:
         file["data"].resize((32, 6))  # chunks that are not there
     age(path)
-    new = source_of(path, index_cache=False)._stored[0].fields["data"].stored.index
+    new = index_of(path, index_cache=False)
     source_of(path)
-    old = source_of(path)._stored[0].fields["data"].stored.index
+    old = index_of(path)
     for column in ("offsets", "sizes", "masks"):
         mine, other = getattr(old, column), getattr(new, column)
         assert mine.dtype == other.dtype
@@ -245,7 +251,7 @@ def test_an_index_that_fails_verification_is_not_cached(path):
         file["data"].resize((18, 6))
         file["data"].id.write_direct_chunk((16, 0), b"?" * 96)
     age(path)
-    assert source_of(path)._stored[0].fields["data"].stored.index is None
+    assert index_of(path) is None
     assert beside(path) == []
 
 

@@ -78,7 +78,7 @@ def sources(h5):
 def rooms(sources):
     """Bytes that may be held: of chunks decoded last, and for good."""
     readers = [source._reader for source in sources]
-    return [(sum(each._room for each in reader.recent.values()), reader._room.limit) for reader in readers]
+    return [(sum(each.room for each in reader.recent.values()), reader.room.limit) for reader in readers]
 
 
 def test_room_that_is_made_and_given_back_is_counted_once_wherever_an_interrupt_came(sources):

@@ -61,7 +61,7 @@ class DecodedChunkCache:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant, since garbage collection can close a loader while it is held
         self._slabs: dict[Hashable, _Entry] = {}
-        self._held_bytes = 0  # of these slabs
+        self.held_bytes = 0  # size of these slabs
         # Keys in the order of eviction, by turn number. A hint: it may list evicted slabs or an old turn, and is
         # rebuilt when it lists too few.
         self._order: dict[int, collections.OrderedDict[Hashable, None]] = {}
@@ -72,7 +72,8 @@ class DecodedChunkCache:
         self._pool = SlabPool()
 
     @property
-    def _room(self) -> int:
+    def room(self) -> int:
+        """Bytes that all owners reserve together."""
         return self._given.nbytes
 
     def set_room(self, owner: Owner, nbytes: int) -> None:
@@ -119,7 +120,7 @@ class DecodedChunkCache:
     def _store(self, key: Hashable, slab: Array, own: _Decoding, turn: Turn | None) -> Array:
         """Cache a slab if it fits."""
         with self._lock:
-            if slab.nbytes > self._room:
+            if slab.nbytes > self.room:
                 return slab
             own.nbytes = slab.nbytes
             self._make_room()
@@ -153,7 +154,7 @@ class DecodedChunkCache:
         with self._lock:
             slabs: dict[Hashable, _Entry] = {}
             order: dict[int, collections.OrderedDict[Hashable, None]] = {}
-            self._slabs, self._held_bytes, self._order = slabs, 0, order
+            self._slabs, self.held_bytes, self._order = slabs, 0, order
             self._pool.clear()
 
     def _insert(self, key: Hashable, entry: _Entry) -> None:
@@ -162,7 +163,7 @@ class DecodedChunkCache:
         self._add_to_order(key, entry.turn)
         # No calls from here on.
         self._slabs[key] = entry
-        self._held_bytes += nbytes
+        self.held_bytes += nbytes
         if key in self._decoding:
             self._decoding[key].nbytes = 0
 
@@ -199,7 +200,7 @@ class DecodedChunkCache:
         return self._turns[turn]
 
     def _make_room(self) -> None:
-        while self._slabs and self._held_bytes + self._reserved_bytes() > self._room:
+        while self._slabs and self.held_bytes + self._reserved_bytes() > self.room:
             first = self._next_victim()
             if first is None:
                 continue
@@ -208,7 +209,7 @@ class DecodedChunkCache:
             if key in self._slabs and self._slabs[key].turn == turn:
                 slab = self._slabs[key].slab
                 del self._slabs[key]
-                self._held_bytes -= slab.nbytes
+                self.held_bytes -= slab.nbytes
 
     def _reserved_bytes(self) -> int:
         """Bytes of slabs that are being copied and not cached yet."""

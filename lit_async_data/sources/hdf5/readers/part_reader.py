@@ -138,6 +138,8 @@ class PartReaders:
         parts: The reader of each part.
         memory: The memory of decoded chunks.
         starts: The first sample of each part, and the end of the last.
+        recent: The slabs decoded last, by dataset.
+        room: The bytes of slabs that are kept for good.
     """
 
     def __init__(
@@ -164,9 +166,9 @@ class PartReaders:
         )
         # One cache per dataset, so that slabs of images do not evict slabs of labels.
         self.recent: collections.defaultdict[str, DecodedChunkCache] = collections.defaultdict(DecodedChunkCache)
-        self._room = ByteBudget()
+        self.room = ByteBudget()
         self.parts = [
-            PartReader(part, self._files[number], self.recent, self._room)
+            PartReader(part, self._files[number], self.recent, self.room)
             for part, number in zip(stored, self._file_of, strict=True)
         ]
         self.memory = DecodeMemory([part.datasets for part in self.parts], grouping, stored, grouping_key)
@@ -264,7 +266,7 @@ class PartReaders:
         try:
             for name, nbytes in rooms.items():
                 self.recent[name].set_room(owner, nbytes)
-            self._room.set_room(owner, cache_bytes)
+            self.room.set_room(owner, cache_bytes)
         except BaseException:
             release()
             raise
@@ -273,7 +275,7 @@ class PartReaders:
     def _release(self, owner: Owner, names: list[str]) -> None:
         for name in names:
             self.recent[name].set_room(owner, 0)
-        if self._room.set_room(owner, 0) < 0:
+        if self.room.set_room(owner, 0) < 0:
             self._clear_readers()
 
     def close(self) -> None:

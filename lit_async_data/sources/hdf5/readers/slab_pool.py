@@ -88,6 +88,11 @@ class SlabPool:
             return free, ref.memory
 
     @property
+    def maps(self) -> int:
+        """Maps that hold a slab or are free."""
+        return len(self._leases)
+
+    @property
     def free_bytes(self) -> int:
         """Bytes of memory that nobody uses and the pool keeps."""
         with self._lock:

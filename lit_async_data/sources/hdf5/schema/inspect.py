@@ -360,10 +360,10 @@ def _check_filters(dataset: h5py.Dataset, where: str, context: dict[str, Any], *
                 f"{where}: cannot be decoded, for want of the HDF5 filter {name} ({each.number}); {install}", **context
             )
         if codec is not None and codec.missing:
-            _warn_slow_filter(name, install)
+            warn_slow_filter(name, install)
 
 
 @functools.cache
-def _warn_slow_filter(name: str, install: str) -> None:
+def warn_slow_filter(name: str, install: str) -> None:
     """Warns once per filter: there may be a thousand such files."""
     log.warning("%s is decoded by h5py, one chunk at a time; %s makes it fast", name, install)

@@ -36,7 +36,7 @@ _SUM_WORDS = 2**15
 _WEIGHTS = np.arange(_SUM_WORDS, 0, -1, dtype=np.float64)
 
 
-def _inflate_with_zlib(data: Any, nbytes: int) -> Any:
+def inflate_with_zlib(data: Any, nbytes: int) -> Any:
     inflater = zlib.decompressobj()
     try:
         return inflater.decompress(data, nbytes + 1)
@@ -49,7 +49,7 @@ def _choose_inflate() -> Callable[[Any, int], Any]:
     try:
         import deflate
     except ImportError:
-        return _inflate_with_zlib
+        return inflate_with_zlib
 
     def inflate(data: Any, nbytes: int) -> Any:
         try:

@@ -30,7 +30,7 @@ _POLL_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class _File:
+class File:
     """A file to read ahead. ``data`` is None until it has been read, and if it could not be read."""
 
     def __init__(self, path: str, most_bytes: int, turn: int) -> None:
@@ -45,7 +45,7 @@ class _ThreadGroup:
     """Threads that read ahead, and their queue of files; None in the queue ends one thread."""
 
     def __init__(self) -> None:
-        self.files: queue.SimpleQueue[_File | None] = queue.SimpleQueue()
+        self.files: queue.SimpleQueue[File | None] = queue.SimpleQueue()
         self.workers: list[ThreadWorker] = []
 
 
@@ -61,6 +61,10 @@ class FilePrefetcher:
 
     Args:
         root: The folder that files must be in.
+
+    Attributes:
+        files: Files to read ahead, and files that have been read and not been taken yet, by path.
+        waiting: Those of them that no thread has begun, in order.
     """
 
     def __init__(self, root: RootDirectory = ANYWHERE) -> None:
@@ -76,8 +80,8 @@ class FilePrefetcher:
         self._reservations = Reservations()
         self._turn = 0
         self._held = 0
-        self._files: dict[str, _File] = {}
-        self._waiting: dict[str, _File] = {}  # files that no thread has begun, in order
+        self.files: dict[str, File] = {}
+        self.waiting: dict[str, File] = {}
         self._threads = _ThreadGroup()
         self._ending: list[_ThreadGroup] = []  # their threads must end
 
@@ -90,12 +94,12 @@ class FilePrefetcher:
         Raises:
             SourceError: As `fetched`.
         """
-        if self._files and self._mine:
+        if self.files and self._mine:
             with self._lock:
-                file = self._files.get(path)
-                if path in self._waiting:
+                file = self.files.get(path)
+                if path in self.waiting:
                     # Needed now: its turn or room for it may come late.
-                    self._drop(self._files[path])
+                    self._drop(self.files[path])
                     file = None
             if file is not None:
                 # Opened by the thread in any case, and by whoever ends the threads.
@@ -109,7 +113,7 @@ class FilePrefetcher:
 
     def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
         """Read a file into its destination if it is in the page cache and has the right size; see `filled`."""
-        if self._files or not filled(path, parts, nbytes, self._root):
+        if self.files or not filled(path, parts, nbytes, self._root):
             return False
         self._record(cold=False)
         return True
@@ -117,7 +121,7 @@ class FilePrefetcher:
     @property
     def wanted(self) -> bool:
         """Whether reading ahead helps: there is room, and some recent files were not in the page cache."""
-        return self._room > 0 and self._cold > _COLD_SHARE and self._mine
+        return self.room > 0 and self._cold > _COLD_SHARE and self._mine
 
     @property
     def held_bytes(self) -> int:
@@ -135,17 +139,17 @@ class FilePrefetcher:
         listed = list(paths)
         with self._lock:
             self._turn += 1
-            for file in [file for file in self._files.values() if file.turn < self._turn - _STALE]:
+            for file in [file for file in self.files.values() if file.turn < self._turn - _STALE]:
                 self._drop(file)
             for path in listed:
-                if not self._room or not self._ensure_thread():
+                if not self.room or not self._ensure_thread():
                     return
-                if path not in self._files:
-                    file = _File(path, most_bytes, self._turn)
+                if path not in self.files:
+                    file = File(path, most_bytes, self._turn)
                     # First queued, then registered: a thread skips unregistered files, but a registered file that is
                     # not queued would block those after it. Threads check only after this lock is free.
                     self._threads.files.put(file)
-                    self._files[path] = self._waiting[path] = file
+                    self.files[path] = self.waiting[path] = file
 
     def reserve(self, nbytes: int) -> Callable[[], None]:
         """Allow reading ahead.
@@ -172,7 +176,8 @@ class FilePrefetcher:
         return release
 
     @property
-    def _room(self) -> int:
+    def room(self) -> int:
+        """Bytes that all reservations allow together."""
         return self._reservations.nbytes
 
     @property
@@ -198,7 +203,7 @@ class FilePrefetcher:
             return
         with self._lock:
             self._reservations.set(owner, 0)
-            for file in list(self._waiting.values()):
+            for file in list(self.waiting.values()):
                 file.wake_up.ring()  # there may no longer be room for it
             if self._reservations:
                 return
@@ -214,7 +219,7 @@ class FilePrefetcher:
 
     def _drop_all(self) -> list[_ThreadGroup]:
         """Drop all files and threads; returns the threads that must end."""
-        for file in list(self._files.values()):
+        for file in list(self.files.values()):
             file.done.open()  # first, because a reader may be waiting for it
             self._drop(file)
         fresh, ending = _ThreadGroup(), [*self._ending, self._threads]
@@ -239,14 +244,14 @@ class FilePrefetcher:
                 _log.exception("%s: unexpected error while reading ahead; further ones are not logged", file.path)
         finally:
             with self._lock:
-                if self._waiting.get(file.path) is file:
+                if self.waiting.get(file.path) is file:
                     self._drop(file)  # else it would stay the next file and block all others
             file.done.open()
         return True
 
-    def _fetch(self, file: _File) -> None:
+    def _fetch(self, file: File) -> None:
         with self._lock:
-            if self._waiting.get(file.path) is not file:
+            if self.waiting.get(file.path) is not file:
                 return
         # Its bytes count before they are read; otherwise the threads would read more files than there is room for.
         try:
@@ -259,10 +264,10 @@ class FilePrefetcher:
             return
         data = self._read(file.path, min(file.most_bytes, size))
         with self._lock:
-            if self._files.get(file.path) is file:
+            if self.files.get(file.path) is file:
                 file.data = data
 
-    def _try_begin(self, file: _File, size: int) -> bool | None:
+    def _try_begin(self, file: File, size: int) -> bool | None:
         """Begin a file if it is the next one and there is room for it.
 
         Returns:
@@ -271,19 +276,19 @@ class FilePrefetcher:
         path = file.path
         with self._lock:
             first = self._next()
-            if path not in self._waiting or self._waiting[path] is not file or size > self._room:
+            if path not in self.waiting or self.waiting[path] is not file or size > self.room:
                 return False
-            if first is not file or self._held + size > self._room:
+            if first is not file or self._held + size > self.room:
                 return None
-            del self._waiting[path]
+            del self.waiting[path]
             self._held += size
             file.size = size
             self._wake()
             return True
 
-    def _next(self) -> _File | None:
+    def _next(self) -> File | None:
         """The first file that no thread has begun."""
-        for file in self._waiting.values():
+        for file in self.waiting.values():
             return file
         return None
 
@@ -293,13 +298,13 @@ class FilePrefetcher:
         if file is not None:
             file.wake_up.ring()
 
-    def _drop(self, file: _File) -> None:
+    def _drop(self, file: File) -> None:
         path = file.path
-        if path in self._files and self._files[path] is file:
+        if path in self.files and self.files[path] is file:
             # No calls in this block, so no interrupts.
-            del self._files[path]
-            if path in self._waiting:
-                del self._waiting[path]
+            del self.files[path]
+            if path in self.waiting:
+                del self.waiting[path]
             self._held -= file.size
             file.size = 0
         file.wake_up.ring()

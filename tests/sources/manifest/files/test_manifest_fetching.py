@@ -60,7 +60,7 @@ def made_cold(reader, files):
 
 
 def there(reader, path):
-    assert reader._files[path].done.wait(30)
+    assert reader.files[path].done.wait(30)
 
 
 def test_nothing_is_read_ahead_of_what_is_in_memory(files, monkeypatch):
@@ -233,7 +233,7 @@ def test_room_that_is_taken_back_holds_up_nobody(files, monkeypatch):
     first, second = reader.reserve(200), reader.reserve(50)
     reader.fetch(files[:4], MOST)
     there(reader, files[1])
-    waiting = reader._files[files[2]]
+    waiting = reader.files[files[2]]
     first()
     assert waiting.done.wait(30)
     assert [reader.read(path, MOST) for path in files[:4]] == [bytes([number]) * 100 for number in range(4)]
@@ -292,10 +292,10 @@ def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
     reader = FilePrefetcher()
     give_back = reader.reserve(ROOM)
     reader.fetch(files[:1], MOST)
-    reader._files[files[0]].done.wait(30)
+    reader.files[files[0]].done.wait(30)
     for number in range(1, 5):
         reader.fetch(files[number : number + 1], MOST)
-    assert files[0] not in reader._files
+    assert files[0] not in reader.files
     for number in range(1, 5):
         reader.read(files[number], MOST)
     assert reader.held_bytes == 0
@@ -358,13 +358,16 @@ def going_on(files, room):
     reader = FilePrefetcher()
     give_back = reader.reserve(room)
     yield reader, give_back
-    assert not reader._lock._is_owned()
+    another = threading.Thread(target=reader.fetch, args=([], MOST))  # which waits for no lock
+    another.start()
+    another.join(30)
+    assert not another.is_alive()
     again = reader.reserve(room)
     reader.fetch(files, MOST)
     assert [reader.read(path, MOST) for path in files] == [bytes([number]) * 100 for number in range(len(files))]
     again()
     give_back()
-    assert (reader.held_bytes, reader._room, reader._files, reader._waiting) == (0, 0, {}, {})
+    assert (reader.held_bytes, reader.room, reader.files, reader.waiting) == (0, 0, {}, {})
     assert not fetchers()
 
 

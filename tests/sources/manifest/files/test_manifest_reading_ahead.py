@@ -153,7 +153,7 @@ def read_in_steps(source, disk, room):
         functools.partial(EpochPlan, length=len(source), batch_size=BATCH, shuffle="global", seed=1), shuffled=True
     )
     prepare, out = DecodeAhead(source, schedule, AHEAD + 1), {"x": np.empty((BATCH, *source.spec["x"].shape), "u1")}
-    files = source._fields.prefetcher._files
+    files = source._fields.prefetcher.files
     give_back, order, late = source.reserve(0, 0, room), [], []
     for step in range(STEPS):
         samples = schedule.plan(0).batch(step).samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import re
@@ -412,10 +411,18 @@ def test_an_error_ends_the_turn(monkeypatch):
     monkeypatch.setattr(decode_memory, "LARGE", 0)
     monkeypatch.setattr(decode_memory, "_SMALL_PIXELS", 0)
     data = stored(some("RGB", (200, 180)))
-    for each in (data[:-200] + bytes(150) + data[-50:], data):
-        with contextlib.suppress(CorruptError):
-            decode_as(each, ImageShape(8))
-        assert not decode_memory._turn.locked()
+
+    def fails(*given):
+        raise FormatError("in its turn")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "pixels_of", fails)
+        with pytest.raises(FormatError, match="in its turn"):
+            decode_as(data, ImageShape(8))
+    another = threading.Thread(target=decode_as, args=(data, ImageShape(8)), daemon=True)
+    another.start()
+    another.join(30)
+    assert not another.is_alive()
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "CMYK", "1", "I;16", "I;16B"])

@@ -1,0 +1,16 @@
+"""What `HDF5Source` finds in a file before it reads any sample."""
+
+from __future__ import annotations
+
+from lit_async_data.sources.hdf5.schema.part import PartRequest, inspect_file
+from lit_async_data.sources.hdf5.schema.selection import chosen_fields, chosen_layouts
+from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
+
+
+def parts_of(path, fields, *, layout=None, group=None, index_cache=False, allow_external=False):
+    """The parts of one file, for arguments of `HDF5Source`."""
+    chosen, _ = chosen_fields(fields)
+    layouts = chosen_layouts(layout, list(chosen))
+    request = PartRequest(chosen, layouts, group, rows=None, stride=1, allow_external=allow_external)
+    _, parts = inspect_file(str(path), request, IndexCache(index_cache))
+    return parts

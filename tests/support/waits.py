@@ -1,0 +1,11 @@
+"""Waits for other threads, without a sleep."""
+
+from __future__ import annotations
+
+LONG = 30  # seconds until a test gives up
+
+
+def until(reads, true):
+    """Waits as the consumer of a `Pipeline` or a `ReaderThread` does."""
+    while not true():
+        assert reads.arrived.wait(LONG)
