@@ -413,6 +413,7 @@ BAD = {
     "seed": [*NO_NUMBER, -1, 2**63],
     "drop_last": NO_BOOL,
     "workers": [*NO_NUMBER, -1, 10**6, "Auto"],
+    "worker_kind": ["processes", "Thread", 1, True, ["thread"]],
     "shuffle_chunks": [*NO_NUMBER, 0, -1],
     "queue_depth": [*NO_NUMBER, 0, -1],
     "cache_bytes": [*NO_NUMBER, -1, "4 GB"],
@@ -467,7 +468,7 @@ def test_options_that_are_none_are_quoted(file, options):
         ("sampler", "use shuffle"),
         ("batch_sampler", "use batch_size, shuffle"),
         ("collate_fn", "leave it out"),
-        ("multiprocessing_context", "leave it out"),
+        ("multiprocessing_context", "worker_kind"),
     ],
 )
 @pytest.mark.parametrize("as_mapping", [False, True])

@@ -435,23 +435,23 @@ def ranks(tmp_path_factory):
         port = free.getsockname()[1]
     common = os.environ | {"TESTS": os.path.dirname(os.path.abspath(__file__)), "OMP_NUM_THREADS": "1"}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(folder / "program.py"), str(folder)],
-            env=common | {"LOCAL_RANK": str(rank), "RANK": str(rank)},
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [child.communicate(timeout=250)[0] for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    assert [child.returncode for child in children] == [0, 0], "\n".join(text[-4000:] for text in said)
+    # Not through pipes: a rank whose pipe is full would wait for its reader, and the other rank for it.
+    logs = [folder / f"rank {rank}.txt" for rank in range(2)]
+    with contextlib.ExitStack() as stack:
+        children = []
+        for rank, log in enumerate(logs):
+            child = subprocess.Popen(
+                [sys.executable, str(folder / "program.py"), str(folder)],
+                env=common | {"LOCAL_RANK": str(rank), "RANK": str(rank)},
+                cwd=folder,
+                stdout=stack.enter_context(log.open("w")),
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(child.wait)
+            stack.callback(child.kill)
+            children.append(child)
+        codes = [child.wait(timeout=250) for child in children]
+    assert codes == [0, 0], "\n".join(log.read_text()[-4000:] for log in logs)
 
     def facts(name, workers, callbacks):
         return [json.loads((folder / f"{name}-{workers}-{callbacks}-{rank}.json").read_text()) for rank in range(2)]

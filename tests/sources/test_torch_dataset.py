@@ -703,7 +703,7 @@ class Untold(Unsized):
         (3, "int has no __getitem__"),
         ({1, 2}, "set has no __getitem__"),
         (DataLoader([1, 2]), "DataLoader has no __getitem__.*prefetched"),
-        (DatasetSource([1, 2]), "DatasetSource has no __getitem__"),
+        (DatasetSource([1, 2]), "DatasetSource is a source already; give it to the loader itself"),
     ],
 )
 def test_what_is_no_dataset_is_refused(dataset, said):

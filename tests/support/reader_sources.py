@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
-import signal
 import threading
 
 import numpy as np
@@ -50,7 +50,7 @@ def damage():
 
 
 def crash():
-    os.kill(os.getpid(), signal.SIGSEGV)
+    ctypes.string_at(0)
 
 
 def leave():

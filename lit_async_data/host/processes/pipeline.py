@@ -42,6 +42,9 @@ class ProcessPipeline:
         stored: The same, in a file; closed when the process has started.
         pin: Called with the memory of each slot, so that a GPU can copy from it by itself; undone when it is freed.
         timeout_s: Seconds to wait for a batch.
+
+    Attributes:
+        timeout_s: The same.
     """
 
     def __init__(
@@ -50,7 +53,8 @@ class ProcessPipeline:
         self.layout = setup.layout
         self.pool = SlotPool([])
         self.schedule = setup.schedule
-        self._setup, self._stored, self._pin, self._timeout_s = setup, stored, pin, timeout_s
+        self._setup, self._stored, self._pin = setup, stored, pin
+        self.timeout_s = timeout_s
         self._most_slots = setup.plan.budget.most_slots
         self._guard = ProcessGuard()
         self._shared: SharedSlots | None = None
@@ -109,7 +113,7 @@ class ProcessPipeline:
             StalledError: It did not come in time; says what each worker reads.
             ClosedError, WorkerError: See `prefetch`.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while True:
             # Again each time: slots may have been freed, and the reader may have gone on under an older limit.
             self.prefetch(key)
@@ -279,7 +283,7 @@ class ProcessPipeline:
 
     def _stalled(self, key: BatchIndex) -> StalledError:
         return StalledError(
-            f"batch {key.step} of epoch {key.epoch} did not come in {self._timeout_s:g} s: the reader process is "
+            f"batch {key.step} of epoch {key.epoch} did not come in {self.timeout_s:g} s: the reader process is "
             f"reading {self._reading()}; is the disk slow or gone? timeout_s sets how long to wait",
             stage="read",
         )

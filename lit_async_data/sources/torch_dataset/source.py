@@ -223,6 +223,8 @@ def _length(dataset: Any) -> int:
     name = type(dataset).__name__
     if isinstance(dataset, type):
         raise ConfigError(f"dataset: {dataset.__name__} is a class; pass an instance")
+    if isinstance(dataset, Source):
+        raise ConfigError(f"dataset: {name} is a source already; give it to the loader itself")
     if isinstance(dataset, IterableDataset):
         raise ConfigError(f"dataset: {name} is an iterable dataset, which cannot be indexed; {ALTERNATIVE}")
     if not hasattr(dataset, "__getitem__") and not callable(getattr(dataset, "__getitems__", None)):
