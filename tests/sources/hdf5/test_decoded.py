@@ -23,9 +23,10 @@ from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.contract.reservations import Owner
-from lit_async_data.sources.hdf5.readers import chunk_cache as decoded
 from lit_async_data.sources.hdf5.readers import decode_memory as holding
-from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
+from lit_async_data.sources.hdf5.readers import persistent_cache as decoded
+from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
+from lit_async_data.sources.hdf5.readers.persistent_cache import ByteBudget, PersistentChunkCache
 from lit_async_data.sources.hdf5.readers.slab_pool import MIN_POOLED_BYTES, SlabPool
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.threads import Gate
@@ -48,6 +49,22 @@ def test_the_slab_decoded_first_is_evicted_first_however_often_it_was_used():
     slabs.set_room(LOADER, 2 * SLAB.nbytes)
     assert [fetched(slabs, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
     assert [fetched(slabs, key)[1] for key in (2, 3, 1)] == [False, False, True]
+
+
+def test_cached_slabs_are_looked_up_at_once_and_leave_one_by_one():
+    slabs = DecodedChunkCache()
+    slabs.set_room(LOADER, 2 * SLAB.nbytes)
+    for number in (1, 2):
+        slabs.get(("x", number), lambda number=number: SLAB * number, wait=True)
+    groups = [(number, np.array([number])) for number in (2, 5, 1)]
+    cached, others = slabs.cached("x", groups)
+    assert others == groups[1:2]
+    assert [(number, slab.tolist(), where.tolist()) for number, slab, where in iter(cached.popleft, None)] == [
+        (2, (SLAB * 2).tolist(), [2]),
+        (1, SLAB.tolist(), [1]),
+    ]
+    assert not cached
+    assert slabs.cached("y", groups)[1] == groups
 
 
 def test_without_room_nothing_is_cached():

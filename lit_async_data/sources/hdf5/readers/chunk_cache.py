@@ -1,4 +1,4 @@
-"""Decoded slabs in memory: `DecodedChunkCache` evicts older ones, `PersistentChunkCache` keeps the first ones for good.
+"""`DecodedChunkCache`: recently decoded slabs, of which the older ones are evicted.
 
 A *slab* is a range of rows that is decoded together: the chunks that share these rows, as one array, rows first.
 """
@@ -6,10 +6,8 @@ A *slab* is a range of rows that is decoded together: the chunks that share thes
 from __future__ import annotations
 
 import collections
-import logging
-import mmap
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +22,12 @@ from lit_async_data.threads import Gate
 Array = npt.NDArray[Any]
 # Seconds after which a thread that waits for another's decoding checks again.
 POLL_S = 0.5
-# A flag of Linux that Python names only since 3.12.
-MAP_NORESERVE = 0x4000
 # Turns that are distinguished: the current one, the next, and earlier ones that slow workers still read.
 TURNS = 8
 
-_log = logging.getLogger(__name__)
+
+# Cached slabs with their numbers and the places that need them; None at the end.
+Cached = collections.deque[tuple[int, Array, Indices] | None]
 
 
 class _Entry(NamedTuple):
@@ -129,6 +127,28 @@ class DecodedChunkCache:
             self._insert(key, _Entry(self._turn_number(turn), slab))
             self._make_room()  # room may have been removed meanwhile
         return slab
+
+    def cached(self, name: object, groups: Iterable[tuple[int, Indices]]) -> tuple[Cached, list[tuple[int, Indices]]]:
+        """Look up several slabs of a dataset.
+
+        Args:
+            name: Identifies the dataset.
+            groups: Numbers of the slabs, each with the places that need it.
+
+        Returns:
+            A queue of the cached ones: number, slab, places; it ends with None. And the other groups.
+        """
+        cached: Cached = collections.deque()
+        others = []
+        with self._lock:
+            for number, where in groups:
+                entry = self._slabs.get((name, number))
+                if entry is None:
+                    others.append((number, where))
+                else:
+                    cached.append((number, entry.slab, where))
+        cached.append(None)
+        return cached, others
 
     def missing(self, name: object, numbers: Indices, turn: Turn | None) -> Indices:
         """The slabs of a dataset that are neither cached nor being decoded.
@@ -232,168 +252,3 @@ class DecodedChunkCache:
         if not keys and self._order.get(turn) is keys:
             self._order.pop(turn, None)
         return None if key is None else (key, turn)
-
-
-class ByteBudget:
-    """Bytes for persistent slabs, shared by all fields and files of a source. Thread-safe.
-
-    Attributes:
-        lock: Hold it while ``taken`` changes. Reentrant, since garbage collection can close a loader while it is held.
-        taken: Number of bytes in use.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.taken = 0
-        self._given = Reservations()
-
-    @property
-    def limit(self) -> int:
-        """Number of bytes that may be in use."""
-        return self._given.nbytes
-
-    def set_room(self, owner: Owner, nbytes: int) -> int:
-        """Set how many bytes one owner reserves; returns the bytes left, negative if too many are taken."""
-        with self.lock:
-            self._given.set(owner, nbytes)
-            return self.limit - self.taken
-
-
-class PersistentChunkCache:
-    """Slabs of one dataset that are kept for good, as many as fit, in one table of rows. Thread-safe.
-
-    The first slabs stay: any order that visits all samples once per epoch profits equally from every cached byte, while
-    the least recently used slab is the one needed next.
-
-    Args:
-        samples: Samples in the dataset.
-        rows: Samples in a slab.
-        shape: Stored shape of a sample.
-        dtype: Of a value, in native byte order.
-        room: Provides the bytes.
-    """
-
-    def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: ByteBudget) -> None:
-        self._rows = rows
-        self._shape = shape
-        self._dtype = dtype
-        self._room = room
-        self._lock = threading.RLock()  # as in `ByteBudget`
-        self._slab_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self._slabs = -(-samples // rows)
-        # The table of rows, and the place of each slab in it, -1 if absent. One attribute, so that no thread combines
-        # an old table with new places while another clears and refills the cache.
-        self._content: tuple[Array, Indices] | None = None
-        self._next = 0
-        self._map_failed = False  # for want of address space
-
-    @property
-    def enabled(self) -> bool:
-        """Whether anything can be cached."""
-        return self._room.limit > 0 and not (self._map_failed and self._content is None)
-
-    @property
-    def empty(self) -> bool:
-        """Whether no slab is cached."""
-        return self._content is None
-
-    def missing(self, numbers: Indices) -> Indices:
-        """The slabs that are not cached."""
-        content = self._content
-        return numbers if content is None else numbers[content[1][numbers] < 0]
-
-    def slab(self, number: int) -> Array | None:
-        """A slab, if cached. The last one of a dataset may have extra rows at its end."""
-        content = self._content
-        if content is None or content[1][number] < 0:
-            return None
-        first = int(content[1][number]) * self._rows
-        return content[0][first : first + self._rows]
-
-    def copy_rows(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
-        """Copy the cached ones of some rows.
-
-        Args:
-            rows: Row numbers.
-            out: Receives a row in each place.
-            check: Converts values whose dtype differs from that of ``out``; takes values and their rows.
-
-        Returns:
-            Places in ``out`` of the rows that are not cached; None if all are.
-        """
-        content = self._content
-        if content is None:
-            return np.arange(len(rows))
-        table, place = content
-        slabs, inside = np.divmod(rows, self._rows)
-        places = place[slabs]
-        cached = places >= 0
-        table_rows = places * self._rows + inside
-        if cached.all() and out.dtype == self._dtype:
-            table.take(table_rows, axis=0, out=out, mode="clip")
-            return None
-        if cached.any():
-            out[cached] = check(table[table_rows[cached]], rows[cached])
-        return None if cached.all() else np.flatnonzero(~cached)
-
-    def put(self, number: int, slab: Array) -> None:
-        """Cache a slab if it fits."""
-        if not self.enabled:
-            return
-        with self._lock:
-            content = self._ensure_table()
-            if content is None:
-                return
-            table, place = content
-            first = self._next * self._rows
-            if place[number] >= 0 or first + self._rows > len(table):
-                return
-            unused = 0  # bytes that are taken but hold no slab
-            try:
-                with self._room.lock:
-                    if self._room.taken + self._slab_bytes > self._room.limit:
-                        return
-                    # Interrupts come only at calls: none between these two statements, nor between the three below.
-                    self._room.taken += self._slab_bytes
-                    unused = self._slab_bytes
-                table[first : first + len(slab)] = slab
-                if self._content is content:  # garbage collection may have closed the loader and cleared the cache
-                    place[number] = self._next  # after the copy: whoever sees the place finds the slab there
-                    self._next += 1
-                    unused = 0
-            finally:
-                if unused:
-                    with self._room.lock:
-                        self._room.taken -= unused
-
-    def clear(self) -> None:
-        """Drop all slabs."""
-        with self._lock, self._room.lock:
-            # No call between these two statements.
-            self._room.taken -= self._next * self._slab_bytes
-            self._content, self._next, self._map_failed = None, 0, False
-
-    def _ensure_table(self) -> tuple[Array, Indices] | None:
-        """The table and places, mapped on first use; None if nothing fits."""
-        slabs = min(self._slabs, self._room.limit // max(self._slab_bytes, 1))
-        # When a table is full and another loader has added room, a larger one starts empty.
-        full = self._content is None or self._next * self._rows == len(self._content[0])
-        if self._map_failed or not full or slabs <= self._next:
-            return self._content
-        # Not reserved: other datasets may take the bytes first. `ByteBudget` limits how many slabs are cached.
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        try:
-            memory = mmap.mmap(-1, slabs * self._slab_bytes, flags=flags)
-        except (OSError, MemoryError, OverflowError) as error:
-            self._map_failed = True
-            _log.warning(
-                "cache of decoded chunks: %d bytes cannot be mapped (%s), so no more of this dataset is cached; "
-                "raise the limit on memory (ulimit -v), or set a smaller cache_bytes",
-                slabs * self._slab_bytes,
-                error,
-            )
-            return self._content
-        self.clear()
-        table = np.frombuffer(memory, self._dtype).reshape(-1, *self._shape)
-        self._content = table, np.full(self._slabs, -1, np.int64)
-        return self._content

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
-from lit_async_data.sources.hdf5.readers.chunk_cache import ByteBudget, DecodedChunkCache, PersistentChunkCache
+from lit_async_data.sources.hdf5.readers.chunk_cache import Cached, DecodedChunkCache
+from lit_async_data.sources.hdf5.readers.persistent_cache import ByteBudget, PersistentChunkCache
 from lit_async_data.sources.hdf5.readers.ranges import pieces, touched
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder, SlabDecoder
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -75,8 +76,13 @@ class ChunkedReader(Reader):
         # Chosen once for the batch: a small chunk takes less time to copy than a few calls.
         persistent = self._persistent_cache()
         same = self._native == out.dtype
-        slabs = [(number, missing[where]) for number, where in _group_by_slab(rows[missing] // self.rows)]
-        for number, slab, where in self._iter_slabs(slabs, persistent):
+        groups = [(number, missing[where]) for number, where in _group_by_slab(rows[missing] // self.rows)]
+        # One call for all that are cached. They leave the queue one by one, so that this thread holds no evicted slab.
+        cached: Cached = collections.deque([None])
+        others = groups
+        if persistent is None:
+            cached, others = self._recent.cached(self._name, groups)
+        for number, slab, where in itertools.chain(iter(cached.popleft, None), self._iter_slabs(others, persistent)):
             inside = rows[where] - number * self.rows
             if not same:
                 out[where] = checked_labels(slab[inside], self._stored, out.dtype, rows[where])
