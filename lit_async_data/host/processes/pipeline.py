@@ -73,7 +73,7 @@ class ProcessPipeline:
         with self._lock:
             changed = schedule.limits != self.schedule.limits
             self.schedule = schedule
-            if changed and self._process is not None:
+            if changed and self._process is not None and self._process.started:
                 self._process.send(Command(CommandKind.LIMIT, limits=schedule.limits))
 
     @property
