@@ -121,7 +121,7 @@ def _labels(source: Source) -> Iterator[tuple[str, Callable[[Indices], Values]]]
     for key, field in source.spec.fields.items():
         if field.dtype.kind in "iub" and math.prod(field.shape) == 1:
             yield key, functools.partial(_read, source, key)
-    codes = getattr(source, "group_codes", None)
+    codes = source.group_codes
     parts = source.parts
     if codes is not None:
         yield "groups", lambda samples: codes[samples]

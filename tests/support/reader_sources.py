@@ -68,3 +68,7 @@ def stop():
 
 def warn():
     logging.getLogger("mine").warning("row %d is odd", 33)
+
+
+def warn_with_a_lock():
+    logging.getLogger("mine").warning("row 33", extra={"lock": threading.Lock()})

@@ -66,13 +66,15 @@ class LogToParent(logging.Handler):
         self._reports = reports
 
     def emit(self, record: logging.LogRecord) -> None:
-        sent = copy.copy(record)
-        sent.msg, sent.args = record.getMessage(), None
-        if record.exc_info:
-            sent.msg += "\n" + logging.Formatter().formatException(record.exc_info)
-        sent.exc_info = sent.exc_text = sent.stack_info = None
-        with contextlib.suppress(OSError):  # the parent is gone
+        try:
+            sent = copy.copy(record)
+            sent.msg, sent.args = record.getMessage(), None
+            if record.exc_info:
+                sent.msg += "\n" + logging.Formatter().formatException(record.exc_info)
+            sent.exc_info = sent.exc_text = sent.stack_info = None
             self._reports.send(Report(ReportKind.LOG), pickle.dumps(sent))
+        except Exception:  # noqa: BLE001  # as every handler: a record that cannot be sent does not stop who logs it
+            self.handleError(record)
 
 
 class NotedRead:

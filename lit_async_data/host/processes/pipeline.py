@@ -74,7 +74,7 @@ class ProcessPipeline:
             changed = schedule.limits != self.schedule.limits
             self.schedule = schedule
             if changed and self._process is not None and self._process.started:
-                self._process.send(Command(CommandKind.LIMIT, limits=schedule.limits))
+                self._command(Command(CommandKind.LIMIT, limits=schedule.limits))
 
     @property
     def head(self) -> BatchIndex | None:
@@ -145,7 +145,7 @@ class ProcessPipeline:
             )
 
     def close(self) -> None:
-        """End the reader process and free the slots; waits a second at most. From any thread, any number of times."""
+        """End the reader process and free the slots; waits two seconds at most. From any thread, and repeatable."""
         if self.forked:
             return
         with self._lock:

@@ -155,7 +155,8 @@ class ReaderProcess:
                 process.wait(CLOSE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk that does not answer
+                    process.wait(CLOSE_S)
 
 
 def _open_pipe(ends: list[io.FileIO]) -> None:

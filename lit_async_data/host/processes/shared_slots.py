@@ -17,7 +17,7 @@ from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.host.memory import readable
 
 # The file begins with a page in which each worker notes what it reads: int64, shape (workers, NOTE).
-NOTES_BYTES = 4096
+NOTES_BYTES = mmap.PAGESIZE
 # Epoch, first sample, and number of samples that a worker reads; 0 samples if it reads nothing.
 NOTE = 3
 MOST_NOTES = NOTES_BYTES // (8 * NOTE)
@@ -56,6 +56,8 @@ class SharedSlots:
             MemoryBudgetError: The system refuses the memory.
         """
         known = len(self._slots)
+        if not count:
+            return []
         try:
             os.ftruncate(self.fd, NOTES_BYTES + (known + count) * self._stride)
             self._map()

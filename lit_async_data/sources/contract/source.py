@@ -81,6 +81,9 @@ class Source(abc.ABC):
         kind = type(self).__name__
         return f"<{kind} of {described(len(self), '' if self.name == kind else self.name, self.spec)}>"
 
+    #: The group number of each sample, if a split drew groups; int64, shape (len(self),). None otherwise.
+    group_codes: Indices | None = None
+
     # A Trainer that is given a source in place of a loader would otherwise take single samples for batches.
     __iter__ = None
 

@@ -60,6 +60,17 @@ def decoded(data, mode="L", size=None):
     return out[..., 0]
 
 
+def damaged(strip, random, number):
+    """A strip with one bit changed, or four bytes that are zero or random."""
+    at, changed = int(random.integers(len(strip) - 8)), bytearray(strip)
+    changed[at : at + 4] = (
+        bytes((changed[at] ^ 1 << int(random.integers(8)), *changed[at + 1 : at + 4])),
+        bytes(4),
+        random.integers(0, 256, 4, np.uint8).tobytes(),
+    )[number % 3]
+    return bytes(changed)
+
+
 def outcome(data):
     try:
         decoded(data)
@@ -147,13 +158,7 @@ def test_whatever_libtiff_complains_of_is_refused(capfd):
     (strip,) = strips(data)
     complaints = refused = 0
     for number in range(90):
-        at, changed = int(random.integers(len(strip) - 8)), bytearray(strip)
-        changed[at : at + 4] = (
-            bytes((changed[at] ^ 1 << int(random.integers(8)), *changed[at + 1 : at + 4])),
-            bytes(4),
-            random.integers(0, 256, 4, np.uint8).tobytes(),
-        )[number % 3]
-        mutant = data.replace(strip, bytes(changed))
+        mutant = data.replace(strip, damaged(strip, random, number))
         capfd.readouterr()
         with Image.open(io.BytesIO(mutant)) as image:
             image.load()
@@ -215,13 +220,7 @@ def test_damaged_older_data_are_refused_or_served_unchanged(how, capfd):
     (strip,) = strips(data)
     refused = 0
     for number in range(60):
-        at, changed = int(random.integers(len(strip) - 8)), bytearray(strip)
-        changed[at : at + 4] = (
-            bytes((changed[at] ^ 1 << int(random.integers(8)), *changed[at + 1 : at + 4])),
-            bytes(4),
-            random.integers(0, 256, 4, np.uint8).tobytes(),
-        )[number % 3]
-        mutant = data.replace(strip, bytes(changed))
+        mutant = data.replace(strip, damaged(strip, random, number))
         capfd.readouterr()
         with Image.open(io.BytesIO(mutant)) as opened:
             opened.load()
