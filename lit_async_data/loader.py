@@ -23,7 +23,8 @@ from lit_async_data.errors import ConfigError, ReadError, SourceError, Transform
 from lit_async_data.host import memory
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.nan_check import NanCheck
-from lit_async_data.host.pipeline import Pipeline
+from lit_async_data.host.pipeline.pipeline import Pipeline
+from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.resource_plan import AHEAD, ResourcePlan, slow
@@ -275,7 +276,7 @@ class AsyncLoader(BaseLoader):
         source, options = self.source, self.options
         on_device = streams.has_streams(self.device)
         setup = self._setup()
-        pipeline: Pipeline | ProcessPipeline | None = None
+        pipeline: Pipeline | None = None
         if setup.plan.workers.kind == "process":
             pipeline = self._process_pipeline(setup, pin=on_device)
         if pipeline is None:
@@ -328,9 +329,9 @@ class AsyncLoader(BaseLoader):
             return None
         return ProcessPipeline(setup, stored, pin=memory.register if pin else None, timeout_s=self.options.timeout_s)
 
-    def _thread_pipeline(self, setup: ReaderSetup, *, pin: bool) -> Pipeline:
+    def _thread_pipeline(self, setup: ReaderSetup, *, pin: bool) -> ThreadPipeline:
         plan = setup.plan
-        return Pipeline(
+        return ThreadPipeline(
             setup.read,
             setup.schedule,
             plan.layout,

@@ -38,6 +38,7 @@ ROOMS = [
     "sources.manifest",
     "sources",
     "host",
+    "host.pipeline",
     "host.processes",
     "device",
     "engine",

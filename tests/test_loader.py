@@ -17,7 +17,7 @@ from support.waits import until
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, TransformError
-from lit_async_data.host.slots import READY
+from lit_async_data.host.pipeline.slots import READY
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.testing import ArraySource
 

@@ -12,9 +12,8 @@ import torch
 
 from lit_async_data.batch.spec import Array, BatchLayout
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
-from lit_async_data.host.pipeline import Pipeline
-from lit_async_data.host.processes.pipeline import ProcessPipeline
-from lit_async_data.host.read_task import FilledSlot
+from lit_async_data.host.pipeline.pipeline import Pipeline
+from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex, Schedule
 
@@ -34,9 +33,7 @@ class SlotFeed:
         give_back: Called when the feed is closed.
     """
 
-    def __init__(
-        self, pipeline: Pipeline | ProcessPipeline, depth: int = 0, give_back: Callable[[], None] = _nothing
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
         self.pipeline = pipeline
         self.depth = depth
         self.copied = 0

@@ -96,7 +96,7 @@ class ReaderThread:
         self.iterator = iterator
         self._prepare = prepare
         self._note = note
-        self.arrived = Bell()  # see `Pipeline`
+        self.arrived = Bell()  # see `ThreadPipeline`
         # Guards everything below. The consumer's thread takes the lock itself, not through the condition, in which an
         # interrupt can leave it locked.
         self._lock = threading.RLock()
@@ -232,7 +232,7 @@ class ReaderThread:
                 self.arrived.ring()
                 return False
         worker.begin("the loader's next()")
-        # No name holds it: see `Pipeline._fill`.
+        # No name holds it: see `ThreadPipeline._fill`.
         going_on = self._deliver(self._pull(self._ask))
         worker.rest()
         return going_on

@@ -17,7 +17,7 @@ import torch
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.device.checksum import checksum
 from lit_async_data.device.streams import moved
-from lit_async_data.host.slots import Lease
+from lit_async_data.host.pipeline.slots import Lease
 
 
 class FakeEvent:

@@ -19,7 +19,7 @@ from support.device import BATCH, SLOW, STEPS, Step, copied_ahead, on_device, pr
 from lit_async_data.device.checksum import checksum
 from lit_async_data.device.copy_verifier import CopyVerifier
 from lit_async_data.errors import ConfigError, TransferError
-from lit_async_data.host.slots import SlotPool
+from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex

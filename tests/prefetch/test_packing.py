@@ -25,7 +25,7 @@ from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.device.feed import Arrived
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.host.memory import pinned
-from lit_async_data.host.slots import Lease
+from lit_async_data.host.pipeline.slots import Lease
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.prefetch.packing import Packer, moves

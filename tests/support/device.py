@@ -17,7 +17,7 @@ from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.host import memory
-from lit_async_data.host.pipeline import Pipeline
+from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.testing import FakeStreams, raw
 
@@ -86,7 +86,7 @@ def queue_on(
 ):
     """A device queue and its pipeline, closed at the end."""
     layout = BatchLayout(SPEC, BATCH)
-    pipeline = Pipeline(
+    pipeline = ThreadPipeline(
         read,
         new_schedule(),
         layout,

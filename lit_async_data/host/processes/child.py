@@ -1,4 +1,4 @@
-"""The reader process: a `Pipeline` that fills slots in memory shared with the trainer's process.
+"""The reader process: a `ThreadPipeline` that fills slots in memory shared with the trainer's process.
 
 ``python -m lit_async_data.host.processes.child SETUP SLOTS COMMANDS REPORTS PARENT``: four descriptors and a process
 id. The main thread obeys commands; the workers read, and report each slot in the order of its batches. The process ends
@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.host.pipeline import Pipeline
+from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.processes.messages import COMMAND_BYTES, Command, CommandKind, Report, ReportKind
 from lit_async_data.host.processes.remote_errors import packed_errors
 from lit_async_data.host.processes.setup import ReaderSetup
@@ -116,7 +116,7 @@ class ReaderServer:
         self._generation = 0
         self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
         # Slots come by commands, and wait for as long as the trainer's process keeps them.
-        self._pipeline = Pipeline(
+        self._pipeline = ThreadPipeline(
             NotedRead(setup, slots),
             setup.schedule,
             setup.layout,

@@ -243,7 +243,7 @@ def test_a_process_that_does_not_answer_is_a_stall_that_says_what_it_reads():
     with AsyncLoader(Numbers(33, acts.stop), options) as loader:
         assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
         loader.engine.feed.pipeline.timeout_s = 0.5  # the start of the process may take longer
-        with pytest.raises(StalledError, match=r"batch 3 of epoch 0 .* reading sample 30 and 9 more"):
+        with pytest.raises(StalledError, match=r"batch 3 of epoch 0 .* reads sample 30 and 9 more"):
             next(loader)
 
 

@@ -27,7 +27,7 @@ MIN_POOLED_BYTES = 64 * 1024
 
 
 class _Lease:
-    """Keeps memory alive while anybody sees a slab in it. No array, as `Lease` of ``host/slots.py``."""
+    """Keeps memory alive while anybody sees a slab in it. No array, as `Lease` of ``host/pipeline/slots.py``."""
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = memory

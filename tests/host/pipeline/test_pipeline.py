@@ -19,10 +19,10 @@ from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.device.inline_queue import InlineQueue
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.errors import ClosedError, ReadError, SourceError, StalledError, WorkerError
-from lit_async_data.host import pipeline as pipeline_module
 from lit_async_data.host.memory import allocated
-from lit_async_data.host.pipeline import Pipeline
-from lit_async_data.host.slots import FILLING, READY, SlotPool
+from lit_async_data.host.pipeline import thread_pipeline as pipeline_module
+from lit_async_data.host.pipeline.slots import FILLING, READY, SlotPool
+from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.threads import ThreadWorker
 
@@ -71,7 +71,7 @@ def running(
     schedule = Schedule(
         lambda epoch: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, epoch=epoch), shuffled=True
     )
-    made = Pipeline(
+    made = ThreadPipeline(
         read,
         schedule,
         layout,
@@ -214,7 +214,7 @@ def test_a_worker_that_died_of_an_error_says_of_which(monkeypatch):
     def claim(self, slot, worker):
         raise MemoryError("no more")
 
-    monkeypatch.setattr(Pipeline, "_claim", claim)
+    monkeypatch.setattr(ThreadPipeline, "_claim", claim)
     with running() as pipeline, pytest.raises(WorkerError, match=r"ended by MemoryError: no more; close") as caught:
         pipeline.get(BatchIndex(0, 0))
     assert isinstance(caught.value.__cause__, MemoryError)
@@ -598,7 +598,7 @@ def test_without_generations_a_stale_batch_stays_for_ever(monkeypatch):
                 self.pool.drop(filled.slot)
         self._claimed.clear()
 
-    monkeypatch.setattr(Pipeline, "_forget", forget)
+    monkeypatch.setattr(ThreadPipeline, "_forget", forget)
     gate = Gate()
     with running(gate, depth=2) as pipeline:
         pipeline.prefetch(BatchIndex(0, 1))

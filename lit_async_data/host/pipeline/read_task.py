@@ -92,7 +92,7 @@ class ReadTask:
         except BaseException as caught:
             if self._is_interrupt(caught):
                 raise
-            # No name holds the results: see `Pipeline._fill`.
+            # No name holds the results: see `ThreadPipeline._fill`.
             return self._filled([self._failed(BatchResult(key, 0, 0), NO_SAMPLES, caught) for key in self.keys])
         self._samples = samples
         batches = [

@@ -1,49 +1,27 @@
-"""The `Pipeline`: reads the batches of an endless order ahead, with its own workers, into its own slots.
+"""`ThreadPipeline`: a `Pipeline` whose slots are filled by threads of this process, or by the consumer itself.
 
-The order is a sequence of indexes (epoch, step); after the last step of an epoch comes ``(epoch + 1, 0)``, so the end
-of an epoch drains nothing. A worker takes a free slot, claims the next batches under the lock, and reads them without
-it. If the consumer asks for the first batch that is claimed, the pipeline drops nothing; otherwise it drops everything
-and reads on from the batch that was asked for.
-
-The failure contract:
-
-1. The end of an epoch leaves the workers alive for the next.
-2. A consumer that stops early loses nothing and leaks nothing.
-3. A failed read is raised at its place in the order, once, with its samples; the next request gets the next batch.
-4. A dead worker is an error that names it, within a second.
-5. `close` is idempotent, wakes every waiter and returns in bounded time.
-6. Garbage collection and the interpreter's exit do the same as `close`.
-7. A fork shares nothing: in a forked child, the pipeline raises a `WorkerError`.
-8. An interrupt (Ctrl-C) can come between any two steps of a request. After it only `close` may be called, which works
-   in any state, also if it was interrupted itself. The order is pure, so the loader goes on with a new pipeline.
-
-Every wait has a time-out, and then checks whether the other side is alive. Nothing starts before the first request.
+A worker takes a free slot, claims the next batches under the lock, and reads them without it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
-from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
-from lit_async_data.host.read_task import FilledSlot, Read, ReadTask
-from lit_async_data.host.slots import SlotPool
-from lit_async_data.host.stats import ReadStats
+from lit_async_data.errors import StalledError, WorkerError
+from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
+from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
-from lit_async_data.threads import Bell, ProcessGuard, ThreadWorker, leave_at_exit
+from lit_async_data.threads import Bell, ThreadWorker
 
 log = logging.getLogger(__name__)
 
-# Seconds between two checks whether the workers are alive.
-POLL_S = 0.5
 # Seconds that `close` waits for a worker in the middle of a read.
 CLOSE_S = 5.0
 
@@ -51,8 +29,8 @@ CLOSE_S = 5.0
 AfterRead = Callable[[Sequence[BatchIndex], BatchIndex | None, BatchIndex | None, Limits], None]
 
 
-class Pipeline:
-    """Batches read ahead, in order. One consumer at a time; it may be another thread each time.
+class ThreadPipeline(Pipeline):
+    """Batches that reader threads read ahead, in order. One consumer at a time; it may be another thread each time.
 
     Args:
         read: Reads samples of an epoch into arrays.
@@ -72,6 +50,8 @@ class Pipeline:
         workers: The reader threads.
     """
 
+    _not_forked = "its threads do not exist there; build it in the child"
+
     def __init__(
         self,
         read: Read,
@@ -87,15 +67,10 @@ class Pipeline:
         ids: Callable[[Indices], Indices] = np.asarray,
         on_filled: Callable[[], None] | None = None,
     ) -> None:
-        self.layout = layout
-        self.pool = SlotPool([])
-        self.schedule = schedule
+        super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s)
         self._read, self._after_read, self._ids, self._on_filled = read, after_read, ids, on_filled
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
-        self._slots, self._most_slots = slots, most_slots
-        self._timeout_s = timeout_s
-        self._process = ProcessGuard()
         self._started = False
         self._preparation_errors = Unexpected(
             log, "preparing batches that come later failed; they are read all the same"
@@ -105,28 +80,14 @@ class Pipeline:
         )
         # Not a Condition: an interrupt inside one of its methods can leave the lock locked.
         self.arrived = Bell()
-        # Guards everything below, and `schedule`.
-        self._lock = threading.RLock()
+        # The lock guards everything below.
         self._cursor: BatchIndex | None = None  # the next batch to be claimed; None before the first request
         # By the first index in each slot, in order; None while the slot is being filled.
         self._claimed: dict[BatchIndex, FilledSlot | None] = {}
         self._generation = 0  # counts the drops; results of an older generation are thrown away
         self._coalesced = 1  # batches to be claimed at once
-        self._closed = False
-        self._stats = ReadStats()
-
-    def follow(self, schedule: Schedule) -> None:
-        """Claim batches in this order from now on. Tasks that are claimed keep theirs."""
-        with self._lock:
-            self.schedule = schedule
 
     def prefetch(self, key: BatchIndex) -> None:
-        """Have the batches from ``key`` on read. Never blocks on storage.
-
-        Raises:
-            ClosedError: The pipeline is closed.
-            WorkerError: It belongs to another process, or a worker died.
-        """
         self.check()
         with self._lock:
             if self.head != key:
@@ -137,57 +98,15 @@ class Pipeline:
 
     @property
     def head(self) -> BatchIndex | None:
-        """The next batch to be handed out, unless another is asked for; None before the first request."""
         return next(iter(self._claimed), self._cursor)
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
-        """The slot that begins with a batch if it has been filled, else None; it then belongs to the caller."""
         with self._lock:
             if self._claimed.get(key) is None:
                 return None
             return self._claimed.pop(key)
 
-    def get(self, key: BatchIndex) -> FilledSlot:
-        """The slot that begins with a batch, waiting for it; it then belongs to the caller.
-
-        Raises:
-            StalledError: It did not come in time; names the task of every worker.
-            ClosedError, WorkerError: See `prefetch`.
-        """
-        self.prefetch(key)
-        if not self.workers and self._claimed.get(key) is None:
-            self._fill_here()
-        deadline = time.monotonic() + self._timeout_s
-        while (filled := self.poll(key)) is None:
-            with self._lock:
-                self.check()
-                if time.monotonic() > deadline:
-                    raise self._stalled(key)
-                self._grow()
-            self.arrived.wait(POLL_S)
-        return filled
-
-    def must_copy(self) -> bool:
-        """Whether a slot must be handed out as a copy: the user keeps all others, and the budget is spent."""
-        return len(self.pool) >= self._most_slots and self.pool.held >= len(self.pool) - 1
-
-    @property
-    def ready(self) -> int:
-        """Batches that wait on the host."""
-        return sum(filled.good for filled in list(self._claimed.values()) if filled is not None)
-
-    def stats(self) -> ReadStats:
-        """What has been read so far."""
-        with self._lock:
-            return dataclasses.replace(
-                self._stats, ready=self.ready, slots=len(self.pool), slot_bytes=self.layout.nbytes
-            )
-
     def close(self) -> None:
-        """End the workers and free the slots; waits a few seconds at most.
-
-        From any thread, any number of times. If it was interrupted, call it again.
-        """
         if self.forked:  # the workers are in another process, and so may be the thread that held the lock at the fork
             return
         with self._lock:
@@ -200,18 +119,8 @@ class Pipeline:
             worker.join(max(deadline - time.monotonic(), 0))
         self.pool.clear()
 
-    @property
-    def forked(self) -> bool:
-        """Whether this is a forked child of the process that built the pipeline."""
-        return self._process.forked
-
     def check(self) -> None:
-        """Raise the error that prevents the next batch: `ClosedError` or `WorkerError`."""
-        if self._process.forked:
-            raise self._process.error("this loader was built", "its threads do not exist there; build it in the child")
-        if self._closed:
-            leave_at_exit()
-            raise ClosedError("the loader is closed; build a new one")
+        super().check()
         for worker in self.workers if self._started else ():
             if not worker.alive:
                 raise WorkerError(
@@ -221,22 +130,17 @@ class Pipeline:
     # -- slots and claims ------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        for memory in [self._allocate() for _ in range(min(self._slots, self._most_slots))]:
-            self.pool.add(memory)
+        self._add_slots(min(self._slots, self._most_slots))
         self._started = True
         for worker in self.workers:
             worker.start()
 
-    def _grow(self) -> None:
-        """Add slots if the user keeps all there are: double them, within the budget."""
-        if self.pool.held == len(self.pool):
-            try:
-                for _ in range(min(len(self.pool), self._most_slots - len(self.pool))):
-                    self.pool.add(self._allocate())
-            except MemoryBudgetError:
-                if len(self.pool) == self.pool.held:
-                    raise
-                self._most_slots = len(self.pool)  # batches are handed out as copies from here on
+    def _add_slots(self, count: int) -> None:
+        for _ in range(count):
+            self.pool.add(self._allocate())
+
+    def _filled(self) -> Iterable[FilledSlot]:
+        return filter(None, list(self._claimed.values()))
 
     def _forget(self) -> None:
         self._generation += 1
@@ -284,6 +188,15 @@ class Pipeline:
         worker.rest()
         return True
 
+    def _wait(self, key: BatchIndex) -> None:  # noqa: ARG002
+        if not self.workers:
+            self._fill_here()
+            return
+        with self._lock:
+            self._grow()
+        self.arrived.wait(POLL_S)
+        self.check()
+
     def _fill_here(self) -> None:
         slot = self._vacant_slot()
         with self._lock:
@@ -292,7 +205,7 @@ class Pipeline:
 
     def _vacant_slot(self) -> int:
         """A slot for the consumer's own thread, which must not wait for one that the user keeps."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         slot = self.pool.take(timeout=0)
         while slot is None:
             with self._lock:
@@ -305,7 +218,7 @@ class Pipeline:
             slot = self.pool.take(timeout=POLL_S)
             if slot is None and time.monotonic() > deadline:
                 raise StalledError(
-                    f"no slot became free in {self._timeout_s:g} s: {self.pool.held} of {len(self.pool)} hold batches "
+                    f"no slot became free in {self.timeout_s:g} s: {self.pool.held} of {len(self.pool)} hold batches "
                     "that are in use; timeout_s sets how long to wait",
                     stage="read",
                 )
@@ -340,9 +253,5 @@ class Pipeline:
         if filled.unexplained and filled.good == len(filled.batches):
             self._coalescing_errors.log(filled.unexplained)
 
-    def _stalled(self, key: BatchIndex) -> StalledError:
-        return StalledError(
-            f"batch {key.step} of epoch {key.epoch} did not come in {self._timeout_s:g} s: "
-            f"{'; '.join(map(str, self.workers))}; is the disk slow or gone? timeout_s sets how long to wait",
-            stage="read",
-        )
+    def _reading(self) -> str:
+        return "; ".join(map(str, self.workers))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import lit_async_data
-from lit_async_data.host.slots import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState, diagram
+from lit_async_data.host.pipeline.slots import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState, diagram
 
 EVENTS = {
     "take": lambda pool, slot: pool.move(slot, "take"),

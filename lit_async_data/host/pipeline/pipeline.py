@@ -1,0 +1,188 @@
+"""`Pipeline`: reads the batches of an endless order ahead into its own slots; whoever fills them.
+
+The order is a sequence of indexes (epoch, step); after the last step of an epoch comes ``(epoch + 1, 0)``, so the end
+of an epoch drains nothing. If the consumer asks for the first batch that was read ahead, the pipeline drops nothing;
+otherwise it drops everything and reads on from the batch that was asked for.
+
+The failure contract:
+
+1. The end of an epoch leaves the workers alive for the next.
+2. A consumer that stops early loses nothing and leaks nothing.
+3. A failed read is raised at its place in the order, once, with its samples; the next request gets the next batch.
+4. A dead worker is an error that names it, within a second.
+5. `close` is idempotent, wakes every waiter and returns in bounded time.
+6. Garbage collection and the interpreter's exit do the same as `close`.
+7. A fork shares nothing: in a forked child, the pipeline raises a `WorkerError`.
+8. An interrupt (Ctrl-C) can come between any two steps of a request. After it only `close` may be called, which works
+   in any state, also if it was interrupted itself. The order is pure, so the loader goes on with a new pipeline.
+
+Every wait has a time-out, and then checks whether the other side is alive. Nothing starts before the first request.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import operator
+import threading
+import time
+from collections.abc import Iterable
+
+from lit_async_data.batch.spec import BatchLayout
+from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError
+from lit_async_data.host.pipeline.read_task import FilledSlot
+from lit_async_data.host.pipeline.slots import SlotPool
+from lit_async_data.host.stats import ReadStats
+from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.threads import ProcessGuard, leave_at_exit
+
+_good = operator.attrgetter("good")
+# Seconds between two checks whether the workers are alive.
+POLL_S = 0.5
+
+
+class Pipeline(abc.ABC):
+    """Batches read ahead, in order. One consumer at a time; it may be another thread each time.
+
+    Args:
+        schedule: The endless order of batches.
+        layout: Where fields lie in a slot, and how many batches a slot holds.
+        slots: Slots to begin with: those being filled or ready, and one for the batch that is handed out.
+        most_slots: Slots that the memory budget allows.
+        timeout_s: Seconds to wait for a batch.
+    """
+
+    # Why a forked child cannot use the pipeline.
+    _not_forked: str
+
+    def __init__(
+        self, schedule: Schedule, layout: BatchLayout, *, slots: int, most_slots: int, timeout_s: float
+    ) -> None:
+        self.schedule, self.layout, self.timeout_s = schedule, layout, timeout_s
+        self.pool = SlotPool([])
+        self._slots, self._most_slots = slots, most_slots
+        self._guard = ProcessGuard()
+        # Guards the state of every subclass, and `schedule`. Reentrant: garbage collection can close a loader inside
+        # any allocation.
+        self._lock = threading.RLock()
+        self._closed = False
+        self._stats = ReadStats()
+
+    def follow(self, schedule: Schedule) -> None:
+        """Read in this order from now on. What is being read keeps its order."""
+        with self._lock:
+            self.schedule = schedule
+
+    @property
+    @abc.abstractmethod
+    def head(self) -> BatchIndex | None:
+        """The next batch to be handed out, unless another is asked for; None before the first request."""
+
+    @abc.abstractmethod
+    def prefetch(self, key: BatchIndex) -> None:
+        """Have the batches from ``key`` on read. Never waits for storage.
+
+        Raises:
+            ClosedError: The pipeline is closed.
+            WorkerError: It belongs to another process, or a worker died.
+        """
+
+    @abc.abstractmethod
+    def poll(self, key: BatchIndex) -> FilledSlot | None:
+        """The slot that begins with a batch if it has been filled, else None; it then belongs to the caller."""
+
+    def get(self, key: BatchIndex) -> FilledSlot:
+        """The slot that begins with a batch, waiting for it; it then belongs to the caller.
+
+        Raises:
+            StalledError: It did not come in time; says what each worker reads.
+            ClosedError, WorkerError: See `prefetch`.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        self.prefetch(key)
+        while (filled := self.poll(key)) is None:
+            if time.monotonic() > deadline:
+                raise self._stalled(key)
+            self._wait(key)
+        return filled
+
+    def must_copy(self) -> bool:
+        """Whether a slot must be handed out as a copy: the user keeps all others, and the budget is spent."""
+        return len(self.pool) >= self._most_slots and self.pool.held >= len(self.pool) - 1
+
+    @property
+    def ready(self) -> int:
+        """Batches that wait on the host."""
+        return sum(map(_good, self._filled()))
+
+    def stats(self) -> ReadStats:
+        """What has been read so far."""
+        with self._lock:
+            return dataclasses.replace(
+                self._stats, ready=self.ready, slots=len(self.pool), slot_bytes=self.layout.nbytes
+            )
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the workers and free the slots; waits a few seconds at most.
+
+        From any thread, any number of times. If it was interrupted, call it again.
+        """
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child of the process that built the pipeline."""
+        return self._guard.forked
+
+    def check(self) -> None:
+        """Raise the error that prevents the next batch: `ClosedError` or `WorkerError`."""
+        if self._guard.forked:
+            raise self._guard.error("this loader was built", self._not_forked)
+        if self._closed:
+            leave_at_exit()
+            raise ClosedError("the loader is closed; build a new one")
+
+    # -- what fills slots says -----------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _filled(self) -> Iterable[FilledSlot]:
+        """The slots that wait to be handed out."""
+
+    @abc.abstractmethod
+    def _add_slots(self, count: int) -> None:
+        """Add slots to the pool.
+
+        Raises:
+            MemoryBudgetError: The system refuses the memory.
+        """
+
+    @abc.abstractmethod
+    def _wait(self, key: BatchIndex) -> None:
+        """Wait until a batch may have come, at most `POLL_S`; add slots if the user keeps all there are.
+
+        Raises:
+            ClosedError, WorkerError: See `prefetch`.
+        """
+
+    @abc.abstractmethod
+    def _reading(self) -> str:
+        """What each worker reads, for a message."""
+
+    # -- the machinery -------------------------------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        """Add slots if the user keeps all there are: double them, within the budget."""
+        if self.pool.held == len(self.pool):
+            try:
+                self._add_slots(min(len(self.pool), self._most_slots - len(self.pool)))
+            except MemoryBudgetError:
+                if len(self.pool) == self.pool.held:
+                    raise
+                self._most_slots = len(self.pool)  # batches are handed out as copies from here on
+
+    def _stalled(self, key: BatchIndex) -> StalledError:
+        return StalledError(
+            f"batch {key.step} of epoch {key.epoch} did not come in {self.timeout_s:g} s: {self._reading()}; is the "
+            "disk slow or gone? timeout_s sets how long to wait",
+            stage="read",
+        )
