@@ -29,11 +29,14 @@ class Workers(NamedTuple):
             ``"process"``: threads of a reader process, which take nothing of this process's GIL.
         threads: Number of threads; 0 for the caller.
         why: The reason for the kind, for people.
+        processes: Worker processes that the reader process starts, one for each thread, so that Python code runs side
+            by side; 0 if its threads read.
     """
 
     kind: Literal["caller", "thread", "process"]
     threads: int
     why: str
+    processes: int = 0
 
     @classmethod
     def of(cls, source: Source, options: LoaderOptions, *, ahead: bool, refusal: str = "") -> Workers:
@@ -53,7 +56,8 @@ class Workers(NamedTuple):
         kind, why = _kind(source, options, refusal or system_refusal())
         reading = source.chunks.reading
         if options.workers != "auto":
-            return cls(kind, options.workers, why)
+            several = kind == "process" and reading == "python" and options.workers > 1
+            return cls(kind, options.workers, why, options.workers if several else 0)
         if reading == "python" and kind == "thread" and options.worker_kind == "auto":
             return cls("caller", 0, why)
         return cls(kind, min(cores(), MOST_WORKERS) if reading == "decoded" else 1, why)
@@ -64,6 +68,8 @@ class Workers(NamedTuple):
             return f"no workers ({self.why}): the training loop reads"
         if self.kind == "thread":
             return f"{threads} ({self.why})"
+        if self.processes:
+            return f"a reader process with {self.processes} worker processes ({self.why})"
         return f"a reader process with {threads} ({self.why})"
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import signal
 import threading
 
 import numpy as np
 
-from lit_async_data import BatchSpec, FieldSpec, Source
+from lit_async_data import BatchSpec, FieldSpec, Source, StorageLayout
 from lit_async_data.errors import CorruptError
 
 
@@ -72,3 +73,23 @@ def warn():
 
 def warn_with_a_lock():
     logging.getLogger("mine").warning("row 33", extra={"lock": threading.Lock()})
+
+
+class PythonNumbers(Numbers):
+    """Numbers that Python code reads; each sample also tells which process read it."""
+
+    @property
+    def spec(self):
+        return BatchSpec({name: FieldSpec((), np.dtype("i8")) for name in ("y", "process")}, as_mapping=True)
+
+    @property
+    def chunks(self):
+        return StorageLayout(reading="python")
+
+    def read_into(self, samples, out):
+        super().read_into(samples, out)
+        out["process"][...] = os.getpid()
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)

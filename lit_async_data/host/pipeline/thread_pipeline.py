@@ -27,6 +27,8 @@ CLOSE_S = 5.0
 
 # Called by a worker after a read: the batches just read, the next to be claimed, the oldest being read, and the limits.
 AfterRead = Callable[[Sequence[BatchIndex], BatchIndex | None, BatchIndex | None, Limits], None]
+# Reads the batches of a task into the memory of its slot.
+RunTask = Callable[[ReadTask, BatchLayout, Bytes], FilledSlot]
 
 
 class ThreadPipeline(Pipeline):
@@ -44,6 +46,7 @@ class ThreadPipeline(Pipeline):
         after_read: Called by a worker after each read, to fetch or decode what comes later.
         ids: The numbers by which errors name samples.
         on_filled: Called by a worker that has filled a slot.
+        run: Runs the tasks of the workers elsewhere; None runs them here, with ``read``.
 
     Attributes:
         arrived: Wakes the consumer when a slot has been filled, and when the pipeline is closed.
@@ -66,9 +69,11 @@ class ThreadPipeline(Pipeline):
         after_read: AfterRead | None = None,
         ids: Callable[[Indices], Indices] = np.asarray,
         on_filled: Callable[[], None] | None = None,
+        run: RunTask | None = None,
     ) -> None:
         super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s)
-        self._read, self._after_read, self._ids, self._on_filled = read, after_read, ids, on_filled
+        self._after_read, self._ids, self._on_filled = after_read, ids, on_filled
+        self._run: RunTask = run or (lambda task, layout, memory: task.run(read, layout, memory))
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
         self._started = False
@@ -228,7 +233,7 @@ class ThreadPipeline(Pipeline):
         started = time.perf_counter()
         # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep
         # the objects of whoever catches that error.
-        self._deliver(task, task.run(self._read, self.layout, self.pool.memory(task.slot)), started)
+        self._deliver(task, self._run(task, self.layout, self.pool.memory(task.slot)), started)
 
     def _deliver(self, task: ReadTask, filled: FilledSlot, started: float) -> None:
         seconds = time.perf_counter() - started

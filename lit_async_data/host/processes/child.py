@@ -1,7 +1,7 @@
-"""The reader process: a `ThreadPipeline` that fills slots in memory shared with the trainer's process.
+"""The program of a reader process, and of the worker processes that it starts.
 
-``python -m lit_async_data.host.processes.child SETUP SLOTS COMMANDS REPORTS PARENT``: four descriptors and a process
-id. The main thread obeys commands; the workers read, and report each slot in the order of its batches. The process ends
+``python -m lit_async_data.host.processes.child SETUP SLOTS COMMANDS REPORTS PARENT WORKER``: four descriptors, a
+process id, and the number of a worker or -1 for the reader process. The main thread obeys commands. The process ends
 with its parent, also if the parent is killed, or has forks that keep the pipes open.
 """
 
@@ -25,10 +25,12 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.host.processes.messages import COMMAND_BYTES, Command, CommandKind, Report, ReportKind
+from lit_async_data.host.processes.messages import COMMAND_BYTES, Command, CommandKind, Report, ReportKind, Reports
 from lit_async_data.host.processes.remote_errors import packed_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import SharedSlots
+from lit_async_data.host.processes.task_server import TaskServer
+from lit_async_data.host.processes.worker_processes import WorkerProcesses
 from lit_async_data.order.permutation import Indices
 
 # Seconds between two checks whether the parent is alive.
@@ -36,26 +38,7 @@ PARENT_S = 1.0
 COMMANDS_AT_ONCE = 64
 FOREVER_S = 1e9
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-PR_SET_NAME = 15
-
-
-class Reports:
-    """Writes reports. Thread-safe.
-
-    Args:
-        fd: The pipe.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._lock = threading.Lock()
-
-    def send(self, report: Report, payload: bytes = b"") -> None:
-        """Write a report; waits while the pipe is full."""
-        data = memoryview(report._replace(payload=len(payload)).packed() + payload)
-        with self._lock:
-            while data:
-                data = data[os.write(self._fd, data) :]
+PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
 
 
 class LogToParent(logging.Handler):
@@ -83,12 +66,13 @@ class NotedRead:
     Args:
         setup: Reads the samples.
         slots: Has the notes.
+        first: Number of the first note to be used.
     """
 
-    def __init__(self, setup: ReaderSetup, slots: SharedSlots) -> None:
+    def __init__(self, setup: ReaderSetup, slots: SharedSlots, first: int = 0) -> None:
         self._read = setup.read
         self._notes = slots.notes
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(first)
         self._thread = threading.local()
 
     def __call__(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -107,27 +91,31 @@ class ReaderServer:
 
     Args:
         setup: What to read.
+        stored: Descriptor of the setup, for worker processes.
         slots: Where to.
         reports: Where to report.
     """
 
-    def __init__(self, setup: ReaderSetup, slots: SharedSlots, reports: Reports) -> None:
+    def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, reports: Reports) -> None:
+        workers, read = setup.plan.workers, NotedRead(setup, slots)
+        processes = WorkerProcesses(read, stored, slots, workers.processes) if workers.processes else None
         self._schedule, self._slots, self._reports = setup.schedule, slots, reports
         self._generation = 0
         self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
         # Slots come by commands, and wait for as long as the trainer's process keeps them.
         self._pipeline = ThreadPipeline(
-            NotedRead(setup, slots),
+            read,
             setup.schedule,
             setup.layout,
             _no_memory,
-            workers=setup.plan.workers.threads,
+            workers=workers.threads,
             slots=0,
             most_slots=0,
             timeout_s=FOREVER_S,
             after_read=setup.ahead,
             ids=setup.read.source.ids,
             on_filled=self._report,
+            run=None if processes is None else processes.run,
         )
         self._release = setup.plan.reserve(setup.read.source)
 
@@ -166,19 +154,30 @@ class ReaderServer:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run until the trainer's process closes the pipe, or ends."""
-    setup_fd, slots_fd, commands_fd, reports_fd, parent = map(int, arguments)
+    """Run until the parent closes the pipe, or ends."""
+    setup_fd, slots_fd, commands_fd, reports_fd, parent, worker = map(int, arguments)
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_NAME, b"lit_data reader", 0, 0, 0)
+        name = b"lit_data reader" if worker < 0 else b"lit_data worker"
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name, 0, 0, 0)
+        if worker >= 0:
+            # Also in the middle of a read. It comes when the thread that started this process ends: threads of a reader
+            # process live as long as it does.
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     reports = Reports(reports_fd)
     try:
         setup = ReaderSetup.loaded(setup_fd)
         logging.getLogger().addHandler(LogToParent(reports))
         logging.getLogger().setLevel(setup.level)
         logging.captureWarnings(capture=True)
-        server = ReaderServer(setup, SharedSlots(setup.layout.nbytes, slots_fd), reports)
+        slots = SharedSlots(setup.layout.nbytes, slots_fd)
+        server: ReaderServer | TaskServer
+        if worker < 0:
+            server = ReaderServer(setup, setup_fd, slots, reports)
+        else:
+            read = NotedRead(setup, slots, first=len(slots.notes) // 2 + worker)
+            server = TaskServer(read, setup, slots, reports)
         while os.getppid() == parent:
             if select.select([commands_fd], [], [], PARENT_S)[0]:
                 data = os.read(commands_fd, COMMANDS_AT_ONCE * COMMAND_BYTES)

@@ -1,4 +1,4 @@
-"""Messages between the trainer's process and a reader process: commands to it, and reports from it.
+"""Messages between a process and its reader or worker processes: commands to them, and reports from them.
 
 Both are records of fixed size; an atomic write carries each. A report may be followed by a payload: pickled errors or a
 log record.
@@ -7,7 +7,9 @@ log record.
 from __future__ import annotations
 
 import enum
+import os
 import struct
+import threading
 from typing import NamedTuple
 
 from lit_async_data.order.plan import BatchIndex, Limits
@@ -16,11 +18,12 @@ NO_LIMIT = -1
 
 
 class CommandKind(enum.IntEnum):
-    """What the trainer's process asks for."""
+    """What is asked for."""
 
     FILL = 1  # a slot may be filled
     SEEK = 2  # read on from a batch, and forget what was read ahead
     LIMIT = 3  # the pass, and later ones, will take this many steps
+    READ = 4  # to a worker process: read a batch into a slot
 
 
 class Command(NamedTuple):
@@ -28,9 +31,9 @@ class Command(NamedTuple):
 
     Attributes:
         kind: What to do.
-        slot: Number of a slot, for FILL.
+        slot: Number of a slot, for FILL and READ.
         generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen.
-        key: Where to go on, for SEEK.
+        key: Where to go on, for SEEK; the batch, for READ.
         limits: Steps that the consumer will take.
     """
 
@@ -60,11 +63,12 @@ class Command(NamedTuple):
 
 
 class ReportKind(enum.IntEnum):
-    """What the reader process tells."""
+    """What a reader or worker process tells."""
 
     FILLED = 1  # a slot holds batches; the payload holds errors, if any
     LOG = 2  # the payload is a log record
-    FAILED = 3  # the reader cannot go on; the payload is the error
+    FAILED = 3  # the process cannot go on; the payload is the error
+    READY = 4  # a worker process takes commands from now on
 
 
 class Report(NamedTuple):
@@ -101,3 +105,22 @@ class Report(NamedTuple):
 
 _COMMAND, _REPORT = struct.Struct("<8q"), struct.Struct("<8qd")
 COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size
+
+
+class Reports:
+    """Writes reports. Thread-safe.
+
+    Args:
+        fd: The pipe.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def send(self, report: Report, payload: bytes = b"") -> None:
+        """Write a report; waits while the pipe is full."""
+        data = memoryview(report._replace(payload=len(payload)).packed() + payload)
+        with self._lock:
+            while data:
+                data = data[os.write(self._fd, data) :]

@@ -1,4 +1,4 @@
-"""`ReaderProcess`: a reader process as the trainer's process sees it: its start, its messages, and its end."""
+"""`ReaderProcess`: a reader or worker process as its parent sees it: its start, its messages, and its end."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPE
 
 
 class ReaderProcess:
-    """A reader process. One thread at a time.
+    """A reader process, or one of its worker processes. One thread at a time.
+
+    Args:
+        worker: Number of the worker; None for a reader process.
 
     Attributes:
         started: Whether `start` has come to its end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worker: int | None = None) -> None:
+        self._worker = worker
         # What the process takes is stored by C code as soon as it exists, so that `close` finds it also where an
         # interrupt (Ctrl-C) came in between.
         self._commands: list[io.FileIO] = []
@@ -62,21 +66,26 @@ class ReaderProcess:
         # The child finds modules where this process does. Without -P it would look in the working directory first.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         environment |= dict.fromkeys(ONE_THREAD, "1")
+        number = str(-1 if self._worker is None else self._worker)
         program = [sys.executable, "-P", "-m", "lit_async_data.host.processes.child"]
         # A process group of its own: Ctrl-C in a terminal does not reach it, even while it starts.
         started: Callable[..., subprocess.Popen[bytes]] = functools.partial(  # type: ignore[assignment]  # bytes: no text
             subprocess.Popen, pass_fds=passed, env=environment, stdin=subprocess.DEVNULL, process_group=0
         )
         try:
-            self._process.extend(map(started, ([*program, *map(str, passed), str(os.getpid())],)))
+            self._process.extend(map(started, ([*program, *map(str, passed), str(os.getpid()), number],)))
         except OSError as error:
             raise WorkerError(
-                f"a reader process could not be started: {error}; raise the system's limit on processes, or set "
+                f"a {self._kind} process could not be started: {error}; raise the system's limit on processes, or set "
                 "worker_kind=thread"
             ) from error
         self._commands[0].close()
         self._reports[1].close()
         self.started = True
+
+    @property
+    def _kind(self) -> str:
+        return "reader" if self._worker is None else "worker"
 
     @property
     def pid(self) -> int:
@@ -130,11 +139,11 @@ class ReaderProcess:
         """Wait until a report arrives, or the process ends."""
         select.select([self._reports[0]], [], [], timeout)
 
-    def ended(self, doing: str = "") -> WorkerError:
+    def ended(self) -> WorkerError:
         """The error that tells why the process has ended."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            error = WorkerError(f"reader process {self.pid} could not begin: {type(failure).__name__}: {failure}")
+            error = WorkerError(f"{self._kind} process {self.pid} could not begin: {type(failure).__name__}: {failure}")
             error.__cause__ = failure
             return error
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,7 +153,8 @@ class ReaderProcess:
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
             how += " (out of memory?)" if code == -signal.SIGKILL else ""
-        return WorkerError(f"reader process {self.pid} {how}{doing}; close the loader, or set worker_kind=thread")
+        advice = "; close the loader, or set worker_kind=thread" if self._worker is None else ""
+        return WorkerError(f"{self._kind} process {self.pid} {how}{advice}")
 
     def close(self) -> None:
         """End the process. Idempotent. If it was interrupted, call it again."""

@@ -95,12 +95,12 @@ def test_auto_takes_a_process_where_chunks_are_decoded_and_a_core_is_free(file, 
     with h5py.File(file, "r+") as opened:
         opened["raw"] = np.zeros((10, 3))
     with contextlib.closing(HDF5Source(file, ["raw"])) as source:
-        assert AsyncLoader(source, {"batch_size": 4}).footprint.workers == ("thread", 1, "reading is a copy")
+        assert AsyncLoader(source, {"batch_size": 4}).footprint.workers[:3] == ("thread", 1, "reading is a copy")
 
 
 def test_python_code_is_read_ahead_in_a_process_and_by_the_loop_where_it_cannot_go(monkeypatch, caplog):
     with AsyncLoader(Numbers(), {"batch_size": 10, "shuffle": False}) as loader:
-        assert loader.footprint.workers == ("process", 1, "Python code reads the samples")
+        assert loader.footprint.workers[:3] == ("process", 1, "Python code reads the samples")
         assert [batch["y"].tolist() for batch in loader] == np.arange(100).reshape(10, 10).tolist()
     source = Numbers(act=threading.Lock().release)  # a lock cannot be pickled
     caplog.set_level(logging.INFO)

@@ -1,0 +1,37 @@
+"""`TaskServer`: reads batches in a worker process, one after the other."""
+
+from __future__ import annotations
+
+from lit_async_data.host.pipeline.read_task import Read
+from lit_async_data.host.processes.messages import Command, Report, ReportKind, Reports
+from lit_async_data.host.processes.remote_errors import packed_errors
+from lit_async_data.host.processes.setup import ReaderSetup
+from lit_async_data.host.processes.shared_slots import SharedSlots
+
+
+class TaskServer:
+    """Reads the batch of each command into a slot, and reports.
+
+    Args:
+        read: Reads samples.
+        setup: The order of batches.
+        slots: Where to.
+        reports: Where to report.
+    """
+
+    def __init__(self, read: Read, setup: ReaderSetup, slots: SharedSlots, reports: Reports) -> None:
+        self._read, self._schedule, self._layout = read, setup.schedule, setup.layout
+        self._slots, self._reports = slots, reports
+        setup.plan.reserve(setup.read.source)
+        reports.send(Report(ReportKind.READY))
+
+    def obey(self, command: Command) -> None:
+        """Carry out a command."""
+        epoch, step = command.key
+        error = b""
+        try:
+            samples, _ = self._schedule.plan(epoch).stretch(step, 1)
+            self._read(epoch, samples, self._layout.views(self._slots.slot(command.slot), len(samples)))
+        except BaseException as caught:  # noqa: BLE001  # raised at the batch's place in the order
+            error = packed_errors([(0, caught)])
+        self._reports.send(Report(ReportKind.FILLED, slot=command.slot, key=command.key, batches=1), error)

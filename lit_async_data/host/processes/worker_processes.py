@@ -1,0 +1,83 @@
+"""`WorkerProcesses`: the worker processes of a reader process, for Python code, of which one GIL runs one thread.
+
+Each worker thread of the reader process has a process of its own, which it tells what to read, and for which it waits.
+The order, the slots and reading ahead stay with the reader process.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from lit_async_data.batch.spec import BatchLayout, Bytes
+from lit_async_data.errors import WorkerError
+from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
+from lit_async_data.host.processes.messages import Command, CommandKind, ReportKind
+from lit_async_data.host.processes.reader_process import ReaderProcess
+from lit_async_data.host.processes.remote_errors import unpacked_errors
+from lit_async_data.host.processes.shared_slots import SharedSlots
+from lit_async_data.order.permutation import Indices
+
+# Seconds after which a wait begins anew; a report, and the end of a process, end it at once.
+POLL_S = 60.0
+
+
+class WorkerProcesses:
+    """Worker processes, each for one thread. They end with this process.
+
+    Args:
+        read: Reads samples here while a worker process starts, so that the first batches do not wait for it.
+        stored: Descriptor of the `ReaderSetup`.
+        slots: The slots that they fill.
+        count: Number of processes.
+    """
+
+    def __init__(self, read: Read, stored: int, slots: SharedSlots, count: int) -> None:
+        self._read, self._stored, self._slots = read, stored, slots
+        self._processes: list[ReaderProcess | None] = [self._started(number) for number in range(count)]
+        self._ready = [False] * count
+
+    def run(self, task: ReadTask, layout: BatchLayout, memory: Bytes) -> FilledSlot:
+        """Read the batch of a task into its slot."""
+        return task.run(functools.partial(self._read_for, task), layout, memory)
+
+    def _read_for(self, task: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Have the worker process of a task's thread read its batch.
+
+        Raises:
+            WorkerError: The process has ended; another one is started for the next task.
+            Exception: As raised there.
+        """
+        assert task.worker is not None
+        (key,) = task.keys  # Python code reads batches one at a time
+        process = self._processes[task.worker] or self._started(task.worker)
+        self._processes[task.worker] = process
+        try:
+            if not self._is_ready(task.worker, process):
+                self._read(epoch, samples, out)
+                return
+            process.send(Command(CommandKind.READ, slot=task.slot, key=key))
+            while not (reports := process.receive()):
+                process.wait(POLL_S)
+        except WorkerError as error:
+            process.close()
+            self._processes[task.worker], self._ready[task.worker] = None, False
+            raise WorkerError(
+                f"{error}, while it read {task}; the next batches are read by a new process", worker=task.worker
+            ) from error.__cause__
+        ((_, payload),) = reports
+        if payload:
+            raise unpacked_errors(payload, process.pid)[0]
+
+    def _is_ready(self, worker: int, process: ReaderProcess) -> bool:
+        if not self._ready[worker]:
+            self._ready[worker] = any(report.kind is ReportKind.READY for report, _ in process.receive())
+        return self._ready[worker]
+
+    def _started(self, number: int) -> ReaderProcess:
+        process = ReaderProcess(number)
+        process.start(self._stored, self._slots)
+        return process

@@ -1,0 +1,126 @@
+"""Worker processes read side by side, in order; the end of one is an error at its batch, and no more than that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from pathlib import Path
+
+import pytest
+from support import reader_sources as acts
+from support.reader_sources import PythonNumbers
+
+from lit_async_data import AsyncLoader
+from lit_async_data.errors import ReadError, WorkerError
+
+pytestmark = pytest.mark.processes
+ORDER = list(range(0, 100, 10))
+PASSES = 2000  # until a test gives up waiting for processes to start
+
+
+def loader_of(source, **options):
+    return AsyncLoader(source, {"batch_size": 10, "shuffle": False, "worker_kind": "process", "workers": 2, **options})
+
+
+def in_worker_processes(loader):
+    """Take passes until both worker processes read; returns their ids."""
+    for _ in range(PASSES):
+        found = {batch["process"][0].item() for batch in loader}
+        workers = children(loader.engine.feed.pipeline.process_id)
+        if len(workers) == 2 and found == workers:
+            return workers
+    raise AssertionError("the worker processes never started")
+
+
+def children(process):
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            if int(lines["PPid"]) == process and "Z" not in lines["State"]:
+                found.add(int(lines["Pid"]))
+    return found
+
+
+@pytest.mark.parametrize("shuffle", [False, "global"])
+def test_several_processes_deliver_the_batches_of_one(shuffle):
+    def passes(workers):
+        with loader_of(PythonNumbers(), workers=workers, shuffle=shuffle, seed=4, return_indices=True) as loader:
+            return [[(batch["y"].tolist(), batch["index"].tolist()) for batch in loader] for _ in range(4)]
+
+    assert passes(3) == passes(1)
+
+
+def test_each_worker_has_a_process_and_all_end_with_the_loader():
+    with loader_of(PythonNumbers()) as loader:
+        assert loader.footprint.workers.processes == 2
+        assert "a reader process with 2 worker processes" in str(loader.footprint.workers)
+        workers = in_worker_processes(loader)
+        reader = loader.engine.feed.pipeline.process_id
+        names = {(Path("/proc") / str(pid) / "comm").read_text() for pid in workers}
+        assert names == {"lit_data worker\n"}
+        assert (Path("/proc") / str(reader) / "comm").read_text() == "lit_data reader\n"
+    for pid in workers:
+        _wait_for_the_end_of(pid)
+
+
+def test_worker_processes_end_with_a_reader_process_that_is_killed():
+    with loader_of(PythonNumbers()) as loader:
+        workers = in_worker_processes(loader)
+        ends = [os.pidfd_open(pid) for pid in workers]
+        os.kill(loader.engine.feed.pipeline.process_id, signal.SIGKILL)
+        for end in ends:
+            _wait(end)
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+            list(loader)
+
+
+def test_one_worker_reads_in_the_reader_process_itself():
+    with loader_of(PythonNumbers(), workers=1) as loader:
+        assert loader.footprint.workers.processes == 0
+        reader = {batch["process"][0].item() for batch in loader}
+        assert reader == {loader.engine.feed.pipeline.process_id}
+
+
+def test_an_error_comes_at_its_place_with_type_and_traceback():
+    source = PythonNumbers(33, acts.fail_strangely)
+    with loader_of(source) as loader:
+        for _ in range(5):
+            batches = iter(loader)
+            assert [next(batches)["y"][0].item() for _ in range(3)] == ORDER[:3]
+            with pytest.raises(ReadError, match=r"batch 3 of epoch \d+ .*UnpicklableError: odd and even") as caught:
+                next(batches)
+            assert "in fail_strangely" in "\n".join(caught.value.__notes__)
+            assert [next(batches)["y"][0].item() for _ in range(6)] == ORDER[4:]
+            assert next(batches, None) is None
+
+
+def test_a_killed_worker_costs_its_batch_and_is_replaced():
+    with loader_of(PythonNumbers()) as loader:
+        workers = in_worker_processes(loader)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        seen, lost = [], []
+        for _ in range(5 * len(ORDER)):
+            try:
+                seen.append(loader.next()["y"][0].item())
+            except WorkerError as error:
+                lost.append(str(error))
+        assert all("was killed by SIGKILL" in text and "while it read batch" in text for text in lost)
+        assert 1 <= len(lost) <= 2
+        assert set(seen) == set(ORDER)
+        assert not in_worker_processes(loader) & workers
+
+
+def _wait_for_the_end_of(pid):
+    with contextlib.suppress(ProcessLookupError):
+        _wait(os.pidfd_open(pid))
+
+
+def _wait(end):
+    try:
+        assert select.select([end], [], [], 60)[0]
+    finally:
+        os.close(end)
