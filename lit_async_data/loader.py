@@ -342,6 +342,7 @@ class AsyncLoader(BaseLoader):
             timeout_s=self.options.timeout_s,
             after_read=setup.ahead,
             ids=self.source.ids,
+            tuner=plan.workers.tuner(),
         )
 
 

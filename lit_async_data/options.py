@@ -56,17 +56,19 @@ class LoaderOptions:
             as many decoded chunks. Changes the order.
         seed: Key of every permutation, 0 to 2**63 − 1. Workers and queue depth never change the order of a seed.
         drop_last: Drop the samples that do not fill a step of all ranks.
-        workers: Reader threads. 0 reads in the caller's thread, so that a debugger stops there. ``"auto"``: if chunks
-            are decoded, one per core, at most 4, shared by the ranks of the node. Otherwise 1: one thread copies at 0.6
-            of the memory bandwidth, and a second would only wait for h5py's lock (``benchmarks/first.py``,
-            ``benchmarks/hdf5.py``). If Python code reads the samples (`DatasetSource`) and no reader process can, 0:
-            such a thread would hold the GIL and block the training loop.
+        workers: Reader threads; where Python code reads the samples in a reader process, each has a process of its own.
+            0 reads in the caller's thread, so that a debugger stops there. ``"auto"``: 1; and another, while the loop
+            waits for batches and the last one helped, if samples are decoded (at most 4) or read by Python code in
+            processes. Never more than the cores that this rank may use. One thread copies at 0.6 of the memory
+            bandwidth, and a second would only wait for h5py's lock (``benchmarks/first.py``, ``benchmarks/hdf5.py``).
+            If Python code reads the samples (`DatasetSource`) and no reader process can, 0: such a thread would hold
+            the GIL and block the training loop.
         worker_kind: Where the reader threads run. ``"thread"``: in this process. ``"process"``: in a reader process,
             where they take nothing of this process's GIL; batches come through shared memory. ``"auto"``: a process if
             samples are decoded, read under a lock or by Python code, and a core is free; threads if reading is a copy,
             and on Python without the GIL (``benchmarks/beside.py``).
-        queue_depth: Slots being filled or ready on the host, ≥ 1; one more slot holds the batch in use. A slot holds
-            one batch, or several small ones (up to 12 MiB) if reading only copies.
+        queue_depth: Slots being filled or ready on the host, ≥ 1; there is at least one for each worker, and one more
+            holds the batch in use. A slot holds one batch, or several small ones (up to 12 MiB) if reading only copies.
         cache_bytes: Bytes of decoded chunks to cache for the loader's lifetime. A dataset that fits is decoded once.
         memory_budget: Most bytes that this loader may hold: slots, decoded chunks, files read ahead and cache. None: a
             quarter of the memory of this machine or container, shared by the ranks of the node.

@@ -69,16 +69,16 @@ class ResourcePlan:
             refusal: Why no reader process can be used; empty if one can.
         """
         workers = Workers.of(source, options, ahead=ahead, refusal=refusal)
-        slots = options.queue_depth + 1 if workers.threads else 2
+        slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
         limit = options.memory_budget or default_budget()
         order = schedule.plan(0).chunk_order
         chunks = 0
         if order is not None:
             # Groups that are read at a time: one, unless workers have more samples in hand than are in one.
-            in_hand = max(workers.threads, 1) * options.batch_size * schedule.plan(0).world_size
+            in_hand = max(workers.most, 1) * options.batch_size * schedule.plan(0).world_size
             groups = -(-in_hand // (order.width * order.rows))
             chunks = min((groups + 1) * order.width, order.chunks)
-        decoded = source.decoded_bytes(chunks) + max(workers.threads, 1) * source.decode_bytes
+        decoded = source.decoded_bytes(chunks) + max(workers.most, 1) * source.decode_bytes
         cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
         if ahead and source.chunks.reading == "copied" and not streams:

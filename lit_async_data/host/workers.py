@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.host.memory import ranks_here
+from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
 MOST_WORKERS = 4
+MANY = 2**20
+# Seconds after which it is judged whether another worker helps. A worker process takes a part of the first to start.
+THREAD_S, PROCESS_S = 0.25, 1.0
 # What costs the training loop the GIL, by `StorageLayout.reading`.
 _COSTS = {
     "locked": "reading holds a lock",
@@ -27,16 +32,18 @@ class Workers(NamedTuple):
     Attributes:
         kind: ``"caller"``: the loop itself, when it asks for a batch. ``"thread"``: threads of this process.
             ``"process"``: threads of a reader process, which take nothing of this process's GIL.
-        threads: Number of threads; 0 for the caller.
+        threads: Number of threads to begin with; 0 for the caller.
         why: The reason for the kind, for people.
-        processes: Worker processes that the reader process starts, one for each thread, so that Python code runs side
-            by side; 0 if its threads read.
+        most: Number of threads that there may be later, if the loop waits for batches.
+        python: Whether Python code reads the samples. Of several threads of a reader process, each then has a worker
+            process, so that such code runs side by side.
     """
 
     kind: Literal["caller", "thread", "process"]
     threads: int
     why: str
-    processes: int = 0
+    most: int = 0
+    python: bool = False
 
     @classmethod
     def of(cls, source: Source, options: LoaderOptions, *, ahead: bool, refusal: str = "") -> Workers:
@@ -55,27 +62,46 @@ class Workers(NamedTuple):
             return cls("caller", 0, "nothing is read ahead" if not ahead else "workers=0")
         kind, why = _kind(source, options, refusal or system_refusal())
         reading = source.chunks.reading
+        python = reading == "python"
         if options.workers != "auto":
-            several = kind == "process" and reading == "python" and options.workers > 1
-            return cls(kind, options.workers, why, options.workers if several else 0)
-        if reading == "python" and kind == "thread" and options.worker_kind == "auto":
-            return cls("caller", 0, why)
-        return cls(kind, min(cores(), MOST_WORKERS) if reading == "decoded" else 1, why)
+            return cls(kind, options.workers, why, options.workers, python)
+        if python and kind == "thread" and options.worker_kind == "auto":
+            return cls("caller", 0, why, 0, python)
+        most = {"decoded": min(cores(), MOST_WORKERS), "python": cores() if kind == "process" else 1}.get(reading, 1)
+        return cls(kind, 1, why, most, python)
+
+    @property
+    def processes(self) -> int:
+        """Worker processes that there may be beside the reader process; 0 if its threads read."""
+        return self.most if self.kind == "process" and self.python and self.most > 1 else 0
+
+    def tuner(self) -> WorkerTuner | None:
+        """What changes the number of threads; None if it stays."""
+        if self.most == self.threads:
+            return None
+        return WorkerTuner(self.threads, self.most, PROCESS_S if self.processes else THREAD_S)
 
     def __str__(self) -> str:
-        threads = f"{self.threads} reader thread{'s' if self.threads > 1 else ''}"
         if self.kind == "caller":
             return f"no workers ({self.why}): the training loop reads"
-        if self.kind == "thread":
-            return f"{threads} ({self.why})"
-        if self.processes:
-            return f"a reader process with {self.processes} worker processes ({self.why})"
-        return f"a reader process with {threads} ({self.why})"
+        what = "worker process" if self.processes else "reader thread"
+        several = f"{self.threads} {what}{'es' if self.processes else 's'}" if self.threads > 1 else f"1 {what}"
+        text = several if self.most == self.threads else f"{several}, at most {self.most}"
+        return f"{text} ({self.why})" if self.kind == "thread" else f"a reader process with {text} ({self.why})"
 
 
 def cores() -> int:
     """Cores that this process may use, of which each rank of the node has its share; at least 1."""
-    return max(len(os.sched_getaffinity(0)) // ranks_here(), 1)
+    return max(min(len(os.sched_getaffinity(0)), _quota()) // ranks_here(), 1)
+
+
+def _quota() -> int:
+    """Cores that the control group of this process may use at a time, as in a container."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return MANY
+    return MANY if quota == "max" else max(int(quota) // int(period), 1)
 
 
 def _kind(source: Source, options: LoaderOptions, refusal: str) -> tuple[Literal["thread", "process"], str]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 import operator
 import threading
 import time
@@ -33,8 +34,11 @@ from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.stats import ReadStats
+from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.threads import ProcessGuard, leave_at_exit
+
+log = logging.getLogger(__name__)
 
 _good = operator.attrgetter("good")
 # Seconds between two checks whether the workers are alive.
@@ -50,17 +54,26 @@ class Pipeline(abc.ABC):
         slots: Slots to begin with: those being filled or ready, and one for the batch that is handed out.
         most_slots: Slots that the memory budget allows.
         timeout_s: Seconds to wait for a batch.
+        tuner: Says how many workers there should be; None leaves it at those that there are.
     """
 
     # Why a forked child cannot use the pipeline.
     _not_forked: str
 
     def __init__(
-        self, schedule: Schedule, layout: BatchLayout, *, slots: int, most_slots: int, timeout_s: float
+        self,
+        schedule: Schedule,
+        layout: BatchLayout,
+        *,
+        slots: int,
+        most_slots: int,
+        timeout_s: float,
+        tuner: WorkerTuner | None = None,
     ) -> None:
         self.schedule, self.layout, self.timeout_s = schedule, layout, timeout_s
         self.pool = SlotPool([])
         self._slots, self._most_slots = slots, most_slots
+        self._tuner = tuner
         self._guard = ProcessGuard()
         # Guards the state of every subclass, and `schedule`. Reentrant: garbage collection can close a loader inside
         # any allocation.
@@ -98,12 +111,17 @@ class Pipeline(abc.ABC):
             StalledError: It did not come in time; says what each worker reads.
             ClosedError, WorkerError: See `prefetch`.
         """
-        deadline = time.monotonic() + self.timeout_s
         self.prefetch(key)
-        while (filled := self.poll(key)) is None:
-            if time.monotonic() > deadline:
+        if (filled := self.poll(key)) is not None:
+            return filled
+        began = time.monotonic()
+        while filled is None:
+            if time.monotonic() > began + self.timeout_s:
                 raise self._stalled(key)
             self._wait(key)
+            filled = self.poll(key)
+        if self._tuner is not None and not self._tuner.settled:
+            self._tune(self._tuner, time.monotonic() - began)
         return filled
 
     def must_copy(self) -> bool:
@@ -157,6 +175,10 @@ class Pipeline(abc.ABC):
         """
 
     @abc.abstractmethod
+    def set_workers(self, count: int) -> None:
+        """Read on with another number of workers, after the first request."""
+
+    @abc.abstractmethod
     def _wait(self, key: BatchIndex) -> None:
         """Wait until a batch may have come, at most `POLL_S`; add slots if the user keeps all there are.
 
@@ -179,6 +201,17 @@ class Pipeline(abc.ABC):
                 if len(self.pool) == self.pool.held:
                     raise
                 self._most_slots = len(self.pool)  # batches are handed out as copies from here on
+
+    def _tune(self, tuner: WorkerTuner, seconds: float) -> None:
+        """Have the tuner judge a wait, and follow it."""
+        before = tuner.count
+        if (count := tuner.waited(seconds, self._stats.batches)) == before:
+            return
+        with self._lock:
+            if count > before and len(self.pool) <= count < self._most_slots:
+                self._add_slots(1)  # each worker fills one, and one is handed out
+            self.set_workers(count)
+        log.info("workers=auto: %d workers now, since the loop waited for batches; workers=%d begins so", count, count)
 
     def _stalled(self, key: BatchIndex) -> StalledError:
         return StalledError(

@@ -16,6 +16,7 @@ from lit_async_data.errors import StalledError, WorkerError
 from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.host.unexpected import Unexpected
+from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
 from lit_async_data.threads import Bell, ThreadWorker
@@ -46,6 +47,7 @@ class ThreadPipeline(Pipeline):
         after_read: Called by a worker after each read, to fetch or decode what comes later.
         ids: The numbers by which errors name samples.
         on_filled: Called by a worker that has filled a slot.
+        tuner: See `Pipeline`.
         run: Runs the tasks of the workers elsewhere; None runs them here, with ``read``.
 
     Attributes:
@@ -69,13 +71,15 @@ class ThreadPipeline(Pipeline):
         after_read: AfterRead | None = None,
         ids: Callable[[Indices], Indices] = np.asarray,
         on_filled: Callable[[], None] | None = None,
+        tuner: WorkerTuner | None = None,
         run: RunTask | None = None,
     ) -> None:
-        super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s)
+        super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s, tuner=tuner)
         self._after_read, self._ids, self._on_filled = after_read, ids, on_filled
         self._run: RunTask = run or (lambda task, layout, memory: task.run(read, layout, memory))
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
+        self._retired: list[ThreadWorker] = []  # they end with the task that they are at
         self._started = False
         self._preparation_errors = Unexpected(
             log, "preparing batches that come later failed; they are read all the same"
@@ -118,9 +122,10 @@ class ThreadPipeline(Pipeline):
             self._closed = True
             self._claimed.clear()  # in whatever states the slots are: nobody uses them any more
         self.arrived.ring()
-        self.pool.wake(len(self.workers))
+        workers = self.workers + self._retired
+        self.pool.wake(len(workers))
         deadline = time.monotonic() + CLOSE_S
-        for worker in self.workers:
+        for worker in workers:
             worker.join(max(deadline - time.monotonic(), 0))
         self.pool.clear()
 
@@ -139,6 +144,15 @@ class ThreadPipeline(Pipeline):
         self._started = True
         for worker in self.workers:
             worker.start()
+
+    def set_workers(self, count: int) -> None:
+        with self._lock:
+            while len(self.workers) > count:
+                self._retired.append(self.workers.pop())
+            while len(self.workers) < count:
+                # Kept first, so that `close` ends it also where this is interrupted.
+                self.workers.append(ThreadWorker(len(self.workers), self._work))
+                self.workers[-1].start()
 
     def _add_slots(self, count: int) -> None:
         for _ in range(count):
@@ -177,6 +191,9 @@ class ThreadPipeline(Pipeline):
             return False
         with self._lock:
             if self._closed:
+                return False
+            if worker in self._retired:
+                self.pool.abandon(slot)
                 return False
             task = self._claim(slot, worker.number)
         worker.begin(task)

@@ -99,6 +99,9 @@ class ReaderServer:
     def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, reports: Reports) -> None:
         workers, read = setup.plan.workers, NotedRead(setup, slots)
         processes = WorkerProcesses(read, stored, slots, workers.processes) if workers.processes else None
+        if processes is not None and workers.threads > 1:
+            processes.start()
+        self._processes = processes
         self._schedule, self._slots, self._reports = setup.schedule, slots, reports
         self._generation = 0
         self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
@@ -127,6 +130,11 @@ class ReaderServer:
                 pool.copied(command.slot)
             else:
                 pool.add(self._slots.slot(command.slot))
+            return
+        if command.kind is CommandKind.WORKERS:
+            if self._processes is not None:
+                self._processes.start()
+            self._pipeline.set_workers(command.slot)
             return
         with self._lock:
             self._pipeline.follow(self._schedule.limited(command.limits))

@@ -23,7 +23,8 @@ class CommandKind(enum.IntEnum):
     FILL = 1  # a slot may be filled
     SEEK = 2  # read on from a batch, and forget what was read ahead
     LIMIT = 3  # the pass, and later ones, will take this many steps
-    READ = 4  # to a worker process: read a batch into a slot
+    WORKERS = 4  # read on with this many workers
+    READ = 5  # to a worker process: read a batch into a slot
 
 
 class Command(NamedTuple):
@@ -31,7 +32,7 @@ class Command(NamedTuple):
 
     Attributes:
         kind: What to do.
-        slot: Number of a slot, for FILL and READ.
+        slot: Number of a slot, for FILL and READ; number of workers, for WORKERS.
         generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen.
         key: Where to go on, for SEEK; the batch, for READ.
         limits: Steps that the consumer will take.

@@ -47,7 +47,12 @@ class ProcessPipeline(Pipeline):
     ) -> None:
         budget = setup.plan.budget
         super().__init__(
-            setup.schedule, setup.layout, slots=budget.slots, most_slots=budget.most_slots, timeout_s=timeout_s
+            setup.schedule,
+            setup.layout,
+            slots=budget.slots,
+            most_slots=budget.most_slots,
+            timeout_s=timeout_s,
+            tuner=setup.plan.workers.tuner(),
         )
         self._source = setup.read.source
         self._stored, self._pin = stored, pin
@@ -133,6 +138,10 @@ class ProcessPipeline(Pipeline):
         self._process = ReaderProcess()
         self._process.start(self._stored.fileno(), self._shared)
         self._stored.close()
+
+    def set_workers(self, count: int) -> None:
+        with self._lock:
+            self._command(Command(CommandKind.WORKERS, slot=count))
 
     def _add_slots(self, count: int) -> None:
         assert self._shared is not None

@@ -32,13 +32,18 @@ class WorkerProcesses:
         read: Reads samples here while a worker process starts, so that the first batches do not wait for it.
         stored: Descriptor of the `ReaderSetup`.
         slots: The slots that they fill.
-        count: Number of processes.
+        count: Most processes.
     """
 
     def __init__(self, read: Read, stored: int, slots: SharedSlots, count: int) -> None:
         self._read, self._stored, self._slots = read, stored, slots
-        self._processes: list[ReaderProcess | None] = [self._started(number) for number in range(count)]
+        self._processes: list[ReaderProcess | None] = [None] * count
         self._ready = [False] * count
+        self._several = False
+
+    def start(self) -> None:
+        """Use worker processes from now on: there is more than one worker."""
+        self._several = True
 
     def run(self, task: ReadTask, layout: BatchLayout, memory: Bytes) -> FilledSlot:
         """Read the batch of a task into its slot."""
@@ -52,6 +57,9 @@ class WorkerProcesses:
             Exception: As raised there.
         """
         assert task.worker is not None
+        if not self._several:
+            self._read(epoch, samples, out)
+            return
         (key,) = task.keys  # Python code reads batches one at a time
         process = self._processes[task.worker] or self._started(task.worker)
         self._processes[task.worker] = process

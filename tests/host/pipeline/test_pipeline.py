@@ -629,3 +629,61 @@ def test_an_ndarray_as_lease_loses_its_slot_while_a_slice_lives(monkeypatch):
         gc.collect()
         assert pipeline.pool.held == 0
         assert len(array) == 1
+
+
+# -- another number of workers -----------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A tuner that says these numbers, one for each wait."""
+
+    settled = False
+
+    def __init__(self, *counts):
+        self.count, self.counts = 1, list(counts)
+
+    def waited(self, seconds, batches):
+        assert seconds >= 0
+        self.count = self.counts.pop(0) if self.counts else self.count
+        return self.count
+
+
+def test_workers_that_come_and_go_change_neither_order_nor_batches():
+    with running(depth=1) as pipeline:
+        pipeline._tuner = Scripted(2, 3, 4, 3)
+        assert [epoch(pipeline, number) for number in range(200)] == [WHOLE] * 200
+        pipeline.set_workers(3)
+        assert len(pipeline.pool) == 5  # one for each worker, and one that is handed out
+        assert [epoch(pipeline, number) for number in range(200, 205)] == [WHOLE] * 5
+
+
+def test_a_worker_that_was_added_reads_beside_the_first():
+    gate = Gate()
+    with running(gate, depth=1) as pipeline:
+        pipeline.prefetch(BatchIndex(0, 0))
+        gate.wait_for(1)
+        pipeline.set_workers(2)
+        gate.wait_for(1)  # both are inside a read
+        gate.open(0, 4, 8)
+        assert epoch(pipeline, 0) == WHOLE
+
+
+def test_a_worker_that_is_taken_back_finishes_its_batch_and_is_not_missed():
+    gate = Gate()
+    with running(gate, workers=2, depth=1) as pipeline:
+        pipeline.prefetch(BatchIndex(0, 0))
+        gate.wait_for(2)
+        workers = list(pipeline.workers)
+        pipeline.set_workers(1)
+        gate.open(0, 4, 8)
+        assert [epoch(pipeline, 0), epoch(pipeline, 1), epoch(pipeline, 2)] == [WHOLE] * 3
+        assert pipeline.workers == workers[:1]
+        pipeline.check()
+    assert not any(worker.alive for worker in workers)
+
+
+def test_no_slot_is_added_over_the_budget():
+    with running(depth=1, most_slots=3) as pipeline:
+        pipeline._tuner = Scripted(2, 3, 4, 5)
+        assert [epoch(pipeline, number) for number in range(100)] == [WHOLE] * 100
+        assert len(pipeline.pool) <= 3

@@ -14,6 +14,7 @@ from support.reader_sources import PythonNumbers
 
 from lit_async_data import AsyncLoader
 from lit_async_data.errors import ReadError, WorkerError
+from lit_async_data.host.worker_tuner import WorkerTuner
 
 pytestmark = pytest.mark.processes
 ORDER = list(range(0, 100, 10))
@@ -124,3 +125,18 @@ def _wait(end):
         assert select.select([end], [], [], 60)[0]
     finally:
         os.close(end)
+
+
+def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    counts = [2]
+    monkeypatch.setattr(WorkerTuner, "settled", property(lambda tuner: not counts))
+    monkeypatch.setattr(WorkerTuner, "waited", lambda tuner, *_: counts.pop())
+    monkeypatch.setattr("lit_async_data.host.workers.cores", lambda: 4)
+    with loader_of(PythonNumbers(), workers="auto", worker_kind="auto") as loader:
+        assert str(loader.footprint.workers) == (
+            "a reader process with 1 worker process, at most 4 (Python code reads the samples)"
+        )
+        assert [batch["y"][0].item() for batch in loader] == ORDER
+        in_worker_processes(loader)
+    assert "workers=auto: 2 workers now, since the loop waited for batches; workers=2 begins so" in caplog.text

@@ -1,0 +1,81 @@
+"""`WorkerTuner`: finds how many workers a loop needs, from how long it waits for batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+# Batches after which the waiting is judged, at least; the first of them were begun by fewer workers.
+WINDOW = 16
+# Another worker is tried if the loop waits for more than this share of the time. It stays if it shortens the waiting by
+# this share of what it could: the second of two workers that share nothing halves it.
+WORTH_A_WORKER, WORTH_KEEPING = 0.05, 0.5
+
+
+@dataclasses.dataclass
+class WorkerTuner:
+    """Starts with few workers, adds one while the queue runs dry, and takes it back if that does not help.
+
+    Told only of waits, so that it costs nothing while the queue is full. Not thread-safe.
+
+    Args:
+        count: Workers to begin with.
+        most: The most workers.
+        window_s: Seconds after which the waiting is judged, at least; a worker process takes a part of a second to
+            start.
+        clock: Seconds that pass.
+
+    Example:
+        >>> now = iter(range(1000))
+        >>> tuner = WorkerTuner(1, 4, window_s=0, clock=lambda: next(now))
+        >>> [tuner.waited(1.0, batches) for batches in range(0, 64, 4)]  # however many there are, it waits as long
+        [1, 1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1]
+    """
+
+    count: int
+    most: int
+    window_s: float
+    clock: Callable[[], float] = time.monotonic
+    # Of the window: its first batch and moment, and the seconds waited in it.
+    _first: int | None = None
+    _began: float = 0.0
+    _waited: float = 0.0
+    # Seconds waited per batch before the worker on trial came; None if none is on trial.
+    _before: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the number is final."""
+        return self.count >= self.most and self._before is None
+
+    def waited(self, seconds: float, batches: int) -> int:
+        """Note that the loop waited for a batch.
+
+        Args:
+            seconds: How long.
+            batches: Batches that it has had so far.
+
+        Returns:
+            How many workers there should be from now on.
+        """
+        if self.settled:
+            return self.count
+        now = self.clock()
+        if self._first is None:
+            self._first, self._began, self._waited = batches, now, 0.0
+            return self.count
+        self._waited += seconds
+        if batches - self._first >= WINDOW and now - self._began >= self.window_s:
+            self._judge(self._waited / (batches - self._first), self._waited / max(now - self._began, 1e-9))
+            self._first = None
+        return self.count
+
+    def _judge(self, per_batch: float, share: float) -> None:
+        if self._before is not None and per_batch > (1 - WORTH_KEEPING / self.count) * self._before:
+            self.count -= 1
+            self.most, self._before = self.count, None
+            return
+        self._before = None
+        if share > WORTH_A_WORKER and self.count < self.most:
+            self.count, self._before = self.count + 1, per_batch
