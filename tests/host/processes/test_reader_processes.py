@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from support import reader_sources as acts
 from support.reader_sources import BadInChild, Numbers
 
-from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, SubsetSource
+from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.processes.shared_slots import SharedSlots
@@ -350,13 +349,3 @@ def test_a_fork_of_the_trainer_is_told_to_build_its_own_loader(file):
         assert b"reader process does not serve it; build it in the child" in os.read(reading, 1000)
         os.close(reading)
         next(loader)
-
-
-def test_the_process_needs_no_torch(file):
-    with contextlib.closing(SubsetSource(source_of(file), np.arange(100))) as source:
-        loader = loader_of(source, shuffle="chunk")
-        next(loader)
-        maps = Path(f"/proc/{pid_of(loader)}/maps").read_text()
-        loader.close()
-    assert "h5py" in maps
-    assert "libtorch" not in maps
