@@ -179,6 +179,8 @@ def main(arguments: list[str]) -> NoReturn:
         logging.getLogger().setLevel(setup.level)
         logging.captureWarnings(capture=True)
         server = ReaderServer(setup, SharedSlots(setup.layout.nbytes, slots_fd), reports)
+        # Not PR_SET_PDEATHSIG: that signal comes when the thread ends that started this process, which is any thread
+        # that takes a first batch.
         while os.getppid() == parent:
             if select.select([commands_fd], [], [], PARENT_S)[0]:
                 data = os.read(commands_fd, COMMANDS_AT_ONCE * COMMAND_BYTES)

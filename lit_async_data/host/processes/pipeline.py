@@ -81,6 +81,18 @@ class ProcessPipeline:
         """The next batch to be handed out, unless another is asked for."""
         return next(iter(self._ready), self._next)
 
+    def reserve(self) -> None:
+        """Take the memory of the first slots, unless that is done.
+
+        Raises:
+            MemoryBudgetError: The system refuses it.
+        """
+        with self._lock:
+            if self._shared is None:
+                self._shared = SharedSlots(self.layout.nbytes)
+            if not len(self.pool):
+                self._add(min(self._setup.plan.budget.slots, self._most_slots))
+
     def prefetch(self, key: BatchIndex) -> None:
         """Have the batches from ``key`` on read. Waits only for the reader process to start.
 
@@ -183,10 +195,8 @@ class ProcessPipeline:
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._shared is None:
-            self._shared = SharedSlots(self.layout.nbytes)
-        if not len(self.pool):
-            self._add(min(self._setup.plan.budget.slots, self._most_slots))
+        self.reserve()
+        assert self._shared is not None
         if self._process is not None:  # it could not be started
             self._process.close()
         self._process = ReaderProcess()

@@ -224,6 +224,15 @@ def test_a_killed_process_is_named(file):
             collections.deque(iter(loader.next, None), maxlen=0)  # endless
 
 
+def test_a_process_killed_by_a_signal_without_a_name_is_an_error():
+    with AsyncLoader(Numbers(), {"batch_size": 1, "worker_kind": "process"}) as loader:
+        next(loader)
+        number = signal.SIGRTMIN + 5
+        os.kill(pid_of(loader), number)
+        with pytest.raises(WorkerError, match=f"was killed by signal {number}"):
+            collections.deque(iter(loader.next, None), maxlen=0)  # endless
+
+
 def pid_of(loader):
     pipeline = loader.engine.feed.pipeline
     assert isinstance(pipeline, ProcessPipeline)
@@ -320,6 +329,17 @@ def test_the_process_ends_when_the_trainer_is_killed_even_if_a_fork_of_it_lives(
         assert ends(reader)
     finally:
         os.kill(fork, signal.SIGKILL)
+
+
+def test_the_process_outlives_the_thread_that_began(file):
+    with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
+        wanted = len(loader)
+        thread = threading.Thread(target=loader.__next__)
+        thread.start()
+        thread.join()
+        # A signal that the system sends when that thread ends has arrived with the next batches, if there is one.
+        assert len(list(loader)) == wanted
+        assert len(list(loader)) == wanted
 
 
 def test_signals_for_the_trainer_do_not_end_the_process(file):
