@@ -19,7 +19,7 @@ from lit_async_data.device.feed import Batch
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.transform import BatchFunction, DeviceTransform, check_callable, takes_rng, widened
 from lit_async_data.engine import Engine
-from lit_async_data.errors import ConfigError, ReadError, SourceError, TransformError
+from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.host import memory
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.nan_check import NanCheck
@@ -317,7 +317,16 @@ class AsyncLoader(BaseLoader):
         chosen = self.options.worker_kind == "process"
         try:
             stored = setup.stored() if chosen else setup.stored(MOST_COPIED_BYTES)
+            timeout_s = self.options.timeout_s
+            pipeline = ProcessPipeline(setup, stored, pin=memory.register if pin else None, timeout_s=timeout_s)
+            try:
+                pipeline.reserve()
+            except MemoryBudgetError:
+                pipeline.close()
+                raise
         except ConfigError as error:
+            if chosen and isinstance(error, MemoryBudgetError):
+                raise
             if chosen:
                 raise ConfigError(
                     f"worker_kind: {self.source.name} cannot go to a reader process: {error}; set worker_kind=thread"
@@ -327,7 +336,7 @@ class AsyncLoader(BaseLoader):
             self._plans.clear()
             self.footprint.budget.check()
             return None
-        return ProcessPipeline(setup, stored, pin=memory.register if pin else None, timeout_s=self.options.timeout_s)
+        return pipeline
 
     def _thread_pipeline(self, setup: ReaderSetup, *, pin: bool) -> ThreadPipeline:
         plan = setup.plan

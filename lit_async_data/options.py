@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import numbers
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -252,6 +251,8 @@ def check_names(given: Mapping[Any, object], known: list[str]) -> None:
     Raises:
         ConfigError: A name is not; the message suggests the probable one.
     """
+    import difflib
+
     for name in given:
         if name in known:
             continue

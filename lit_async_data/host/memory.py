@@ -10,7 +10,6 @@ import logging
 import mmap
 import os
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,7 +163,8 @@ def machine_memory() -> int:
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            text = Path(name).read_text().strip()
+            with open(name) as limit:
+                text = limit.read().strip()
         except OSError:
             continue
         if text.isdigit():

@@ -12,6 +12,7 @@ from lit_async_data.host.memory import ranks_here
 from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.threads import usable_cores
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
 MOST_WORKERS = 4
@@ -92,7 +93,7 @@ class Workers(NamedTuple):
 
 def cores() -> int:
     """Cores that this process may use, of which each rank of the node has its share; at least 1."""
-    return max(min(len(os.sched_getaffinity(0)), _quota()) // ranks_here(), 1)
+    return max(min(usable_cores(), _quota()) // ranks_here(), 1)
 
 
 def _quota() -> int:
@@ -123,4 +124,5 @@ def _kind(source: Source, options: LoaderOptions, refusal: str) -> tuple[Literal
 
 
 def system_refusal() -> str:
-    return "" if hasattr(os, "memfd_create") else "this system has no memfd"
+    # Nor does select() work with pipes there.
+    return "" if os.name == "posix" else f"{sys.platform} passes no descriptors to a new process"

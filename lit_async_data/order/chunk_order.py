@@ -194,7 +194,7 @@ class ChunkOrder:
         closed from tick n_i on, and ``n_1 + … + n_i + (m − i)·n_i`` samples come before it. The stretch of positions
         from there to the next closing lane goes to the ``m − i`` open lanes.
         """
-        distinct = np.unique(uneven)
+        distinct = distinct_of(uneven)
         rows = self._lane_rows(self._uneven[distinct])
         closing = np.zeros((distinct.size, self.width + 1), np.int64)
         closing[:, 1:] = np.sort(rows, axis=1)
@@ -302,3 +302,11 @@ def _window(places: Indices) -> tuple[Indices, Indices]:
     if end - first <= places.size:
         return np.arange(first, end), places - first
     return places, np.arange(places.size)
+
+
+def distinct_of(numbers: Indices) -> Indices:
+    """The distinct numbers, ascending; as ``np.unique``, which would import ``numpy.ma`` into each reader process."""
+    ordered = np.sort(numbers)
+    fresh = np.ones(ordered.size, np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=fresh[1:])
+    return ordered[fresh]

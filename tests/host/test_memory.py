@@ -47,16 +47,12 @@ def test_the_budget_is_shared_by_the_ranks_of_a_node(monkeypatch):
 
 @pytest.mark.parametrize(("text", "limit"), [("1000000\n", 1_000_000), ("max\n", None), (None, None)])
 def test_a_control_group_limits_the_memory(monkeypatch, tmp_path, text, limit):
-    class Paths:
-        def __call__(self, name):
-            return tmp_path / name.replace("/", "_")
-
     if text is not None:
         (tmp_path / "_sys_fs_cgroup_memory.max").write_text(text)
     whole = machine_memory.__globals__["os"].sysconf("SC_PAGE_SIZE") * machine_memory.__globals__["os"].sysconf(
         "SC_PHYS_PAGES"
     )
-    monkeypatch.setattr(memory, "Path", Paths())
+    monkeypatch.setattr(memory, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
     assert machine_memory() == (limit or whole)
 
 

@@ -182,6 +182,8 @@ def main(arguments: list[str]) -> NoReturn:
         slots = SharedSlots(setup.layout.nbytes, slots_fd)
         server: ReaderServer | TaskServer
         if worker < 0:
+            # No PR_SET_PDEATHSIG: that signal comes when the thread ends that started this process, which is any thread
+            # that takes a first batch.
             server = ReaderServer(setup, setup_fd, slots, reports)
         else:
             read = NotedRead(setup, slots, first=len(slots.notes) // 2 + worker)

@@ -75,6 +75,18 @@ class ProcessPipeline(Pipeline):
     def head(self) -> BatchIndex | None:
         return next(iter(self._ready), self._next)
 
+    def reserve(self) -> None:
+        """Take the memory of the first slots, unless that is done.
+
+        Raises:
+            MemoryBudgetError: The system refuses it.
+        """
+        with self._lock:
+            if self._shared is None:
+                self._shared = SharedSlots(self.layout.nbytes)
+            if not len(self.pool):
+                self._add_slots(min(self._slots, self._most_slots))
+
     def prefetch(self, key: BatchIndex) -> None:
         self.check()
         with self._lock:
@@ -129,10 +141,8 @@ class ProcessPipeline(Pipeline):
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._shared is None:
-            self._shared = SharedSlots(self.layout.nbytes)
-        if not len(self.pool):
-            self._add_slots(min(self._slots, self._most_slots))
+        self.reserve()
+        assert self._shared is not None
         if self._process is not None:  # it could not be started
             self._process.close()
         self._process = ReaderProcess()

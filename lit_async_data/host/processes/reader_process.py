@@ -151,7 +151,9 @@ class ReaderProcess:
         code = self._process[0].poll()
         how = "closed its pipe" if code is None else f"ended with exit code {code}"
         if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            # Python has no names for most of the realtime signals.
+            names = {number.value: number.name for number in signal.Signals}
+            how = f"was killed by {names.get(-code, f'signal {-code}')}"
             how += " (out of memory?)" if code == -signal.SIGKILL else ""
         advice = "; close the loader, or set worker_kind=thread" if self._worker is None else ""
         return WorkerError(f"{self._kind} process {self.pid} {how}{advice}")

@@ -12,10 +12,10 @@ import struct
 from typing import Any
 
 from lit_async_data.batch.spec import BatchLayout
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, MemoryBudgetError
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.memory import readable
-from lit_async_data.host.processes.shared_slots import memory_file
+from lit_async_data.host.processes.shared_file import SharedFile
 from lit_async_data.host.resource_plan import ResourcePlan
 from lit_async_data.host.sample_reader import SampleReader
 from lit_async_data.order.plan import Schedule
@@ -57,6 +57,7 @@ class ReaderSetup:
 
         Raises:
             ConfigError: Something cannot be pickled, or takes more bytes; says what.
+            MemoryBudgetError: The system refuses the memory.
         """
         import cloudpickle
 
@@ -68,13 +69,20 @@ class ReaderSetup:
             raise ConfigError(f"it cannot be pickled ({type(error).__name__}: {error})") from error
         if sum(map(len, pieces)) > most_bytes:
             raise ConfigError(f"a copy of it takes {readable(sum(map(len, pieces)))}")
-        file = memory_file("lit_async_data setup")
-        with open(file.fileno(), "wb", closefd=False) as buffered:
-            buffered.write(struct.pack(f"<{len(pieces) + 1}q", len(pieces), *map(len, pieces)))
-            for piece in pieces:
-                buffered.write(bytes(-buffered.tell() % ALIGNMENT))
-                buffered.write(piece)
-        return file
+        shared = SharedFile("lit_async_data setup")
+        try:
+            with open(shared.file.fileno(), "wb", closefd=False) as buffered:
+                buffered.write(struct.pack(f"<{len(pieces) + 1}q", len(pieces), *map(len, pieces)))
+                for piece in pieces:
+                    buffered.write(bytes(-buffered.tell() % ALIGNMENT))
+                    buffered.write(piece)
+        except OSError as error:
+            shared.file.close()
+            raise MemoryBudgetError(
+                f"memory_budget: the system refuses {readable(sum(map(len, pieces)))} for a copy of the source "
+                f"({error.strerror}); {shared.advice()}"
+            ) from error
+        return shared.file
 
     @staticmethod
     def loaded(fd: int) -> Any:

@@ -1,20 +1,22 @@
 """`SharedSlots`: memory for slots that the trainer's process and a reader process both map.
 
-Slots lie in a memfd: an anonymous file in memory. It has no name, so nothing is left behind however the processes end,
-and it takes nothing of ``/dev/shm``, which containers limit to 64 MB.
+They lie in one `SharedFile`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
+from collections.abc import Iterator
 
 import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.host.memory import readable
+from lit_async_data.host.processes.shared_file import SharedFile
 
 # The file begins with a page in which each worker notes what it reads: int64, shape (workers, NOTE).
 NOTES_BYTES = mmap.PAGESIZE
@@ -37,9 +39,18 @@ class SharedSlots:
     def __init__(self, slot_bytes: int, fd: int | None = None) -> None:
         self._stride = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._slot_bytes = slot_bytes
-        self._file = memory_file("lit_async_data slots") if fd is None else io.FileIO(fd, "r+b", closefd=False)
+        self._created: SharedFile | None = None
         if fd is None:
-            os.ftruncate(self.fd, NOTES_BYTES)
+            self._created = SharedFile("lit_async_data slots")
+            self._file = self._created.file
+            try:
+                with self._refused(NOTES_BYTES, "the notes of workers"):
+                    self._created.reach(NOTES_BYTES)
+            except MemoryBudgetError:
+                self._file.close()
+                raise
+        else:
+            self._file = io.FileIO(fd, "r+b", closefd=False)
         page = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64)
         self.notes = page[: MOST_NOTES * NOTE].reshape(MOST_NOTES, NOTE)
         self._slots: list[Bytes] = []
@@ -58,15 +69,22 @@ class SharedSlots:
         known = len(self._slots)
         if not count:
             return []
-        try:
-            os.ftruncate(self.fd, NOTES_BYTES + (known + count) * self._stride)
+        assert self._created is not None
+        with self._refused(count * self._stride, f"{count} slots"):
+            self._created.reach(NOTES_BYTES + (known + count) * self._stride)
             self._map()
+        return self._slots[known:]
+
+    @contextlib.contextmanager
+    def _refused(self, nbytes: int, what: str) -> Iterator[None]:
+        assert self._created is not None
+        try:
+            yield
         except OSError as error:
             raise MemoryBudgetError(
-                f"memory_budget: the system refuses {readable(count * self._stride)} for {count} slots "
-                f"({error.strerror}); set a smaller batch_size or queue_depth, or a higher limit (ulimit -v)"
+                f"memory_budget: the system refuses {readable(nbytes)} for {what} ({error.strerror}); "
+                f"{self._created.advice()}"
             ) from error
-        return self._slots[known:]
 
     def slot(self, number: int) -> Bytes:
         """The memory of a slot."""
@@ -85,17 +103,3 @@ class SharedSlots:
         self._slots.clear()
         self.notes = self.notes[:0].copy()
         self._file.close()
-
-
-def memory_file(name: str) -> io.FileIO:
-    """A new anonymous file in memory; its descriptor is closed with the object.
-
-    Args:
-        name: For people who look at the process's descriptors.
-    """
-    return open(name, "w+b", buffering=0, opener=_memory_descriptor)
-
-
-def _memory_descriptor(name: str, _: int) -> int:
-    (descriptor,) = map(os.memfd_create, (name,))  # returned without another call: see `opening`
-    return descriptor

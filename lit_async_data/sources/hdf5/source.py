@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -289,6 +288,8 @@ def _fits(part: StoredPart, grouping_key: str) -> bool:
 
 def _pieces(parts: Sequence[StoredPart], identity: FileIdentity) -> Iterator[tuple[int, int]]:
     """Offsets and sizes of random pieces that show whether a file has changed, from its datasets in turn."""
+    import secrets
+
     datasets = list({d.name: d for part in parts for field in part.fields.values() for d in field.datasets}.values())
     secrets.SystemRandom().shuffle(datasets)
     for stored in itertools.islice(itertools.cycle(datasets), PIECES):

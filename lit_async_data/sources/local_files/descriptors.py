@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
 from collections.abc import Iterator
 
@@ -53,6 +52,8 @@ def check_listable(pattern: str) -> None:
     Raises:
         SourceError: No descriptor is left.
     """
+    import glob
+
     folder = pattern
     while glob.has_magic(folder):
         folder = os.path.dirname(folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
@@ -20,6 +19,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.file_field import FileField
 from lit_async_data.sources.manifest.hdf5_fields import HDF5Fields
 from lit_async_data.sources.manifest.rows import Rows
+from lit_async_data.threads import usable_cores
 
 Check = Literal["first", "all", "none"]
 # Files whose shapes are compared if the decoder does not make all shapes equal.
@@ -105,7 +105,7 @@ def _file_errors(fields: Mapping[str, FileField], count: int) -> list[SourceErro
         return _decode_errors(fields, range(1))
     blocks = (range(first, min(first + _TASK_SAMPLES, count)) for first in range(0, count, _TASK_SAMPLES))
     errors: list[SourceError] = []
-    threads = len(os.sched_getaffinity(0))
+    threads = usable_cores()
     # On a terminal only; elsewhere the bar would fill a log.
     console = Console(stderr=True)
     with (

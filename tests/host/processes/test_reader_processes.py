@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from support import reader_sources as acts
 from support.reader_sources import BadInChild, Numbers
 
-from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, SubsetSource
+from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.processes.shared_slots import SharedSlots
@@ -225,6 +224,15 @@ def test_a_killed_process_is_named(file):
             collections.deque(iter(loader.next, None), maxlen=0)  # endless
 
 
+def test_a_process_killed_by_a_signal_without_a_name_is_an_error():
+    with AsyncLoader(Numbers(), {"batch_size": 1, "worker_kind": "process"}) as loader:
+        next(loader)
+        number = signal.SIGRTMIN + 5
+        os.kill(pid_of(loader), number)
+        with pytest.raises(WorkerError, match=f"was killed by signal {number}"):
+            collections.deque(iter(loader.next, None), maxlen=0)  # endless
+
+
 def pid_of(loader):
     pipeline = loader.engine.feed.pipeline
     assert isinstance(pipeline, ProcessPipeline)
@@ -323,6 +331,17 @@ def test_the_process_ends_when_the_trainer_is_killed_even_if_a_fork_of_it_lives(
         os.kill(fork, signal.SIGKILL)
 
 
+def test_the_process_outlives_the_thread_that_began(file):
+    with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
+        wanted = len(loader)
+        thread = threading.Thread(target=loader.__next__)
+        thread.start()
+        thread.join()
+        # A signal that the system sends when that thread ends has arrived with the next batches, if there is one.
+        assert len(list(loader)) == wanted
+        assert len(list(loader)) == wanted
+
+
 def test_signals_for_the_trainer_do_not_end_the_process(file):
     with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
         wanted = len(loader)
@@ -350,13 +369,3 @@ def test_a_fork_of_the_trainer_is_told_to_build_its_own_loader(file):
         assert b"reader process does not serve it; build it in the child" in os.read(reading, 1000)
         os.close(reading)
         next(loader)
-
-
-def test_the_process_needs_no_torch(file):
-    with contextlib.closing(SubsetSource(source_of(file), np.arange(100))) as source:
-        loader = loader_of(source, shuffle="chunk")
-        next(loader)
-        maps = Path(f"/proc/{pid_of(loader)}/maps").read_text()
-        loader.close()
-    assert "h5py" in maps
-    assert "libtorch" not in maps

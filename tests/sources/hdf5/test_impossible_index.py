@@ -291,7 +291,7 @@ def test_a_chunk_in_the_user_block_is_damage(tmp_path):
 def test_addresses_may_count_from_the_end_of_the_user_block_where_libhdf5_does_so(tmp_path, monkeypatch):
     path = tmp_path / "x.h5"
     made(path, userblock_size=8192)
-    monkeypatch.setattr(records, "ABSOLUTE", False)
+    monkeypatch.setattr(records, "absolute", lambda: False)
     with h5py.File(path) as file:
         rules = records._ChunkRules.of(file["data"])
     offsets, sizes = np.array([4096]), np.array([120])

@@ -15,7 +15,6 @@ from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.sources.hdf5.readers import raw
 from lit_async_data.sources.hdf5.readers.raw import gather_windows
 from lit_async_data.sources.hdf5.storage import open_file, readahead, residency
 from lit_async_data.testing import ArraySource
@@ -38,16 +37,14 @@ def test_pieces_at_any_offset_are_copied(size, length, shift, multiple, data):
     assert (out == np.array([memory[at : at + length] for at in offsets]).reshape(out.shape)).all()
 
 
-def test_torch_never_splits_a_call_among_its_threads(monkeypatch):
-    import torch
-
-    sizes = []
-    select = torch.index_select
-    monkeypatch.setattr(torch, "index_select", lambda *args, out: sizes.append(out.numel()) or select(*args, out=out))
-    memory = np.arange(2**20, dtype=np.uint8)
-    gather_windows(memory, np.arange(0, 2**19, 8), np.empty((2**16, 512), np.uint8))
-    assert sum(sizes) == 2**16 * 64
-    assert max(sizes) <= raw._GRAIN
+@pytest.mark.parametrize("length", [1, 1000, 2**13 - 1, 2**13, 2**13 + 1, 2**16])
+def test_pieces_of_any_length_are_copied_also_in_several_steps(length):
+    memory = np.random.default_rng(0).integers(0, 256, 2**17, dtype=np.uint8)
+    offsets = np.random.default_rng(1).integers(0, len(memory) - length + 1, 300 if length > 1 else 2**18 + 1)
+    out = np.zeros((len(offsets), length), np.uint8)
+    gather_windows(memory, offsets, out)
+    assert all(np.array_equal(row, memory[at : at + length]) for row, at in zip(out[::97], offsets[::97]))
+    assert np.array_equal(out[-1], memory[offsets[-1] :][:length])
 
 
 VALUES = np.arange(50 * 6, dtype=">i4").reshape(50, 6)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
@@ -69,7 +70,7 @@ class ChunkedReader(Reader):
         if missing is None:
             return
         if self.decoder.cold:
-            self.decoder.fetch(np.unique(rows[missing] // self.rows))
+            self.decoder.fetch(distinct_of(rows[missing] // self.rows))
         if self._single_rows:
             self._read_single_rows(rows, missing, out)
             return
@@ -101,7 +102,7 @@ class ChunkedReader(Reader):
             return
         cut = pieces(firsts, counts, self.rows)
         if self.decoder.cold:
-            self.decoder.fetch(np.unique(cut.chunk))
+            self.decoder.fetch(distinct_of(cut.chunk))
         begins, ends, firsts_out = cut.inside, cut.inside + cut.rows, cut.where
         persistent = self._persistent_cache()
         for _, slab, which in self._iter_slabs(_group_by_slab(cut.chunk), persistent):
@@ -151,7 +152,7 @@ class ChunkedReader(Reader):
             out[where] = checked_labels(slab, self._stored, out.dtype, rows[where : where + 1])[0]
 
     def fetch(self, rows: Indices) -> bool:
-        return self._fetch(np.unique(rows // self.rows))
+        return self._fetch(distinct_of(rows // self.rows))
 
     def fetch_ranges(self, firsts: Indices, counts: Indices) -> bool:
         return self._fetch(touched(firsts, counts, self.rows))
@@ -164,7 +165,7 @@ class ChunkedReader(Reader):
         return self.decoder.cold
 
     def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
-        self._decode_ahead(np.unique(rows // self.rows), turn)
+        self._decode_ahead(distinct_of(rows // self.rows), turn)
 
     def decode_ranges_ahead(self, firsts: Indices, counts: Indices, turn: Turn | None) -> None:
         self._decode_ahead(touched(firsts, counts, self.rows), turn)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
-from lit_async_data.order.chunk_order import ChunkExtents
+from lit_async_data.order.chunk_order import ChunkExtents, distinct_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.contract.source import Turn
@@ -208,7 +208,7 @@ class PartReaders:
         """These samples and all others of their groups, if a group may read several chunks."""
         if self._layout is None or not samples.size:
             return samples
-        firsts, counts = self._layout.extents(np.unique(self._layout.chunks_of(samples)))
+        firsts, counts = self._layout.extents(distinct_of(self._layout.chunks_of(samples)))
         ends = np.cumsum(counts)
         grouped: Indices = np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
         return grouped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,8 @@ from lit_async_data.sources.contract.reservations import Owner, Reservations
 
 Array = npt.NDArray[Any]
 # A flag of Linux that Python names only since 3.12.
-MAP_NORESERVE = 0x4000
+# Not known to Python 3.11. Systems other than Linux reserve nothing for such maps, or have another number for it.
+MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 _log = logging.getLogger(__name__)
 

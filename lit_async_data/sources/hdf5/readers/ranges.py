@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.permutation import Indices
 
 
@@ -53,4 +54,4 @@ def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:
 
 def touched(firsts: Indices, counts: Indices, rows: int) -> Indices:
     """The distinct chunks, of this many rows, that ranges touch."""
-    return np.unique(pieces(firsts, counts, rows).chunk)
+    return distinct_of(pieces(firsts, counts, rows).chunk)

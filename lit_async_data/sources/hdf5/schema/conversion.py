@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import FormatError
 from lit_async_data.order.permutation import Indices
+
+if TYPE_CHECKING:
+    import h5py
 
 Array = npt.NDArray[Any]
 # NetCDF attributes of packed values.

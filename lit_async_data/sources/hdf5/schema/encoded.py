@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
 from lit_async_data.batch.spec import FieldSpec
@@ -17,6 +16,9 @@ from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
+
+if TYPE_CHECKING:
+    import h5py
 
 #: Inspects a dataset by name.
 InspectDataset = Callable[[str], StoredDataset]
@@ -137,6 +139,8 @@ def inspect_variable(
 
 def names_of(categories: h5py.Dataset) -> tuple[str, ...]:
     """The class names in the categories of a categorical column."""
+    import h5py
+
     text = h5py.check_string_dtype(categories.dtype) is not None
     names = np.asarray(categories.asstr()[...] if text else categories[...])
     return tuple(str(each) for each in names.tolist())
@@ -144,6 +148,8 @@ def names_of(categories: h5py.Dataset) -> tuple[str, ...]:
 
 def _offsets(group: h5py.Group, name: str, rows: int | None, elements: int, context: dict[str, Any]) -> Indices:
     """The begin and end of each sample, checked, since nothing else would notice wrong ones."""
+    import h5py
+
     where = f"{context['file']}:/{context['dataset'].strip('/')}"
     dataset = group.get(name)
     if not isinstance(dataset, h5py.Dataset) or dataset.ndim != 1 or dataset.dtype.kind not in "iu":

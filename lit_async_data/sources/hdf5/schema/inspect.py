@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import logging
 import math
 import os
 import posixpath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
@@ -30,6 +28,9 @@ from lit_async_data.sources.hdf5.storage.index import (
 )
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 from lit_async_data.sources.hdf5.storage.records import superblock_bytes
+
+if TYPE_CHECKING:
+    import h5py
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +189,8 @@ def open_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
         FormatError: It is not a dataset.
         CorruptError: It exists, but libhdf5 cannot open it.
     """
+    import h5py
+
     where = f"{path}:/{name.strip('/')}"
     context: dict[str, Any] = {"file": path, "dataset": name}
     try:
@@ -209,6 +212,8 @@ def open_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
 
 def _not_found(file: h5py.File, path: str, name: str, error: KeyError) -> SourceError:
     """Why h5py does not find a dataset: no link has this name, the link is broken, or the dataset is damaged."""
+    import h5py
+
     where = f"{path}:/{name.strip('/')}"
     context: dict[str, Any] = {"file": path, "dataset": name}
     try:
@@ -239,6 +244,10 @@ def _text(error: KeyError) -> str:
 
 def _suggestion(file: h5py.File, name: str) -> str:
     """What the user may have meant by the name of a missing dataset."""
+    import difflib
+
+    import h5py
+
     above, _, last = name.strip("/").rpartition("/")
     holder: Any = file.get(above) if above else file
     if isinstance(holder, h5py.Group | h5py.Dataset) and last in holder.attrs:
@@ -271,6 +280,8 @@ def _names_of(group: h5py.Group) -> list[str]:
 
 
 def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
+    import h5py
+
     if not dataset.shape:
         what = "no value" if dataset.shape is None else "a single value"
         raise FormatError(f"{where}: holds {what}; give a dataset with one value per sample", **context)
@@ -348,6 +359,8 @@ def _index(
 
 def _check_filters(dataset: h5py.Dataset, where: str, context: dict[str, Any], *, missing: bool) -> None:
     """Check that h5py can decode a dataset. Warns if an installation would make that faster."""
+    import h5py
+
     properties = dataset.id.get_create_plist()
     for place, each in enumerate(filters_of(dataset)):
         codec = each.codec if missing else None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError, SourceError
@@ -14,6 +13,9 @@ from lit_async_data.sources.hdf5.storage.external_files import external_files
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 from lit_async_data.sources.hdf5.storage.short_chunks import check_chunk_lengths
+
+if TYPE_CHECKING:
+    import h5py
 
 #: Lookup tables by dataset name, column and axis.
 Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]

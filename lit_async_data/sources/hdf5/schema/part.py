@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -124,6 +123,8 @@ class StoredPart:
             MissingError: The dataset does not exist.
             FormatError: It does not have one value per row, or another file holds it.
         """
+        import h5py
+
         where = f"{self.path}:/{name.strip('/')}"
         with as_source_errors(where, "cannot be read", file=self.path, dataset=name), open_h5py(self.path) as file:
             dataset = OpenGroup(file, self.path, self.group, IndexCache(False), allow_external).whole(name, "")

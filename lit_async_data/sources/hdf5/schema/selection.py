@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import collections
 import fnmatch
-import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import h5py
+from typing import TYPE_CHECKING, Any
 
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.local_files.descriptors import check_listable
+
+if TYPE_CHECKING:
+    import h5py
 
 PathLike = str | os.PathLike[str]
 #: A field as the user may give it.
@@ -39,6 +39,8 @@ def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
         MissingError: A glob matches nothing.
         SourceError: No descriptor is left to list a folder with.
     """
+    import glob
+
     given: Any = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
         raise ConfigError(f"path: {path!r} is not a file, a glob or a list of these")
@@ -61,6 +63,8 @@ def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
 
 def _folder(pattern: str) -> str:
     """The folder in front of the first wildcard."""
+    import glob
+
     while glob.has_magic(pattern):
         pattern = os.path.dirname(pattern)
     return pattern
@@ -100,6 +104,8 @@ def chosen_groups(file: h5py.File, path: str, group: str | None) -> list[str]:
         ConfigError: It is not a string, or has wildcards before its last component.
         MissingError: Nothing matches.
     """
+    import glob
+
     if group is None or group == "/":
         return ["/"]
     if not isinstance(group, str) or not group.strip("/"):

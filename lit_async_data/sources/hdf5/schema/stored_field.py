@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -24,6 +23,9 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.window_starts import Span
+
+if TYPE_CHECKING:
+    import h5py
 
 # Lookup tables are kept in memory, one per file. This is their largest size.
 TABLE_BYTES = 256 * 2**20
@@ -93,6 +95,8 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     Raises:
         MissingError, FormatError, ConfigError: As `inspect_dataset`, or the field does not fit the dataset.
     """
+    import h5py
+
     name, classes, where = group.name(field.name), field.classes, f"fields.{key}"
     node = group.node(name)
     kind = encoding(node) if isinstance(node, h5py.Group) else ""
@@ -252,6 +256,8 @@ def _packing(dataset: h5py.Dataset, field: Field) -> Packing | None:
 
 def _enum_classes(dtype: np.dtype[Any]) -> tuple[str, ...] | None:
     """The class names of an enumeration whose values are 0, 1, 2, and so on."""
+    import h5py
+
     enum = h5py.check_enum_dtype(dtype) if dtype.kind in "iu" else None
     if not enum or sorted(enum.values()) != list(range(len(enum))):
         return None

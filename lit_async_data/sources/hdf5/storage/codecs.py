@@ -11,9 +11,8 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import h5py
 import numpy as np
 
 from lit_async_data.batch.spec import Bytes
@@ -27,7 +26,11 @@ from lit_async_data.sources.hdf5.storage.extra_codecs import (
     is_supported,
 )
 
-DEFLATE, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
+if TYPE_CHECKING:
+    import h5py
+
+# As in h5py.h5z, which a reader process does not import.
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 # Bytes of the checksum that fletcher32 appends to a chunk.
 SUM_BYTES = 4
 # Words per step of the checksum, and the weight of each. Their weighted sum stays below 2**45, which float64 represents

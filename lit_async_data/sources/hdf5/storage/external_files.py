@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
-
-import h5py
+from typing import TYPE_CHECKING, Any
 
 from lit_async_data.errors import FormatError, MissingError
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+
+if TYPE_CHECKING:
+    import h5py
 
 ExternalFiles = tuple[tuple[str, FileIdentity], ...]
 
@@ -47,6 +48,8 @@ def _follow(
     dataset: h5py.Dataset, where: str, context: dict[str, Any], found: set[str], above: frozenset[tuple[str, str]]
 ) -> None:
     """Collect the external files of a dataset, and those of the datasets it refers to, recursively."""
+    import h5py
+
     path = os.path.abspath(dataset.file.filename)
     me = (path, dataset.name or "")
     if me in above:

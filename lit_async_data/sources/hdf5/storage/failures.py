@@ -12,13 +12,14 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from typing import TypeVar
-
-import h5py
+from typing import TYPE_CHECKING, TypeVar
 
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.local_files import descriptors
 from lit_async_data.sources.local_files.opening import opening
+
+if TYPE_CHECKING:
+    import h5py
 
 # What h5py raises for any failure of libhdf5, and what numpy and the system raise while they read.
 LIBRARY_ERRORS = (OSError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError)
@@ -126,6 +127,8 @@ def open_h5py(path: str) -> h5py.File:
         FormatError: It is no regular file or not HDF5, or another process has it open for writing.
         SourceError: The system refuses to open it; the message says what to do.
     """
+    import h5py
+
     try:
         status = os.stat(path)
     except OSError as error:

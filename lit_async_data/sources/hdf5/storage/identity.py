@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
-import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -91,9 +89,13 @@ class FileIdentity:
 
 def random_piece(begin: int, nbytes: int) -> tuple[int, int]:
     """Offset and size of a random piece of a range of bytes."""
+    import secrets
+
     size = min(nbytes, PIECE_BYTES)
     return begin + secrets.randbelow(nbytes - size + 1), size
 
 
 def _digest(descriptor: int, offset: int, size: int) -> bytes:
+    import hashlib
+
     return hashlib.blake2b(os.pread(descriptor, size, offset), digest_size=16).digest()

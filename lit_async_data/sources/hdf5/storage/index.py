@@ -12,10 +12,8 @@ import functools
 import logging
 import math
 import os
-import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -25,6 +23,9 @@ from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIE
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, read_columns
 from lit_async_data.sources.hdf5.storage.records import check_records, columns_of, corners_known, grid_of, plausible
+
+if TYPE_CHECKING:
+    import h5py
 
 # Larger chunks are too large to be read ahead.
 MOST_CHUNK_BYTES = 2**30
@@ -121,6 +122,8 @@ def check_unindexed(dataset: h5py.Dataset) -> None:
 
 def in_one_file(dataset: h5py.Dataset) -> bool:
     """Whether HDF5 stores everything in one file of the system, so that its offsets are offsets in that file."""
+    import h5py
+
     return bool(dataset.file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
@@ -129,6 +132,8 @@ def has_numpy_layout(dataset: h5py.Dataset) -> bool:
 
     Enumerations are stored as their base integers; h5py stores bool as an enumeration.
     """
+    import h5py
+
     stored, dtype = dataset.id.get_type(), dataset.dtype
     if dtype.kind == "b" or h5py.check_enum_dtype(dtype):
         stored, dtype = stored.get_super(), np.dtype(np.int8) if dtype.kind == "b" else np.dtype(dtype.str)
@@ -176,6 +181,8 @@ def _restored(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
 
 def _verified(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIndex | None:
     """The index with these columns, if probed chunks match and no chunk without a fill value is missing."""
+    import h5py
+
     fill = None  # undefined, or the writer does not fill: then every chunk must exist
     if dataset.id.get_create_plist().get_fill_time() != h5py.h5d.FILL_TIME_NEVER:
         with contextlib.suppress(*LIBRARY_ERRORS):
@@ -195,6 +202,8 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     Guards against two ambiguities: in files with a user block, offsets count from its end before HDF5 1.14.4 and from
     the start of the file since; and a dataset may leave its edge chunks unfiltered, which the records do not show.
     """
+    import secrets
+
     some_missing = index.offsets.min() < 0
     written = np.flatnonzero(index.offsets >= 0) if some_missing else range(len(index.offsets))
     if not len(written):

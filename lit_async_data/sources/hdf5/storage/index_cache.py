@@ -11,7 +11,6 @@ as ``"scans/*"`` does not match them.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import os
 
@@ -154,4 +153,6 @@ class IndexCache:
 
 
 def _digest(*parts: str) -> str:
+    import hashlib
+
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

@@ -10,19 +10,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import mmap
 import os
-import secrets
 import zlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.sources.local_files.cache_files import on_network, opened, owner
+
+if TYPE_CHECKING:
+    import h5py
 
 # Larger files are mapped, smaller ones read: a map holds a descriptor while it is in use, and a source of a thousand
 # files would run out of them. On network file systems all are read; see `on_network`.
@@ -130,6 +130,8 @@ class IndexKey:
 
     def head(self) -> bytes:
         """The head of the cache file, padded so that the columns are aligned."""
+        import json
+
         properties = {name: value for name, value in vars(self).items() if name != "path"}
         text = BEGINNING + f"{VERSION}; may be deleted\n{json.dumps(properties)}".encode()
         return text + b" " * (-(len(text) + 1) % ALIGNMENT) + b"\n"
@@ -177,6 +179,8 @@ def write_columns(path: str, key: IndexKey, columns: Columns) -> None:
     Raises:
         OSError: The file cannot be written.
     """
+    import secrets
+
     new = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.chunks-new")
     data = os.stat(key.path)
     # Readable for whoever may read the data; writable for the owner only, or it would not be trusted.

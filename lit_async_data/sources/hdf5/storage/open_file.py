@@ -12,9 +12,8 @@ import resource
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -30,6 +29,9 @@ from lit_async_data.sources.hdf5.storage.failures import (
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 from lit_async_data.threads import ProcessGuard
+
+if TYPE_CHECKING:
+    import h5py
 
 # Seconds that `close` waits for a thread that is opening the file.
 LOCK_S = 1.0
@@ -246,6 +248,8 @@ class OpenFile:
 
     def dataset(self, name: str, chunk_bytes: int) -> h5py.Dataset:
         """A dataset opened by h5py, whose chunk cache holds at least two chunks; no cache if ``chunk_bytes`` is 0."""
+        import h5py
+
         self.check_process()
         with self._lock:
             if self._h5py is None:

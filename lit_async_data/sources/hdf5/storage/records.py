@@ -12,9 +12,8 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +22,9 @@ from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, SUM_BYTES, Fi
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, source_error
 from lit_async_data.sources.hdf5.storage.index_file import Columns
 
-# Whether libhdf5 counts chunk addresses from the start of the file. Older versions: from the end of the user block.
-ABSOLUTE = h5py.version.hdf5_version_tuple >= (1, 14, 4)
+if TYPE_CHECKING:
+    import h5py
+
 # From this many chunks on, the log reports that an index is being built, which takes seconds.
 MANY_CHUNKS = 2 * 10**6
 # Records handled per step while an index is built or checked: keeps temporaries small and calls few.
@@ -231,7 +231,7 @@ class _ChunkRules:
         Unusual are chunks of 4 GiB and more; addresses counted from the end of the user block, if libhdf5 does so; and
         mask bits beyond the filters, which libhdf5 ignores and some writers set.
         """
-        ends, begin = offsets + sizes, self.superblock + self.user_block * ABSOLUTE
+        ends, begin = offsets + sizes, self.superblock + self.user_block * absolute()
         reasons = {
             "begin in the head of the file": offsets < begin,
             f"end behind the {self.end} bytes of the file; was it truncated?": (ends > self.end) | (ends < offsets),
@@ -298,3 +298,10 @@ def _check_overlap(
 def grid_of(dataset: h5py.Dataset) -> tuple[int, ...]:
     """Number of chunks along each axis, with a partial last one."""
     return tuple(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks or (), strict=True))
+
+
+def absolute() -> bool:
+    """Whether chunk addresses count from the start of the file; before 1.14.4, from the end of the user block."""
+    import h5py
+
+    return bool(h5py.version.hdf5_version_tuple >= (1, 14, 4))

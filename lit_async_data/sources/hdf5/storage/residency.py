@@ -8,6 +8,8 @@ import os
 
 def is_cold(descriptor: int, offset: int) -> bool | None:
     """Whether a byte of a file is not in memory; None if the system cannot tell."""
+    if not hasattr(os, "RWF_NOWAIT"):  # macOS
+        return None
     try:
         os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
     except BlockingIOError:

@@ -11,9 +11,8 @@ import contextlib
 import itertools
 import math
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
 from lit_async_data.batch.spec import Bytes
@@ -22,7 +21,10 @@ from lit_async_data.sources.hdf5.storage.codecs import DEFLATE, FLETCHER32, SHUF
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.hdf5.storage.records import corners_known
 
-NBIT, SCALEOFFSET = h5py.h5z.FILTER_NBIT, h5py.h5z.FILTER_SCALEOFFSET
+if TYPE_CHECKING:
+    import h5py
+
+NBIT, SCALEOFFSET = 5, 6  # as in h5py.h5z
 # Bytes before the values of a scale-offset chunk: bits per value, length of the minimum, and 16 for the minimum.
 SCALEOFFSET_HEAD = 21
 

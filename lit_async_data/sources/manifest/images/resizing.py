@@ -10,10 +10,10 @@ intermediate rows have the width of the output.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.sources.manifest.images.cropping import Box
@@ -21,12 +21,12 @@ from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.images.orientation import Part
 from lit_async_data.sources.manifest.images.strips import LARGE, Pixels, Strips, part_of, size_of, strips_of
 
+if TYPE_CHECKING:
+    import torch
+
 # The kernels of torch.nn.functional.interpolate with antialias=True, which has no ``out``; its copies take a fifth of
 # the time.
-_KERNELS = {
-    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,  # noqa: SLF001
-    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,  # noqa: SLF001
-}
+_KERNELS = {"bilinear": "_upsample_bilinear2d_aa", "bicubic": "_upsample_bicubic2d_aa"}
 # Pillow's modes by number of channels, and the modes with colours premultiplied by opacity.
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _PREMULTIPLIED_MODES = {1: "L", 2: "La", 3: "RGB", 4: "RGBa"}
@@ -112,9 +112,16 @@ def _by_torch(pixels: Bytes, interpolation: str, out: Bytes) -> None:
         pixels = np.array(pixels, order="C")  # otherwise torch copies in its own threads, or warns
     straight = _dense(out) and out.shape[2] == pixels.shape[2]
     found = out if straight else np.empty((*out.shape[:2], pixels.shape[2]), np.uint8)
-    _KERNELS[interpolation](_channels_first(pixels), out.shape[:2], False, None, None, out=_channels_first(found))
+    _kernel(interpolation)(_channels_first(pixels), out.shape[:2], False, None, None, out=_channels_first(found))
     if not straight:
         out[...] = found
+
+
+@functools.cache
+def _kernel(interpolation: str) -> Any:
+    import torch  # with the first image that is resized: a reader process takes a second to import it
+
+    return getattr(torch.ops.aten, _KERNELS[interpolation]).out
 
 
 def _dense(pixels: Bytes) -> bool:
@@ -124,6 +131,8 @@ def _dense(pixels: Bytes) -> bool:
 
 
 def _channels_first(pixels: Bytes) -> torch.Tensor:
+    import torch
+
     return torch.from_numpy(pixels[None].transpose(0, 3, 1, 2))
 
 

@@ -1,0 +1,77 @@
+"""`SharedFile`: a file in memory that two processes map, and that nothing is left of however they end.
+
+With memfd it has no name, and takes nothing of ``/dev/shm``, which containers limit to 64 MB. Where the system has no
+memfd (gVisor, macOS), it is a temporary file without a name: in ``/dev/shm`` if there is one. Its bytes are reserved
+before they are used, since touching a map without memory behind it ends the process (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+
+FOLDER = "/dev/shm"  # noqa: S108  # the file in it has no name
+# Bytes written per step where the system cannot reserve them in another way.
+_STEP = 2**20
+
+
+class SharedFile:
+    """A new file in memory; its descriptor is closed with the object.
+
+    Args:
+        name: For people who look at the process's descriptors.
+
+    Attributes:
+        folder: The folder whose space it takes; None if it takes only memory.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.folder: str | None = None
+        try:
+            self.file = open(name, "w+b", buffering=0, opener=_memory_descriptor)  # noqa: SIM115
+        except (AttributeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+                raise
+            self.folder = FOLDER if os.access(FOLDER, os.W_OK | os.X_OK) else tempfile.gettempdir()
+            # Linux creates it without a name (O_TMPFILE); elsewhere it has one for a moment.
+            self.file = tempfile.TemporaryFile(buffering=0, dir=self.folder)  # noqa: SIM115
+
+    def reach(self, size: int) -> None:
+        """Let the file have this many bytes; new ones are 0.
+
+        Raises:
+            OSError: The system refuses them.
+        """
+        begin = os.fstat(self.file.fileno()).st_size
+        if self.folder is None:
+            os.ftruncate(self.file.fileno(), size)
+            return
+        try:
+            os.posix_fallocate(self.file.fileno(), begin, size - begin)
+        except (AttributeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            self._write_zeros(begin, size)
+
+    def _write_zeros(self, begin: int, end: int) -> None:
+        self.file.seek(begin)
+        try:
+            while (missing := end - self.file.tell()) > 0:
+                self.file.write(bytes(min(missing, _STEP)))
+        except OSError:
+            self.file.truncate(begin)
+            raise
+
+    def advice(self) -> str:
+        """What to do if there is no room for it."""
+        if self.folder is None:
+            return "set a smaller batch_size or queue_depth, or a higher limit (ulimit -v)"
+        if self.folder == FOLDER:
+            return f"make {FOLDER} larger (docker run --shm-size=8g), or set worker_kind=thread"
+        return f"make room in {self.folder}, or set worker_kind=thread"
+
+
+def _memory_descriptor(name: str, _: int) -> int:
+    (descriptor,) = map(os.memfd_create, (name,))  # returned without another call: see `opening`
+    return descriptor

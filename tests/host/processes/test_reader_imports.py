@@ -1,0 +1,81 @@
+"""A reader process imports only what its source needs: torch takes a second, h5py a tenth of one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncLoader, Field, HDF5Source, ManifestSource, SubsetSource
+
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
+
+pytestmark = pytest.mark.processes
+ROWS = 64
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "x.h5"
+    images = np.random.default_rng(0).integers(0, 9, (ROWS, 6, 20), np.uint8)
+    with h5py.File(path, "w") as file:
+        file["contiguous"] = images
+        file.create_dataset("chunked", data=images, chunks=(8, 6, 20))
+        file.create_dataset("gzip", data=images, chunks=(8, 6, 20), compression="gzip")
+        file.create_dataset("nbit", data=images, chunks=(8, 6, 20), scaleoffset=0)
+    return path
+
+
+def libraries_of(source, options=()):
+    """Which of the libraries that are slow to import a reader process has loaded after its first batch."""
+    options = {"batch_size": 8, "worker_kind": "process", **dict(options)}
+    with contextlib.closing(source), AsyncLoader(source, options) as loader:
+        next(loader)
+        maps = Path(f"/proc/{loader.engine.feed.pipeline.process_id}/maps").read_text()
+    return {name for name in ("libtorch", "h5py") if f"/{name}" in maps}
+
+
+@pytest.mark.parametrize("options", [{"shuffle": "global"}, {"shuffle": "chunk"}, {"shuffle": False}], ids=str)
+@pytest.mark.parametrize("name", ["contiguous", "chunked", "gzip"])
+def test_reading_hdf5_needs_numpy_only(file, name, options):
+    source = HDF5Source(file, {"x": name}, index_cache=False)
+    assert libraries_of(SubsetSource(source, np.arange(32)), options) == set()
+
+
+@pytest.mark.parametrize("name", ["contiguous", "chunked", "gzip"])
+def test_windows_need_numpy_only(file, name):
+    source = HDF5Source(file, {"x": Field(name, window=(0, 4))}, index_cache=False)
+    assert libraries_of(source) == set()
+
+
+def test_h5py_is_imported_where_only_libhdf5_decodes(file):
+    assert libraries_of(HDF5Source(file, {"x": "nbit"}, index_cache=False)) == {"h5py"}
+
+
+def table_of(folder, names):
+    table = folder / "t.csv"
+    table.write_text("path,y\n" + "".join(f"{name},{number}\n" for number, name in enumerate(names)))
+    return table
+
+
+def test_arrays_of_a_table_need_neither_torch_nor_h5py(tmp_path):
+    for number in range(16):
+        np.save(tmp_path / f"{number}.npy", np.full((3, 4), number))
+    source = ManifestSource(table_of(tmp_path, [f"{n}.npy" for n in range(16)]), {"x": "path", "y": "y"})
+    assert libraries_of(source) == set()
+
+
+@pytest.mark.parametrize(("size", "needed"), [(32, set()), (16, {"libtorch"})], ids=["as stored", "resized"])
+def test_images_need_torch_only_to_be_resized(tmp_path, size, needed):
+    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+    pytest.importorskip("simplejpeg", reason="pip install 'lit-async-data[manifest]'")
+    for number in range(16):
+        image.fromarray(np.full((32, 32, 3), number, np.uint8)).save(tmp_path / f"{number}.jpg")
+    column = {"name": "path", "image_size": size}
+    source = ManifestSource(table_of(tmp_path, [f"{n}.jpg" for n in range(16)]), {"x": column, "y": "y"})
+    assert libraries_of(source) == needed
