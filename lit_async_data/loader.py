@@ -26,6 +26,7 @@ from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.processes.pipeline import ProcessPipeline
+from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.resource_plan import AHEAD, ResourcePlan, slow
 from lit_async_data.host.sample_reader import BATCH_KEYS, SampleReader, indexed_spec
@@ -106,6 +107,8 @@ class AsyncLoader(BaseLoader):
         self._device_transform = device_transform
         #: Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None for all.
         self.steps_wanted: StepsWanted = lambda: (None, None)
+        # Loaders can share one; it starts with the first batch.
+        self.reader_process = ReaderProcess()
         self.schedule = schedule_of(source, self.options, rank, world_size, transform_draws=takes_rng(device_transform))
         self._reset("cpu" if device is None else device, device_depth, verify_copies)
         self._cursor = EpochCursor(self.schedule)
@@ -318,7 +321,8 @@ class AsyncLoader(BaseLoader):
         try:
             stored = setup.stored() if chosen else setup.stored(MOST_COPIED_BYTES)
             timeout_s = self.options.timeout_s
-            pipeline = ProcessPipeline(setup, stored, pin=memory.register if pin else None, timeout_s=timeout_s)
+            pin_memory = memory.register if pin else None
+            pipeline = ProcessPipeline(setup, stored, self.reader_process, pin=pin_memory, timeout_s=timeout_s)
             try:
                 pipeline.reserve()
             except MemoryBudgetError:

@@ -18,6 +18,7 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.device.transform import BatchFunction
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError
 from lit_async_data.host.memory import default_budget, readable
+from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.lightning.classes import (
     check_same_classes,
     class_names,
@@ -129,6 +130,7 @@ class AsyncDataModule(pl.LightningDataModule):
             self._options_of(stage)  # raises now, not at the first validation
         self._transforms = stage_transforms(device_transform)
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
+        self._reader_process = ReaderProcess()
         # Loaders that `describe` built and that no stage has taken yet.
         self._described: dict[Stage, list[tuple[LoaderArguments, AsyncLoader]]] = {}
 
@@ -330,5 +332,6 @@ class AsyncDataModule(pl.LightningDataModule):
         )
         if arguments.trainer is not None:
             loader.steps_wanted = functools.partial(steps_wanted, arguments.trainer, stage, number)
+        loader.reader_process = self._reader_process  # one for all stages
         self._loaders.add(loader)
         return loader

@@ -1,8 +1,10 @@
 """The program of a reader process, and of the worker processes that it starts.
 
-``python -m lit_async_data.host.processes.child SETUP SLOTS COMMANDS REPORTS PARENT WORKER``: four descriptors, a
-process id, and the number of a worker or -1 for the reader process. The main thread obeys commands. The process ends
-with its parent, also if the parent is killed, or has forks that keep the pipes open.
+``python -m lit_async_data.host.processes.child CONTROL PARENT WORKER``: the descriptor of a socket, a process id, and
+the number of a worker or -1 for a reader process. Each message on the socket brings the descriptors of a channel: the
+setup, the slots, and the pipes of commands and reports. The main thread obeys the commands of all channels. A channel
+ends with its pipe; the process ends with the socket, and with its parent, also if the parent is killed, or has forks
+that keep them open.
 """
 
 from __future__ import annotations
@@ -10,43 +12,40 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
-import itertools
 import logging
 import os
 import pickle
 import select
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numpy.typing as npt
-
-from lit_async_data.batch.spec import Bytes
-from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.host.processes.messages import COMMAND_BYTES, Command, CommandKind, Report, ReportKind, Reports
+from lit_async_data.host.processes.messages import COMMAND_BYTES, Command, Report, ReportKind, Reports
+from lit_async_data.host.processes.noted_read import NotedRead
+from lit_async_data.host.processes.reader_server import ReaderServer
 from lit_async_data.host.processes.remote_errors import packed_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import SharedSlots
 from lit_async_data.host.processes.task_server import TaskServer
-from lit_async_data.host.processes.worker_processes import WorkerProcesses
-from lit_async_data.order.permutation import Indices
 
 # Seconds between two checks whether the parent is alive.
 PARENT_S = 1.0
 COMMANDS_AT_ONCE = 64
-FOREVER_S = 1e9
+DESCRIPTORS = 4  # of a channel
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
 
 
 class LogToParent(logging.Handler):
-    """Sends log records to the trainer's process."""
+    """Sends log records to the parent.
 
-    def __init__(self, reports: Reports) -> None:
-        super().__init__()
-        self._reports = reports
+    Attributes:
+        reports: Where to: the channel whose commands came last, since its reports are read.
+    """
+
+    reports: Reports
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -55,155 +54,100 @@ class LogToParent(logging.Handler):
             if record.exc_info:
                 sent.msg += "\n" + logging.Formatter().formatException(record.exc_info)
             sent.exc_info = sent.exc_text = sent.stack_info = None
-            self._reports.send(Report(ReportKind.LOG), pickle.dumps(sent))
+            self.reports.send(Report(ReportKind.LOG), pickle.dumps(sent))
         except Exception:  # noqa: BLE001  # as every handler: a record that cannot be sent does not stop who logs it
             self.handleError(record)
 
 
-class NotedRead:
-    """Notes in shared memory what each worker reads, so that it is known if the process crashes.
+class Endpoint:
+    """The end of a channel in this process. Used by the main thread.
 
     Args:
-        setup: Reads the samples.
-        slots: Has the notes.
-        first: Number of the first note to be used.
+        descriptors: Of the setup, the slots, the commands and the reports.
+        worker: Number of this worker; -1 in a reader process.
+        log: Sends log records.
+
+    Attributes:
+        commands: The descriptor of the commands.
     """
 
-    def __init__(self, setup: ReaderSetup, slots: SharedSlots, first: int = 0) -> None:
-        self._read = setup.read
-        self._notes = slots.notes
-        self._numbers = itertools.count(first)
-        self._thread = threading.local()
-
-    def __call__(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        if not hasattr(self._thread, "number"):
-            self._thread.number = next(self._numbers) % len(self._notes)
-        note = self._notes[self._thread.number]
-        note[:] = epoch, samples[0], len(samples)
+    def __init__(self, descriptors: list[int], worker: int, log: LogToParent) -> None:
+        self._descriptors, self._log = descriptors, log
+        setup_fd, slots_fd, self.commands, reports_fd = descriptors
+        self._reports = log.reports = Reports(reports_fd)
+        self._server: ReaderServer | TaskServer | None = None
         try:
-            self._read(epoch, samples, out)
-        finally:
-            note[2] = 0
-
-
-class ReaderServer:
-    """Obeys commands, and reports filled slots.
-
-    Args:
-        setup: What to read.
-        stored: Descriptor of the setup, for worker processes.
-        slots: Where to.
-        reports: Where to report.
-    """
-
-    def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, reports: Reports) -> None:
-        workers, read = setup.plan.workers, NotedRead(setup, slots)
-        processes = WorkerProcesses(read, stored, slots, workers.processes) if workers.processes else None
-        if processes is not None and workers.threads > 1:
-            processes.start()
-        self._processes = processes
-        self._schedule, self._slots, self._reports = setup.schedule, slots, reports
-        self._generation = 0
-        self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
-        # Slots come by commands, and wait for as long as the trainer's process keeps them.
-        self._pipeline = ThreadPipeline(
-            read,
-            setup.schedule,
-            setup.layout,
-            _no_memory,
-            workers=workers.threads,
-            slots=0,
-            most_slots=0,
-            timeout_s=FOREVER_S,
-            after_read=setup.ahead,
-            ids=setup.read.source.ids,
-            on_filled=self._report,
-            run=None if processes is None else processes.run,
-        )
-        self._release = setup.plan.reserve(setup.read.source)
-
-    def obey(self, command: Command) -> None:
-        """Carry out a command."""
-        pool = self._pipeline.pool
-        if command.kind is CommandKind.FILL:
-            if command.slot < len(pool):
-                pool.copied(command.slot)
+            setup = ReaderSetup.loaded(setup_fd)
+            logging.getLogger().setLevel(setup.level)
+            slots = SharedSlots(setup.layout.nbytes, slots_fd)
+            if worker < 0:
+                self._server = ReaderServer(setup, setup_fd, slots, self._reports)
             else:
-                pool.add(self._slots.slot(command.slot))
-            return
-        if command.kind is CommandKind.WORKERS:
-            if self._processes is not None:
-                self._processes.start()
-            self._pipeline.set_workers(command.slot)
-            return
-        with self._lock:
-            self._pipeline.follow(self._schedule.limited(command.limits))
-            if command.kind is CommandKind.SEEK:
-                self._generation = command.generation
-                self._pipeline.prefetch(command.key)
+                read = NotedRead(setup, slots, first=len(slots.notes) // 2 + worker)
+                self._server = TaskServer(read, setup, slots, self._reports)
+        except BaseException as error:  # noqa: BLE001  # the parent raises it
+            self._fail(error)
 
-    def _report(self) -> None:
-        """Report all slots that are next in the order. Called by the worker that has filled one."""
-        with self._lock:
-            while (key := self._pipeline.head) is not None and (filled := self._pipeline.poll(key)) is not None:
-                errors = [(n, batch.error) for n, batch in enumerate(filled.batches) if batch.error is not None]
-                if filled.good:
-                    self._pipeline.pool.copy(filled.slot)
-                report = Report(
-                    ReportKind.FILLED,
-                    generation=self._generation,
-                    slot=filled.slot,
-                    key=key,
-                    batches=len(filled.batches),
-                    good=filled.good,
-                    seconds=self._pipeline.stats().seconds,
-                )
-                self._reports.send(report, packed_errors(errors) if errors else b"")
+    def obey(self) -> bool:
+        """Carry out the commands that have come; False if the channel has ended."""
+        data = os.read(self.commands, COMMANDS_AT_ONCE * COMMAND_BYTES)
+        self._log.reports = self._reports
+        try:
+            for first in range(0, len(data), COMMAND_BYTES):
+                if self._server is not None:
+                    self._server.obey(Command.unpacked(data[first : first + COMMAND_BYTES]))
+        except BaseException as error:  # noqa: BLE001  # the parent raises it
+            self._fail(error)
+        return bool(data)
+
+    def close(self) -> None:
+        """Read no more for this channel."""
+        # In a thread: a read may not return, and other channels go on.
+        threading.Thread(target=self._close, daemon=True).start()
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+    def _fail(self, error: BaseException) -> None:
+        with contextlib.suppress(OSError):
+            self._reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
+        # The parent raises the error when it finds the end of the reports.
+        if self._descriptors[-1] == self._reports.fd:
+            os.close(self._descriptors.pop())
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run until the parent closes the pipe, or ends."""
-    setup_fd, slots_fd, commands_fd, reports_fd, parent, worker = map(int, arguments)
+    """Run until the parent closes the socket, or ends."""
+    control_fd, parent, worker = map(int, arguments)
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         name = b"lit_data reader" if worker < 0 else b"lit_data worker"
         ctypes.CDLL(None).prctl(PR_SET_NAME, name, 0, 0, 0)
         if worker >= 0:
-            # Also in the middle of a read. It comes when the thread that started this process ends: threads of a reader
-            # process live as long as it does.
+            # Also in the middle of a read. It comes when the thread that started this process ends. Threads of a reader
+            # process live as long as it does; a reader process is started by any thread that takes a first batch.
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    reports = Reports(reports_fd)
-    try:
-        setup = ReaderSetup.loaded(setup_fd)
-        logging.getLogger().addHandler(LogToParent(reports))
-        logging.getLogger().setLevel(setup.level)
-        logging.captureWarnings(capture=True)
-        slots = SharedSlots(setup.layout.nbytes, slots_fd)
-        server: ReaderServer | TaskServer
-        if worker < 0:
-            # No PR_SET_PDEATHSIG: that signal comes when the thread ends that started this process, which is any thread
-            # that takes a first batch.
-            server = ReaderServer(setup, setup_fd, slots, reports)
-        else:
-            read = NotedRead(setup, slots, first=len(slots.notes) // 2 + worker)
-            server = TaskServer(read, setup, slots, reports)
-        while os.getppid() == parent:
-            if select.select([commands_fd], [], [], PARENT_S)[0]:
-                data = os.read(commands_fd, COMMANDS_AT_ONCE * COMMAND_BYTES)
-                if not data:
-                    break
-                for first in range(0, len(data), COMMAND_BYTES):
-                    server.obey(Command.unpacked(data[first : first + COMMAND_BYTES]))
-    except BaseException as error:  # noqa: BLE001  # the trainer's process raises it
-        with contextlib.suppress(OSError):
-            reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
+    log = LogToParent()
+    logging.getLogger().addHandler(log)
+    logging.captureWarnings(capture=True)
+    control = socket.socket(fileno=control_fd)
+    channels: dict[int, Endpoint] = {}
+    opened = b"+"
+    while opened and os.getppid() == parent:
+        for readable in select.select([control_fd, *channels], [], [], PARENT_S)[0]:
+            if readable == control_fd:
+                opened, descriptors, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
+                if opened:
+                    endpoint = Endpoint(descriptors, worker, log)
+                    channels[endpoint.commands] = endpoint
+            elif not channels[readable].obey():
+                channels.pop(readable).close()
     # Workers may be inside a read that does not return, and shared memory needs no clean-up.
     os._exit(0)
-
-
-def _no_memory() -> Bytes:
-    raise AssertionError
 
 
 if __name__ == "__main__":

@@ -113,10 +113,13 @@ class Reports:
 
     Args:
         fd: The pipe.
+
+    Attributes:
+        fd: The same.
     """
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self.fd = fd
         self._lock = threading.Lock()
 
     def send(self, report: Report, payload: bytes = b"") -> None:
@@ -124,4 +127,4 @@ class Reports:
         data = memoryview(report._replace(payload=len(payload)).packed() + payload)
         with self._lock:
             while data:
-                data = data[os.write(self._fd, data) :]
+                data = data[os.write(self.fd, data) :]

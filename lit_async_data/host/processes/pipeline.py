@@ -19,6 +19,7 @@ from lit_async_data.errors import WorkerError
 from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.host.pipeline.slots import LENT
+from lit_async_data.host.processes.channel import Channel
 from lit_async_data.host.processes.messages import Command, CommandKind, Report
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.remote_errors import unpacked_errors
@@ -35,7 +36,8 @@ class ProcessPipeline(Pipeline):
 
     Args:
         setup: What the reader process needs.
-        stored: The same, in a file; closed when the process has started.
+        stored: The same, in a file; closed when the process has it.
+        process: Reads; other pipelines may share it.
         pin: Called with the memory of each slot, so that a GPU can copy from it by itself; undone when it is freed.
         timeout_s: Seconds to wait for a batch.
     """
@@ -43,7 +45,13 @@ class ProcessPipeline(Pipeline):
     _not_forked = "its reader process does not serve it; build it in the child"
 
     def __init__(
-        self, setup: ReaderSetup, stored: io.FileIO, *, pin: Callable[[Bytes], None] | None = None, timeout_s: float
+        self,
+        setup: ReaderSetup,
+        stored: io.FileIO,
+        process: ReaderProcess,
+        *,
+        pin: Callable[[Bytes], None] | None = None,
+        timeout_s: float,
     ) -> None:
         budget = setup.plan.budget
         super().__init__(
@@ -55,9 +63,9 @@ class ProcessPipeline(Pipeline):
             tuner=setup.plan.workers.tuner(),
         )
         self._source = setup.read.source
-        self._stored, self._pin = stored, pin
+        self._stored, self._process, self._pin = stored, process, pin
         self._shared: SharedSlots | None = None
-        self._process: ReaderProcess | None = None
+        self._channel: Channel | None = None
         # The lock guards everything below.
         self._generation = 0
         # Slots that have been reported, in order; and the batch after them, or the first one asked for.
@@ -68,7 +76,7 @@ class ProcessPipeline(Pipeline):
         with self._lock:
             changed = schedule.limits != self.schedule.limits
             super().follow(schedule)
-            if changed and self._process is not None and self._process.started:
+            if changed and self._channel is not None and self._channel.opened:
                 self._command(Command(CommandKind.LIMIT, limits=schedule.limits))
 
     @property
@@ -90,7 +98,7 @@ class ProcessPipeline(Pipeline):
     def prefetch(self, key: BatchIndex) -> None:
         self.check()
         with self._lock:
-            if self._process is None or not self._process.started:
+            if self._channel is None or not self._channel.opened:
                 self._start()
             if self.head != key:
                 self._forget(key)
@@ -98,8 +106,8 @@ class ProcessPipeline(Pipeline):
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
         with self._lock:
-            if self._process is not None:
-                self._receive(self._process)
+            if self._channel is not None:
+                self._receive(self._channel)
             filled = self._ready.pop(key, None)
             if filled is not None and not self._ready:
                 self._next = self.schedule.following(filled.batches[-1].key)
@@ -108,10 +116,10 @@ class ProcessPipeline(Pipeline):
     def _wait(self, key: BatchIndex) -> None:
         with self._lock:
             self._grow()
-            process, all_given = self._process, not self.pool.count(LENT)
-        if process is not None:
+            channel, all_given = self._channel, not self.pool.count(LENT)
+        if channel is not None:
             # A slot that the user frees in another thread is given to the reader soon.
-            process.wait(POLL_S if all_given else FREED_S)
+            channel.wait(POLL_S if all_given else FREED_S)
         # Slots may have been freed, and the reader may have gone on under an older limit.
         self.prefetch(key)
 
@@ -126,8 +134,8 @@ class ProcessPipeline(Pipeline):
             self._ready.clear()
             self._stored.close()
             try:
-                if self._process is not None:
-                    self._process.close()
+                if self._channel is not None:
+                    self._channel.close()
             finally:
                 if self._shared is not None:
                     self._shared.close()
@@ -136,17 +144,17 @@ class ProcessPipeline(Pipeline):
     @property
     def process_id(self) -> int | None:
         """The id of the reader process; None before the first request."""
-        return None if self._process is None else self._process.pid
+        return None if self._channel is None else self._channel.pid
 
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         self.reserve()
         assert self._shared is not None
-        if self._process is not None:  # it could not be started
-            self._process.close()
-        self._process = ReaderProcess()
-        self._process.start(self._stored.fileno(), self._shared)
+        if self._channel is not None:  # it could not be opened
+            self._channel.close()
+        self._channel = Channel(self._process)
+        self._channel.open(self._stored.fileno(), self._shared)
         self._stored.close()
 
     def set_workers(self, count: int) -> None:
@@ -182,15 +190,15 @@ class ProcessPipeline(Pipeline):
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def _command(self, command: Command) -> None:
-        assert self._process is not None
+        assert self._channel is not None
         try:
-            self._process.send(command)
+            self._channel.send(command)
         except WorkerError as error:
             raise self._explained(error) from error.__cause__
 
-    def _receive(self, process: ReaderProcess) -> None:
+    def _receive(self, channel: Channel) -> None:
         try:
-            reports = process.receive()
+            reports = channel.receive()
         except WorkerError as error:
             raise self._explained(error) from error.__cause__
         for report, payload in reports:
@@ -198,7 +206,7 @@ class ProcessPipeline(Pipeline):
                 self.pool.filled(report.slot)
             self._stats = dataclasses.replace(self._stats, seconds=report.seconds)
             if report.generation == self._generation:
-                filled = self._slot_of(report, unpacked_errors(payload, process.pid) if payload else {})
+                filled = self._slot_of(report, unpacked_errors(payload, channel.pid) if payload else {})
                 self._stats = self._stats.plus(filled.good, filled.samples * self.layout.spec.nbytes, 0)
                 self._ready[report.key] = filled
             elif report.good:

@@ -22,7 +22,7 @@ class TaskServer:
     def __init__(self, read: Read, setup: ReaderSetup, slots: SharedSlots, reports: Reports) -> None:
         self._read, self._schedule, self._layout = read, setup.schedule, setup.layout
         self._slots, self._reports = slots, reports
-        setup.plan.reserve(setup.read.source)
+        self._release = setup.plan.reserve(setup.read.source)
         reports.send(Report(ReportKind.READY))
 
     def obey(self, command: Command) -> None:
@@ -35,3 +35,7 @@ class TaskServer:
         except BaseException as caught:  # noqa: BLE001  # raised at the batch's place in the order
             error = packed_errors([(0, caught)])
         self._reports.send(Report(ReportKind.FILLED, slot=command.slot, key=command.key, batches=1), error)
+
+    def close(self) -> None:
+        """Give memory back."""
+        self._release()

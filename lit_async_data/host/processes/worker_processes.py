@@ -15,6 +15,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
+from lit_async_data.host.processes.channel import Channel
 from lit_async_data.host.processes.messages import Command, CommandKind, ReportKind
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.remote_errors import unpacked_errors
@@ -37,7 +38,7 @@ class WorkerProcesses:
 
     def __init__(self, read: Read, stored: int, slots: SharedSlots, count: int) -> None:
         self._read, self._stored, self._slots = read, stored, slots
-        self._processes: list[ReaderProcess | None] = [None] * count
+        self._channels: list[Channel | None] = [None] * count
         self._ready = [False] * count
         self._several = False
 
@@ -61,31 +62,36 @@ class WorkerProcesses:
             self._read(epoch, samples, out)
             return
         (key,) = task.keys  # Python code reads batches one at a time
-        process = self._processes[task.worker] or self._started(task.worker)
-        self._processes[task.worker] = process
+        channel = self._channels[task.worker] or self._opened(task.worker)
         try:
-            if not self._is_ready(task.worker, process):
+            if not self._is_ready(task.worker, channel):
                 self._read(epoch, samples, out)
                 return
-            process.send(Command(CommandKind.READ, slot=task.slot, key=key))
-            while not (reports := process.receive()):
-                process.wait(POLL_S)
+            channel.send(Command(CommandKind.READ, slot=task.slot, key=key))
+            while not (reports := channel.receive()):
+                channel.wait(POLL_S)
         except WorkerError as error:
-            process.close()
-            self._processes[task.worker], self._ready[task.worker] = None, False
+            channel.close()
+            self._channels[task.worker], self._ready[task.worker] = None, False
             raise WorkerError(
                 f"{error}, while it read {task}; the next batches are read by a new process", worker=task.worker
             ) from error.__cause__
         ((_, payload),) = reports
         if payload:
-            raise unpacked_errors(payload, process.pid)[0]
+            raise unpacked_errors(payload, channel.pid)[0]
 
-    def _is_ready(self, worker: int, process: ReaderProcess) -> bool:
+    def close(self) -> None:
+        """End the processes."""
+        for channel in self._channels:
+            if channel is not None:
+                channel.close()
+
+    def _is_ready(self, worker: int, channel: Channel) -> bool:
         if not self._ready[worker]:
-            self._ready[worker] = any(report.kind is ReportKind.READY for report, _ in process.receive())
+            self._ready[worker] = any(report.kind is ReportKind.READY for report, _ in channel.receive())
         return self._ready[worker]
 
-    def _started(self, number: int) -> ReaderProcess:
-        process = ReaderProcess(number)
-        process.start(self._stored, self._slots)
-        return process
+    def _opened(self, worker: int) -> Channel:
+        self._channels[worker] = channel = Channel(ReaderProcess(worker))
+        channel.open(self._stored, self._slots)
+        return channel

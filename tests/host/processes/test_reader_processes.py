@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import io
 import logging
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -369,3 +371,96 @@ def test_a_fork_of_the_trainer_is_told_to_build_its_own_loader(file):
         assert b"reader process does not serve it; build it in the child" in os.read(reading, 1000)
         os.close(reading)
         next(loader)
+
+
+# -- loaders that share a process --------------------------------------------------------------------------------------
+
+
+def sharing(first, *others):
+    for other in others:
+        other.reader_process = first.reader_process
+
+
+def test_loaders_that_share_a_process_have_their_own_batches(file):
+    with contextlib.closing(source_of(file)) as source:
+        with loader_of(source, "thread", seed=1) as one, loader_of(source, "thread", shuffle=False) as other:
+            wanted = [batch["y"].tolist() for batch in one], [batch["y"].tolist() for batch in other]
+        with loader_of(source, seed=1) as train, loader_of(source, shuffle=False) as val:
+            sharing(train, val)
+            batches = iter(train)
+            seen = [next(batches)["y"].tolist() for _ in range(3)]
+            assert [batch["y"].tolist() for batch in val] == wanted[1]
+            assert pid_of(train) == pid_of(val)
+            val.close()
+            assert seen + [batch["y"].tolist() for batch in _rest(batches)] == wanted[0]
+
+
+def _rest(batches):
+    while (batch := next(batches, None)) is not None:
+        yield batch
+
+
+def test_a_shared_process_ends_with_its_last_loader_and_starts_anew():
+    train, val = (AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"}) for _ in range(2))
+    sharing(train, val)
+    next(train), next(val)
+    process = pid_of(train)
+    end = os.pidfd_open(process)
+    train.close()
+    assert not select.select([end], [], [], 0)[0]
+    next(val)
+    val.close()
+    assert select.select([end], [], [], 60)[0]
+    os.close(end)
+    with AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"}) as third:
+        sharing(train, third)
+        next(third)
+        assert pid_of(third) != process
+
+
+def test_the_end_of_a_shared_process_is_an_error_of_each_loader_and_a_new_loader_goes_on():
+    loaders = [AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"}) for _ in range(3)]
+    sharing(*loaders)
+    for loader in loaders[:2]:
+        next(loader)
+    os.kill(pid_of(loaders[0]), signal.SIGKILL)
+    for loader in loaders[:2]:
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            collections.deque(iter(loader.next, None), maxlen=0)  # endless
+    next(loaders[2])
+    for loader in loaders:
+        loader.close()
+
+
+def test_a_source_that_cannot_begin_leaves_a_shared_process_to_the_others():
+    good, bad = (AsyncLoader(each, {"batch_size": 10, "worker_kind": "process"}) for each in (Numbers(), BadInChild()))
+    sharing(good, bad)
+    next(good)
+    with pytest.raises(WorkerError, match="could not begin: ImportError"):
+        next(bad)
+    bad.close()
+    assert len(list(good)) == 10
+    good.close()
+
+
+def test_a_read_that_hangs_does_not_keep_the_others_from_going_on():
+    stuck, good = (
+        AsyncLoader(each, {"batch_size": 10, "shuffle": False, "worker_kind": "process"})
+        for each in (Numbers(33, acts.stop), Numbers())
+    )
+    sharing(stuck, good)
+    assert next(stuck)["y"].tolist() == list(range(10))
+    next(good)
+    stuck.close()
+    assert len(list(good)) == 10
+    good.close()
+
+
+def test_a_copy_of_a_loader_and_a_pickled_process_begin_with_none():
+    with AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"}) as loader:
+        other = copy.deepcopy(loader)
+        next(loader)
+        next(other)
+        assert pid_of(loader) != pid_of(other)
+        other.close()
+        assert pickle.loads(pickle.dumps(loader.reader_process)) is not loader.reader_process

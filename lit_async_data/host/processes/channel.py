@@ -1,0 +1,138 @@
+"""`Channel`: commands to a reader or worker process, and its reports: one channel for each loader or worker."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import operator
+import os
+import pickle
+import select
+import subprocess
+
+from lit_async_data.errors import WorkerError
+from lit_async_data.host.processes.messages import REPORT_BYTES, Command, Report, ReportKind
+from lit_async_data.host.processes.reader_process import ReaderProcess, how_it_ended
+from lit_async_data.host.processes.remote_errors import unpacked_errors
+from lit_async_data.host.processes.shared_slots import SharedSlots
+
+READ_BYTES = 2**16
+
+
+class Channel:
+    """A channel to a process. One thread at a time.
+
+    Args:
+        process: Started if need be.
+
+    Attributes:
+        opened: Whether `open` has come to its end.
+    """
+
+    def __init__(self, process: ReaderProcess) -> None:
+        self._process = process
+        # Stored by C code as soon as they exist, so that `close` finds them also where an interrupt (Ctrl-C) came in
+        # between.
+        self._commands: list[io.FileIO] = []
+        self._reports: list[io.FileIO] = []
+        self._running: subprocess.Popen[bytes] | None = None
+        self._data = b""
+        self._failure: BaseException | None = None
+        self.opened = False
+
+    def open(self, setup: int, slots: SharedSlots) -> None:
+        """Have the process read.
+
+        Args:
+            setup: Descriptor of a `ReaderSetup`.
+            slots: The slots that it will fill.
+
+        Raises:
+            WorkerError: The system refuses to start a process.
+        """
+        _open_pipe(self._commands)
+        _open_pipe(self._reports)
+        os.set_blocking(self._reports[0].fileno(), False)
+        passed = (setup, slots.fd, self._commands[0].fileno(), self._reports[1].fileno())
+        self._running = self._process.open(self, passed)
+        self._commands[0].close()
+        self._reports[1].close()
+        self.opened = True
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._running is not None
+        return self._running.pid
+
+    def send(self, command: Command) -> None:
+        """Send a command.
+
+        Raises:
+            WorkerError: The process has ended.
+        """
+        try:
+            os.write(self._commands[1].fileno(), command.packed())
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def receive(self) -> list[tuple[Report, bytes]]:
+        """All reports that have arrived, and their payloads. Log records are logged here.
+
+        Raises:
+            WorkerError: The process has ended, or failed.
+        """
+        try:
+            data = os.read(self._reports[0].fileno(), READ_BYTES)
+        except BlockingIOError:
+            return []
+        found = []
+        self._data += data
+        at = 0
+        while len(self._data) - at >= REPORT_BYTES:
+            report = Report.unpacked(self._data[at : at + REPORT_BYTES])
+            end = at + REPORT_BYTES + report.payload
+            if end > len(self._data):
+                break
+            payload = self._data[at + REPORT_BYTES : end]
+            at = end
+            if report.kind is ReportKind.LOG:
+                record = pickle.loads(payload)  # noqa: S301  # from the reader process
+                logging.getLogger(record.name).handle(record)
+            elif report.kind is ReportKind.FAILED:
+                self._failure = unpacked_errors(payload, self.pid)[0]
+            else:
+                found.append((report, payload))
+        self._data = self._data[at:]
+        if not data and not found:
+            raise self._ended()
+        return found
+
+    def wait(self, timeout: float) -> None:
+        """Wait until a report arrives, or the process ends."""
+        select.select([self._reports[0]], [], [], timeout)
+
+    def close(self) -> None:
+        """Have the process read no more; it ends if nobody else uses it. Idempotent, also after an interrupt."""
+        for end in self._commands + self._reports:
+            end.close()
+        self._process.leave(self)
+
+    def _ended(self) -> WorkerError:
+        """The error that tells why the process reads no more."""
+        name = f"{self._process.kind} process {self.pid}"
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            error = WorkerError(f"{name} could not begin: {type(failure).__name__}: {failure}")
+            error.__cause__ = failure
+            return error
+        assert self._running is not None
+        advice = "; close the loader, or set worker_kind=thread" if self._process.kind == "reader" else ""
+        return WorkerError(f"{name} {how_it_ended(self._running)}{advice}")
+
+
+def _open_pipe(ends: list[io.FileIO]) -> None:
+    """Add the two ends of a new pipe, without a moment at which an interrupt could lose their descriptors."""
+    descriptors = itertools.chain.from_iterable(map(operator.call, (os.pipe,)))
+    ends.extend(map(io.FileIO, descriptors, ("rb", "wb")))

@@ -1,0 +1,102 @@
+"""`ReaderServer`: the part of a reader process that reads for one loader."""
+
+from __future__ import annotations
+
+import threading
+
+from lit_async_data.batch.spec import Bytes
+from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.host.processes.messages import Command, CommandKind, Report, ReportKind, Reports
+from lit_async_data.host.processes.noted_read import NotedRead
+from lit_async_data.host.processes.remote_errors import packed_errors
+from lit_async_data.host.processes.setup import ReaderSetup
+from lit_async_data.host.processes.shared_slots import SharedSlots
+from lit_async_data.host.processes.worker_processes import WorkerProcesses
+
+FOREVER_S = 1e9
+
+
+class ReaderServer:
+    """Obeys commands, and reports filled slots.
+
+    Args:
+        setup: What to read.
+        stored: Descriptor of the setup, for worker processes.
+        slots: Where to.
+        reports: Where to report.
+    """
+
+    def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, reports: Reports) -> None:
+        workers, read = setup.plan.workers, NotedRead(setup, slots)
+        processes = WorkerProcesses(read, stored, slots, workers.processes) if workers.processes else None
+        if processes is not None and workers.threads > 1:
+            processes.start()
+        self._processes = processes
+        self._schedule, self._slots, self._reports = setup.schedule, slots, reports
+        self._generation = 0
+        self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
+        # Slots come by commands, and wait for as long as the trainer's process keeps them.
+        self._pipeline = ThreadPipeline(
+            read,
+            setup.schedule,
+            setup.layout,
+            _no_memory,
+            workers=workers.threads,
+            slots=0,
+            most_slots=0,
+            timeout_s=FOREVER_S,
+            after_read=setup.ahead,
+            ids=setup.read.source.ids,
+            on_filled=self._report,
+            run=None if processes is None else processes.run,
+        )
+        self._release = setup.plan.reserve(setup.read.source)
+
+    def obey(self, command: Command) -> None:
+        """Carry out a command."""
+        pool = self._pipeline.pool
+        if command.kind is CommandKind.FILL:
+            if command.slot < len(pool):
+                pool.copied(command.slot)
+            else:
+                pool.add(self._slots.slot(command.slot))
+            return
+        if command.kind is CommandKind.WORKERS:
+            if self._processes is not None:
+                self._processes.start()
+            self._pipeline.set_workers(command.slot)
+            return
+        with self._lock:
+            self._pipeline.follow(self._schedule.limited(command.limits))
+            if command.kind is CommandKind.SEEK:
+                self._generation = command.generation
+                self._pipeline.prefetch(command.key)
+
+    def _report(self) -> None:
+        """Report all slots that are next in the order. Called by the worker that has filled one."""
+        with self._lock:
+            while (key := self._pipeline.head) is not None and (filled := self._pipeline.poll(key)) is not None:
+                errors = [(n, batch.error) for n, batch in enumerate(filled.batches) if batch.error is not None]
+                if filled.good:
+                    self._pipeline.pool.copy(filled.slot)
+                report = Report(
+                    ReportKind.FILLED,
+                    generation=self._generation,
+                    slot=filled.slot,
+                    key=key,
+                    batches=len(filled.batches),
+                    good=filled.good,
+                    seconds=self._pipeline.stats().seconds,
+                )
+                self._reports.send(report, packed_errors(errors) if errors else b"")
+
+    def close(self) -> None:
+        """Read no more, and give memory back; waits a few seconds for what is being read."""
+        self._pipeline.close()
+        if self._processes is not None:
+            self._processes.close()
+        self._release()
+
+
+def _no_memory() -> Bytes:
+    raise AssertionError
