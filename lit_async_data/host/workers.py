@@ -10,6 +10,7 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.host.memory import ranks_here
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.storage_layout import Reading
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
 MOST_WORKERS = 4
@@ -39,13 +40,16 @@ class Workers(NamedTuple):
     processes: int = 0
 
     @classmethod
-    def of(cls, source: Source, options: LoaderOptions, *, ahead: bool, refusal: str = "") -> Workers:
+    def of(
+        cls, source: Source, options: LoaderOptions, *, ahead: bool, hooks: bool = False, refusal: str = ""
+    ) -> Workers:
         """The workers of a loader.
 
         Args:
             source: Where samples come from.
             options: Of the loader.
             ahead: Whether anything is read ahead.
+            hooks: Whether Python code transforms what was read.
             refusal: Why no reader process can be used; empty if one can.
 
         Raises:
@@ -53,12 +57,16 @@ class Workers(NamedTuple):
         """
         if not ahead or options.workers == 0:
             return cls("caller", 0, "nothing is read ahead" if not ahead else "workers=0")
-        kind, why = _kind(source, options, refusal or system_refusal())
         reading = source.chunks.reading
+        kind, why = _kind("python" if hooks else reading, options, refusal or system_refusal())
+        if hooks and why == _COSTS["python"]:
+            why = "Python code transforms the samples"
         if options.workers != "auto":
-            several = kind == "process" and reading == "python" and options.workers > 1
+            # Threads share the chunks that they have decoded, and the files that were read ahead; processes do not.
+            alone = reading == "python" or (hooks and reading in ("copied", "locked"))
+            several = kind == "process" and alone and options.workers > 1
             return cls(kind, options.workers, why, options.workers if several else 0)
-        if reading == "python" and kind == "thread" and options.worker_kind == "auto":
+        if (hooks or reading == "python") and kind == "thread" and options.worker_kind == "auto":
             return cls("caller", 0, why)
         return cls(kind, min(cores(), MOST_WORKERS) if reading == "decoded" else 1, why)
 
@@ -78,14 +86,13 @@ def cores() -> int:
     return max(len(os.sched_getaffinity(0)) // ranks_here(), 1)
 
 
-def _kind(source: Source, options: LoaderOptions, refusal: str) -> tuple[Literal["thread", "process"], str]:
+def _kind(reading: Reading, options: LoaderOptions, refusal: str) -> tuple[Literal["thread", "process"], str]:
     if options.worker_kind == "process":
         if refusal:
             raise ConfigError(f"worker_kind: process is not possible here: {refusal}; set worker_kind=thread")
         return "process", "worker_kind=process"
     if options.worker_kind == "thread":
         return "thread", "worker_kind=thread"
-    reading = source.chunks.reading
     against = {
         "reading is a copy": reading == "copied",
         "there is no GIL": not getattr(sys, "_is_gil_enabled", lambda: True)(),
