@@ -88,7 +88,9 @@ class ResourcePlan:
             left = limit - decoded - cache
             most = min(left // (slots * layout.nbytes), schedule.steps)
             layout = BatchLayout(spec, schedule.capacity, coalesced_batches(layout.nbytes, most))
-        budget = Budget(slots, layout.nbytes, limit, decoded, cache, scratch=(scratch or 0) * max(workers.threads, 1))
+        # While a worker process starts, the thread that it belongs to reads.
+        scratches = max(workers.threads, 1) + workers.processes
+        budget = Budget(slots, layout.nbytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
         if workers.threads:
             fetched = _fetched_bytes(source, schedule.capacity * (AHEAD + layout.batches), limit - budget.total)
             budget = dataclasses.replace(budget, fetched=fetched)

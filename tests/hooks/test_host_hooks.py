@@ -23,12 +23,13 @@ from lit_async_data import (
     HDF5Source,
     LoaderOptions,
     Normalize,
+    StorageLayout,
     SubsetSource,
 )
 from lit_async_data.errors import ConfigError, ReadError, TransformError
 from lit_async_data.hooks.calls import BATCH_HOOK_KEYS, SAMPLE_HOOK_KEYS
 from lit_async_data.order.permutation import derived_key
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource, FakeStreams, PartedArrays
 
 LENGTH = 23
 IMAGES = np.random.default_rng(0).integers(0, 255, (LENGTH, 3, 10, 8), np.uint8)
@@ -108,11 +109,28 @@ def test_workers_depths_and_earlier_passes_change_nothing(workers, queue_depth, 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_reader_process_changes_nothing(workers):
-    with loader_of(workers=workers, worker_kind="process") as loader:
-        assert loader.footprint.workers.kind == "process"
+@pytest.mark.parametrize(("reading", "workers", "processes"), [("copied", 1, 0), ("copied", 2, 2), ("decoded", 3, 0)])
+def test_reader_and_worker_processes_change_nothing(reading, workers, processes):
+    of = PartedArrays({"x": IMAGES, "y": np.arange(LENGTH)}, parts={"a": LENGTH}, chunks=StorageLayout(reading=reading))
+    with loader_of(of, workers=workers, worker_kind="process") as loader:
+        assert loader.footprint.workers == ("process", workers, "worker_kind=process", processes)
+        one = loader_of(of, workers=0).footprint.budget.scratch
+        assert loader.footprint.budget.scratch == one * (workers + processes)
         assert_same([copied(batch) for _ in range(2) for batch in loader], WANTED)
+
+
+@pytest.mark.processes
+def test_an_error_in_a_worker_process_is_that_of_its_batch():
+    hooks = {"sample": wrong_at(9, explode), "batch": None}
+    of = PartedArrays({"y": np.arange(40)}, parts={"a": 40}, chunks=StorageLayout(reading="copied"))
+    with loader_of(of, **hooks, workers=2, worker_kind="process", shuffle=False) as loader:
+        for _ in range(2):
+            assert [loader.next()["y"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+            with pytest.raises(TransformError, match=r"^sample_transform: failed on sample 9 \(row 9 of") as caught:
+                loader.next()
+            assert isinstance(caught.value.__cause__, ZeroDivisionError)
+            assert (caught.value.sample_id, caught.value.row) == (9, 9)
+            assert len([loader.next() for _ in range(7)]) == 7
 
 
 def test_numbers_go_by_seed_epoch_and_sample():
@@ -403,7 +421,7 @@ def test_lambdas_and_errors_travel_to_a_reader_process_and_back():
         sample["y"][...] += offset
 
     with loader_of(sample=hook, batch=lambda batch: batch, worker_kind="auto", shuffle=False) as loader:
-        assert loader.footprint.workers == ("process", 1, "Python code transforms the samples")
+        assert loader.footprint.workers[:3] == ("process", 1, "Python code transforms the samples")
         assert [next(loader)["y"].tolist() for _ in range(2)] == [[100, 101, 102, 103], [104, 105, 106, 107]]
         with pytest.raises(TransformError, match=r"^sample_transform: failed on sample 9 \(row 9 of") as caught:
             next(loader)
@@ -425,7 +443,7 @@ def test_a_reader_process_imports_no_torch_for_a_hook_of_numpy():
 def test_without_a_process_the_loop_calls_hooks_and_says_why(caplog):
     with loader_of(worker_kind="auto") as loader:
         assert_same([copied(batch) for _ in range(2) for batch in loader], WANTED)
-        assert loader.footprint.workers == ("caller", 0, "this is a test of threads")
+        assert loader.footprint.workers[:3] == ("caller", 0, "this is a test of threads")
     assert "workers=auto reads each batch of ArraySource when it is asked for" in caplog.text
     assert pickle.loads(pickle.dumps(loader.spec)) == loader.spec
 
