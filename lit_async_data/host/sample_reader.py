@@ -46,10 +46,12 @@ class SampleReader:
         if self.return_indices:
             out[INDEX][...] = ids
             out = {key: array for key, array in out.items() if key != INDEX}
-        if self.transformation is None:
-            self._read(epoch, samples, ids, out)
-        else:
+        if self.transformation is not None:
             self.transformation(epoch, samples, functools.partial(self._read, epoch, samples, ids), out)
+        elif self.seed is None:
+            self.source.read_into(samples, out)  # most loaders: a call less for each batch
+        else:
+            self._read(epoch, samples, ids, out)
         self.nan_check(epoch, samples, out)
 
     def _read(self, epoch: int, samples: Indices, ids: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
