@@ -12,7 +12,7 @@
     │   ├── CorruptError           stored bytes do not decode to what the file promises
     │   └── ManifestError          a row of a table is wrong
     ├── ReadError                  reading a batch failed: raised at that batch's place in the order
-    ├── TransformError             your transform failed on a batch
+    ├── TransformError             your transform failed on a sample or a batch
     ├── TransferError              a batch on the device differs from the one read; see ``verify_copies``
     ├── WorkerError                a worker died, or a fork uses its parent's loader or source
     ├── StalledError (TimeoutError) no batch came within ``timeout_s``
@@ -145,7 +145,7 @@ class ReadError(AsyncDataError):
 
 
 class TransformError(AsyncDataError):
-    """A transform failed on a batch; the cause is chained."""
+    """A transform failed on a sample or a batch, or returned what does not fit; the cause is chained."""
 
 
 class TransferError(AsyncDataError):

@@ -14,12 +14,16 @@ from typing import Any, NoReturn, Self
 import torch
 
 from lit_async_data.base_loader import BaseLoader
+from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.device import streams
 from lit_async_data.device.feed import Batch
 from lit_async_data.device.slot_feed import SlotFeed
-from lit_async_data.device.transform import BatchFunction, DeviceTransform, check_callable, takes_rng, widened
+from lit_async_data.device.transform import DeviceTransform, widened
 from lit_async_data.engine import Engine
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
+from lit_async_data.hooks.callables import Function, check_callable, takes_rng
+from lit_async_data.hooks.host_hooks import HostHooks
+from lit_async_data.hooks.transformation import Outcome, Transformation
 from lit_async_data.host import memory
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.nan_check import NanCheck
@@ -67,6 +71,13 @@ class AsyncLoader(BaseLoader):
         device: Where batches are handed out. On a device with streams (CUDA) they are copied there on a stream of
             the loader's own; CPU and MPS get them in host memory.
         device_depth: Batches copied ahead of the one in use. 0 reads and copies nothing ahead, for comparison.
+        sample_transform: Called with each sample on the host: a dict of numpy arrays, with the axes that a batch has,
+            and with a ``numpy.random.Generator`` if it has a second parameter, or one named ``rng``. Returns a dict, or
+            None if it has changed the one that it got, which is its own until it returns. The generator begins anew
+            with each sample, by seed, epoch and sample; it is None where `LoaderOptions.augment` says so. One thread at
+            a time calls it. All results must have the keys, shapes and dtypes of the first sample's.
+        batch_transform: Called with each batch on the host, after ``sample_transform`` and under the same rules; the
+            first axis of each array stays the number of samples. Its generator goes by the first sample.
         device_transform: Called with each batch on its device, on the copying stream, and with a ``torch.Generator`` if
             it has a second parameter, or one named ``rng``; returns the batch to hand out. The generator begins anew
             with each batch, by seed, epoch and first sample; it is None where `LoaderOptions.augment` says so.
@@ -96,29 +107,33 @@ class AsyncLoader(BaseLoader):
         world_size: int = 1,
         device: torch.device | str | None = None,
         device_depth: int = 2,
-        device_transform: BatchFunction | None = None,
+        sample_transform: Function | None = None,
+        batch_transform: Function | None = None,
+        device_transform: Function | None = None,
         verify_copies: int = 0,
     ) -> None:
         check_source("source", source)
         self.source = source
         self.options = LoaderOptions.of(options)
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
+        self._hooks = HostHooks.of(sample_transform, batch_transform)
         check_callable("device_transform", device_transform)
         self._device_transform = device_transform
         #: Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None for all.
         self.steps_wanted: StepsWanted = lambda: (None, None)
         # Loaders can share one; it starts with the first batch.
         self.reader_process = ReaderProcess()
-        self.schedule = schedule_of(source, self.options, rank, world_size, transform_draws=takes_rng(device_transform))
+        draws = self._hooks.draws or takes_rng(device_transform)
+        self.schedule = schedule_of(source, self.options, rank, world_size, transform_draws=draws)
         self._reset("cpu" if device is None else device, device_depth, verify_copies)
         self._cursor = EpochCursor(self.schedule)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._cursor)
-        self.spec = indexed_spec(source.spec) if self.options.return_indices else source.spec
         self._plans: dict[tuple[bool, bool], ResourcePlan] = {}
         self._refusal = ""  # why no reader process can be used
-        self.footprint.budget.check()
         self._nan_check = NanCheck(source, self.schedule)
+        if not self._hooks:  # they are called later: a constructor runs none of the user's code
+            self.footprint.budget.check()
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same on every rank."""
@@ -139,7 +154,7 @@ class AsyncLoader(BaseLoader):
         Raises:
             StopIteration: The pass is over.
             ReadError, SourceError: This batch could not be read; the next call goes on with the one after it.
-            TransformError: ``device_transform`` failed on this batch; the next call goes on with the one after it.
+            TransformError: A transform failed on this batch; the next call goes on with the one after it.
             StalledError: Nothing came within ``timeout_s``.
             WorkerError: A worker died, this process is a fork of the one that built the loader, or another thread is
                 inside ``next``.
@@ -245,11 +260,38 @@ class AsyncLoader(BaseLoader):
 
     # -- the machinery --------------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def spec(self) -> BatchSpec:
+        """The fields of a batch as it leaves ``batch_transform``. With host hooks, the first look calls them.
+
+        Raises:
+            TransformError: A host hook failed on the first samples.
+            SourceError: They cannot be read.
+            ConfigError: ``return_indices`` needs a key that a field has.
+        """
+        spec = self._outcome.spec if self._hooks else self.source.spec
+        whose = "what the transforms return has" if self._hooks else "the source has"
+        return indexed_spec(spec, whose) if self.options.return_indices else spec
+
+    @functools.cached_property
+    def _outcome(self) -> Outcome:
+        return self._hooks.outcome(self.source, self._hook_seed)
+
+    @property
+    def _hook_seed(self) -> int | None:
+        return self.options.seed if self.options.augments else None
+
+    def _transformation(self) -> Transformation | None:
+        if not self._hooks:
+            return None
+        return self._hooks.transformation(self.source, self._hook_seed, self._outcome, self.schedule.capacity)
+
     @property
     def footprint(self) -> ResourcePlan:
         """The threads and the memory that the loader takes from the first batch on."""
         ahead, on_device = self._depth > 0, streams.has_streams(self.device)
         if (ahead, on_device) not in self._plans:
+            transformation = self._transformation()
             self._plans[ahead, on_device] = ResourcePlan.of(
                 self.source,
                 self.spec.narrowed() if on_device else self.spec,
@@ -257,6 +299,7 @@ class AsyncLoader(BaseLoader):
                 self.schedule,
                 ahead=ahead,
                 streams=on_device,
+                scratch=None if transformation is None else transformation.scratch_bytes,
                 refusal=self._refusal,
             )
         return self._plans[ahead, on_device]
@@ -279,6 +322,7 @@ class AsyncLoader(BaseLoader):
         source, options = self.source, self.options
         on_device = streams.has_streams(self.device)
         setup = self._setup()
+        setup.plan.budget.check()
         pipeline: Pipeline | None = None
         if setup.plan.workers.kind == "process":
             pipeline = self._process_pipeline(setup, pin=on_device)
@@ -309,14 +353,14 @@ class AsyncLoader(BaseLoader):
         source, options, plan = self.source, self.options, self.footprint
         seed = options.seed if options.augments and source.is_random else None
         return ReaderSetup(
-            SampleReader(source, options.return_indices, seed, self._nan_check),
+            SampleReader(source, options.return_indices, seed, self._nan_check, self._transformation()),
             self._cursor.schedule,
             plan,
             DecodeAhead(source, self.schedule, AHEAD + plan.layout.batches) if source.reads_ahead else None,
         )
 
     def _process_pipeline(self, setup: ReaderSetup, *, pin: bool) -> ProcessPipeline | None:
-        """A pipeline in a reader process; None if the source cannot go there and the options leave the choice."""
+        """A pipeline in a reader process; None if the data cannot go there and the options leave the choice."""
         chosen = self.options.worker_kind == "process"
         try:
             stored = setup.stored() if chosen else setup.stored(MOST_COPIED_BYTES)
@@ -331,12 +375,13 @@ class AsyncLoader(BaseLoader):
         except ConfigError as error:
             if chosen and isinstance(error, MemoryBudgetError):
                 raise
+            why = self._hooks.unpicklable or str(error)
             if chosen:
                 raise ConfigError(
-                    f"worker_kind: {self.source.name} cannot go to a reader process: {error}; set worker_kind=thread"
+                    f"worker_kind: {self.source.name} cannot go to a reader process: {why}; set worker_kind=thread"
                 ) from error.__cause__
-            log.info("%s is read without a reader process: %s", self.source.name, error)
-            self._refusal = str(error)
+            log.info("%s is read without a reader process: %s", self.source.name, why)
+            self._refusal = why
             self._plans.clear()
             self.footprint.budget.check()
             return None

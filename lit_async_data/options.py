@@ -28,10 +28,10 @@ TORCH_NAMES = {
     "generator": "use seed",
     "sampler": "use shuffle and seed, or balance or weights where it draws by weight",
     "batch_sampler": "use batch_size, shuffle and drop_last",
-    "collate_fn": "leave it out: a source writes its samples straight into the batch",
+    "collate_fn": "leave it out: samples are written straight into the batch, which batch_transform can change",
     "multiprocessing_context": "use worker_kind",
     "pin_memory_device": "leave it out: the loader knows its device",
-    "worker_init_fn": "leave it out: workers do not run your code",
+    "worker_init_fn": "leave it out: transforms get their random numbers as rng",
     "in_order": "leave it out: the order is always kept",
     "dataset": "give the source to the loader itself",
 }
@@ -55,17 +55,17 @@ class LoaderOptions:
             as many decoded chunks. Changes the order.
         seed: Key of every permutation, 0 to 2**63 − 1. Workers and queue depth never change the order of a seed.
         drop_last: Drop the samples that do not fill a step of all ranks.
-        workers: Reader threads; where Python code reads the samples in a reader process, each has a process of its own.
-            0 reads in the caller's thread, so that a debugger stops there. ``"auto"``: 1; and another, while the loop
-            waits for batches and the last one helped, if samples are decoded (at most 4) or read by Python code in
-            processes. Never more than the cores that this rank may use. One thread copies at 0.6 of the memory
-            bandwidth, and a second would only wait for h5py's lock (``benchmarks/first.py``, ``benchmarks/hdf5.py``).
-            If Python code reads the samples (`DatasetSource`) and no reader process can, 0: such a thread would hold
-            the GIL and block the training loop.
+        workers: Reader threads. If Python code reads or transforms samples in a reader process, each has a process of
+            its own, unless samples share compressed chunks. 0 reads in the caller's thread, so that a debugger stops
+            there. ``"auto"``: 1; and another, while the loop waits for batches and the last one helped, if samples are
+            decoded (at most 4) or Python code runs in processes. Never more than the cores that this rank may use. One
+            thread copies at 0.6 of the memory bandwidth, and a second would only wait for h5py's lock
+            (``benchmarks/first.py``, ``benchmarks/hdf5.py``). If Python code reads the samples (`DatasetSource`) or
+            transforms them, and no reader process can, 0: such a thread would hold the GIL and block the training loop.
         worker_kind: Where the reader threads run. ``"thread"``: in this process. ``"process"``: in a reader process,
             where they take nothing of this process's GIL; batches come through shared memory. ``"auto"``: a process if
-            samples are decoded, read under a lock or by Python code, and a core is free; threads if reading is a copy,
-            and on Python without the GIL (``benchmarks/beside.py``).
+            samples are decoded, read under a lock, or read or transformed by Python code, and a core is free; threads
+            if reading is a copy, and on Python without the GIL (``benchmarks/beside.py``).
         queue_depth: Slots being filled or ready on the host, ≥ 1; there is at least one for each worker, and one more
             holds the batch in use. A slot holds one batch, or several small ones (up to 12 MiB) if reading only copies.
         cache_bytes: Bytes of decoded chunks to cache for the loader's lifetime. A dataset that fits is decoded once.
@@ -78,8 +78,8 @@ class LoaderOptions:
             proportion to the numbers. Training only.
         epoch_size: Samples per epoch with ``balance`` or ``weights``; None: as many as the source has.
         augment: Whether a source that can draw at random does so, differently in each epoch: a random part of each
-            image (``resize="random_crop"``) instead of the middle. ``"auto"``: if the order is random, too. Never in
-            evaluation.
+            image (``resize="random_crop"``) instead of the middle; and whether transforms get random numbers as
+            ``rng``, which is None otherwise. ``"auto"``: if the order is random, too. Never in evaluation.
         return_indices: Add the sample numbers (int64) to each batch, as key ``index`` or last element.
 
     Raises:

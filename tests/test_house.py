@@ -37,6 +37,7 @@ ROOMS = [
     "sources.manifest.files",
     "sources.manifest",
     "sources",
+    "hooks",
     "host",
     "host.pipeline",
     "host.processes",

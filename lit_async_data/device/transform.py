@@ -7,10 +7,9 @@ draws.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,53 +17,15 @@ import torch
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.device.feed import Batch
-from lit_async_data.device.randomness import drawn, states
-from lit_async_data.errors import AsyncDataError, ConfigError, TransformError
+from lit_async_data.errors import AsyncDataError, TransformError
+from lit_async_data.hooks.callables import Function, Hook, is_module
+from lit_async_data.hooks.randomness import drawn, states
 from lit_async_data.order.plan import BatchIndex
 
 log = logging.getLogger(__name__)
 
-# The user's function: takes a batch, or a batch and random numbers; returns a batch.
-BatchFunction = Callable[..., Batch]
 # What a queue calls with each batch.
 Transform = Callable[[Batch, BatchIndex], Batch]
-# The name of the parameter that gets random numbers.
-RNG = "rng"
-
-
-class EvaluatedAlike:
-    """A training transform that evaluation uses too, because the user gave evaluation none.
-
-    Args:
-        function: The transform.
-
-    Attributes:
-        watched: Whether one evaluation batch has shown if it draws random numbers.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.watched = False
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return self.function(*given, **named)
-
-
-class StageTransform:
-    """The transform of one stage; its errors name the option and the stage.
-
-    Args:
-        function: The transform, or an `EvaluatedAlike` of it.
-        where: What errors name, such as ``"device_transform.eval, stage val"``.
-    """
-
-    def __init__(self, function: Callable[..., Any], where: str) -> None:
-        self.function = function
-        self.where = where
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the transform returns."""
-        return self.function(*args, **kwargs)
 
 
 class DeviceTransform:
@@ -91,27 +52,20 @@ class DeviceTransform:
 
     def __init__(
         self,
-        function: BatchFunction | None,
+        function: Function | None,
         device: torch.device,
         *,
         number: Callable[[BatchIndex], int] | None = None,
         cast: Callable[[Any], Any] | None = None,
     ) -> None:
+        self._hook = None if function is None else Hook(function, "device_transform")
         #: What errors name.
-        self.where = "device_transform"
-        if isinstance(function, StageTransform):
-            self.where = function.where
-            function = function.function
-        alike = function if isinstance(function, EvaluatedAlike) else None
-        function = _itself(function)
-        if isinstance(function, torch.nn.Module):
-            function = function.to(device)
-        self._function = function
+        self.where = "device_transform" if self._hook is None else self._hook.where
+        if self._hook is not None and is_module(self._hook.function):
+            self._hook.function = self._hook.function.to(device)  # type: ignore[attr-defined]  # a module has it
         self._device = device
         self._number = number
         self._cast = cast
-        self._parameter = None if function is None else _rng_parameter(function)
-        self._alike = alike
 
     def __call__(self, batch: Batch, key: BatchIndex) -> Batch:
         """Transform a batch.
@@ -143,13 +97,17 @@ class DeviceTransform:
     def _transformed(self, batch: Batch, key: BatchIndex) -> Batch:
         if self._cast is not None:
             batch = self._cast(batch)
-        if self._function is None:
+        hook = self._hook
+        if hook is None:
             return batch
-        if self._alike is None or self._alike.watched:
-            return self._called(self._function, batch, key)
+        rng = None
+        if hook.draws and self._number is not None:
+            rng = torch.Generator(self._device).manual_seed(self._number(key))
+        if hook.alike is None or hook.alike.watched:
+            return hook(batch, rng)
         before = states(self._device)
-        made = self._called(self._function, batch, key)
-        self._alike.watched = True
+        made = hook(batch, rng)
+        hook.alike.watched = True
         if found := drawn(before, states(self._device)):
             log.warning(
                 "device_transform drew random numbers from %s on an evaluation batch, so results change from run to "
@@ -158,55 +116,6 @@ class DeviceTransform:
                 " and ".join(found),
             )
         return made
-
-    def _called(self, function: BatchFunction, batch: Batch, key: BatchIndex) -> Batch:
-        if self._parameter is None:
-            return function(batch)
-        rng = None if self._number is None else torch.Generator(self._device).manual_seed(self._number(key))
-        return function(batch, **{RNG: rng}) if self._parameter == RNG else function(batch, rng)
-
-
-def check_callable(where: str, given: object) -> None:
-    """Refuse what is not a transform; the message begins with ``where``.
-
-    Raises:
-        ConfigError: It cannot be called, or it is a class, which a batch would make an object of.
-    """
-    if isinstance(given, type):
-        raise ConfigError(
-            f"{where}: {given.__name__} is a class, and a transform is called with a batch; write {given.__name__}(…)"
-        )
-    if not (given is None or callable(given)):
-        raise ConfigError(f"{where}: {given!r} cannot be called with a batch")
-
-
-def takes_rng(function: BatchFunction | None) -> bool:
-    """Whether a transform takes random numbers."""
-    itself = _itself(function)
-    return itself is not None and _rng_parameter(itself) is not None
-
-
-def _itself(function: BatchFunction | None) -> Callable[..., Any] | None:
-    while isinstance(function, StageTransform | EvaluatedAlike):
-        function = function.function
-    return function
-
-
-def _rng_parameter(function: BatchFunction) -> str | None:
-    """How a function takes a generator: ``"rng"`` by this name, ``""`` as second argument, None not at all."""
-    called = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        parameters: Sequence[inspect.Parameter] = list(inspect.signature(called).parameters.values())
-    except (TypeError, ValueError):  # some functions written in C have no signature
-        return None
-    by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    named = any(
-        each.name == RNG and each.kind != each.POSITIONAL_ONLY for each in parameters if each not in by_place[:1]
-    )
-    if named:
-        fixed = isinstance(called, functools.partial) and RNG in called.keywords
-        return None if fixed else RNG
-    return "" if len(by_place) > 1 and by_place[1].default is inspect.Parameter.empty else None
 
 
 def widened(spec: BatchSpec) -> Callable[[Any], Any] | None:

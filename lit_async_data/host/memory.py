@@ -88,6 +88,7 @@ class Budget:
         decoded: Bytes of decoded chunks that are held between batches.
         cache: Bytes of decoded chunks that are kept for good.
         fetched: The most bytes of files that are read ahead.
+        scratch: Bytes in which samples lie until they are transformed, of all threads.
         limit: The most bytes that the loader may hold.
 
     Example:
@@ -103,6 +104,7 @@ class Budget:
     decoded: int = 0
     cache: int = 0
     fetched: int = 0
+    scratch: int = 0
 
     @property
     def total(self) -> int:
@@ -111,7 +113,7 @@ class Budget:
 
     @property
     def _beside(self) -> int:
-        return self.decoded + self.cache + self.fetched
+        return self.decoded + self.cache + self.fetched + self.scratch
 
     @property
     def most_slots(self) -> int:
@@ -124,6 +126,7 @@ class Budget:
         parts += [f"{readable(self.decoded)} decoded"] if self.decoded else []
         parts += [f"{readable(self.cache)} cache"] if self.cache else []
         parts += [f"{readable(self.fetched)} of files read ahead"] if self.fetched else []
+        parts += [f"{readable(self.scratch)} to transform samples in"] if self.scratch else []
         return " + ".join(parts)
 
     def check(self) -> None:

@@ -55,6 +55,7 @@ class ResourcePlan:
         *,
         ahead: bool,
         streams: bool,
+        scratch: int | None = None,
         refusal: str = "",
     ) -> ResourcePlan:
         """The footprint of a loader.
@@ -66,9 +67,11 @@ class ResourcePlan:
             schedule: Its order.
             ahead: Whether anything is read ahead.
             streams: Whether batches are copied to a device with streams.
+            scratch: Bytes in which each thread transforms samples; None without host hooks.
             refusal: Why no reader process can be used; empty if one can.
         """
-        workers = Workers.of(source, options, ahead=ahead, refusal=refusal)
+        hooks = scratch is not None
+        workers = Workers.of(source, options, ahead=ahead, hooks=hooks, refusal=refusal)
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
         limit = options.memory_budget or default_budget()
         order = schedule.plan(0).chunk_order
@@ -81,11 +84,13 @@ class ResourcePlan:
         decoded = source.decoded_bytes(chunks) + max(workers.most, 1) * source.decode_bytes
         cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
-        if ahead and source.chunks.reading == "copied" and not streams:
+        if ahead and source.chunks.reading == "copied" and not (streams or hooks):
             left = limit - decoded - cache
             most = min(left // (slots * layout.nbytes), schedule.steps)
             layout = BatchLayout(spec, schedule.capacity, coalesced_batches(layout.nbytes, most))
-        budget = Budget(slots, layout.nbytes, limit, decoded, cache)
+        # While a worker process starts, the thread that it belongs to reads.
+        scratches = max(workers.most, 1) + workers.processes
+        budget = Budget(slots, layout.nbytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
         if workers.threads:
             fetched = _fetched_bytes(source, schedule.capacity * (AHEAD + layout.batches), limit - budget.total)
             budget = dataclasses.replace(budget, fetched=fetched)

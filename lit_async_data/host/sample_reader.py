@@ -1,8 +1,9 @@
-"""`SampleReader`: reads samples, and adds what belongs to the loader: their indices, and random keys for each."""
+"""`SampleReader`: reads samples, and adds what belongs to the loader: indices, random keys, and the user's hooks."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError
+from lit_async_data.hooks.transformation import Transformation
 from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.sources.contract.source import Source
 
 INDEX = "index"
-# Separates the keys of random numbers for samples, and for whole batches, from those of the order.
+# Separates the keys of random numbers for samples, and for whole batches, from those of the order. 3 and 4 are for
+# host hooks: see `hooks/calls.py`.
 SAMPLE_KEYS, BATCH_KEYS = 1, 2
 
 
@@ -29,31 +32,45 @@ class SampleReader:
         return_indices: Whether to add the samples' indices as field ``index``.
         seed: Seed of random numbers for samples; None if the source draws none.
         nan_check: Checks the first batch.
+        transformation: The host hooks; None without any.
     """
 
     source: Source
     return_indices: bool
     seed: int | None
     nan_check: NanCheck
+    transformation: Transformation | None = None
 
     def __call__(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         ids = self.source.ids(samples) if self.return_indices or self.seed is not None else samples
         if self.return_indices:
             out[INDEX][...] = ids
             out = {key: array for key, array in out.items() if key != INDEX}
+        if self.transformation is not None:
+            self.transformation(epoch, samples, functools.partial(self._read, epoch, samples, ids), out)
+        elif self.seed is None:
+            self.source.read_into(samples, out)  # most loaders: a call less for each batch
+        else:
+            self._read(epoch, samples, ids, out)
+        self.nan_check(epoch, samples, out)
+
+    def _read(self, epoch: int, samples: Indices, ids: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         if self.seed is None:
             self.source.read_into(samples, out)
         else:
             self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, SAMPLE_KEYS), ids))
-        self.nan_check(epoch, samples, out)
 
 
-def indexed_spec(spec: BatchSpec) -> BatchSpec:
+def indexed_spec(spec: BatchSpec, whose: str = "the source has") -> BatchSpec:
     """The fields of batches with the indices of their samples.
 
+    Args:
+        spec: The fields without them.
+        whose: Who gives a batch these fields, for messages.
+
     Raises:
-        ConfigError: The source has a field of that name.
+        ConfigError: There is a field of that name.
     """
     if INDEX in spec.fields:
-        raise ConfigError(f"return_indices: the source has a field {INDEX!r} of its own; give that field another key")
+        raise ConfigError(f"return_indices: {whose} a field {INDEX!r} of its own; give that field another key")
     return spec.with_field(INDEX, FieldSpec((), np.dtype(np.int64)))

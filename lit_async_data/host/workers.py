@@ -12,6 +12,7 @@ from lit_async_data.host.memory import ranks_here
 from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.threads import usable_cores
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
@@ -36,24 +37,27 @@ class Workers(NamedTuple):
         threads: Number of threads to begin with; 0 for the caller.
         why: The reason for the kind, for people.
         most: Number of threads that there may be later, if the loop waits for batches.
-        python: Whether Python code reads the samples. Of several threads of a reader process, each then has a worker
-            process, so that such code runs side by side.
+        apart: Whether several threads of a reader process have a worker process each, so that Python code runs side by
+            side.
     """
 
     kind: Literal["caller", "thread", "process"]
     threads: int
     why: str
     most: int = 0
-    python: bool = False
+    apart: bool = False
 
     @classmethod
-    def of(cls, source: Source, options: LoaderOptions, *, ahead: bool, refusal: str = "") -> Workers:
+    def of(
+        cls, source: Source, options: LoaderOptions, *, ahead: bool, hooks: bool = False, refusal: str = ""
+    ) -> Workers:
         """The workers of a loader.
 
         Args:
             source: Where samples come from.
             options: Of the loader.
             ahead: Whether anything is read ahead.
+            hooks: Whether Python code transforms what was read.
             refusal: Why no reader process can be used; empty if one can.
 
         Raises:
@@ -61,20 +65,25 @@ class Workers(NamedTuple):
         """
         if not ahead or options.workers == 0:
             return cls("caller", 0, "nothing is read ahead" if not ahead else "workers=0")
-        kind, why = _kind(source, options, refusal or system_refusal())
         reading = source.chunks.reading
-        python = reading == "python"
+        kind, why = _kind("python" if hooks else reading, options, refusal or system_refusal())
+        if hooks and why == _COSTS["python"]:
+            why = "Python code transforms the samples"
+        python = hooks or reading == "python"
+        # Threads share the chunks that they have decoded; processes would decode each chunk anew.
+        apart = python and kind == "process" and source.chunks.rows == 1
         if options.workers != "auto":
-            return cls(kind, options.workers, why, options.workers, python)
+            return cls(kind, options.workers, why, options.workers, apart)
         if python and kind == "thread" and options.worker_kind == "auto":
-            return cls("caller", 0, why, 0, python)
-        most = {"decoded": min(cores(), MOST_WORKERS), "python": cores() if kind == "process" else 1}.get(reading, 1)
-        return cls(kind, 1, why, most, python)
+            return cls("caller", 0, why)
+        if python:
+            return cls(kind, 1, why, cores() if apart else 1, apart)
+        return cls(kind, 1, why, min(cores(), MOST_WORKERS) if reading == "decoded" else 1)
 
     @property
     def processes(self) -> int:
         """Worker processes that there may be beside the reader process; 0 if its threads read."""
-        return self.most if self.kind == "process" and self.python and self.most > 1 else 0
+        return self.most if self.apart and self.most > 1 else 0
 
     def tuner(self) -> WorkerTuner | None:
         """What changes the number of threads; None if it stays."""
@@ -105,14 +114,13 @@ def _quota() -> int:
     return MANY if quota == "max" else max(int(quota) // int(period), 1)
 
 
-def _kind(source: Source, options: LoaderOptions, refusal: str) -> tuple[Literal["thread", "process"], str]:
+def _kind(reading: Reading, options: LoaderOptions, refusal: str) -> tuple[Literal["thread", "process"], str]:
     if options.worker_kind == "process":
         if refusal:
             raise ConfigError(f"worker_kind: process is not possible here: {refusal}; set worker_kind=thread")
         return "process", "worker_kind=process"
     if options.worker_kind == "thread":
         return "thread", "worker_kind=thread"
-    reading = source.chunks.reading
     against = {
         "reading is a copy": reading == "copied",
         "there is no GIL": not getattr(sys, "_is_gil_enabled", lambda: True)(),

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.device.transform import BatchFunction
-from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError
+from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError, TransformError
+from lit_async_data.hooks.host_hooks import HostHooks
 from lit_async_data.host.memory import default_budget, readable
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.lightning.classes import (
@@ -29,6 +29,7 @@ from lit_async_data.lightning.classes import (
 from lit_async_data.lightning.compat import pl, rank_zero_info
 from lit_async_data.lightning.stages import (
     STAGES,
+    ByStage,
     Stage,
     checked_sources,
     evaluation_options,
@@ -76,9 +77,11 @@ class AsyncDataModule(pl.LightningDataModule):
         val_loader: Options that differ in validation; a value of None inherits.
         test_loader: Options that differ in test.
         predict_loader: Options that differ in prediction.
-        device_transform: Called with each batch on its device, on the stream that copies. If it takes random numbers,
-            it gets them as in `AsyncLoader` in training, and None in evaluation. One callable for all stages, or a
-            mapping over ``train``, ``val``, ``test``, ``predict`` and ``eval`` (the last three).
+        sample_transform: Called with each sample on the host. Transforms that take random numbers get them as in
+            `AsyncLoader` in training, and None in evaluation. One callable for all stages, or a mapping over ``train``,
+            ``val``, ``test``, ``predict`` and ``eval`` (the last three).
+        batch_transform: Called with each batch on the host, after ``sample_transform``; likewise for each stage.
+        device_transform: Called with each batch on its device, on the stream that copies; likewise for each stage.
 
     Attributes:
         sources: The sources of each stage, by the stage's name: ``dm.sources["val"][0].locate(ids)``.
@@ -110,7 +113,9 @@ class AsyncDataModule(pl.LightningDataModule):
         val_loader: Mapping[str, Any] | None = None,
         test_loader: Mapping[str, Any] | None = None,
         predict_loader: Mapping[str, Any] | None = None,
-        device_transform: BatchFunction | Mapping[str, BatchFunction | None] | None = None,
+        sample_transform: ByStage = None,
+        batch_transform: ByStage = None,
+        device_transform: ByStage = None,
     ) -> None:
         super().__init__()
         self._split_line = ""
@@ -128,7 +133,13 @@ class AsyncDataModule(pl.LightningDataModule):
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:
             self._options_of(stage)  # raises now, not at the first validation
-        self._transforms = stage_transforms(device_transform)
+        self._transforms: dict[str, dict[str, Any]] = {
+            "sample_transform": stage_transforms("sample_transform", sample_transform),
+            "batch_transform": stage_transforms("batch_transform", batch_transform),
+            "device_transform": stage_transforms("device_transform", device_transform),
+        }
+        # The fields that come out of host hooks, and the source that they were found with.
+        self._found: tuple[Source, BatchSpec] | None = None
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
         self._reader_process = ReaderProcess()
         # Loaders that `describe` built and that no stage has taken yet.
@@ -202,8 +213,20 @@ class AsyncDataModule(pl.LightningDataModule):
 
     @property
     def spec(self) -> BatchSpec:
-        """The fields of a batch: those of the first source."""
-        return self._first.spec
+        """The fields of a batch of the first source, as host hooks return them; the first look calls the hooks.
+
+        Raises:
+            TransformError: A host hook failed on the first samples.
+            SourceError: They cannot be read.
+        """
+        stage: Stage = next(stage for stage in STAGES if self.sources[stage])
+        source, options = self._first, self._options_of(stage)
+        hooks = HostHooks.of(*(self._transforms[name][stage] for name in ("sample_transform", "batch_transform")))
+        if not hooks:
+            return source.spec
+        if self._found is None or self._found[0] is not source:
+            self._found = source, hooks.outcome(source, options.seed if options.augments else None).spec
+        return self._found[1]
 
     @property
     def _first(self) -> Source:
@@ -262,6 +285,7 @@ class AsyncDataModule(pl.LightningDataModule):
                 continue
             self._described[stage] = self._build_loaders(stage)
             for _, loader in self._described[stage]:
+                loader.footprint.budget.check()
                 memory += loader.footprint.budget.total
                 lines += [f"{stage if n == 0 else '':<8}{line}" for n, line in enumerate(summary_lines(loader))]
         if not lines:
@@ -272,13 +296,13 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{stage} {sum(map(len, each)):,}" for stage, each in self.sources.items() if each)
-        return f"<AsyncDataModule of {sizes} samples: {self.spec}>"
+        return f"<AsyncDataModule of {sizes} samples: {self._first.spec}>"
 
     def __str__(self) -> str:
         # Lightning's own __str__ builds every loader and reads it to the end.
         try:
             return self.describe()
-        except ConfigError as error:
+        except (ConfigError, TransformError) as error:
             return f"{type(self).__name__}: {error}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -322,13 +346,14 @@ class AsyncDataModule(pl.LightningDataModule):
         return LoaderArguments(weakref.ref(trainer), source, options, trainer.global_rank, trainer.world_size, device)
 
     def _build_loader(self, stage: Stage, arguments: LoaderArguments, number: int) -> AsyncLoader:
+        transforms: dict[str, Any] = {name: by_stage[stage] for name, by_stage in self._transforms.items()}
         loader = AsyncLoader(
             arguments.source,
             arguments.options,
             rank=arguments.rank,
             world_size=arguments.world_size,
             device=arguments.device,
-            device_transform=self._transforms.get(stage),
+            **transforms,
         )
         if arguments.trainer is not None:
             loader.steps_wanted = functools.partial(steps_wanted, arguments.trainer, stage, number)

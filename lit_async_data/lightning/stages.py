@@ -8,8 +8,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from lit_async_data.device.transform import BatchFunction, EvaluatedAlike, StageTransform, check_callable
 from lit_async_data.errors import ConfigError
+from lit_async_data.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
+from lit_async_data.hooks.host_hooks import CALLED_WITH
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.resume import check_position
 from lit_async_data.loader import AsyncLoader
@@ -89,32 +90,38 @@ def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> 
     return options.for_evaluation().merged(overrides, f"{where}.")
 
 
-def stage_transforms(
-    argument: BatchFunction | Mapping[str, BatchFunction | None] | None,
-) -> dict[str, BatchFunction | None]:
+# One function for all stages, or a function for each.
+ByStage = Function | Mapping[str, Function | None] | None
+
+
+def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]:
     """The transform of each stage.
+
+    Args:
+        name: The argument: ``"sample_transform"``, ``"batch_transform"`` or ``"device_transform"``.
+        argument: Its value.
 
     Raises:
         ConfigError: A key is no stage, or a value cannot be called.
     """
     if not isinstance(argument, Mapping):
-        check_callable("device_transform", argument)
+        check_callable(name, argument, CALLED_WITH[name])
         if argument is None:
             return dict.fromkeys(STAGES)
         shared = EvaluatedAlike(argument)
         return {
-            stage: StageTransform(argument if stage == "train" else shared, f"device_transform, stage {stage}")
+            stage: StageTransform(argument if stage == "train" else shared, f"{name}, stage {stage}")
             for stage in STAGES
         }
     for key in argument:
         if key not in (*STAGES, "eval"):
-            raise ConfigError(f"device_transform: {key!r} is not one of {', '.join(STAGES)}, eval")
-        check_callable(f"device_transform.{key}", argument[key])
-    transforms: dict[str, BatchFunction | None] = {}
+            raise ConfigError(f"{name}: {key!r} is not one of {', '.join(STAGES)}, eval")
+        check_callable(f"{name}.{key}", argument[key], CALLED_WITH[name])
+    transforms: dict[str, Function | None] = {}
     for stage in STAGES:
         key = "eval" if stage != "train" and stage not in argument else stage
         function = argument.get(key)
-        where = f"device_transform.{key}, stage {stage}"
+        where = f"{name}.{key}, stage {stage}"
         transforms[stage] = None if function is None else StageTransform(function, where)
     return transforms
 

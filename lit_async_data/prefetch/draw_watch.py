@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from lit_async_data.device.randomness import drawn, states
+from lit_async_data.hooks.randomness import drawn, states
 
 log = logging.getLogger(__name__)
 

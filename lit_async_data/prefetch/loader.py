@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader
 from lit_async_data.base_loader import BaseLoader
 from lit_async_data.device import streams
 from lit_async_data.device.feed import Batch
-from lit_async_data.device.transform import BatchFunction, DeviceTransform
+from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.engine import Engine
 from lit_async_data.errors import ClosedError, TransferError
+from lit_async_data.hooks.callables import Function
 from lit_async_data.host import memory
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
@@ -56,7 +57,7 @@ class PrefetchedLoader(BaseLoader):
         *,
         device_depth: int,
         device: torch.device | str | None,
-        device_transform: BatchFunction | None,
+        device_transform: Function | None,
     ) -> None:
         self.loader = loader
         self._device_transform = device_transform

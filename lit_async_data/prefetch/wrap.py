@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lit_async_data.device.transform import BatchFunction, check_callable
 from lit_async_data.errors import ConfigError
+from lit_async_data.hooks.callables import Function, check_callable
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
 from lit_async_data.sources.contract.source import Source
@@ -18,7 +18,7 @@ def prefetched(
     loader: Iterable[Any],
     device_depth: int = 2,
     device: torch.device | str | None = None,
-    device_transform: BatchFunction | None = None,
+    device_transform: Function | None = None,
 ) -> PrefetchedLoader:
     """Read any loader ahead in a thread, and have its batches on the device when they are wanted.
 

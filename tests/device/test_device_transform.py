@@ -13,8 +13,9 @@ import torch
 from support.device import pretend
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
-from lit_async_data.device.transform import DeviceTransform, takes_rng
+from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import ConfigError, TransformError
+from lit_async_data.hooks.callables import takes_rng
 from lit_async_data.host.sample_reader import BATCH_KEYS
 from lit_async_data.loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
@@ -36,6 +37,7 @@ def strong_and_named(batch, strength, rng): ...
 def any_number(*batch): ...
 def anything(batch, **rest): ...
 def first_is_called_so(rng): ...
+def rest_is_called_so(batch, *rng): ...
 
 
 class Module(torch.nn.Module):
@@ -66,6 +68,7 @@ class Callable:
         (any_number, False),
         (anything, False),
         (first_is_called_so, False),
+        (rest_is_called_so, False),
         (lambda batch, g: batch, True),
         (Module(), False),
         (DrawingModule(), True),

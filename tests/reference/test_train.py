@@ -125,6 +125,28 @@ def test_every_experiment_runs(typed, choice):
     assert ending is None
 
 
+class Flipped:
+    """Called with each sample."""
+
+    def __call__(self, sample, rng):
+        return {**sample, "flipped": rng is not None}
+
+
+def test_transforms_of_samples_are_set_like_those_on_the_device(composed, birds):
+    typed = [f"data.source.table={birds}/train.csv", "data.source.fields.y=species", "data.source.image_size=8"]
+    target = f"_target_: {__name__}.Flipped"
+    for setting, stages in (
+        (f"+data.sample_transform._target_={__name__}.Flipped", ("train", "val")),
+        (f"data.sample_transform={{train: {{{target}}}}}", ("train",)),
+    ):
+        dm = built(composed, "data=manifest", *typed, "data.split={train: 0.5, val: 0.5}", setting)
+        train, val = next(dm.train_dataloader()), next(dm.val_dataloader()[0])
+        assert train["flipped"].all()
+        assert ("flipped" in val) == ("val" in stages)
+        assert not val.get("flipped", torch.zeros(1)).any()
+        dm.close()
+
+
 # -- what is typed wrong -----------------------------------------------------------------------------------------------
 
 

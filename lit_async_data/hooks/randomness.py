@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -39,3 +41,29 @@ def states(device: torch.device | None = None) -> dict[str, object]:
 def drawn(before: dict[str, object], after: dict[str, object]) -> list[str]:
     """The names of the generators whose state has changed."""
     return [name for name, state in before.items() if state != after[name]]
+
+
+@contextlib.contextmanager
+def put_back() -> Iterator[list[str]]:
+    """Put the global generators back where they were, when the ``with`` block ends.
+
+    Yields:
+        A list that has the names of the generators that the block drew from, when it has ended.
+
+    Example:
+        >>> with put_back() as found:
+        ...     first = random.random()
+        >>> found, random.random() == first
+        (['random'], True)
+    """
+    found: list[str] = []
+    before = states()
+    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  # as above
+    try:
+        yield found
+    finally:
+        found += drawn(before, states())
+        if found:
+            torch.set_rng_state(kept[0])
+            np.random.set_state(kept[1])  # noqa: NPY002
+            random.setstate(kept[2])

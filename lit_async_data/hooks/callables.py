@@ -1,0 +1,143 @@
+"""`Hook`: a function of the user, how it takes random numbers, and what errors call it.
+
+The three hooks, ``sample_transform``, ``batch_transform`` and ``device_transform``, are functions under these rules.
+Reader processes import this module, so it imports no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lit_async_data.errors import ConfigError
+
+# The user's function: takes a sample or a batch, or this and random numbers; returns it transformed.
+Function = Callable[..., Any]
+# The name of the parameter that gets random numbers.
+RNG = "rng"
+
+
+class EvaluatedAlike:
+    """A training transform that evaluation uses too, because the user gave evaluation none.
+
+    Args:
+        function: The transform.
+
+    Attributes:
+        watched: Whether one evaluation batch has shown if it draws random numbers.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.watched = False
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.function(*given, **named)
+
+
+class StageTransform:
+    """The transform of one stage; its errors name the option and the stage.
+
+    Args:
+        function: The transform, or an `EvaluatedAlike` of it.
+        where: What errors name, such as ``"device_transform.eval, stage val"``.
+    """
+
+    def __init__(self, function: Function, where: str) -> None:
+        self.function = function
+        self.where = where
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the transform returns."""
+        return self.function(*args, **kwargs)
+
+
+class Hook:
+    """A function of the user.
+
+    Args:
+        function: Takes one value, or a value and random numbers: as a parameter ``rng``, or as a second required
+            parameter. May be a `StageTransform`.
+        where: What errors name, unless it is a `StageTransform`, which has a name.
+
+    Attributes:
+        function: The user's function itself.
+        where: What errors name.
+        draws: Whether it takes random numbers.
+        alike: The `EvaluatedAlike` around it, if there is one.
+
+    Example:
+        >>> Hook(lambda sample, rng: (sample, rng), "sample_transform")("sample", 5)
+        ('sample', 5)
+        >>> Hook(lambda sample: sample, "sample_transform")("sample", 5)
+        'sample'
+    """
+
+    def __init__(self, function: Function, where: str) -> None:
+        self.where = where
+        self.alike: EvaluatedAlike | None = None
+        while isinstance(function, StageTransform | EvaluatedAlike):
+            if isinstance(function, StageTransform):
+                self.where = function.where
+            else:
+                self.alike = function
+            function = function.function
+        self.function = function
+        self._parameter = _rng_parameter(function)
+
+    @property
+    def draws(self) -> bool:
+        return self._parameter is not None
+
+    def __call__(self, value: Any, rng: Any) -> Any:
+        if self._parameter is None:
+            return self.function(value)
+        return self.function(value, **{RNG: rng}) if self._parameter == RNG else self.function(value, rng)
+
+
+def takes_rng(function: Function | None) -> bool:
+    """Whether a transform takes random numbers."""
+    return function is not None and Hook(function, "").draws
+
+
+def check_callable(where: str, given: object, called_with: str = "a batch") -> None:
+    """Refuse what is not a transform; the message begins with ``where``.
+
+    Raises:
+        ConfigError: It cannot be called, or it is a class, which a batch would make an object of.
+    """
+    if isinstance(given, type):
+        raise ConfigError(
+            f"{where}: {given.__name__} is a class, and a transform is called with {called_with}; write "
+            f"{given.__name__}(…)"
+        )
+    if not (given is None or callable(given)):
+        raise ConfigError(f"{where}: {given!r} cannot be called with {called_with}")
+
+
+def is_module(value: object) -> bool:
+    """Whether this is a module of torch; imports no torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _rng_parameter(function: Function) -> str | None:
+    """How a function takes random numbers: ``"rng"`` by this name, ``""`` as second argument, None not at all."""
+    called: Any = function.forward if is_module(function) else function  # type: ignore[attr-defined]  # a module has it
+    try:
+        parameters: Sequence[inspect.Parameter] = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        return None
+    by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    named = any(
+        each.name == RNG and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        for each in parameters
+        if each not in by_place[:1]
+    )
+    if named:
+        fixed = isinstance(called, functools.partial) and RNG in called.keywords
+        return None if fixed else RNG
+    return "" if len(by_place) > 1 and by_place[1].default is inspect.Parameter.empty else None

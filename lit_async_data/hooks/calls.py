@@ -1,0 +1,89 @@
+"""`HookCalls`: calls the host hooks with samples and batches, and with random numbers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lit_async_data.batch.spec import Array
+from lit_async_data.hooks.callables import Hook
+from lit_async_data.hooks.failures import failure, no_dict, raised
+from lit_async_data.hooks.keyed_generator import KeyedGenerator
+from lit_async_data.order.permutation import Indices, derived_key, derived_keys
+from lit_async_data.sources.contract.source import Source
+
+# Separate the keys of random numbers for host hooks from those of sources, 1 and 2 in `host/sample_reader.py`.
+SAMPLE_HOOK_KEYS, BATCH_HOOK_KEYS = 3, 4
+
+Made = Mapping[str, Any]
+
+
+class HookCalls:
+    """Calls the host hooks. One thread at a time.
+
+    Args:
+        source: Where samples come from.
+        sample: ``sample_transform``.
+        batch: ``batch_transform``.
+        seed: Of the loader; None if hooks get None in place of random numbers.
+
+    Attributes:
+        source: The same.
+        sample: The same.
+        batch: The same.
+    """
+
+    def __init__(self, source: Source, sample: Hook | None, batch: Hook | None, seed: int | None) -> None:
+        self.source, self.sample, self.batch, self._seed = source, sample, batch, seed
+        self._generator = KeyedGenerator()
+
+    def __reduce__(self) -> Any:
+        return HookCalls, (self.source, self.sample, self.batch, self._seed)
+
+    def of_samples(self, epoch: int, samples: Indices, values: Mapping[str, Array]) -> Iterator[Made]:
+        """What ``sample_transform`` makes of each sample, in their order.
+
+        Args:
+            epoch: Number of the epoch.
+            samples: int64, shape (n,).
+            values: Delivered views of their fields, of shape (n, …); the hook may write to them.
+
+        Raises:
+            TransformError: The hook failed, or returned no dict.
+        """
+        hook = self.sample
+        assert hook is not None
+        keys = None
+        if hook.draws and self._seed is not None:
+            epoch_key = derived_key(self._seed, epoch, SAMPLE_HOOK_KEYS)
+            keys = derived_keys(epoch_key, self.source.ids(samples)).tolist()
+        for place in range(len(samples)):
+            sample = {key: array[place, ...] for key, array in values.items()}
+            rng = None if keys is None else self._generator.at(keys[place])
+            try:
+                made = hook(sample, rng)
+            except Exception as error:
+                raise failure(hook.where, self.source, samples[place : place + 1], raised(error)) from error
+            if made is None:
+                made = sample
+            if made.__class__ is not dict and not isinstance(made, Mapping):
+                raise failure(hook.where, self.source, samples[place : place + 1], no_dict(made))
+            yield made
+
+    def of_batch(self, epoch: int, samples: Indices, values: dict[str, Array]) -> Made:
+        """What ``batch_transform`` makes of a batch; arguments and errors as in `of_samples`."""
+        hook = self.batch
+        assert hook is not None
+        rng = None
+        if hook.draws and self._seed is not None:
+            first = int(self.source.ids(samples[:1])[0])
+            rng = self._generator.at(derived_key(self._seed, epoch, BATCH_HOOK_KEYS, first))
+        try:
+            made = hook(values, rng)
+        except Exception as error:
+            raise failure(hook.where, self.source, samples, raised(error)) from error
+        if made is None:
+            return values
+        if not isinstance(made, Mapping):
+            raise failure(hook.where, self.source, samples, no_dict(made))
+        return made

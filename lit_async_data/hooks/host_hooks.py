@@ -1,0 +1,81 @@
+"""`HostHooks`: the two hooks of a loader that run on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+from lit_async_data.hooks.callables import Function, Hook, check_callable
+from lit_async_data.hooks.calls import HookCalls
+from lit_async_data.hooks.probe import outcome_of
+from lit_async_data.hooks.transformation import Outcome, Transformation
+from lit_async_data.sources.contract.source import Source
+
+
+@dataclasses.dataclass(frozen=True)
+class HostHooks:
+    """The host hooks of a loader; false if there are none.
+
+    Attributes:
+        sample: ``sample_transform``.
+        batch: ``batch_transform``.
+    """
+
+    sample: Hook | None
+    batch: Hook | None
+
+    @classmethod
+    def of(cls, sample_transform: Function | None, batch_transform: Function | None) -> Self:
+        """Hooks from what a user gives.
+
+        Raises:
+            ConfigError: It cannot be called; the message begins with its name.
+        """
+        given = {"sample_transform": sample_transform, "batch_transform": batch_transform}
+        for name, function in given.items():
+            check_callable(name, function, CALLED_WITH[name])
+        return cls(*(None if function is None else Hook(function, name) for name, function in given.items()))
+
+    def __bool__(self) -> bool:
+        return self.sample is not None or self.batch is not None
+
+    @property
+    def draws(self) -> bool:
+        """Whether one of them takes random numbers."""
+        return any(hook is not None and hook.draws for hook in (self.sample, self.batch))
+
+    def outcome(self, source: Source, seed: int | None) -> Outcome:
+        """The fields that come out of them; calls them with the first samples of a source.
+
+        Raises:
+            TransformError, SourceError: See `outcome_of`.
+        """
+        return outcome_of(HookCalls(source, self.sample, self.batch, seed))
+
+    def transformation(self, source: Source, seed: int | None, outcome: Outcome, capacity: int) -> Transformation:
+        """What calls them for each batch.
+
+        Args:
+            source: Where samples come from.
+            seed: Of the loader; None if hooks get None in place of random numbers.
+            outcome: What comes out of them.
+            capacity: The most samples of a batch.
+        """
+        return Transformation(HookCalls(source, self.sample, self.batch, seed), outcome, capacity)
+
+    @property
+    def unpicklable(self) -> str:
+        """Which hook cannot be pickled, and why; empty if both can."""
+        import cloudpickle
+
+        for hook in (self.sample, self.batch):
+            if hook is not None:
+                try:
+                    cloudpickle.dumps(hook.function, protocol=5)
+                except Exception as error:  # noqa: BLE001  # whatever the user's objects raise
+                    return f"{hook.where} cannot be pickled ({type(error).__name__}: {error})"
+        return ""
+
+
+# What each hook is called with, for messages.
+CALLED_WITH = {"sample_transform": "a sample", "batch_transform": "a batch", "device_transform": "a batch"}
