@@ -60,7 +60,7 @@ class LoaderOptions:
             are decoded, one per core, at most 4, shared by the ranks of the node. Otherwise 1: one thread copies at 0.6
             of the memory bandwidth, and a second would only wait for h5py's lock (``benchmarks/first.py``,
             ``benchmarks/hdf5.py``). If Python code reads the samples (`DatasetSource`) and no reader process can, 0:
-            such a thread would hold the GIL and block the training loop.
+            such a thread would hold the GIL and block the training loop. Without the GIL 1.
         worker_kind: Where the reader threads run. ``"thread"``: in this process. ``"process"``: in a reader process,
             where they take nothing of this process's GIL; batches come through shared memory. ``"auto"``: a process if
             samples are decoded, read under a lock or by Python code, and a core is free; threads if reading is a copy,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Literal, NamedTuple
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.host.gil import has_gil
 from lit_async_data.host.memory import ranks_here
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
@@ -58,7 +58,7 @@ class Workers(NamedTuple):
         if options.workers != "auto":
             several = kind == "process" and reading == "python" and options.workers > 1
             return cls(kind, options.workers, why, options.workers if several else 0)
-        if reading == "python" and kind == "thread" and options.worker_kind == "auto":
+        if reading == "python" and kind == "thread" and options.worker_kind == "auto" and has_gil():
             return cls("caller", 0, why)
         return cls(kind, min(cores(), MOST_WORKERS) if reading == "decoded" else 1, why)
 
@@ -88,7 +88,7 @@ def _kind(source: Source, options: LoaderOptions, refusal: str) -> tuple[Literal
     reading = source.chunks.reading
     against = {
         "reading is a copy": reading == "copied",
-        "there is no GIL": not getattr(sys, "_is_gil_enabled", lambda: True)(),
+        "there is no GIL": not has_gil(),
         refusal: bool(refusal),
         "no core is free": cores() < 2,
     }
