@@ -16,6 +16,7 @@ import torch
 from lit_async_data.device import streams
 from lit_async_data.engine import Engine
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
+from lit_async_data.host.gil import log_why_gil
 from lit_async_data.host.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.options import non_negative_int
@@ -38,7 +39,7 @@ class Run:
         read: What earlier engines read.
         copied: Batches that earlier engines handed out as copies.
         waited: How long the device of the engine before waited.
-        caller: The thread that is inside ``next``.
+        inside: The thread that is inside ``next``, by the key ``"thread"``; empty if none is.
     """
 
     engine: Engine | None = None
@@ -49,7 +50,7 @@ class Run:
     copied: int = 0
     waited: DeviceWait | None = None
     meter: WaitMeter = dataclasses.field(default_factory=WaitMeter)
-    caller: int | None = None
+    inside: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class BaseLoader(abc.ABC):
@@ -118,7 +119,8 @@ class BaseLoader(abc.ABC):
     @property
     def fill(self) -> QueueFill:
         """How full the queues are at this moment."""
-        return QueueFill() if self._run.engine is None else self._run.engine.fill
+        engine = self._run.engine  # read once: another thread may close the loader
+        return QueueFill() if engine is None else engine.fill
 
     def stats(self) -> LoaderStats:
         """What the loader has handed out, waited for and read so far."""
@@ -154,13 +156,15 @@ class BaseLoader(abc.ABC):
         Raises:
             WorkerError: Another thread is.
         """
-        caller, thread = self._run.caller, threading.get_ident()
-        if caller is not None and caller != thread:
+        # In one step of C: 1. Two threads see that no thread is inside. 2. Both note themselves, and go on. See
+        # test_of_two_threads_that_call_next_at_once_one_gets_the_error. The end of ``next``, where nothing is called,
+        # assigns another dictionary.
+        thread = threading.get_ident()
+        if self._run.inside.setdefault("thread", thread) != thread:
             raise WorkerError(
                 "two threads called next of this loader at once, but one thread may iterate at a time; give each "
                 "thread its own loader, or take batches in one thread and hand them to the others"
             )
-        self._run.caller = thread
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[None]:
@@ -193,6 +197,7 @@ class BaseLoader(abc.ABC):
             with self._request():  # if this is interrupted, the next request closes what there is of the engine
                 run.engine = self._new_engine()
                 run.closer = weakref.finalize(self, run.engine.close)
+            log_why_gil()  # now, since a source imports its codecs when it is built
         return run.engine
 
     def _discard(self) -> None:

@@ -166,11 +166,11 @@ class AsyncLoader(BaseLoader):
         try:
             batch, after = self._take()
         except BaseException:
-            run.caller = None
+            run.inside = {}
             raise
         # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
         # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
-        cursor.state, run.interrupted, run.caller = after, False, None
+        cursor.state, run.interrupted, run.inside = after, False, {}
         return batch
 
     def _take(self) -> tuple[Batch, CursorState]:

@@ -199,8 +199,8 @@ class ThreadWorker:
 
     def __str__(self) -> str:
         doing = "is waiting for a slot"
-        if self._task is not None:
-            task, since = self._task
+        if (current := self._task) is not None:  # read once: the thread may come to its end meanwhile
+            task, since = current
             doing = f"has been at {task} for {time.monotonic() - since:.1f} s"
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
 

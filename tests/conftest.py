@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ def pytest_collection_finish() -> None:
     # Objects made by imports never become garbage. Freezing them makes the collection after each test 60 ms shorter.
     gc.collect()
     gc.freeze()
+    if multiprocessing.get_start_method() == "forkserver":  # as Python 3.14 does; it keeps its pipes
+        forkserver.ensure_running()
 
 
 # After a collection that takes longer, live objects are frozen: there are seven thousand tests.
@@ -55,6 +59,8 @@ def threads_unless_marked(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     """Keeps readers in threads, except in tests that are marked ``processes``: each process takes 0.3 s to start."""
     if request.node.get_closest_marker("processes") is None:
         monkeypatch.setattr("lit_async_data.host.workers.system_refusal", lambda: "this is a test of threads")
+    else:
+        monkeypatch.setattr("lit_async_data.host.workers.has_gil", lambda: True)  # without it, threads would be chosen
 
 
 # Test modules in which several threads share objects.

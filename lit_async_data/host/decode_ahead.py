@@ -161,7 +161,7 @@ class DecodeAhead:
 
     def _fetch(self, keys: Sequence[BatchIndex], limits: Limits) -> None:
         if self._idle > 0:
-            self._idle -= 1
+            self._idle -= 1  # without a lock: two workers may count as one, and then look one read later
             return
         later = range(keys[0].step + self._steps, keys[-1].step + self._steps + 1)
         if self._holds and not self._fetching:

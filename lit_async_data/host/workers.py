@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.host.gil import has_gil
 from lit_async_data.host.memory import ranks_here
 from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.options import LoaderOptions
@@ -74,7 +75,7 @@ class Workers(NamedTuple):
         apart = python and kind == "process" and source.chunks.rows == 1
         if options.workers != "auto":
             return cls(kind, options.workers, why, options.workers, apart)
-        if python and kind == "thread" and options.worker_kind == "auto":
+        if python and kind == "thread" and options.worker_kind == "auto" and has_gil():
             return cls("caller", 0, why)
         if python:
             return cls(kind, 1, why, cores() if apart else 1, apart)
@@ -123,7 +124,7 @@ def _kind(reading: Reading, options: LoaderOptions, refusal: str) -> tuple[Liter
         return "thread", "worker_kind=thread"
     against = {
         "reading is a copy": reading == "copied",
-        "there is no GIL": not getattr(sys, "_is_gil_enabled", lambda: True)(),
+        "there is no GIL": not has_gil(),
         refusal: bool(refusal),
         "no core is free": cores() < 2,
     }

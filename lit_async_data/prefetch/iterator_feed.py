@@ -94,7 +94,8 @@ class IteratorFeed:
     @property
     def ready(self) -> int:
         """Batches that wait on the host."""
-        return 0 if self.reader is None else self.reader.ready
+        reader = self.reader  # read once: the pass may end in another thread
+        return 0 if reader is None else reader.ready
 
     def stats(self) -> ReadStats:
         return dataclasses.replace(self._read, ready=self.ready)

@@ -97,7 +97,7 @@ class PrefetchedLoader(BaseLoader):
         """
         at, run, taken = self._at, self._run, self._taken()
         # From here on nothing is called, so no interrupt comes between: see `AsyncLoader.__next__`.
-        at.step, at.state, run.interrupted, run.caller = taken.step + 1, taken.state, False, None
+        at.step, at.state, run.interrupted, run.inside = taken.step + 1, taken.state, False, {}
         return taken.batch
 
     def prefetch(self) -> None:
@@ -179,7 +179,7 @@ class PrefetchedLoader(BaseLoader):
         try:
             return self._take()
         except BaseException:
-            self._run.caller = None
+            self._run.inside = {}
             raise
 
     def _take(self) -> Taken:

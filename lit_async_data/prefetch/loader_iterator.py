@@ -72,7 +72,7 @@ class LoaderIterator:
     def __next__(self) -> Batch:
         at, run, taken = self._at, self._run, self._following()
         # As in `PrefetchedLoader.__next__`, which is not called: an interrupt could come when it has returned.
-        at.step, at.state, run.interrupted, run.caller = taken.step + 1, taken.state, False, None
+        at.step, at.state, run.interrupted, run.inside = taken.step + 1, taken.state, False, {}
         return taken.batch
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -178,7 +178,8 @@ class ReaderThread:
             asked.answer.put((None, ClosedError("the pass has been ended")))
         for pulled in left:
             pulled.host.release()
-        if self.worker is not None and not self.worker.join(CLOSE_S):
+        worker = self.worker  # read once: another thread may close it, too
+        if worker is not None and not worker.join(CLOSE_S):
             return False
         self.worker = None  # it refers to us
         # An error that the user keeps refers to this object, too; the iterator, and its worker processes, must go now.
@@ -199,7 +200,8 @@ class ReaderThread:
             self.worker = ThreadWorker(0, self._work)
             self.worker.start()
             self.reading = True
-        return self.worker if self.reading and self.worker is not None and self.worker.alive else None
+        worker = self.worker  # read once: `close`, in another thread, forgets it
+        return worker if self.reading and worker is not None and worker.alive else None
 
     def serve(self) -> Asked | None:
         """Make the call that the thread asks for; returns it if it is not possible yet. Never waits for the thread."""

@@ -63,6 +63,7 @@ def interrupted(after, act=None):
         code = frame.f_code
         if not places(code):
             return None
+        frame.f_trace = trace  # CPython 3.14 traces no opcodes of a frame without
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode" and frame.f_lasti in places(code):
             passed.append((Path(code.co_filename).name, frame.f_lineno))

@@ -107,7 +107,8 @@ class ThreadPipeline(Pipeline):
 
     @property
     def head(self) -> BatchIndex | None:
-        return next(iter(self._claimed), self._cursor)
+        with self._lock:  # another worker may claim a batch between `iter` and `next`
+            return next(iter(self._claimed), self._cursor)
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
         with self._lock:

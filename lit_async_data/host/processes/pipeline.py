@@ -7,7 +7,6 @@ which takes nothing of this process's GIL.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import io
 from collections.abc import Callable, Iterable
@@ -68,8 +67,9 @@ class ProcessPipeline(Pipeline):
         self._channel: Channel | None = None
         # The lock guards everything below.
         self._generation = 0
-        # Slots that have been reported, in order; and the batch after them, or the first one asked for.
-        self._ready: collections.OrderedDict[BatchIndex, FilledSlot] = collections.OrderedDict()
+        # Slots that have been reported, in order; and the batch after them, or the first one asked for. Not an
+        # OrderedDict: `ready` copies the values without the lock, which only a dict does at once without the GIL.
+        self._ready: dict[BatchIndex, FilledSlot] = {}
         self._next: BatchIndex | None = None
 
     def follow(self, schedule: Schedule) -> None:

@@ -89,15 +89,15 @@ class PersistentChunkCache:
     def missing(self, numbers: Indices) -> Indices:
         """The slabs that are not cached."""
         content = self._content
-        return numbers if content is None else numbers[content[1][numbers] < 0]
+        return numbers if content is None else numbers[self._places(content[1], numbers) < 0]
 
     def slab(self, number: int) -> Array | None:
         """A slab, if cached. The last one of a dataset may have extra rows at its end."""
         content = self._content
-        if content is None or content[1][number] < 0:
+        place = -1 if content is None else int(self._places(content[1], number))
+        if content is None or place < 0:
             return None
-        first = int(content[1][number]) * self._rows
-        return content[0][first : first + self._rows]
+        return content[0][place * self._rows : (place + 1) * self._rows]
 
     def copy_rows(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
         """Copy the cached ones of some rows.
@@ -115,7 +115,7 @@ class PersistentChunkCache:
             return np.arange(len(rows))
         table, place = content
         slabs, inside = np.divmod(rows, self._rows)
-        places = place[slabs]
+        places = self._places(place, slabs)
         cached = places >= 0
         table_rows = places * self._rows + inside
         if cached.all() and out.dtype == self._dtype:
@@ -146,10 +146,11 @@ class PersistentChunkCache:
                     self._room.taken += self._slab_bytes
                     unused = self._slab_bytes
                 table[first : first + len(slab)] = slab
-                if self._content is content:  # garbage collection may have closed the loader and cleared the cache
-                    place[number] = self._next  # after the copy: whoever sees the place finds the slab there
-                    self._next += 1
-                    unused = 0
+                with self._room.lock:  # after the copy: whoever sees the place finds the slab there; see `_places`
+                    if self._content is content:  # garbage collection may have closed the loader and cleared the cache
+                        place[number] = self._next
+                        self._next += 1
+                        unused = 0
             finally:
                 if unused:
                     with self._room.lock:
@@ -161,6 +162,13 @@ class PersistentChunkCache:
             # No call between these two statements.
             self._room.taken -= self._next * self._slab_bytes
             self._content, self._next, self._map_failed = None, 0, False
+
+    def _places(self, place: Indices, numbers: Any) -> Any:
+        # 1. A thread writes a slab, and then its place. 2. Another sees the place, but not yet the slab: a processor
+        # such as ARM may make writes of one thread visible to others in another order. The GIL prevented that; without
+        # it, only a lock that both threads take does. See test_places_are_read_and_written_under_the_lock.
+        with self._room.lock:
+            return place[numbers]
 
     def _ensure_table(self) -> tuple[Array, Indices] | None:
         """The table and places, mapped on first use; None if nothing fits."""

@@ -87,8 +87,8 @@ class OpenFile:
             WorkerError: This process is a fork of the one that opened it.
         """
         self.check_process()
-        if self._descriptor is not None:
-            return self._descriptor
+        if (descriptor := self._descriptor) is not None:
+            return descriptor
         with self._lock:
             if self._descriptor is None:
                 self._process = ProcessGuard()
@@ -108,7 +108,8 @@ class OpenFile:
             ChangedError: The file has changed; the message says how.
         """
         # Runs for every file and batch. An open descriptor belongs to this process, or `check_process` has raised.
-        self._check_same(self.descriptor() if self._descriptor is None else self._descriptor)
+        descriptor = self._descriptor
+        self._check_same(self.descriptor() if descriptor is None else descriptor)
         for path, was in self._external:
             try:
                 self._check_external(path, was)
@@ -294,12 +295,16 @@ class OpenFile:
     @property
     def forked(self) -> bool:
         """Whether a parent process opened the file before it forked this one."""
-        return self._process is not None and self._process.forked
+        process = self._process
+        return process is not None and process.forked
 
     def check_process(self) -> None:
         """Raise `WorkerError` if the file is `forked`."""
-        if self._process is not None and self._process.forked:
-            raise self._process.error(
+        # Read once: 1. A reader enters. 2. Another thread has opened more files than may be open, and closes this one.
+        # See test_a_file_that_is_closed_while_another_thread_enters_it_is_opened_again.
+        process = self._process
+        if process is not None and process.forked:
+            raise process.error(
                 f"{self.path}: was opened",
                 "HDF5 handles do not survive a fork; build the source in the child, or start the child by spawn",
                 file=self.path,

@@ -239,8 +239,9 @@ class FilePrefetcher:
         except SourceError:
             pass  # `read` will raise it again
         except Exception:  # noqa: BLE001  # logged; `read` reads the file itself
-            if not self._logged:
-                self._logged = True
+            with self._lock:
+                first, self._logged = not self._logged, True
+            if first:
                 _log.exception("%s: unexpected error while reading ahead; further ones are not logged", file.path)
         finally:
             with self._lock:
