@@ -16,6 +16,9 @@ The failure contract:
 8. An interrupt (Ctrl-C) can come between any two steps of a request. After it only `close` may be called, which works
    in any state, also if it was interrupted itself. The order is pure, so the loader goes on with a new pipeline.
 
+Workers can be paused, to measure what they take from the training loop. That changes no batch and no order. A pause ends
+by itself: after its time, at `close`, and when a batch is asked for that is not ready or not the next.
+
 Every wait has a time-out, and then checks whether the other side is alive. Nothing starts before the first request.
 """
 
@@ -30,6 +33,7 @@ from collections.abc import Iterable
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError
+from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.stats import ReadStats
@@ -67,6 +71,7 @@ class Pipeline(abc.ABC):
         self._lock = threading.RLock()
         self._closed = False
         self._stats = ReadStats()
+        self._pause: Pause | None = None
 
     def follow(self, schedule: Schedule) -> None:
         """Read in this order from now on. What is being read keeps its order."""
@@ -101,10 +106,35 @@ class Pipeline(abc.ABC):
         deadline = time.monotonic() + self.timeout_s
         self.prefetch(key)
         while (filled := self.poll(key)) is None:
+            self.resume()
             if time.monotonic() > deadline:
                 raise self._stalled(key)
             self._wait(key)
         return filled
+
+    @abc.abstractmethod
+    def pause(self, seconds: float) -> None:
+        """Have the workers begin nothing more, until `resume`. Returns at once: they finish what they have begun.
+
+        Args:
+            seconds: The longest that this lasts.
+
+        Raises:
+            WorkerError: A worker died.
+        """
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """End a pause, if there is one.
+
+        Raises:
+            WorkerError: A worker died.
+        """
+
+    @property
+    @abc.abstractmethod
+    def quiet(self) -> bool:
+        """Whether there is a pause, and all workers have finished what they had begun."""
 
     def must_copy(self) -> bool:
         """Whether a slot must be handed out as a copy: the user keeps all others, and the budget is spent."""
