@@ -18,8 +18,8 @@ from lit_async_data.host.stats import Slowdown
 
 # Pauses in a group; groups that an estimate takes at least, and at most: the last ones.
 PAUSES, LEAST_GROUPS, MOST_GROUPS = 8, 5, 64
-# A step that takes this many times the median step is none of training only: a validation, a checkpoint.
-UNUSUAL = 20.0
+# A step that takes this many times the median step is left out: a validation, a checkpoint, a slow logger.
+UNUSUAL = 4.0
 # Steps without a pause after which nothing is known any more: data has become scarce.
 STALE = 4096
 # The standard error of the median of normal values is this, times their median absolute deviation, over √n.

@@ -49,7 +49,8 @@ class SlowdownProbe:
         self._most = 0  # batches that were ready at best
         self._pausing = False
         self._quiet = False  # whether the readers were quiet when the last batch was asked for
-        self._quiet_steps = 0
+        self._quiet_steps = self._floor = 0  # of this pause: its steps so far, and the ready batches at which it ends
+        self._until = 0.0
         # The batches that were ready when the last pause began; 0 when they are ready again.
         self._missing = 0
         self._starved = False  # whether the last batch was late because of a pause
@@ -84,7 +85,7 @@ class SlowdownProbe:
             self._missing = 0
         self._starved = not ready and self._missing > 0
         if self._pausing:
-            if first or ready <= self._floor or self._quiet_steps >= MOST_STEPS:
+            if first or ready <= self._floor or self._quiet_steps >= MOST_STEPS or now >= self._until:
                 self._pausing = quiet = False
                 self._pipeline.resume()
                 rarer = RARER if self._meter.groups >= ENOUGH_GROUPS else 1
@@ -104,7 +105,9 @@ class SlowdownProbe:
         self._meter.begin_cycle()
         self._pausing, self._quiet_steps = True, 0
         self._missing, self._floor = ready, max(LEAST_LEFT, ready // 2)
-        self._pipeline.pause(PATIENCE * ready * self._total_s / max(self._steps, 1))
+        longest_s = PATIENCE * ready * self._total_s / max(self._steps, 1)
+        self._until = self._asked + longest_s
+        self._pipeline.pause(longest_s)
         return self._pipeline.quiet
 
     def _drawn(self, steps: int) -> int:

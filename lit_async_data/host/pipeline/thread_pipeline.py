@@ -137,6 +137,7 @@ class ThreadPipeline(Pipeline):
     # -- pauses ------------------------------------------------------------------------------------------------------
 
     def pause(self, seconds: float) -> None:
+        self.resume()  # workers that wait for the end of a pause before this one
         with self._lock:
             self._pause, active = Pause(seconds), self._active
         if not active and self._on_quiet is not None:

@@ -360,3 +360,65 @@ def test_the_process_needs_no_torch(file):
         loader.close()
     assert "h5py" in maps
     assert "libtorch" not in maps
+
+
+# -- pauses ------------------------------------------------------------------------------------------------------------
+
+LONG_S = 3600.0
+
+
+def come_to_rest(pipeline):
+    while not pipeline.quiet:
+        assert select.select([pipeline._process._reports[0]], [], [], 30)[0]
+
+
+def test_a_paused_reader_process_reads_nothing_until_it_must(file):
+    with contextlib.closing(source_of(file)) as source, loader_of(source, workers=2, shuffle=False) as loader:
+        taken = [next(loader)["y"].tolist()]
+        pipeline = loader.engine.feed.pipeline
+        assert not pipeline.quiet
+        pipeline.pause(LONG_S)
+        come_to_rest(pipeline)
+        pipeline.poll(None)  # takes the reports
+        ready = pipeline.ready
+        for _ in range(ready):
+            taken.append(next(loader)["y"].tolist())
+            assert pipeline.quiet
+        assert pipeline.ready == 0
+        taken += [next(loader)["y"].tolist() for _ in range(5)]  # the first of these ends the pause
+        assert not pipeline.quiet
+    labels = (np.arange(ROWS) % 7).tolist()
+    assert [label for batch in taken for label in batch] == labels[: 16 * len(taken)]
+
+
+def test_a_pause_of_a_reader_process_is_not_taken_for_the_one_before(file):
+    with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
+        next(loader)
+        pipeline = loader.engine.feed.pipeline
+        pipeline.pause(LONG_S)
+        come_to_rest(pipeline)
+        pipeline._command = lambda command: None  # this one does not reach the reader
+        pipeline.resume()
+        pipeline.pause(LONG_S)
+        assert not pipeline.quiet
+        del pipeline._command
+
+
+def test_another_epoch_ends_the_pause_of_a_reader_process(file):
+    with contextlib.closing(source_of(file)) as source, loader_of(source, "thread", seed=5) as loader:
+        wanted = [batch["y"].tolist() for batch in _epoch(loader, 7)]
+    with contextlib.closing(source_of(file)) as source, loader_of(source, seed=5) as loader:
+        next(loader)
+        loader.engine.feed.pipeline.pause(LONG_S)
+        assert [batch["y"].tolist() for batch in _epoch(loader, 7)] == wanted
+
+
+def test_a_reader_process_that_dies_in_a_pause_is_an_error(file):
+    with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
+        next(loader)
+        pipeline = loader.engine.feed.pipeline
+        pipeline.pause(LONG_S)
+        os.kill(pipeline.process_id, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+            for _ in range(100):
+                next(loader)
