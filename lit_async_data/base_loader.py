@@ -41,7 +41,7 @@ class Run:
         copied: Batches that earlier engines handed out as copies.
         waited: How long the device of the engine before waited.
         slowdown: What reading takes from the loop; also of earlier engines.
-        probe: Pauses the readers of the engine now and then, to measure that; None where nothing is read beside the loop.
+        probe: Pauses the readers now and then, to measure that; None where nothing is read beside the loop.
         caller: The thread that is inside ``next``.
     """
 

@@ -4,8 +4,8 @@ In the long run the loop reads one batch per step. So the mean of all steps, pau
 reading one batch takes. This also holds where readers catch up after a pause, and where several batches are read at
 once. The mean of the paused steps is a step alone. The difference is the slowdown.
 
-It is found in groups of a few pauses each, and the estimate is the median of the groups. Few groups with a hiccup of the
-machine do not move it, and a mean per group is right also where steps differ in length, as with accumulated gradients.
+It is found in groups of a few pauses each, and the estimate is the median of the groups. Few groups with a hiccup of
+the machine do not move it, and a mean per group is right also where steps differ, as with accumulated gradients.
 """
 
 from __future__ import annotations

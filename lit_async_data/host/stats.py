@@ -115,6 +115,9 @@ class Slowdown:
     def __str__(self) -> str:
         return f"{100 * self.share:.1f} ± {100 * self.error:.1f} %"
 
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
 
 @dataclasses.dataclass(frozen=True)
 class QueueFill:

@@ -16,8 +16,8 @@ The failure contract:
 8. An interrupt (Ctrl-C) can come between any two steps of a request. After it only `close` may be called, which works
    in any state, also if it was interrupted itself. The order is pure, so the loader goes on with a new pipeline.
 
-Workers can be paused, to measure what they take from the training loop. That changes no batch and no order. A pause ends
-by itself: after its time, at `close`, and when a batch is asked for that is not ready or not the next.
+Workers can be paused, to measure what they take from the training loop. That changes no batch and no order. A pause
+ends by itself: after its time, at `close`, and when a batch is asked for that is not ready or not the next.
 
 Every wait has a time-out, and then checks whether the other side is alive. Nothing starts before the first request.
 """

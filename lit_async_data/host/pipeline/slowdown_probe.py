@@ -1,8 +1,8 @@
-"""`SlowdownProbe`: pauses the readers of a loader for a few steps now and then, to measure what they take from the loop.
+"""`SlowdownProbe`: pauses the readers of a loader for a few steps now and then, to measure what they take from it.
 
-A pause begins only where enough batches are ready, and uses up half of them, so that no step waits because of it. Where
-steps wait all the same, the time that they wait is counted, and there is no pause while that is more than `MOST_COST` of
-the time. A loop that waits for data anyway has no pauses, and its slowdown is not known.
+A pause begins only where enough batches are ready, and uses up half of them, so that no step waits because of it. If
+steps wait all the same, the time that they wait is counted, and there is no pause while that is more than `MOST_COST`
+of the time. A loop that waits for data anyway has no pauses, and its slowdown is not known.
 
 Steps between pauses are drawn, so that pauses meet every phase of a loop whose steps are not alike.
 """
@@ -24,8 +24,8 @@ LEAST_READY, LEAST_LEFT, MOST_STEPS = 3, 2, 8
 FULL = 2 / 3
 # Waiting because of pauses, as a share of all time.
 MOST_COST = 0.005
-# A pause ends by itself after the time that all ready batches last, times this.
-PATIENCE = 2.0
+# A pause ends by itself after the time that all ready batches last, times this; and after so many seconds.
+PATIENCE, LONGEST_S = 2.0, 60.0
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -105,7 +105,7 @@ class SlowdownProbe:
         self._meter.begin_cycle()
         self._pausing, self._quiet_steps = True, 0
         self._missing, self._floor = ready, max(LEAST_LEFT, ready // 2)
-        longest_s = PATIENCE * ready * self._total_s / max(self._steps, 1)
+        longest_s = min(PATIENCE * ready * self._total_s / max(self._steps, 1), LONGEST_S)
         self._until = self._asked + longest_s
         self._pipeline.pause(longest_s)
         return self._pipeline.quiet
