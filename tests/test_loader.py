@@ -419,7 +419,7 @@ def test_pauses_of_the_readers_change_no_batch(kind, queue_depth, monkeypatch):
         )
     with loader_of(workers=2, worker_kind=kind, queue_depth=queue_depth) as loader:
         assert [seen(loader) for _ in range(8)] == [order(epoch) for epoch in range(8)]
-    assert len(begun) > 3
+    assert begun
 
 
 def test_the_slowdown_is_known_after_some_hundred_steps_and_outlives_an_engine(monkeypatch):

@@ -164,6 +164,14 @@ def test_a_loop_that_waits_for_data_has_no_pauses_and_no_estimate():
     assert loop.pauses <= 2  # of the batches that were ready at first
 
 
+def test_a_loop_with_barely_enough_data_reports_no_slowdown_of_its_best_moments():
+    """Steps are fast and slow by turns of hundreds, and the queue is full only where they are slow."""
+    lengths = noisy(4000, phases=(0.85,) * 40 + (1.3,) * 12)
+    estimate, loop = measured(lengths, read_s=0.9, speed=1.0)
+    assert loop.pauses > 10
+    assert estimate is None or abs(estimate.share) < 0.02
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_tiny_queue_has_no_pauses(depth):
     estimate, loop = measured(noisy(1000), depth=depth)
@@ -178,7 +186,8 @@ def test_a_pause_begins_only_when_enough_is_ready():
 
 def test_where_pauses_make_steps_wait_they_become_rare(monkeypatch):
     """One reader that is almost as slow as the loop: it cannot catch up soon."""
-    monkeypatch.setattr(slowdown_probe, "LEAST_LEFT", 0)
+    for name in ("LEAST_LEFT", "LEAST_READY", "FULL"):
+        monkeypatch.setattr(slowdown_probe, name, 0)
     lengths = noisy(6000, noise=0.0)
     _, loop = measured(lengths, read_s=0.97, speed=1.0, depth=3)
     without = Loop(read_s=0.97, speed=1.0, depth=3)

@@ -21,7 +21,7 @@ ENOUGH_GROUPS, RARER = 16, 4
 # A pause needs this many batches, leaves this many, and lasts this many steps at most.
 LEAST_READY, LEAST_LEFT, MOST_STEPS = 3, 2, 8
 # It also needs this share of the batches that were ready at best: so the readers have caught up since the last one.
-FULL = 2 / 3
+FULL = 0.5
 # Waiting because of pauses, as a share of all time.
 MOST_COST = 0.005
 # A pause ends by itself after the time that all ready batches last, times this; and after so many seconds.
@@ -100,6 +100,9 @@ class SlowdownProbe:
         """Begin a pause if that can be; whether the readers are quiet at once."""
         full = ready >= max(LEAST_READY, FULL * self._most)
         if not full or self._cost_s > MOST_COST * self._total_s:
+            # A group of pauses must have none that could not begin when it was due: else they would choose the moments
+            # at which readers are ahead, because steps take long or the machine is idle.
+            self._meter.interrupt()
             self._due = self._drawn(RETRY)
             return False
         self._meter.begin_cycle()

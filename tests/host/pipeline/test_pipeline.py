@@ -733,7 +733,11 @@ def test_closing_ends_a_pause():
     with running(workers=2) as pipeline:
         come_to_rest(pipeline)
         pipeline.pause(LONG_S)
+        waiting, wait = threading.Semaphore(0), pipeline._pause.wait
+        pipeline._pause.wait = lambda: (waiting.release(), wait())
         for step in range(3):  # the workers take these slots, and wait for the end of the pause
             pipeline.pool.drop(pipeline.poll(BatchIndex(0, step)).slot)
+        for _ in pipeline.workers:
+            assert waiting.acquire(timeout=30)
         pipeline.close()
         assert not any(worker.alive for worker in pipeline.workers)

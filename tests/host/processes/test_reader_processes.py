@@ -23,6 +23,7 @@ from support.reader_sources import BadInChild, Numbers
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, SubsetSource
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
+from lit_async_data.host.processes.messages import Report, ReportKind
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.processes.shared_slots import SharedSlots
 
@@ -397,11 +398,14 @@ def test_a_pause_of_a_reader_process_is_not_taken_for_the_one_before(file):
         pipeline = loader.engine.feed.pipeline
         pipeline.pause(LONG_S)
         come_to_rest(pipeline)
-        pipeline._command = lambda command: None  # this one does not reach the reader
         pipeline.resume()
+        pipeline._command = lambda command: None  # this pause does not reach the reader
         pipeline.pause(LONG_S)
+        pipeline._process.receive = lambda: [(Report(ReportKind.QUIET, generation=1), b"")]
         assert not pipeline.quiet
-        del pipeline._command
+        pipeline._process.receive = lambda: [(Report(ReportKind.QUIET, generation=2), b"")]
+        assert pipeline.quiet
+        del pipeline._command, pipeline._process.receive
 
 
 def test_another_epoch_ends_the_pause_of_a_reader_process(file):
