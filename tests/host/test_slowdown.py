@@ -186,8 +186,8 @@ def test_a_pause_begins_only_when_enough_is_ready():
 
 def test_where_pauses_make_steps_wait_they_become_rare(monkeypatch):
     """One reader that is almost as slow as the loop: it cannot catch up soon."""
-    for name in ("LEAST_LEFT", "LEAST_READY", "FULL"):
-        monkeypatch.setattr(slowdown_probe, name, 0)
+    for name, value in {"LEAST_LEFT": 0, "LEAST_READY": 1, "FULL": 0}.items():
+        monkeypatch.setattr(slowdown_probe, name, value)
     lengths = noisy(6000, noise=0.0)
     _, loop = measured(lengths, read_s=0.97, speed=1.0, depth=3)
     without = Loop(read_s=0.97, speed=1.0, depth=3)

@@ -81,7 +81,7 @@ class SlowdownProbe:
                 self._meter.add(busy, waited, paused=paused)
         self._asked = now
         self._most = max(self._most, ready)
-        if ready >= self._missing:
+        if ready >= self._missing and not self._pausing:
             self._missing = 0
         self._starved = not ready and self._missing > 0
         if self._pausing:
