@@ -93,6 +93,8 @@ class ProcessPipeline(Pipeline):
 
     def pause(self, seconds: float) -> None:
         with self._lock:
+            if self._process is None or not self._process.started:
+                return
             self._pauses += 1
             self._quiet, self._pause = False, Pause(seconds)
             self._command(Command(CommandKind.PAUSE, generation=self._pauses, nanoseconds=int(1e9 * seconds)))
