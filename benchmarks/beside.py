@@ -5,7 +5,8 @@
 Each round runs the same loop with its batches in memory, and beside each loader. A figure is the median over the rounds
 of steps per second over those with batches in memory. Two loops: 1000 small tensor operations per step, as the host of
 a GPU launches kernels, and a small convolution net. torch uses one thread, so that a core is free for loading. What is
-lost is waiting for batches, or time in which the loop had to hand over the GIL.
+lost is waiting for batches, or time in which the loop had to hand over the GIL. The last column is what our loader
+reports of the latter, from a longer run of its own; a dash stands for other loaders, and where that run was too short.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from readers import tables as table_readers
 from readers.hdf5 import Batch, Contender
 
 from lit_async_data import AsyncLoader, Field, HDF5Source, Source
+from lit_async_data.host.stats import Slowdown
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 Figures = list[dict[str, Any]]
@@ -37,6 +39,8 @@ BATCH, OPERATIONS, MEMORY_BATCHES = 64, 1000, 24
 # The loops use at most this many values of each sample.
 MOST_VALUES = 3 * 64 * 64
 LEAST = 0.97
+# Lengths of a measurement after which a loader reports its slowdown.
+REPORTED = 8
 KINDS = ("auto", "thread", "process")
 
 
@@ -92,9 +96,20 @@ def rate(step: Step, batches: Iterator[Batch], seconds: float) -> tuple[float, f
     return steps / passed, waited / passed
 
 
+def options_of(kind: str) -> dict[str, Any]:
+    return {"batch_size": BATCH, "drop_last": True, "worker_kind": kind}
+
+
+def reported(source: Source, kind: str, step: Step, seconds: float) -> Slowdown | None:
+    """The slowdown that a loader reports after so many seconds."""
+    with AsyncLoader(source, options_of(kind)) as loader:
+        rate(step, readers.endless_epochs(loader), seconds)
+        return loader.stats().slowdown
+
+
 def ours(source: Source, kind: str) -> Contender:
     """An `AsyncLoader`."""
-    options = {"batch_size": BATCH, "drop_last": True, "worker_kind": kind}
+    options = options_of(kind)
 
     @contextlib.contextmanager
     def opened() -> Iterator[Iterator[Batch]]:
@@ -108,6 +123,7 @@ def ours(source: Source, kind: str) -> Contender:
 
 def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Figures:
     """Steps beside each contender, for both loops; prints the table."""
+    own = {ours(source, kind).name: kind for kind in KINDS}
     contenders = [ours(source, kind) for kind in KINDS] + others
     with AsyncLoader(source, {"batch_size": BATCH, "drop_last": True, "workers": 0}) as loader:
         batches: list[Any] = []
@@ -127,11 +143,14 @@ def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Fig
                     steps, waited = rate(step, opened, run.seconds)
                 kept[contender.name].append(steps / base)
                 waits[contender.name].append(waited)
-        print(f"\n{name}, {loop}\n{'':50}    of the steps      waiting")
+        print(f"\n{name}, {loop}\n{'':50}    of the steps      waiting      slowdown")
         for contender in contenders:
             share, wait = (statistics.median(values[contender.name]) for values in (kept, waits))
-            print(f"{contender.name:50}  {share:14.3f}  {wait:10.3f}")
-            rows.append({"data": name, "loop": loop, "contender": contender.name, "steps": share, "waiting": wait})
+            kind = own.get(contender.name)
+            found = None if kind is None else reported(source, kind, step, REPORTED * run.seconds)
+            print(f"{contender.name:50}  {share:14.3f}  {wait:10.3f}  {found or '–':>12}")
+            row = {"data": name, "loop": loop, "contender": contender.name, "steps": share, "waiting": wait}
+            rows.append(row | {"slowdown": found and found.share})
     return rows
 
 

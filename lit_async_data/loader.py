@@ -28,6 +28,7 @@ from lit_async_data.host import memory
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.host.pipeline.pipeline import Pipeline
+from lit_async_data.host.pipeline.slowdown_probe import SlowdownProbe
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.processes.reader_process import ReaderProcess
@@ -177,7 +178,7 @@ class AsyncLoader(BaseLoader):
         """The next batch, and the place behind it. The caller moves there, with nothing called in between."""
         started = time.perf_counter()
         engine, cursor, run = self._running(), self._cursor, self._run
-        fill = engine.ready
+        fill, probe = engine.ready, run.probe
         if cursor.state.fresh:
             self._begin(engine)
         key = cursor.upcoming
@@ -186,12 +187,17 @@ class AsyncLoader(BaseLoader):
         after = cursor.after(key)
         run.interrupted = True  # unless this comes to an end
         try:
+            if probe is not None:
+                probe.asked(started, fill, first=key.step == 0)
             batch = engine.queue.take(key)
             if not self.externally_driven:
                 # This batch is here; an error of a later one is raised when that is asked for.
                 with self._copy_errors:
                     engine.queue.top_up(cursor.schedule.following(key))
-            run.meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
+            left = time.perf_counter()
+            run.meter.add(left - started, first=key.step == 0, queue_fill=fill)
+            if probe is not None:
+                probe.left = left
         except (ReadError, SourceError, TransformError):
             cursor.state, run.interrupted = after, False  # the batch has had its turn
             leave_at_exit()
@@ -339,6 +345,7 @@ class AsyncLoader(BaseLoader):
         function = self._device_transform
         depth = options.queue_depth * plan.layout.batches if plan.workers.threads else 0
         # A reader process reserves memory for itself.
+        self._run.probe = SlowdownProbe(pipeline, self._run.slowdown) if plan.workers.threads else None
         release = (lambda: None) if isinstance(pipeline, ProcessPipeline) else plan.reserve(source)
         return Engine(
             SlotFeed(pipeline, depth, release),

@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.device import pretend
 from support.interrupts import interrupted
+from support.pauses import pause_often
 from support.slabs import cached
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
@@ -88,6 +89,8 @@ KINDS = {
     "gzip in the caller's thread": lambda h5: hdf5(0, h5, packed=True),
     "gzip, two workers": lambda h5: hdf5(2, h5, packed=True),
     "gzip, a reader process": lambda h5: hdf5(1, h5, packed=True, kind="process"),
+    "pauses, two workers": lambda h5: hdf5(2, h5, packed=True),
+    "pauses, a reader process": lambda h5: hdf5(1, h5, packed=True, kind="process"),
     "files in the caller's thread": lambda h5: files(0, h5),
     "files, two workers": lambda h5: files(2, h5),
     "images in the caller's thread": lambda h5: files(0, h5, images=True),
@@ -108,6 +111,8 @@ def loader(request, monkeypatch, h5):
         monkeypatch.setattr(prefetcher, "filled", lambda *_: False)
         monkeypatch.setattr(prefetcher, "THREADS", 2)
         monkeypatch.setattr(prefetcher, "_POLL_S", 0.01)
+    if "pauses" in kind:
+        pause_often(monkeypatch)
     if "device" in kind:
         streams = FakeStreams("compute" if "kernels" in kind else "side")
         pretend(monkeypatch, lambda device: streams)

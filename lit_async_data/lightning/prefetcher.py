@@ -48,9 +48,13 @@ class DevicePrefetcher(pl.Callback):
     * ``data/queue_fill``: batches that were ready when the loop asked for one.
     * ``data/epoch_gap_ms``: milliseconds that the loop waited for the first batch of the epoch.
     * ``data/read_mb_s``: 10⁶ bytes read per second of reading. The value of a step covers all that the loader has read.
+    * ``data/slowdown``: percent of the loop's time that reading takes from it beyond waiting: the GIL, cores, memory
+      bandwidth. An `AsyncLoader` pauses its readers for a few steps now and then, and compares. It is missing for some
+      hundred steps, and where nothing is read ahead or too little is ready for a pause. With several ranks, it is
+      that of rank 0.
 
-    After each epoch it logs on rank 0 how long training waited. In fit the progress bar shows ``host 4/4 device 2/2``:
-    ready batches, of the most that can be ready.
+    After each epoch it logs on rank 0 how long training waited, and what reading took beyond that, if it is known. In
+    fit the progress bar shows ``host 4/4 device 2/2``: ready batches, of the most that can be ready.
 
     Args:
         device_depth: Batches copied ahead of the one in use, for every loader. With 0 it reads and copies nothing ahead
@@ -252,7 +256,14 @@ class DevicePrefetcher(pl.Callback):
             # Without a batch_size Lightning would guess one. Without the logger, which has the steps under this name.
             mean = torch.tensor(value, dtype=torch.float32, device=pl_module.device)
             pl_module.log(name, mean, logger=False, batch_size=1, sync_dist=trainer.world_size > 1)
-        rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}")
+        slowdown, beyond = stats[0].slowdown, ""
+        if slowdown is not None:
+            beyond = f"; reading beside it took {slowdown} of the time"
+            if trainer.is_global_zero:
+                # Without a mean over the ranks: one that does not know it would let the others wait for ever.
+                mean = torch.tensor(100 * slowdown.share, dtype=torch.float32, device=pl_module.device)
+                pl_module.log("data/slowdown", mean, logger=False, batch_size=1, rank_zero_only=trainer.world_size > 1)
+        rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}{beyond}")
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

@@ -16,6 +16,9 @@ The failure contract:
 8. An interrupt (Ctrl-C) can come between any two steps of a request. After it only `close` may be called, which works
    in any state, also if it was interrupted itself. The order is pure, so the loader goes on with a new pipeline.
 
+Workers can be paused, to measure what they take from the training loop. That changes no batch and no order. A pause
+ends by itself: after its time, at `close`, and when a batch is asked for that is not ready or not the next.
+
 Every wait has a time-out, and then checks whether the other side is alive. Nothing starts before the first request.
 """
 
@@ -31,6 +34,7 @@ from collections.abc import Iterable
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError
+from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.stats import ReadStats
@@ -80,6 +84,7 @@ class Pipeline(abc.ABC):
         self._lock = threading.RLock()
         self._closed = False
         self._stats = ReadStats()
+        self._pause: Pause | None = None
 
     def follow(self, schedule: Schedule) -> None:
         """Read in this order from now on. What is being read keeps its order."""
@@ -116,6 +121,7 @@ class Pipeline(abc.ABC):
             return filled
         began = time.monotonic()
         while filled is None:
+            self.resume()
             if time.monotonic() > began + self.timeout_s:
                 raise self._stalled(key)
             self._wait(key)
@@ -123,6 +129,30 @@ class Pipeline(abc.ABC):
         if self._tuner is not None and not self._tuner.settled:
             self._tune(self._tuner, time.monotonic() - began)
         return filled
+
+    @abc.abstractmethod
+    def pause(self, seconds: float) -> None:
+        """Have the workers begin nothing more, until `resume`. Returns at once: they finish what they have begun.
+
+        Args:
+            seconds: The longest that this lasts.
+
+        Raises:
+            WorkerError: A worker died.
+        """
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """End a pause, if there is one.
+
+        Raises:
+            WorkerError: A worker died.
+        """
+
+    @property
+    @abc.abstractmethod
+    def quiet(self) -> bool:
+        """Whether there is a pause, and all workers have finished what they had begun."""
 
     def must_copy(self) -> bool:
         """Whether a slot must be handed out as a copy: the user keeps all others, and the budget is spent."""

@@ -23,8 +23,10 @@ class CommandKind(enum.IntEnum):
     FILL = 1  # a slot may be filled
     SEEK = 2  # read on from a batch, and forget what was read ahead
     LIMIT = 3  # the pass, and later ones, will take this many steps
-    WORKERS = 4  # read on with this many workers
-    READ = 5  # to a worker process: read a batch into a slot
+    PAUSE = 4  # begin nothing more, for this many nanoseconds at most
+    RESUME = 5  # end the pause
+    WORKERS = 6  # read on with this many workers
+    READ = 7  # to a worker process: read a batch into a slot
 
 
 class Command(NamedTuple):
@@ -33,9 +35,11 @@ class Command(NamedTuple):
     Attributes:
         kind: What to do.
         slot: Number of a slot, for FILL and READ; number of workers, for WORKERS.
-        generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen.
+        generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen. For PAUSE it
+            counts these, and QUIET carries it.
         key: Where to go on, for SEEK; the batch, for READ.
         limits: Steps that the consumer will take.
+        nanoseconds: The longest that a PAUSE lasts.
     """
 
     kind: CommandKind
@@ -43,23 +47,26 @@ class Command(NamedTuple):
     generation: int = 0
     key: BatchIndex = BatchIndex(0, 0)
     limits: Limits = Limits()
+    nanoseconds: int = 0
 
     def packed(self) -> bytes:
         epoch, steps, later = self.limits
         return _COMMAND.pack(
             *(self.kind, self.slot, self.generation, *self.key),
             *(epoch, NO_LIMIT if steps is None else steps, NO_LIMIT if later is None else later),
+            self.nanoseconds,
         )
 
     @classmethod
     def unpacked(cls, data: bytes) -> Command:
-        kind, slot, generation, epoch, step, *limits = _COMMAND.unpack(data)
+        kind, slot, generation, epoch, step, *limits, nanoseconds = _COMMAND.unpack(data)
         return cls(
             CommandKind(kind),
             slot,
             generation,
             BatchIndex(epoch, step),
             Limits(limits[0], *(None if limit == NO_LIMIT else limit for limit in limits[1:])),
+            nanoseconds,
         )
 
 
@@ -69,7 +76,8 @@ class ReportKind(enum.IntEnum):
     FILLED = 1  # a slot holds batches; the payload holds errors, if any
     LOG = 2  # the payload is a log record
     FAILED = 3  # the process cannot go on; the payload is the error
-    READY = 4  # a worker process takes commands from now on
+    QUIET = 4  # in a pause: the workers have finished what they had begun
+    READY = 5  # a worker process takes commands from now on
 
 
 class Report(NamedTuple):
@@ -104,7 +112,7 @@ class Report(NamedTuple):
         return cls(ReportKind(kind), payload, generation, slot, BatchIndex(epoch, step), *rest)
 
 
-_COMMAND, _REPORT = struct.Struct("<8q"), struct.Struct("<8qd")
+_COMMAND, _REPORT = struct.Struct("<9q"), struct.Struct("<8qd")
 COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size
 
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import WorkerError
+from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.host.pipeline.slots import LENT
 from lit_async_data.host.processes.channel import Channel
-from lit_async_data.host.processes.messages import Command, CommandKind, Report
+from lit_async_data.host.processes.messages import Command, CommandKind, Report, ReportKind
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.remote_errors import unpacked_errors
 from lit_async_data.host.processes.setup import ReaderSetup
@@ -71,6 +72,8 @@ class ProcessPipeline(Pipeline):
         # OrderedDict: `ready` copies the values without the lock, which only a dict does at once without the GIL.
         self._ready: dict[BatchIndex, FilledSlot] = {}
         self._next: BatchIndex | None = None
+        # Counts the pauses; and whether the reader has said that its workers are quiet in this one.
+        self._pauses, self._quiet = 0, False
 
     def follow(self, schedule: Schedule) -> None:
         with self._lock:
@@ -112,6 +115,28 @@ class ProcessPipeline(Pipeline):
             if filled is not None and not self._ready:
                 self._next = self.schedule.following(filled.batches[-1].key)
             return filled
+
+    def pause(self, seconds: float) -> None:
+        with self._lock:
+            if self._channel is None or not self._channel.opened:
+                return
+            self._pauses += 1
+            self._quiet, self._pause = False, Pause(seconds)
+            self._command(Command(CommandKind.PAUSE, generation=self._pauses, nanoseconds=int(1e9 * seconds)))
+
+    def resume(self) -> None:
+        with self._lock:
+            if self._pause is not None:
+                self._pause = None
+                self._command(Command(CommandKind.RESUME))
+
+    @property
+    def quiet(self) -> bool:
+        with self._lock:
+            if self._pause is None or self._channel is None:
+                return False
+            self._receive(self._channel)
+            return self._quiet and not self._pause.over
 
     def _wait(self, key: BatchIndex) -> None:
         with self._lock:
@@ -184,6 +209,7 @@ class ProcessPipeline(Pipeline):
         self._ready.clear()
         self._generation += 1
         self._next = key
+        self._pause = None  # SEEK ends it
         command = Command(CommandKind.SEEK, generation=self._generation, key=key, limits=self.schedule.limits)
         self._command(command)
 
@@ -202,6 +228,9 @@ class ProcessPipeline(Pipeline):
         except WorkerError as error:
             raise self._explained(error) from error.__cause__
         for report, payload in reports:
+            if report.kind is ReportKind.QUIET:
+                self._quiet |= report.generation == self._pauses
+                continue
             if report.good:
                 self.pool.filled(report.slot)
             self._stats = dataclasses.replace(self._stats, seconds=report.seconds)

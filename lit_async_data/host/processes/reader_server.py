@@ -33,7 +33,7 @@ class ReaderServer:
             processes.start()
         self._processes = processes
         self._schedule, self._slots, self._reports = setup.schedule, slots, reports
-        self._generation = 0
+        self._generation = self._pauses = 0
         self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
         # Slots come by commands, and wait for as long as the trainer's process keeps them.
         self._pipeline = ThreadPipeline(
@@ -48,6 +48,7 @@ class ReaderServer:
             after_read=setup.ahead,
             ids=setup.read.source.ids,
             on_filled=self._report,
+            on_quiet=self._report_quiet,
             run=None if processes is None else processes.run,
         )
         self._release = setup.plan.reserve(setup.read.source)
@@ -60,6 +61,13 @@ class ReaderServer:
                 pool.copied(command.slot)
             else:
                 pool.add(self._slots.slot(command.slot))
+            return
+        if command.kind is CommandKind.PAUSE:
+            self._pauses = command.generation
+            self._pipeline.pause(command.nanoseconds / 1e9)
+            return
+        if command.kind is CommandKind.RESUME:
+            self._pipeline.resume()
             return
         if command.kind is CommandKind.WORKERS:
             if self._processes is not None:
@@ -89,6 +97,9 @@ class ReaderServer:
                     seconds=self._pipeline.stats().seconds,
                 )
                 self._reports.send(report, packed_errors(errors) if errors else b"")
+
+    def _report_quiet(self) -> None:
+        self._reports.send(Report(ReportKind.QUIET, generation=self._pauses))
 
     def close(self) -> None:
         """Read no more, and give memory back; waits a few seconds for what is being read."""

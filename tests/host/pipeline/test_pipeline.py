@@ -687,3 +687,115 @@ def test_no_slot_is_added_over_the_budget():
         pipeline._tuner = Scripted(2, 3, 4, 5)
         assert [epoch(pipeline, number) for number in range(100)] == [WHOLE] * 100
         assert len(pipeline.pool) <= 3
+
+
+# -- pauses ------------------------------------------------------------------------------------------------------------
+
+LONG_S = 3600.0
+
+
+def quiet_callbacks(pipeline):
+    """A queue with an entry for each time that the pipeline says it is quiet."""
+    told = queue.SimpleQueue()
+    pipeline._on_quiet = lambda: told.put(None)
+    return told
+
+
+def come_to_rest(pipeline):
+    """Have all slots filled, and no worker reading."""
+    pipeline.prefetch(BatchIndex(0, 0))
+    until(pipeline, lambda: pipeline.ready == len(pipeline.pool))
+    told = quiet_callbacks(pipeline)
+    pipeline.pause(LONG_S)
+    told.get(timeout=30)
+    pipeline.resume()
+
+
+def test_a_paused_worker_finishes_its_batch_and_begins_no_other():
+    gate = Gate()
+    with running(gate, depth=2) as pipeline:
+        told = quiet_callbacks(pipeline)
+        pipeline.prefetch(BatchIndex(0, 0))
+        gate.wait_for(1)
+        pipeline.pause(LONG_S)
+        assert not pipeline.quiet
+        gate.open(0, 4, 8)
+        told.get(timeout=30)
+        assert pipeline.quiet
+        assert (pipeline.ready, gate.asked) == (1, [0])
+        assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
+        assert gate.asked == [0]
+        pipeline.resume()
+        assert not pipeline.quiet
+        gate.wait_for(1)
+        assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
+
+
+def test_a_paused_worker_decodes_nothing_ahead():
+    gate, prepared, told = Gate(), queue.SimpleQueue(), queue.SimpleQueue()
+
+    def after_read(keys, *_):
+        prepared.put(keys[0])
+
+    with running(gate, depth=2, after_read=after_read) as pipeline:
+        told = quiet_callbacks(pipeline)
+        pipeline.prefetch(BatchIndex(0, 0))
+        gate.wait_for(1)
+        pipeline.pause(LONG_S)
+        gate.open(0)
+        told.get(timeout=30)
+        assert prepared.empty()
+        pipeline.resume()
+        assert prepared.get(timeout=30) == BatchIndex(0, 0)
+        gate.open(4, 8)
+
+
+def test_an_idle_pipeline_is_quiet_as_soon_as_it_is_paused():
+    with running(depth=2) as pipeline:
+        come_to_rest(pipeline)
+        told = quiet_callbacks(pipeline)
+        pipeline.pause(LONG_S)
+        assert pipeline.quiet
+        told.get_nowait()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_pause_ends_when_a_batch_is_asked_for_that_is_not_ready(workers):
+    with running(workers=workers) as pipeline:
+        for number in range(3):
+            for step in range(3):
+                pipeline.pause(LONG_S)
+                assert taken(pipeline, BatchIndex(number, step)) == WHOLE[step]
+
+
+def test_a_pause_ends_when_another_batch_is_asked_for():
+    with running(workers=2) as pipeline:
+        taken(pipeline, BatchIndex(0, 0))
+        pipeline.pause(LONG_S)
+        pipeline.prefetch(BatchIndex(5, 0))
+        until(pipeline, lambda: pipeline.ready == 3)
+        assert not pipeline.quiet
+
+
+def test_a_pause_ends_by_itself():
+    with running() as pipeline:
+        come_to_rest(pipeline)
+        pipeline.pause(0.01)
+        filled = pipeline.poll(BatchIndex(0, 0))
+        pipeline.pool.drop(filled.slot)
+        until(pipeline, lambda: pipeline.ready == 3)  # nobody has resumed it
+        assert not pipeline.quiet
+
+
+def test_closing_ends_a_pause():
+    with running(workers=2) as pipeline:
+        come_to_rest(pipeline)
+        pipeline.pause(LONG_S)
+        waiting, wait = threading.Semaphore(0), pipeline._pause.wait
+        pipeline._pause.wait = lambda: (waiting.release(), wait())
+        for step in range(3):  # the workers take these slots, and wait for the end of the pause
+            pipeline.pool.drop(pipeline.poll(BatchIndex(0, step)).slot)
+        for _ in pipeline.workers:
+            assert waiting.acquire(timeout=30)
+        pipeline.close()
+        assert not any(worker.alive for worker in pipeline.workers)
