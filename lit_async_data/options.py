@@ -56,7 +56,7 @@ class LoaderOptions:
         seed: Key of every permutation, 0 to 2**63 − 1. Workers and queue depth never change the order of a seed.
         drop_last: Drop the samples that do not fill a step of all ranks.
         workers: Reader threads. If Python code reads or transforms samples in a reader process, each has a process of
-            its own, unless samples share compressed chunks. 0 reads in the caller's thread, so that a debugger stops
+            its own. 0 reads in the caller's thread, so that a debugger stops
             there. ``"auto"``: 1; and another, while the loop waits for batches and the last one helped, if samples are
             decoded (at most 4) or Python code runs in processes. Never more than the cores that this rank may use. One
             thread copies at 0.6 of the memory bandwidth, and a second would only wait for h5py's lock

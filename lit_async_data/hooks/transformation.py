@@ -77,9 +77,16 @@ class Transformation:
         if not hasattr(self._thread, "memory"):
             self._thread.memory = np.empty(self.scratch_bytes, np.uint8)
         memory: Bytes = self._thread.memory
-        raw = self._raw.views(memory, len(samples))
-        read(raw)
-        values = delivered(self._spec, raw)
+        read(self.raw(memory, len(samples)))
+        self.apply(epoch, samples, memory, out)
+
+    def raw(self, memory: Bytes, count: int) -> dict[str, Array]:
+        """Arrays in scratch memory for samples as they are read."""
+        return self._raw.views(memory, count)
+
+    def apply(self, epoch: int, samples: Indices, memory: Bytes, out: Mapping[str, Array]) -> None:
+        """Transform samples that have been read into scratch memory; arguments and errors as in `__call__`."""
+        values = delivered(self._spec, self.raw(memory, len(samples)))
         with self._lock:
             if self._calls.sample is not None:
                 target = out

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import BatchSpec, FieldSpec
+from lit_async_data.batch.spec import BatchSpec, Bytes, FieldSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.hooks.transformation import Transformation
 from lit_async_data.host.nan_check import NanCheck
@@ -41,12 +41,32 @@ class SampleReader:
     nan_check: NanCheck
     transformation: Transformation | None = None
 
-    def __call__(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+    @property
+    def shares_chunks(self) -> bool:
+        """Whether samples that Python code transforms are decoded together: only one process should decode them."""
+        return self.transformation is not None and self.source.chunks.rows > 1
+
+    def read_raw(self, epoch: int, samples: Indices, memory: Bytes) -> None:
+        """Read samples into scratch memory, for `transform_raw`, maybe in another process."""
+        assert self.transformation is not None
+        ids = self.source.ids(samples) if self.seed is not None else samples
+        self._read(epoch, samples, ids, self.transformation.raw(memory, len(samples)))
+
+    def transform_raw(self, memory: Bytes, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Do the rest of a call, with samples that `read_raw` has read."""
+        self(epoch, samples, out, memory)
+
+    def __call__(
+        self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]], raw: Bytes | None = None
+    ) -> None:
         ids = self.source.ids(samples) if self.return_indices or self.seed is not None else samples
         if self.return_indices:
             out[INDEX][...] = ids
             out = {key: array for key, array in out.items() if key != INDEX}
-        if self.transformation is not None:
+        if raw is not None:
+            assert self.transformation is not None
+            self.transformation.apply(epoch, samples, raw, out)
+        elif self.transformation is not None:
             self.transformation(epoch, samples, functools.partial(self._read, epoch, samples, ids), out)
         elif self.seed is None:
             self.source.read_into(samples, out)  # most loaders: a call less for each batch

@@ -71,8 +71,8 @@ class Workers(NamedTuple):
         if hooks and why == _COSTS["python"]:
             why = "Python code transforms the samples"
         python = hooks or reading == "python"
-        # Threads share the chunks that they have decoded; processes would decode each chunk anew.
-        apart = python and kind == "process" and source.chunks.rows == 1
+        # Hooks run apart from the decoding of chunks. Code that reads samples does not: each process would decode them.
+        apart = python and kind == "process" and (hooks or source.chunks.rows == 1)
         if options.workers != "auto":
             return cls(kind, options.workers, why, options.workers, apart)
         if python and kind == "thread" and options.worker_kind == "auto" and has_gil():

@@ -93,3 +93,14 @@ class PythonNumbers(Numbers):
 
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def with_process(sample, rng):
+    """A transform of samples that draws, and tells which process ran it."""
+    return {**sample, "drawn": rng.integers(2**40), "process": os.getpid()}
+
+
+def fail_at_33(sample):
+    if sample["y"] == 33:
+        raise ValueError("33 is too much")
+    return sample

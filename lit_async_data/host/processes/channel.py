@@ -41,12 +41,13 @@ class Channel:
         self._failure: BaseException | None = None
         self.opened = False
 
-    def open(self, setup: int, slots: SharedSlots) -> None:
+    def open(self, setup: int, slots: SharedSlots, scratch: SharedSlots | None = None) -> None:
         """Have the process read.
 
         Args:
             setup: Descriptor of a `ReaderSetup`.
             slots: The slots that it will fill.
+            scratch: Memory in which samples come to a worker process; None if it reads them.
 
         Raises:
             WorkerError: The system refuses to start a process.
@@ -54,7 +55,8 @@ class Channel:
         _open_pipe(self._commands)
         _open_pipe(self._reports)
         os.set_blocking(self._reports[0].fileno(), False)
-        passed = (setup, slots.fd, self._commands[0].fileno(), self._reports[1].fileno())
+        passed = [setup, slots.fd, self._commands[0].fileno(), self._reports[1].fileno()]
+        passed += [] if scratch is None else [scratch.fd]
         self._running = self._process.open(self, passed)
         self._commands[0].close()
         self._reports[1].close()

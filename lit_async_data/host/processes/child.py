@@ -23,7 +23,6 @@ import threading
 from typing import NoReturn
 
 from lit_async_data.host.processes.messages import COMMAND_BYTES, Command, Report, ReportKind, Reports
-from lit_async_data.host.processes.noted_read import NotedRead
 from lit_async_data.host.processes.reader_server import ReaderServer
 from lit_async_data.host.processes.remote_errors import packed_errors
 from lit_async_data.host.processes.setup import ReaderSetup
@@ -33,7 +32,7 @@ from lit_async_data.host.processes.task_server import TaskServer
 # Seconds between two checks whether the parent is alive.
 PARENT_S = 1.0
 COMMANDS_AT_ONCE = 64
-DESCRIPTORS = 4  # of a channel
+MOST_DESCRIPTORS = 5  # of a channel
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
 
@@ -63,7 +62,7 @@ class Endpoint:
     """The end of a channel in this process. Used by the main thread.
 
     Args:
-        descriptors: Of the setup, the slots, the commands and the reports.
+        descriptors: Of the setup, the slots, the commands and the reports; and of scratch memory, if there is any.
         worker: Number of this worker; -1 in a reader process.
         log: Sends log records.
 
@@ -73,7 +72,7 @@ class Endpoint:
 
     def __init__(self, descriptors: list[int], worker: int, log: LogToParent) -> None:
         self._descriptors, self._log = descriptors, log
-        setup_fd, slots_fd, self.commands, reports_fd = descriptors
+        setup_fd, slots_fd, self.commands, reports_fd, *scratch_fds = descriptors
         self._reports = log.reports = Reports(reports_fd)
         self._server: ReaderServer | TaskServer | None = None
         try:
@@ -83,8 +82,7 @@ class Endpoint:
             if worker < 0:
                 self._server = ReaderServer(setup, setup_fd, slots, self._reports)
             else:
-                read = NotedRead(setup, slots, first=len(slots.notes) // 2 + worker)
-                self._server = TaskServer(read, setup, slots, self._reports)
+                self._server = TaskServer(setup, slots, scratch_fds, self._reports, worker)
         except BaseException as error:  # noqa: BLE001  # the parent raises it
             self._fail(error)
 
@@ -115,8 +113,9 @@ class Endpoint:
         with contextlib.suppress(OSError):
             self._reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
         # The parent raises the error when it finds the end of the reports.
-        if self._descriptors[-1] == self._reports.fd:
-            os.close(self._descriptors.pop())
+        if self._reports.fd in self._descriptors:
+            self._descriptors.remove(self._reports.fd)
+            os.close(self._reports.fd)
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -140,7 +139,7 @@ def main(arguments: list[str]) -> NoReturn:
     while opened and os.getppid() == parent:
         for readable in select.select([control_fd, *channels], [], [], PARENT_S)[0]:
             if readable == control_fd:
-                opened, descriptors, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
+                opened, descriptors, _, _ = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
                 if opened:
                     endpoint = Endpoint(descriptors, worker, log)
                     channels[endpoint.commands] = endpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
@@ -27,11 +28,11 @@ class ReaderServer:
     """
 
     def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, reports: Reports) -> None:
-        workers, read = setup.plan.workers, NotedRead(setup, slots)
-        processes = WorkerProcesses(read, stored, slots, workers.processes) if workers.processes else None
+        workers, read = setup.plan.workers, NotedRead(setup.read, slots)
+        processes = WorkerProcesses(setup, stored, slots, read) if workers.processes else None
         if processes is not None and workers.threads > 1:
             processes.start()
-        self._processes = processes
+        self._processes, self._ahead = processes, setup.ahead
         self._schedule, self._slots, self._reports = setup.schedule, slots, reports
         self._generation = self._pauses = 0
         self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
@@ -45,13 +46,17 @@ class ReaderServer:
             slots=0,
             most_slots=0,
             timeout_s=FOREVER_S,
-            after_read=setup.ahead,
+            after_read=None if setup.ahead is None else self._after_read,
             ids=setup.read.source.ids,
             on_filled=self._report,
             on_quiet=self._report_quiet,
             run=None if processes is None else processes.run,
         )
         self._release = setup.plan.reserve(setup.read.source)
+
+    def _after_read(self, *read: Any) -> None:
+        if self._ahead is not None and not (self._processes is not None and self._processes.read_themselves):
+            self._ahead(*read)
 
     def obey(self, command: Command) -> None:
         """Carry out a command."""

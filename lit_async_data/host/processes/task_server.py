@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 from lit_async_data.host.pipeline.read_task import Read
 from lit_async_data.host.processes.messages import Command, Report, ReportKind, Reports
+from lit_async_data.host.processes.noted_read import NotedRead
 from lit_async_data.host.processes.remote_errors import packed_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import SharedSlots
@@ -13,14 +17,23 @@ class TaskServer:
     """Reads the batch of each command into a slot, and reports.
 
     Args:
-        read: Reads samples.
-        setup: The order of batches.
+        setup: What to read, and the order of batches.
         slots: Where to.
+        scratch_fds: Descriptor of the scratch memory of all workers, if samples come there; else empty.
         reports: Where to report.
+        worker: Number of this worker.
     """
 
-    def __init__(self, read: Read, setup: ReaderSetup, slots: SharedSlots, reports: Reports) -> None:
-        self._read, self._schedule, self._layout = read, setup.schedule, setup.layout
+    def __init__(
+        self, setup: ReaderSetup, slots: SharedSlots, scratch_fds: Sequence[int], reports: Reports, worker: int
+    ) -> None:
+        read: Read = setup.read
+        for descriptor in scratch_fds:
+            assert setup.read.transformation is not None
+            scratch = SharedSlots(setup.read.transformation.scratch_bytes, descriptor)
+            read = functools.partial(setup.read.transform_raw, scratch.slot(worker))
+        self._read = NotedRead(read, slots, first=len(slots.notes) // 2 + worker)
+        self._schedule, self._layout = setup.schedule, setup.layout
         self._slots, self._reports = slots, reports
         self._release = setup.plan.reserve(setup.read.source)
         reports.send(Report(ReportKind.READY))

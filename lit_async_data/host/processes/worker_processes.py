@@ -1,7 +1,8 @@
 """`WorkerProcesses`: the worker processes of a reader process, for Python code, of which one GIL runs one thread.
 
 Each worker thread of the reader process has a process of its own, which it tells what to read, and for which it waits.
-The order, the slots and reading ahead stay with the reader process.
+The order, the slots and reading ahead stay with the reader process. If samples share compressed chunks, their reading
+and decoding does, too: worker processes find them in scratch memory, and transform them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from lit_async_data.errors import WorkerError
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.host.processes.channel import Channel
 from lit_async_data.host.processes.messages import Command, CommandKind, ReportKind
+from lit_async_data.host.processes.noted_read import NotedRead
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.remote_errors import unpacked_errors
+from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import SharedSlots
 from lit_async_data.order.permutation import Indices
 
@@ -30,14 +33,21 @@ class WorkerProcesses:
     """Worker processes, each for one thread. They end with this process.
 
     Args:
-        read: Reads samples here while a worker process starts, so that the first batches do not wait for it.
-        stored: Descriptor of the `ReaderSetup`.
+        setup: What they read, and how many there may be.
+        stored: Descriptor of the same.
         slots: The slots that they fill.
-        count: Most processes.
+        read: Reads samples here while a worker process starts, so that the first batches do not wait for it.
     """
 
-    def __init__(self, read: Read, stored: int, slots: SharedSlots, count: int) -> None:
+    def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, read: Read) -> None:
+        count = setup.plan.workers.processes
         self._read, self._stored, self._slots = read, stored, slots
+        self._scratch: SharedSlots | None = None
+        if setup.read.shares_chunks:
+            assert setup.read.transformation is not None
+            self._scratch = SharedSlots(setup.read.transformation.scratch_bytes)
+            self._scratch.add(count)
+        self._read_raw = NotedRead(setup.read.read_raw, slots, first=len(slots.notes) // 4)
         self._channels: list[Channel | None] = [None] * count
         self._ready = [False] * count
         self._several = False
@@ -45,6 +55,11 @@ class WorkerProcesses:
     def start(self) -> None:
         """Use worker processes from now on: there is more than one worker."""
         self._several = True
+
+    @property
+    def read_themselves(self) -> bool:
+        """Whether the processes read samples, and not this process for them."""
+        return self._several and self._scratch is None
 
     def run(self, task: ReadTask, layout: BatchLayout, memory: Bytes) -> FilledSlot:
         """Read the batch of a task into its slot."""
@@ -67,6 +82,8 @@ class WorkerProcesses:
             if not self._is_ready(task.worker, channel):
                 self._read(epoch, samples, out)
                 return
+            if self._scratch is not None:
+                self._read_raw(epoch, samples, self._scratch.slot(task.worker))
             channel.send(Command(CommandKind.READ, slot=task.slot, key=key))
             while not (reports := channel.receive()):
                 channel.wait(POLL_S)
@@ -85,6 +102,8 @@ class WorkerProcesses:
         for channel in self._channels:
             if channel is not None:
                 channel.close()
+        if self._scratch is not None:
+            self._scratch.close()
 
     def _is_ready(self, worker: int, channel: Channel) -> bool:
         if not self._ready[worker]:
@@ -93,5 +112,5 @@ class WorkerProcesses:
 
     def _opened(self, worker: int) -> Channel:
         self._channels[worker] = channel = Channel(ReaderProcess(worker))
-        channel.open(self._stored, self._slots)
+        channel.open(self._stored, self._slots, self._scratch)
         return channel

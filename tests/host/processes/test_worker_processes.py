@@ -8,12 +8,14 @@ import select
 import signal
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 from support import reader_sources as acts
 from support.reader_sources import PythonNumbers
 
-from lit_async_data import AsyncLoader
-from lit_async_data.errors import ReadError, WorkerError
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.errors import ReadError, TransformError, WorkerError
 from lit_async_data.host.worker_tuner import WorkerTuner
 
 pytestmark = pytest.mark.processes
@@ -140,3 +142,60 @@ def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
         assert [batch["y"][0].item() for batch in loader] == ORDER
         in_worker_processes(loader)
     assert "workers=auto: 2 workers now, since the loop waited for batches; workers=2 begins so" in caplog.text
+
+
+# -- transforms of samples that share compressed chunks ----------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        images = np.random.default_rng(0).integers(0, 99, (100, 8, 8), np.uint8)
+        file.create_dataset("x", data=images, chunks=(16, 8, 8), compression="gzip")
+        file["y"] = np.arange(100)
+    return path
+
+
+@pytest.fixture
+def chunked(file):
+    with contextlib.closing(HDF5Source(file, {"x": "x", "y": "y"}, index_cache=False)) as source:
+        yield source
+
+
+def mapped(pid):
+    links = [os.readlink(link) for link in (Path("/proc") / str(pid) / "fd").iterdir()]
+    return (Path("/proc") / str(pid) / "maps").read_text() + "\n".join(links)
+
+
+def test_worker_processes_transform_what_the_reader_process_has_decoded(file, chunked):
+    def passes(**options):
+        options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 3, "seed": 2, **options}
+        with AsyncLoader(chunked, options, sample_transform=acts.with_process) as loader:
+            found = [
+                {key: value.tolist() for key, value in batch.items() if key != "process"}
+                for _ in range(3)
+                for batch in loader
+            ]
+            if options.get("workers") == 2:
+                workers = in_worker_processes(loader)
+                assert not any(str(file) in mapped(pid) for pid in workers)
+                assert str(file) in mapped(loader.engine.feed.pipeline.process_id)
+        return found
+
+    assert passes(workers=2, worker_kind="process") == passes(workers=0)
+
+
+def test_an_error_of_a_transform_in_a_worker_process_names_its_sample(chunked, file):
+    with AsyncLoader(
+        chunked,
+        {"batch_size": 10, "shuffle": False, "worker_kind": "process", "workers": 2},
+        sample_transform=acts.fail_at_33,
+    ) as loader:
+        for _ in range(20):  # while the processes start, and when they read
+            batches = iter(loader)
+            assert [next(batches)["y"][0].item() for _ in range(3)] == ORDER[:3]
+            with pytest.raises(TransformError, match=r"(?s)33.*ValueError: 33 is too much") as caught:
+                next(batches)
+            assert (caught.value.sample_id, caught.value.file) == (33, str(file))
+            assert [next(batches)["y"][0].item() for _ in range(6)] == ORDER[4:]
