@@ -24,13 +24,12 @@ from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, Sou
 from lit_async_data.hooks.callables import Function, check_callable, takes_rng
 from lit_async_data.hooks.host_hooks import HostHooks
 from lit_async_data.hooks.transformation import Outcome, Transformation
-from lit_async_data.host import memory
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.slowdown_probe import SlowdownProbe
-from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.processes.pipeline import ProcessPipeline
+from lit_async_data.host.processes.pipelines import StaysHereError, process_pipeline, thread_pipeline
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.resource_plan import AHEAD, ResourcePlan, slow
@@ -45,9 +44,6 @@ from lit_async_data.sources.contract.source import Source
 from lit_async_data.threads import leave_at_exit
 
 log = logging.getLogger(__name__)
-
-# A source whose pickled arrays take more than this is copied to a reader process only on demand.
-MOST_COPIED_BYTES = 2**28
 
 
 class AsyncLoader(BaseLoader):
@@ -334,7 +330,7 @@ class AsyncLoader(BaseLoader):
             pipeline = self._process_pipeline(setup, pin=on_device)
         if pipeline is None:
             setup = self._setup()
-            pipeline = self._thread_pipeline(setup, pin=on_device)
+            pipeline = thread_pipeline(setup, pin=on_device, timeout_s=options.timeout_s)
         plan = setup.plan
         # With the first batch, since a loader that is only described is not used.
         for line in slow(source, options, plan, self.order, ahead=self._depth > 0):
@@ -368,47 +364,23 @@ class AsyncLoader(BaseLoader):
 
     def _process_pipeline(self, setup: ReaderSetup, *, pin: bool) -> ProcessPipeline | None:
         """A pipeline in a reader process; None if the data cannot go there and the options leave the choice."""
-        chosen = self.options.worker_kind == "process"
+        options, name = self.options, self.source.name
+        chosen = options.worker_kind == "process"
         try:
-            stored = setup.stored() if chosen else setup.stored(MOST_COPIED_BYTES)
-            timeout_s = self.options.timeout_s
-            pin_memory = memory.register if pin else None
-            pipeline = ProcessPipeline(setup, stored, self.reader_process, pin=pin_memory, timeout_s=timeout_s)
-            try:
-                pipeline.reserve()
-            except MemoryBudgetError:
-                pipeline.close()
-                raise
-        except ConfigError as error:
+            return process_pipeline(setup, self.reader_process, on_demand=chosen, pin=pin, timeout_s=options.timeout_s)
+        except (StaysHereError, MemoryBudgetError) as error:
             if chosen and isinstance(error, MemoryBudgetError):
                 raise
             why = self._hooks.unpicklable or str(error)
             if chosen:
                 raise ConfigError(
-                    f"worker_kind: {self.source.name} cannot go to a reader process: {why}; set worker_kind=thread"
+                    f"worker_kind: {name} cannot go to a reader process: {why}; set worker_kind=thread"
                 ) from error.__cause__
-            log.info("%s is read without a reader process: %s", self.source.name, why)
-            self._refusal = why
-            self._plans.clear()
-            self.footprint.budget.check()
-            return None
-        return pipeline
-
-    def _thread_pipeline(self, setup: ReaderSetup, *, pin: bool) -> ThreadPipeline:
-        plan = setup.plan
-        return ThreadPipeline(
-            setup.read,
-            setup.schedule,
-            plan.layout,
-            functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin),
-            workers=plan.workers.threads,
-            slots=plan.budget.slots,
-            most_slots=plan.budget.most_slots,
-            timeout_s=self.options.timeout_s,
-            after_read=setup.ahead,
-            ids=self.source.ids,
-            tuner=plan.workers.tuner(),
-        )
+        log.info("%s is read without a reader process: %s", name, why)
+        self._refusal = why
+        self._plans.clear()
+        self.footprint.budget.check()
+        return None
 
 
 def _batch_seed(source: Source, schedule: Schedule, seed: int, key: BatchIndex) -> int:

@@ -109,11 +109,12 @@ def test_workers_depths_and_earlier_passes_change_nothing(workers, queue_depth, 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("reading", "workers", "processes"), [("copied", 1, 0), ("copied", 2, 2), ("decoded", 3, 0)])
+@pytest.mark.parametrize(("reading", "workers", "processes"), [("copied", 1, 0), ("copied", 2, 2), ("decoded", 3, 3)])
 def test_reader_and_worker_processes_change_nothing(reading, workers, processes):
     of = PartedArrays({"x": IMAGES, "y": np.arange(LENGTH)}, parts={"a": LENGTH}, chunks=StorageLayout(reading=reading))
     with loader_of(of, workers=workers, worker_kind="process") as loader:
-        assert loader.footprint.workers == ("process", workers, "worker_kind=process", processes)
+        assert loader.footprint.workers[:3] == ("process", workers, "worker_kind=process")
+        assert loader.footprint.workers.processes == processes
         one = loader_of(of, workers=0).footprint.budget.scratch
         assert loader.footprint.budget.scratch == one * (workers + processes)
         assert_same([copied(batch) for _ in range(2) for batch in loader], WANTED)
