@@ -62,6 +62,8 @@ def process_pipeline(
     """
     try:
         stored = setup.stored(math.inf if on_demand else MOST_COPIED_BYTES)
+    except MemoryBudgetError:
+        raise
     except ConfigError as error:
         raise StaysHereError(str(error)) from error.__cause__
     pipeline = ProcessPipeline(setup, stored, process, pin=memory.register if pin else None, timeout_s=timeout_s)

@@ -35,7 +35,11 @@ class Reservations:
     @property
     def nbytes(self) -> int:
         """Reserved bytes."""
-        return sum([nbytes for owner, nbytes in self._by_owner.copy().items() if owner() is not None])
+        reserved = 0
+        for owner, nbytes in self._by_owner.copy().items():  # no comprehension: this is called often
+            if owner() is not None:
+                reserved += nbytes
+        return reserved
 
     def set(self, owner: Owner, nbytes: int) -> None:
         """Set the reservation of one owner; 0 ends it."""

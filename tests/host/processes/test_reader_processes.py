@@ -474,7 +474,7 @@ LONG_S = 3600.0
 
 def come_to_rest(pipeline):
     while not pipeline.quiet:
-        assert select.select([pipeline._process._reports[0]], [], [], 30)[0]
+        assert select.select([pipeline._channel._reports[0]], [], [], 30)[0]
 
 
 def test_a_paused_reader_process_reads_nothing_until_it_must(file):
@@ -505,11 +505,11 @@ def test_a_pause_of_a_reader_process_is_not_taken_for_the_one_before(file):
         pipeline.resume()
         pipeline._command = lambda command: None  # this pause does not reach the reader
         pipeline.pause(LONG_S)
-        pipeline._process.receive = lambda: [(Report(ReportKind.QUIET, generation=1), b"")]
+        pipeline._channel.receive = lambda: [(Report(ReportKind.QUIET, generation=1), b"")]
         assert not pipeline.quiet
-        pipeline._process.receive = lambda: [(Report(ReportKind.QUIET, generation=2), b"")]
+        pipeline._channel.receive = lambda: [(Report(ReportKind.QUIET, generation=2), b"")]
         assert pipeline.quiet
-        del pipeline._command, pipeline._process.receive
+        del pipeline._command, pipeline._channel.receive
 
 
 def test_another_epoch_ends_the_pause_of_a_reader_process(file):
