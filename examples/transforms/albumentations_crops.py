@@ -8,7 +8,7 @@ import albumentations as A  # pyright: ignore[reportMissingImports]  # noqa: N81
 import h5py
 import numpy as np
 
-from lit_async_data import AsyncDataModule, HDF5Source
+from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
 
 train = A.Compose([A.RandomResizedCrop((48, 48)), A.HorizontalFlip(), A.RandomBrightnessContrast(), A.GaussNoise()])
 evaluation = A.Compose([A.CenterCrop(48, 48)])
@@ -42,9 +42,11 @@ if __name__ == "__main__":
             loader={"batch_size": 64, "shuffle": True, **workers},
             sample_transform={"train": augmented, "eval": centred},
         )
-        loader = dm.train_dataloader()
+        loader, val = dm.train_dataloader(), dm.val_dataloader()
+        assert isinstance(loader, AsyncLoader)
+        assert isinstance(val, list)
         found.append(np.concatenate([batch["x"].numpy() for batch in loader]))
         print(workers, dm.spec, f"the loop waited {loader.stats().wait_s:.3f} s")
-        assert {tuple(batch["x"].shape[1:]) for batch in dm.val_dataloader()[0]} == {(3, 48, 48)}
+        assert {tuple(batch["x"].shape[1:]) for batch in val[0]} == {(3, 48, 48)}
         dm.close()
     assert all(np.array_equal(found[0], other) for other in found)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torchvision.transforms import v2  # pyright: ignore[reportMissingImports]
 
-from lit_async_data import AsyncDataModule, HDF5Source
+from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
 
 train = v2.Compose([v2.RandomResizedCrop(48, antialias=True), v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4)])
 evaluation = v2.CenterCrop(48)
@@ -41,11 +41,13 @@ if __name__ == "__main__":
             loader={"batch_size": 64, "shuffle": True, **workers},
             sample_transform={"train": augmented, "eval": centred},
         )
-        loader = dm.train_dataloader()
+        loader, val = dm.train_dataloader(), dm.val_dataloader()
+        assert isinstance(loader, AsyncLoader)
+        assert isinstance(val, list)
         before = torch.get_rng_state()
         found.append(np.concatenate([batch["x"].numpy() for batch in loader]))
         assert torch.equal(torch.get_rng_state(), before)
         print(workers, dm.spec, f"the loop waited {loader.stats().wait_s:.3f} s")
-        assert {tuple(batch["x"].shape[1:]) for batch in dm.val_dataloader()[0]} == {(3, 48, 48)}
+        assert {tuple(batch["x"].shape[1:]) for batch in val[0]} == {(3, 48, 48)}
         dm.close()
     assert all(np.array_equal(found[0], other) for other in found)

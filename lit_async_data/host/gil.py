@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 import sysconfig
@@ -57,6 +56,6 @@ def _module_with_gil() -> str:
     CPython says so only by a warning, attributed to the import system. The filters that are in force by default have
     warnings recorded where they occurred, so that they are shown once.
     """
-    recorded = vars(importlib._bootstrap).get("__warningregistry__", {})  # noqa: SLF001
+    recorded = vars(sys.modules["_frozen_importlib"]).get("__warningregistry__", {})
     texts = [str(key[0]) for key in list(recorded) if isinstance(key, tuple)]
     return next((text.partition(_WARNED)[2].partition("'")[0] for text in texts if _WARNED in text), "")
