@@ -33,7 +33,9 @@ def python(monkeypatch):
     def made(*, gil_on=True, flag=None, recorded=None, built=1):
         monkeypatch.setattr(gil, "_unlogged", [True])
         monkeypatch.setattr(sys, "_is_gil_enabled", lambda: gil_on, raising=False)
-        monkeypatch.setattr(gil, "sys", types.SimpleNamespace(_is_gil_enabled=lambda: gil_on, flags=Flags(flag)))
+        monkeypatch.setattr(
+            gil, "sys", types.SimpleNamespace(_is_gil_enabled=lambda: gil_on, flags=Flags(flag), modules=sys.modules)
+        )
         monkeypatch.setattr(sysconfig, "get_config_var", lambda name: built if name == "Py_GIL_DISABLED" else None)
         monkeypatch.setattr(importlib._bootstrap, "__warningregistry__", recorded or {}, raising=False)
 
