@@ -29,8 +29,8 @@ READER, WORKER = "lit_data reader", "lit_data worker"
 # Seconds after which the loader raises, those after which the program prints all stacks and ends, and those that
 # processes of a closed loader may take to end.
 STALLED_S, WATCHDOG_S, ENDING_S = 30.0, 120.0, 5.0
-# The longest time from the first process of a loader to the kill: longer than all of them take to start.
-MOMENTS_S = 0.7
+# The longest time from the process that is waited for to the kill.
+MOMENTS_S = 0.4
 # Batches that must come after a worker process was killed.
 AFTER = 24
 HANG, UNNAMED, LEFT = "HANG", "UNNAMED END", "LEFT BEHIND"
@@ -53,13 +53,15 @@ class Kill:
 
 
 def kill_one(kill: Kill, rng: random.Random, over: threading.Event, workers: bool) -> None:
-    """Wait for the first process of a loader, then for a random moment, and kill one of them."""
-    while not (family := descendants()):
-        if over.wait(0.001):
+    """Wait for a process of a loader, then for a random moment, and kill one."""
+    wanted = WORKER if workers and rng.random() < 0.75 else READER
+    # One in four is killed while the processes start.
+    awaited = "" if rng.random() < 0.25 else wanted
+    while not any(awaited in name_of(pid) for pid in descendants()):
+        if over.wait(0.002):
             return
     if over.wait(rng.uniform(0, MOMENTS_S)):
         return
-    wanted = WORKER if workers and rng.random() < 0.75 else READER
     family = [pid for pid in descendants() if runs(pid)]
     named = {pid: name_of(pid) for pid in family}
     victims = [pid for pid, name in named.items() if name == wanted] or family
