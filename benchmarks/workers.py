@@ -11,9 +11,10 @@
 * kills: 200 processes killed at random moments. The exit status is 1 if a loader hangs, ends without naming the
   process, or leaves something behind.
 
-All contenders call the same transform, and take turns. Figures are medians over the rounds. CPU time and memory are
-those of all processes. In `slots` and `images` the loop reads one byte of each page of a batch; in the others it leaves
-batches alone, or computes. Other figures of the same kind: beside.py without transforms, manifest.py without processes.
+All contenders call the same transform, and take turns; in `memory` each has a fresh process. Figures are medians over
+the rounds. CPU time and memory are those of all processes. In `slots` and `images` the loop reads one byte of each page
+of a batch; in the others it leaves batches alone, or computes. A spawned worker of a DataLoader imports torch and this
+program. SPDL takes part in `images` if it is installed (benchmarks/readers/requirements.txt).
 """
 
 from __future__ import annotations
