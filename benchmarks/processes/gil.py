@@ -80,6 +80,7 @@ class Taken:
 
     Attributes:
         next_s: CPU seconds of the loop inside ``next``.
+        wait_s: Other seconds inside ``next``: a thread that hardly gets the GIL is late.
         gil_s: Seconds in which counting had to wait for the GIL.
         lost_s: Seconds by which counting took longer than alone: also where another program had the core.
         loading_s: CPU seconds of the reader process; 0 without one.
@@ -87,6 +88,7 @@ class Taken:
     """
 
     next_s: float
+    wait_s: float
     gil_s: float
     lost_s: float
     loading_s: float
@@ -133,25 +135,27 @@ def taken(source: Source, batch: int, kind: str, seconds: float) -> Taken:
         alone = [counting(count)[0] for _ in range(max(number // 4, 2))]
         for _ in range(slots):
             _next(batches)
-        inside = blocked = beside_it = 0.0
+        inside = late = blocked = beside_it = 0.0
         readers = descendants()
         spent = cpu_seconds(readers)
         for _ in range(number):
-            inside += _next(batches)
+            computed, other = _next(batches)
+            inside, late = inside + computed, late + other
             passed, waited = counting(count)
             beside_it, blocked = beside_it + passed, blocked + waited
         spent = cpu_seconds(readers) - spent
         time.sleep(slots * loading + 0.02)
         alone += [counting(count)[0] for _ in range(max(number // 4, 2))]
     lost = beside_it / number - statistics.fmean(alone)
-    return Taken(inside / number, max(blocked, 0.0) / number, lost, spent / number, beside_it / number)
+    return Taken(inside / number, late / number, max(blocked, 0.0) / number, lost, spent / number, beside_it / number)
 
 
-def _next(batches: Iterator[Batch]) -> float:
-    """CPU seconds of this thread for one batch."""
-    before = time.thread_time()
+def _next(batches: Iterator[Batch]) -> tuple[float, float]:
+    """CPU seconds of this thread for one batch, and other seconds."""
+    computed, started = time.thread_time(), time.perf_counter()
     next(batches)
-    return time.thread_time() - before
+    passed, computed = time.perf_counter() - started, time.thread_time() - computed
+    return computed, max(passed - computed, 0.0)
 
 
 def _seconds_per_batch(batches: Iterator[Batch], ready: int, seconds: float) -> float:
@@ -167,7 +171,7 @@ def _seconds_per_batch(batches: Iterator[Batch], ready: int, seconds: float) -> 
 def per_batch(run: Run) -> Figures:
     """What each layout takes, by a thread and by a reader process."""
     rows: Figures = []
-    print(f"\n{'Microseconds per batch':<44}  inside next  waiting for the GIL  counting lost  of a step of")
+    print(f"\n{'Microseconds per batch':<44}  CPU inside next  waiting there  for the GIL  counting lost  of a step of")
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
         photographs = tables.photographs(folder, 256 if run.quick else 1_000)
         names = [run.layouts[name] for name in ("A", "B", "C", "G")]
@@ -182,10 +186,19 @@ def per_batch(run: Run) -> Figures:
             source.close()
             for kind, found in turns.items():
                 columns = zip(*map(dataclasses.astuple, found), strict=True)
-                inside, blocked, lost, loading, step = (1e6 * statistics.median(column) for column in columns)
-                row = {"data": name, "batch": batch, "kind": kind, "next_us": inside, "gil_us": blocked}
+                inside, late, blocked, lost, loading, step = (1e6 * statistics.median(column) for column in columns)
+                row = {
+                    "data": name,
+                    "batch": batch,
+                    "kind": kind,
+                    "next_us": inside,
+                    "gil_us": blocked,
+                    "wait_us": late,
+                }
                 rows.append(row | {"lost_us": lost, "loading_us": loading, "step_us": step})
-                print(f"{label_of(row):<44} {inside:>12.0f} {blocked:>20.0f} {lost:>14.0f} {step:>13,.0f}")
+                print(
+                    f"{label_of(row):<44} {inside:>16.0f} {late:>14.0f} {blocked:>12.0f} {lost:>14.0f} {step:>13,.0f}"
+                )
     predict(rows)
     return rows
 
