@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-gpu clean
+.PHONY: train test test-fast test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-gpu clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
@@ -59,6 +59,10 @@ bench-overlap: $(VENV)/installed
 # Steps of a training loop beside threads, a reader process and other loaders: about 6 minutes.
 bench-beside: $(VENV)/installed
 	$(BIN)/python benchmarks/beside.py $(ARGS)
+
+# Python code per sample in worker processes, against those of a DataLoader; and 200 killed processes: about 15 minutes.
+bench-workers: $(VENV)/installed
+	$(BIN)/python benchmarks/workers.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

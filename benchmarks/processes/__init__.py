@@ -1,0 +1,1 @@
+"""What `workers.py` measures: batches made by Python code in other processes."""
