@@ -116,10 +116,12 @@ class Pipeline(abc.ABC):
             StalledError: It did not come in time; says what each worker reads.
             ClosedError, WorkerError: See `prefetch`.
         """
-        self.prefetch(key)
+        self.check()
         if (filled := self.poll(key)) is not None:
             return filled
         began = time.monotonic()
+        self.prefetch(key)
+        filled = self.poll(key)
         while filled is None:
             self.resume()
             if time.monotonic() > began + self.timeout_s:
