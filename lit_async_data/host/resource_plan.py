@@ -72,6 +72,10 @@ class ResourcePlan:
         """
         hooks = scratch is not None
         workers = Workers.of(source, options, ahead=ahead, hooks=hooks, refusal=refusal)
+        if scratch and workers.most > workers.threads:
+            # Every thread and every worker process has scratch memory: as many as take a quarter of the budget.
+            room = (options.memory_budget or default_budget()) // (8 * scratch)
+            workers = workers._replace(most=max(workers.threads, min(workers.most, room)))
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
         limit = options.memory_budget or default_budget()
         order = schedule.plan(0).chunk_order

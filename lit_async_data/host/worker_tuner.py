@@ -49,6 +49,11 @@ class WorkerTuner:
         """Whether the number is final."""
         return self.count >= self.most and self._before is None
 
+    def stay(self, count: int) -> None:
+        """Make a number final."""
+        self.count = self.most = count
+        self._before = None
+
     def waited(self, seconds: float, batches: int) -> int:
         """Note that the loop waited for a batch.
 

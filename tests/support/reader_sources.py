@@ -104,3 +104,15 @@ def fail_at_33(sample):
     if sample["y"] == 33:
         raise ValueError("33 is too much")
     return sample
+
+
+def fail_at_length():
+    raise OSError("x" * 2**18)
+
+
+def warn_at_length():
+    logging.getLogger("mine").warning("x" * 2**18)
+
+
+def warn_oddly():
+    logging.getLogger("mine").warning("row 33", extra={"why": UnpicklableError("odd", "even")})

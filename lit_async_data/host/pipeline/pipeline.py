@@ -33,7 +33,7 @@ import time
 from collections.abc import Iterable
 
 from lit_async_data.batch.spec import BatchLayout
-from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError
+from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
 from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.slots import SlotPool
@@ -239,10 +239,18 @@ class Pipeline(abc.ABC):
         before = tuner.count
         if (count := tuner.waited(seconds, self._stats.batches)) == before:
             return
-        with self._lock:
-            if count > before and len(self.pool) <= count < self._most_slots:
-                self._add_slots(1)  # each worker fills one, and one is handed out
-            self.set_workers(count)
+        try:
+            with self._lock:
+                if count > before and len(self.pool) <= count < self._most_slots:
+                    self._add_slots(1)  # each worker fills one, and one is handed out
+                self.set_workers(count)
+        except (MemoryBudgetError, WorkerError) as error:
+            log.warning("workers=auto: no more than %d, since the system refuses another one: %s", before, error)
+            tuner.stay(before)
+            return
+        if count < before:
+            log.info("workers=auto: %d again, since one more did not shorten the waiting", count)
+            return
         log.info("workers=auto: %d workers now, since the loop waited for batches; workers=%d begins so", count, count)
 
     def _stalled(self, key: BatchIndex) -> StalledError:

@@ -200,7 +200,11 @@ class ThreadPipeline(Pipeline):
             while len(self.workers) < count:
                 # Kept first, so that `close` ends it also where this is interrupted.
                 self.workers.append(ThreadWorker(len(self.workers), self._work))
-                self.workers[-1].start()
+                try:
+                    self.workers[-1].start()
+                except WorkerError:
+                    self.workers.pop()
+                    raise
 
     def _add_slots(self, count: int) -> None:
         for _ in range(count):

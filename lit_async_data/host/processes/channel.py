@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import logging
@@ -12,13 +13,15 @@ import select
 import subprocess
 
 from lit_async_data.errors import WorkerError
-from lit_async_data.host.processes.messages import REPORT_BYTES, Command, Report, ReportKind
+from lit_async_data.host.processes.messages import REPORT_BYTES, Command, CommandKind, Report, ReportKind
 from lit_async_data.host.processes.reader_process import ReaderProcess, how_it_ended
 from lit_async_data.host.processes.remote_errors import unpacked_errors
 from lit_async_data.host.processes.shared_slots import SharedSlots
 
 # Bytes that are read at a time.
 READ_BYTES = 2**16
+
+log = logging.getLogger(__name__)
 
 
 class Channel:
@@ -55,8 +58,14 @@ class Channel:
         Raises:
             WorkerError: The system refuses to start a process.
         """
-        _open_pipe(self._commands)
-        _open_pipe(self._reports)
+        try:
+            _open_pipe(self._commands)
+            _open_pipe(self._reports)
+        except OSError as error:
+            raise WorkerError(
+                f"no pipe to a {self._process.kind} process: {error}; raise the limit on open files (ulimit -n), or "
+                "set worker_kind=thread"
+            ) from error
         os.set_blocking(self._reports[0].fileno(), False)
         passed = [setup, slots.fd, self._commands[0].fileno(), self._reports[1].fileno()]
         passed += [] if scratch is None else [scratch.fd]
@@ -94,32 +103,34 @@ class Channel:
             return []
         found = []
         self._data += data
-        at = 0
-        while len(self._data) - at >= REPORT_BYTES:
-            report = Report.unpacked(self._data[at : at + REPORT_BYTES])
-            end = at + REPORT_BYTES + report.payload
+        while len(self._data) >= REPORT_BYTES:
+            report = Report.unpacked(self._data[:REPORT_BYTES])
+            end = REPORT_BYTES + report.payload
             if end > len(self._data):
                 break
-            payload = self._data[at + REPORT_BYTES : end]
-            at = end
+            payload, self._data = self._data[REPORT_BYTES:end], self._data[end:]
             if report.kind is ReportKind.LOG:
-                record = pickle.loads(payload)  # noqa: S301  # from the reader process
-                logging.getLogger(record.name).handle(record)
+                _log(payload)
             elif report.kind is ReportKind.FAILED:
                 self._failure = unpacked_errors(payload, self.pid)[0]
             else:
                 found.append((report, payload))
-        self._data = self._data[at:]
         if not data and not found:
             raise self._ended()
         return found
 
     def wait(self, timeout: float) -> None:
         """Wait until a report arrives, or the process ends."""
-        select.select([self._reports[0]], [], [], timeout)
+        poll = select.poll()  # not `select`, which takes no descriptors from 1024 on
+        poll.register(self._reports[0], select.POLLIN)
+        poll.poll(1e3 * timeout)
 
     def close(self) -> None:
         """Have the process read no more; it ends if nobody else uses it. Idempotent, also after an interrupt."""
+        if self.opened and not self._commands[1].closed:
+            with contextlib.suppress(OSError):  # it has ended, or obeys no commands any more
+                os.set_blocking(self._commands[1].fileno(), False)
+                os.write(self._commands[1].fileno(), Command(CommandKind.END).packed())
         for end in self._commands + self._reports:
             end.close()
         self._process.leave(self)
@@ -135,6 +146,15 @@ class Channel:
         assert self._running is not None
         advice = "; close the loader, or set worker_kind=thread" if self._process.kind == "reader" else ""
         return WorkerError(f"{name} {how_it_ended(self._running)}{advice}")
+
+
+def _log(payload: bytes) -> None:
+    try:
+        record = pickle.loads(payload)  # noqa: S301  # from the reader process
+    except Exception as error:  # noqa: BLE001  # objects in it may need arguments that they do not keep
+        log.warning("a log record of a reader process could not be read: %s: %s", type(error).__name__, error)
+    else:
+        logging.getLogger(record.name).handle(record)
 
 
 def _open_pipe(ends: list[io.FileIO]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import gc
 import logging
 import os
 import pickle
@@ -22,7 +23,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from lit_async_data.host.processes.messages import COMMAND_BYTES, Command, Report, ReportKind, Reports
+from lit_async_data.host.processes.messages import COMMAND_BYTES, Command, CommandKind, Report, ReportKind, Reports
 from lit_async_data.host.processes.reader_server import ReaderServer
 from lit_async_data.host.processes.remote_errors import packed_errors
 from lit_async_data.host.processes.setup import ReaderSetup
@@ -53,7 +54,7 @@ class LogToParent(logging.Handler):
             if record.exc_info:
                 sent.msg += "\n" + logging.Formatter().formatException(record.exc_info)
             sent.exc_info = sent.exc_text = sent.stack_info = None
-            self.reports.send(Report(ReportKind.LOG), pickle.dumps(sent))
+            self.reports.send(Report(ReportKind.LOG), pickle.dumps(sent), droppable=True)
         except Exception:  # noqa: BLE001  # as every handler: a record that cannot be sent does not stop who logs it
             self.handleError(record)
 
@@ -68,32 +69,37 @@ class Endpoint:
 
     Attributes:
         commands: The descriptor of the commands.
+        reports: Where to report.
     """
 
     def __init__(self, descriptors: list[int], worker: int, log: LogToParent) -> None:
         self._descriptors, self._log = descriptors, log
         setup_fd, slots_fd, self.commands, reports_fd, *scratch_fds = descriptors
-        self._reports = log.reports = Reports(reports_fd)
+        self.reports = log.reports = Reports(reports_fd)
         self._server: ReaderServer | TaskServer | None = None
         try:
             setup = ReaderSetup.loaded(setup_fd)
             logging.getLogger().setLevel(setup.level)
             slots = SharedSlots(setup.layout.nbytes, slots_fd)
             if worker < 0:
-                self._server = ReaderServer(setup, setup_fd, slots, self._reports)
+                self._server = ReaderServer(setup, setup_fd, slots, self.reports)
             else:
-                self._server = TaskServer(setup, slots, scratch_fds, self._reports, worker)
+                self._server = TaskServer(setup, slots, scratch_fds, self.reports, worker)
         except BaseException as error:  # noqa: BLE001  # the parent raises it
             self._fail(error)
 
     def obey(self) -> bool:
         """Carry out the commands that have come; False if the channel has ended."""
         data = os.read(self.commands, COMMANDS_AT_ONCE * COMMAND_BYTES)
-        self._log.reports = self._reports
+        if data:
+            self._log.reports = self.reports
         try:
             for first in range(0, len(data), COMMAND_BYTES):
+                command = Command.unpacked(data[first : first + COMMAND_BYTES])
+                if command.kind is CommandKind.END:
+                    return False
                 if self._server is not None:
-                    self._server.obey(Command.unpacked(data[first : first + COMMAND_BYTES]))
+                    self._server.obey(command)
         except BaseException as error:  # noqa: BLE001  # the parent raises it
             self._fail(error)
         return bool(data)
@@ -106,16 +112,18 @@ class Endpoint:
     def _close(self) -> None:
         if self._server is not None:
             self._server.close()
+            self._server = None
+            gc.collect()  # the memory of its slots: servers and pipelines refer to each other
         for descriptor in self._descriptors:
             os.close(descriptor)
 
     def _fail(self, error: BaseException) -> None:
         with contextlib.suppress(OSError):
-            self._reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
+            self.reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
         # The parent raises the error when it finds the end of the reports.
-        if self._reports.fd in self._descriptors:
-            self._descriptors.remove(self._reports.fd)
-            os.close(self._reports.fd)
+        if self.reports.fd in self._descriptors:
+            self._descriptors.remove(self.reports.fd)
+            os.close(self.reports.fd)
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -137,7 +145,10 @@ def main(arguments: list[str]) -> NoReturn:
     channels: dict[int, Endpoint] = {}
     opened = b"+"
     while opened and os.getppid() == parent:
-        for readable in select.select([control_fd, *channels], [], [], PARENT_S)[0]:
+        poll = select.poll()  # not `select`, which takes no descriptors from 1024 on
+        for descriptor in (control_fd, *channels):
+            poll.register(descriptor, select.POLLIN)
+        for readable, _ in poll.poll(1e3 * PARENT_S):
             if readable == control_fd:
                 opened, descriptors, _, _ = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
                 if opened:
@@ -145,6 +156,7 @@ def main(arguments: list[str]) -> NoReturn:
                     channels[endpoint.commands] = endpoint
             elif not channels[readable].obey():
                 channels.pop(readable).close()
+                log.reports = next((each.reports for each in channels.values()), log.reports)
     # Workers may be inside a read that does not return, and shared memory needs no clean-up.
     os._exit(0)
 

@@ -6,8 +6,10 @@ log record.
 
 from __future__ import annotations
 
+import collections
 import enum
 import os
+import select
 import struct
 import threading
 from typing import NamedTuple
@@ -15,6 +17,8 @@ from typing import NamedTuple
 from lit_async_data.order.plan import BatchIndex, Limits
 
 NO_LIMIT = -1
+# Bytes of log records that wait to be read; more are dropped.
+MOST_LOGGED = 2**20
 
 
 class CommandKind(enum.IntEnum):
@@ -27,6 +31,7 @@ class CommandKind(enum.IntEnum):
     RESUME = 5  # end the pause
     WORKERS = 6  # read on with this many workers
     READ = 7  # to a worker process: read a batch into a slot
+    END = 8  # read no more; a fork of the parent may keep the pipe open
 
 
 class Command(NamedTuple):
@@ -117,7 +122,11 @@ COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size
 
 
 class Reports:
-    """Writes reports. Thread-safe.
+    """Writes reports in order. Thread-safe.
+
+    `send` never waits: the main thread of a reader process serves several loaders, of which one may not be read for a
+    long time. What the pipe does not take is written by a thread. Workers call `wait` before they send, since a batch
+    that fails takes no slot, and there is no end to them.
 
     Args:
         fd: The pipe.
@@ -128,11 +137,54 @@ class Reports:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        os.set_blocking(fd, False)
+        self._left: collections.deque[memoryview] = collections.deque()
         self._lock = threading.Lock()
+        self._empty = threading.Event()
+        self._empty.set()
 
-    def send(self, report: Report, payload: bytes = b"") -> None:
-        """Write a report; waits while the pipe is full."""
-        data = memoryview(report._replace(payload=len(payload)).packed() + payload)
+    def send(self, report: Report, payload: bytes = b"", *, droppable: bool = False) -> None:
+        """Write a report, or have it written.
+
+        Args:
+            report: The report.
+            payload: What follows it.
+            droppable: Whether it may be dropped if too much waits to be read.
+        """
         with self._lock:
-            while data:
-                data = data[os.write(self.fd, data) :]
+            if droppable and sum(map(len, self._left)) > MOST_LOGGED:
+                return
+            self._left.append(memoryview(report._replace(payload=len(payload)).packed() + payload))
+            if self._empty.is_set() and not self._write():
+                self._empty.clear()
+                threading.Thread(target=self._write_rest, name="lit_async_data reports", daemon=True).start()
+
+    def wait(self) -> None:
+        """Wait until everything is written, or nobody will read it."""
+        self._empty.wait()
+
+    def _write(self) -> bool:
+        """Write what the pipe takes; whether that is all."""
+        try:
+            while self._left:
+                data = self._left[0]
+                written = os.write(self.fd, data)
+                if written == len(data):
+                    self._left.popleft()
+                else:
+                    self._left[0] = data[written:]
+        except BlockingIOError:
+            return False
+        except OSError:  # the parent has closed its end
+            self._left.clear()
+        return True
+
+    def _write_rest(self) -> None:
+        poll = select.poll()
+        poll.register(self.fd, select.POLLOUT)
+        while True:
+            poll.poll()
+            with self._lock:
+                if self._write():
+                    self._empty.set()
+                    return

@@ -109,7 +109,7 @@ class ProcessPipeline(Pipeline):
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
         with self._lock:
-            if self._channel is not None:
+            if self._channel is not None and self._channel.opened:
                 self._receive(self._channel)
             filled = self._ready.pop(key, None)
             if filled is not None and not self._ready:
@@ -142,7 +142,7 @@ class ProcessPipeline(Pipeline):
         with self._lock:
             self._grow()
             channel, all_given = self._channel, not self.pool.count(LENT)
-        if channel is not None:
+        if channel is not None and channel.opened:
             # A slot that the user frees in another thread is given to the reader soon.
             channel.wait(POLL_S if all_given else FREED_S)
         # Slots may have been freed, and the reader may have gone on under an older limit.

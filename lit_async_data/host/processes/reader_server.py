@@ -87,6 +87,7 @@ class ReaderServer:
 
     def _report(self) -> None:
         """Report all slots that are next in the order. Called by the worker that has filled one."""
+        self._reports.wait()  # without the lock, which the main thread needs
         with self._lock:
             while (key := self._pipeline.head) is not None and (filled := self._pipeline.poll(key)) is not None:
                 errors = [(n, batch.error) for n, batch in enumerate(filled.batches) if batch.error is not None]
@@ -112,6 +113,7 @@ class ReaderServer:
         if self._processes is not None:
             self._processes.close()
         self._release()
+        self._slots.close()
 
 
 def _no_memory() -> Bytes:

@@ -35,7 +35,6 @@ class TaskServer:
         self._read = NotedRead(read, slots, first=len(slots.notes) // 2 + worker)
         self._schedule, self._layout = setup.schedule, setup.layout
         self._slots, self._reports = slots, reports
-        self._release = setup.plan.reserve(setup.read.source)
         reports.send(Report(ReportKind.READY))
 
     def obey(self, command: Command) -> None:
@@ -51,4 +50,4 @@ class TaskServer:
 
     def close(self) -> None:
         """Give memory back."""
-        self._release()
+        self._slots.close()

@@ -8,6 +8,7 @@ and decoding does, too: worker processes find them in scratch memory, and transf
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from lit_async_data.host.processes.remote_errors import unpacked_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import SharedSlots
 from lit_async_data.order.permutation import Indices
+
+log = logging.getLogger(__name__)
 
 # Seconds after which a wait begins anew; a report, and the end of a process, end it at once.
 POLL_S = 60.0
@@ -77,7 +80,12 @@ class WorkerProcesses:
             self._read(epoch, samples, out)
             return
         (key,) = task.keys  # Python code reads batches one at a time
-        channel = self._channels[task.worker] or self._opened(task.worker)
+        try:
+            channel = self._channels[task.worker] or self._opened(task.worker)
+        except WorkerError as error:
+            log.warning("%s; the reader process does the work itself", error)
+            self._read(epoch, samples, out)
+            return
         try:
             if not self._is_ready(task.worker, channel):
                 self._read(epoch, samples, out)
@@ -111,6 +119,11 @@ class WorkerProcesses:
         return self._ready[worker]
 
     def _opened(self, worker: int) -> Channel:
-        self._channels[worker] = channel = Channel(ReaderProcess(worker))
-        channel.open(self._stored, self._slots, self._scratch)
+        channel = Channel(ReaderProcess(worker))
+        try:
+            channel.open(self._stored, self._slots, self._scratch)
+        except WorkerError:
+            channel.close()
+            raise
+        self._channels[worker] = channel
         return channel

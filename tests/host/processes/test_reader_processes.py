@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -529,3 +530,47 @@ def test_a_reader_process_that_dies_in_a_pause_is_an_error(file):
         os.kill(pipeline.process_id, signal.SIGKILL)
         with pytest.raises(WorkerError, match="was killed by SIGKILL"):
             list(loader)
+
+
+# -- a loader of a shared process that nobody reads --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", [acts.fail_at_length, acts.warn_at_length])
+def test_a_loader_whose_reports_are_not_read_does_not_hold_up_the_others(act):
+    flooded = AsyncLoader(Numbers(33, act), {"batch_size": 1, "shuffle": False, "worker_kind": "process"})
+    good = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process", "timeout_s": 30})
+    sharing(flooded, good)
+    iter(flooded)
+    flooded.read_ahead()
+    for _ in range(20):
+        assert len(list(good)) == 10
+    with contextlib.suppress(ReadError):
+        for _ in range(50):
+            next(flooded)
+    flooded.close()
+    good.close()
+
+
+def test_the_end_of_a_loader_reaches_a_shared_process_though_a_fork_keeps_its_pipe():
+    loaders = [AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"}) for _ in range(2)]
+    sharing(*loaders)
+    for loader in loaders:
+        next(loader)
+    reader = Path("/proc") / str(pid_of(loaders[0])) / "fd"
+    both = len(list(reader.iterdir()))
+    copies = [os.dup(end.fileno()) for end in loaders[1].engine.feed.pipeline._channel._commands if not end.closed]
+    loaders[1].close()
+    while len(list(reader.iterdir())) > both - 4:  # its setup, its slots and two pipes
+        next(iter(loaders[0].next, None))
+    for copied in copies:
+        os.close(copied)
+    loaders[0].close()
+
+
+def test_a_log_record_that_cannot_be_read_here_is_reported_and_costs_nothing(caplog):
+    with AsyncLoader(
+        Numbers(33, acts.warn_oddly), {"batch_size": 10, "shuffle": False, "worker_kind": "process"}
+    ) as loader:
+        assert [next(loader)["y"][0].item() for _ in range(10)] == list(range(0, 100, 10))
+        next(iter(loader.next, None))
+    assert "a log record of a reader process could not be read: TypeError" in caplog.text
