@@ -101,7 +101,7 @@ def options_of(kind: str) -> dict[str, Any]:
 
 
 def reported(source: Source, kind: str, step: Step, seconds: float) -> Slowdown | None:
-    """The slowdown that a loader reports after so many seconds."""
+    """The slowdown that a loader reports after ``seconds``."""
     with AsyncLoader(source, options_of(kind)) as loader:
         rate(step, readers.endless_epochs(loader), seconds)
         return loader.stats().slowdown

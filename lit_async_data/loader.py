@@ -328,8 +328,9 @@ class AsyncLoader(BaseLoader):
         pipeline: Pipeline | None = None
         if setup.plan.workers.kind == "process":
             pipeline = self._process_pipeline(setup, pin=on_device)
+            if pipeline is None:
+                setup = self._setup()
         if pipeline is None:
-            setup = self._setup()
             pipeline = thread_pipeline(setup, pin=on_device, timeout_s=options.timeout_s)
         plan = setup.plan
         # With the first batch, since a loader that is only described is not used.
@@ -340,8 +341,8 @@ class AsyncLoader(BaseLoader):
         number = functools.partial(_batch_seed, source, self.schedule, options.seed) if options.augments else None
         function = self._device_transform
         depth = options.queue_depth * plan.layout.batches if plan.workers.threads else 0
-        # A reader process reserves memory for itself.
         self._run.probe = SlowdownProbe(pipeline, self._run.slowdown) if plan.workers.threads else None
+        # A reader process reserves memory for itself.
         release = (lambda: None) if isinstance(pipeline, ProcessPipeline) else plan.reserve(source)
         return Engine(
             SlotFeed(pipeline, depth, release),

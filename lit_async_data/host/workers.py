@@ -133,5 +133,5 @@ def _kind(reading: Reading, options: LoaderOptions, refusal: str) -> tuple[Liter
 
 
 def system_refusal() -> str:
-    # Nor does select() work with pipes there.
+    # Nor is there select.poll, which waits for pipes.
     return "" if os.name == "posix" else f"{sys.platform} passes no descriptors to a new process"

@@ -55,7 +55,7 @@ class Loop:
             self.reading.append(self.now + self.read_s)
 
     def go(self, work=None):
-        """Let the loop work so many seconds (alone), or without that wait for a batch."""
+        """Let the loop work for some seconds (alone), or else wait for a batch."""
         while work is None or work > 1e-9:
             self.begin_reads()
             speed = self.speed ** len(self.reading)
@@ -222,7 +222,7 @@ def test_readers_that_do_not_become_quiet_are_not_kept_paused():
 
 
 def filled(groups, alone=0.75, rest=1.0625, waited=0.0):
-    """A meter after so many groups, and the pause that ends the last."""
+    """A meter after ``groups`` groups, and the pause that ends the last."""
     meter = SlowdownMeter()
     for cycle in range(groups * PAUSES + 1):
         meter.begin_cycle()

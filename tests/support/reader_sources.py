@@ -63,6 +63,11 @@ class BadInChild(Numbers):
         raise ImportError("no such library")
 
 
+class BadInChildAtLength(Numbers):
+    def __setstate__(self, state):
+        raise ImportError("x" * 2**18)
+
+
 def stop():
     threading.Event().wait()
 

@@ -24,7 +24,7 @@ LEAST_READY, LEAST_LEFT, MOST_STEPS = 3, 2, 8
 FULL = 0.5
 # Waiting because of pauses, as a share of all time.
 MOST_COST = 0.005
-# A pause ends by itself after the time that all ready batches last, times this; and after so many seconds.
+# A pause ends by itself after the time for which the ready batches last, times PATIENCE, and after LONGEST_S at most.
 PATIENCE, LONGEST_S = 2.0, 60.0
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -114,6 +114,6 @@ class SlowdownProbe:
         return self._pipeline.quiet
 
     def _drawn(self, steps: int) -> int:
-        """Between so many steps and twice as many."""
+        """A number of steps, drawn between ``steps`` and its double."""
         self._draws += 1
         return steps + int(steps * (self._draws * GOLDEN % 1))

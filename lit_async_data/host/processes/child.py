@@ -3,8 +3,8 @@
 ``python -m lit_async_data.host.processes.child CONTROL PARENT WORKER``: the descriptor of a socket, a process id, and
 the number of a worker or -1 for a reader process. Each message on the socket brings the descriptors of a channel: the
 setup, the slots, and the pipes of commands and reports. The main thread obeys the commands of all channels. A channel
-ends with its pipe; the process ends with the socket, and with its parent, also if the parent is killed, or has forks
-that keep them open.
+ends with the command END, or with its pipe. The process ends with the socket, and with its parent, also if the parent
+is killed, or has forks that keep them open.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Endpoint:
     """
 
     def __init__(self, descriptors: list[int], worker: int, log: LogToParent) -> None:
-        self._descriptors, self._log = descriptors, log
         setup_fd, slots_fd, self.commands, reports_fd, *scratch_fds = descriptors
+        self._descriptors, self._log = (setup_fd, slots_fd, self.commands, *scratch_fds), log
         self.reports = log.reports = Reports(reports_fd)
         self._server: ReaderServer | TaskServer | None = None
         try:
@@ -114,16 +114,13 @@ class Endpoint:
             self._server.close()
             self._server = None
             gc.collect()  # the memory of its slots: servers and pipelines refer to each other
+        self.reports.close()
         for descriptor in self._descriptors:
             os.close(descriptor)
 
     def _fail(self, error: BaseException) -> None:
-        with contextlib.suppress(OSError):
-            self.reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
-        # The parent raises the error when it finds the end of the reports.
-        if self.reports.fd in self._descriptors:
-            self._descriptors.remove(self.reports.fd)
-            os.close(self.reports.fd)
+        self.reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
+        self.reports.close()  # the parent raises the error when it finds the end of the reports
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -135,8 +132,8 @@ def main(arguments: list[str]) -> NoReturn:
         name = b"lit_data reader" if worker < 0 else b"lit_data worker"
         ctypes.CDLL(None).prctl(PR_SET_NAME, name, 0, 0, 0)
         if worker >= 0:
-            # Also in the middle of a read. It comes when the thread that started this process ends. Threads of a reader
-            # process live as long as it does; a reader process is started by any thread that takes a first batch.
+            # Also in the middle of a read. The signal comes when the thread that started this process ends. Only that
+            # thread uses a worker process; a reader process is started by any thread that takes a first batch.
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     log = LogToParent()
     logging.getLogger().addHandler(log)

@@ -129,14 +129,12 @@ class Reports:
     that fails takes no slot, and there is no end to them.
 
     Args:
-        fd: The pipe.
-
-    Attributes:
-        fd: The same.
+        fd: The pipe; closed by `close`.
     """
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self._fd = fd
+        self._closing = False
         os.set_blocking(fd, False)
         self._left: collections.deque[memoryview] = collections.deque()
         self._lock = threading.Lock()
@@ -152,7 +150,7 @@ class Reports:
             droppable: Whether it may be dropped if too much waits to be read.
         """
         with self._lock:
-            if droppable and sum(map(len, self._left)) > MOST_LOGGED:
+            if self._closing or (droppable and sum(map(len, self._left)) > MOST_LOGGED):
                 return
             self._left.append(memoryview(report._replace(payload=len(payload)).packed() + payload))
             if self._empty.is_set() and not self._write():
@@ -163,12 +161,20 @@ class Reports:
         """Wait until everything is written, or nobody will read it."""
         self._empty.wait()
 
+    def close(self) -> None:
+        """Close the pipe when all that was sent is written, and send no more. Idempotent."""
+        with self._lock:
+            # Not while the thread still writes: another file could get the number of the descriptor.
+            if not self._closing and self._empty.is_set():
+                os.close(self._fd)
+            self._closing = True
+
     def _write(self) -> bool:
         """Write what the pipe takes; whether that is all."""
         try:
             while self._left:
                 data = self._left[0]
-                written = os.write(self.fd, data)
+                written = os.write(self._fd, data)
                 if written == len(data):
                     self._left.popleft()
                 else:
@@ -181,10 +187,12 @@ class Reports:
 
     def _write_rest(self) -> None:
         poll = select.poll()
-        poll.register(self.fd, select.POLLOUT)
+        poll.register(self._fd, select.POLLOUT)
         while True:
             poll.poll()
             with self._lock:
                 if self._write():
+                    if self._closing:
+                        os.close(self._fd)
                     self._empty.set()
                     return

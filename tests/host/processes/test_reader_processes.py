@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from support import reader_sources as acts
-from support.reader_sources import BadInChild, Numbers
+from support.reader_sources import BadInChild, BadInChildAtLength, Numbers
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
@@ -241,6 +241,16 @@ def pid_of(loader):
     pipeline = loader.engine.feed.pipeline
     assert isinstance(pipeline, ProcessPipeline)
     return pipeline.process_id
+
+
+def test_a_reason_longer_than_the_pipe_arrives_whole():
+    source = BadInChildAtLength()
+    with (
+        AsyncLoader(source, {"batch_size": 10, "worker_kind": "process"}) as loader,
+        pytest.raises(WorkerError, match="could not begin: ImportError: xxx") as caught,
+    ):
+        next(loader)
+    assert str(caught.value).count("x") >= 2**18
 
 
 def test_a_process_that_cannot_begin_is_an_error_with_its_reason():
