@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lit_async_data.batch.transforms import ToFloat as ToFloat
     from lit_async_data.lightning.datamodule import AsyncDataModule as AsyncDataModule
     from lit_async_data.lightning.prefetcher import DevicePrefetcher as DevicePrefetcher
-    from lit_async_data.loader import AsyncLoader as AsyncLoader
+    from lit_async_data.loader.async_loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import LoaderOptions as LoaderOptions
     from lit_async_data.prefetch.wrap import prefetched as prefetched
     from lit_async_data.sources.composed.concat import ConcatSource as ConcatSource
@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncDataModule": "lightning.datamodule",
-    "AsyncLoader": "loader",
+    "AsyncLoader": "loader.async_loader",
     "BatchSpec": "batch.spec",
     "Column": "sources.manifest.column",
     "DatasetSource": "sources.torch_dataset.source",

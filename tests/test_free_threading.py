@@ -19,14 +19,14 @@ from support.meanwhile import GoneAtSecondRead
 from support.waits import LONG
 
 import lit_async_data as lad
-from lit_async_data import base_loader
-from lit_async_data.base_loader import Run
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.unexpected import Unexpected
+from lit_async_data.loader import base_loader
+from lit_async_data.loader.base_loader import Run
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.prefetch.iterator_feed import IteratorFeed, uncopied
 from lit_async_data.prefetch.reader_thread import ReaderThread

@@ -42,8 +42,6 @@ ROOMS = [
     "host.pipeline",
     "host.processes",
     "device",
-    "engine",
-    "base_loader",
     "loader",
     "prefetch",
     "lightning",

@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lit_async_data import AsyncLoader, LoaderOptions, engine
+from lit_async_data import AsyncLoader, LoaderOptions
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.device.streams import Streams
 from lit_async_data.host.pipeline.slots import COPYING
+from lit_async_data.loader import engine
 from lit_async_data.testing import ArraySource
 from on_device.simulated import replaced_streams
 

@@ -38,7 +38,7 @@ from lit_async_data.lightning.stages import (
     steps_wanted,
 )
 from lit_async_data.lightning.summary import summary_lines
-from lit_async_data.loader import AsyncLoader
+from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 

@@ -17,7 +17,7 @@ from lit_async_data.lightning.progress import QueueGauge, WaitSummary
 from lit_async_data.lightning.resume import check_position
 from lit_async_data.lightning.stages import DrivenLoader, driven_loaders
 from lit_async_data.lightning.takeover import Takeover, overridden_host_hook
-from lit_async_data.loader import AsyncLoader
+from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import non_negative_int
 
 log = logging.getLogger(__name__)

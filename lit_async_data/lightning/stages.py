@@ -13,7 +13,7 @@ from lit_async_data.hooks.callables import EvaluatedAlike, Function, StageTransf
 from lit_async_data.hooks.host_hooks import CALLED_WITH
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.resume import check_position
-from lit_async_data.loader import AsyncLoader
+from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.prefetch.loader import PrefetchedLoader
 from lit_async_data.sources.composed.split import split as split_source

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.host.memory import readable
-from lit_async_data.loader import AsyncLoader
+from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.order.chunk_order import ChunkOrder
 from lit_async_data.order.mixing import evenness, mixing, ranks_per_chunk
 from lit_async_data.order.permutation import Indices, Permutation, derived_key

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from lit_async_data.base_loader import BaseLoader
 from lit_async_data.device import streams
 from lit_async_data.device.feed import Batch
 from lit_async_data.device.transform import DeviceTransform
-from lit_async_data.engine import Engine
 from lit_async_data.errors import ClosedError, TransferError
 from lit_async_data.hooks.callables import Function
 from lit_async_data.host import memory
+from lit_async_data.loader.base_loader import BaseLoader
+from lit_async_data.loader.engine import Engine
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.draw_watch import DrawWatch

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Self
 
-from lit_async_data.base_loader import Run
 from lit_async_data.device.feed import Batch
 from lit_async_data.errors import ClosedError
+from lit_async_data.loader.base_loader import Run
 from lit_async_data.prefetch.state_snapshot import Snapshot
 
 

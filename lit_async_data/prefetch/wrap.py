@@ -9,7 +9,7 @@ import torch
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.hooks.callables import Function, check_callable
-from lit_async_data.loader import AsyncLoader
+from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
 from lit_async_data.sources.contract.source import Source
 

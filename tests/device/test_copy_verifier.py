@@ -20,7 +20,7 @@ from lit_async_data.device.checksum import checksum
 from lit_async_data.device.copy_verifier import CopyVerifier
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.host.pipeline.slots import SlotPool
-from lit_async_data.loader import AsyncLoader
+from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams

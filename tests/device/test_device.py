@@ -28,7 +28,7 @@ from support.device import (
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.host.pipeline.slots import COPYING
-from lit_async_data.loader import AsyncLoader
+from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams, raw

@@ -17,7 +17,7 @@ from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.hooks.callables import takes_rng
 from lit_async_data.host.sample_reader import BATCH_KEYS
-from lit_async_data.loader import AsyncLoader
+from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex

@@ -16,7 +16,7 @@ from lit_async_data.device.clock import DeviceClock
 from lit_async_data.errors import ReadError
 from lit_async_data.host.stats import DeviceWait
 from lit_async_data.lightning.progress import WaitSummary
-from lit_async_data.loader import AsyncLoader
+from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams

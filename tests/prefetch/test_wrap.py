@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from lit_async_data import prefetched
 from lit_async_data.device.feed import HostBatch
 from lit_async_data.errors import ClosedError, ConfigError, TransferError, TransformError, WorkerError
-from lit_async_data.loader import AsyncLoader
+from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch import reader_thread as puller
 from lit_async_data.testing import ArraySource, FakeStreams
 

@@ -13,13 +13,11 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from lit_async_data.base_loader import BaseLoader
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.device import streams
 from lit_async_data.device.feed import Batch
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.transform import DeviceTransform, widened
-from lit_async_data.engine import Engine
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.hooks.callables import Function, check_callable, takes_rng
 from lit_async_data.hooks.host_hooks import HostHooks
@@ -35,6 +33,8 @@ from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.resource_plan import AHEAD, ResourcePlan, slow
 from lit_async_data.host.sample_reader import BATCH_KEYS, SampleReader, indexed_spec
 from lit_async_data.host.schedule import schedule_of
+from lit_async_data.loader.base_loader import BaseLoader
+from lit_async_data.loader.engine import Engine
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, StepsWanted
 from lit_async_data.order.permutation import derived_key

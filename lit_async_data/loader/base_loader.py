@@ -14,13 +14,13 @@ from typing import Any, Self
 import torch
 
 from lit_async_data.device import streams
-from lit_async_data.engine import Engine
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
 from lit_async_data.host.gil import log_why_gil
 from lit_async_data.host.pipeline.slowdown_probe import SlowdownProbe
 from lit_async_data.host.slowdown import SlowdownMeter
 from lit_async_data.host.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
 from lit_async_data.host.unexpected import Unexpected
+from lit_async_data.loader.engine import Engine
 from lit_async_data.options import non_negative_int
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""The room `loader`; its README says what belongs here."""
