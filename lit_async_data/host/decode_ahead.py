@@ -47,7 +47,7 @@ class DecodeAhead:
         self.owed: collections.deque[BatchIndex] = collections.deque()
         # The groups used last; replaced as a whole, since other workers may be reading.
         self._groups: tuple[tuple[int, Group], ...] = ()
-        self._lanes: tuple[tuple[int, int], Indices] = ((-1, 0), np.empty(0, np.int64))
+        self._lanes: tuple[tuple[int, int, int], Indices] = ((-1, 0, 0), np.empty(0, np.int64))
 
     def __call__(
         self,
@@ -62,8 +62,9 @@ class DecodeAhead:
             keys: The batches that have just been read.
             cursor: The next batch to be read.
             oldest: The first batch that is still being read; None if none is.
-            limits: Steps of epochs that will be asked for.
+            limits: Which part of each epoch will be asked for.
         """
+        self._schedule = self._schedule.limited(limits)
         plan = self._schedule.plan(keys[0].epoch)
         if plan.chunk_order is not None:
             self.owed.extend(keys)
@@ -71,7 +72,7 @@ class DecodeAhead:
         elif plan.shuffle == "none" and self._rows > 1:
             last = plan.batch(keys[-1].step).samples[-1:]
             self._source.decode_ahead(np.minimum(last + self._rows, plan.length - 1), None)
-        self._fetch(keys, limits)
+        self._fetch(keys)
 
     def _decode_due(self, cursor: BatchIndex | None, oldest: BatchIndex | None) -> None:
         # 1. A slow worker reads the last batch of group 0. 2. Others read group 1, and after each batch decode chunks
@@ -130,15 +131,15 @@ class DecodeAhead:
 
     def lanes(self, epoch: int, number: int) -> Indices:
         """One sample of each chunk of a group that this rank begins with."""
-        which, known = self._lanes
-        if which == (epoch, number):
-            return known
         plan = self._schedule.plan(epoch)
+        which, known = self._lanes
+        if which == (epoch, plan.start, number):
+            return known
         order = plan.chunk_order
         assert order is not None
         own = (plan.rank + plan.start - order.group(number).first) % plan.world_size
         found = plan.numbered(order.first_samples(number, own, plan.world_size))
-        self._lanes = (epoch, number), found
+        self._lanes = (epoch, plan.start, number), found
         return found
 
     def group(self, plan: EpochPlan, position: int) -> Group:
@@ -159,7 +160,7 @@ class DecodeAhead:
     def _position(self, plan: EpochPlan, local: int) -> int:
         return local * plan.world_size + plan.rank + plan.start
 
-    def _fetch(self, keys: Sequence[BatchIndex], limits: Limits) -> None:
+    def _fetch(self, keys: Sequence[BatchIndex]) -> None:
         if self._idle > 0:
             self._idle -= 1  # without a lock: two workers may count as one, and then look one read later
             return
@@ -167,17 +168,21 @@ class DecodeAhead:
         if self._holds and not self._fetching:
             # Nearest first: threads begin files in this order.
             later = range(keys[-1].step + 1, later.stop)
-        found = self._source.fetch(self._of_steps(keys[0].epoch, later, limits))
+        found = self._source.fetch(self._of_steps(keys[0].epoch, later))
         between = range(keys[-1].step + 1, later.start)
         if found and not self._fetching and between:
             # These were not fetched while everything seemed to be in memory.
-            self._source.fetch(self._of_steps(keys[0].epoch, between, limits))
+            self._source.fetch(self._of_steps(keys[0].epoch, between))
         self._fetching = found
         if not found:
             self._idle = LOOKS
 
-    def _of_steps(self, epoch: int, steps: range, limits: Limits) -> Indices:
+    def _of_steps(self, epoch: int, steps: range) -> Indices:
         """The samples of steps, which may go on into the next epochs."""
-        length = min(limits.of(epoch) or self._schedule.steps, self._schedule.steps)
-        places = [divmod(step, length) for step in steps]
-        return np.concatenate([self._schedule.plan(epoch + more).batch(step).samples for more, step in places])
+        found, schedule = [], self._schedule
+        for step in steps:
+            at = epoch
+            while step >= (length := min(schedule.limits.of(at) or schedule.steps_of(at), schedule.steps_of(at))):
+                at, step = at + 1, step - length  # noqa: PLW2901  # the place of this step in a later epoch
+            found.append(schedule.plan(at).batch(step).samples)
+        return np.concatenate(found)

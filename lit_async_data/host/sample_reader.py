@@ -14,7 +14,9 @@ from lit_async_data.batch.spec import BatchSpec, Bytes, FieldSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.hooks.transformation import Transformation
 from lit_async_data.host.nan_check import NanCheck
+from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.source import Source
 
 INDEX = "index"
@@ -94,3 +96,9 @@ def indexed_spec(spec: BatchSpec, whose: str = "the source has") -> BatchSpec:
     if INDEX in spec.fields:
         raise ConfigError(f"return_indices: {whose} a field {INDEX!r} of its own; give that field another key")
     return spec.with_field(INDEX, FieldSpec((), np.dtype(np.int64)))
+
+
+def batch_seed(source: Source, cursor: EpochCursor, seed: int, key: BatchIndex) -> int:
+    """The seed of a batch's generator: by its first sample, whatever its rank and step."""
+    first = cursor.schedule.plan(key.epoch).batch(key.step).samples[:1]
+    return derived_key(seed, key.epoch, BATCH_KEYS, int(source.ids(first)[0]))

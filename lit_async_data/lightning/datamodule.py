@@ -27,6 +27,7 @@ from lit_async_data.lightning.classes import (
     with_training_classes,
 )
 from lit_async_data.lightning.compat import pl, rank_zero_info
+from lit_async_data.lightning.resume import training_steps
 from lit_async_data.lightning.stages import (
     STAGES,
     ByStage,
@@ -82,6 +83,8 @@ class AsyncDataModule(pl.LightningDataModule):
             ``val``, ``test``, ``predict`` and ``eval`` (the last three).
         batch_transform: Called with each batch on the host, after ``sample_transform``; likewise for each stage.
         device_transform: Called with each batch on its device, on the stream that copies; likewise for each stage.
+        force_resume: Whether to resume in the middle of an epoch at the same position though its order is another one
+            now: other data, seed, shuffle or weights.
 
     Attributes:
         sources: The sources of each stage, by the stage's name: ``dm.sources["val"][0].locate(ids)``.
@@ -116,6 +119,7 @@ class AsyncDataModule(pl.LightningDataModule):
         sample_transform: ByStage = None,
         batch_transform: ByStage = None,
         device_transform: ByStage = None,
+        force_resume: bool = False,
     ) -> None:
         super().__init__()
         self._split_line = ""
@@ -142,6 +146,10 @@ class AsyncDataModule(pl.LightningDataModule):
         self._found: tuple[Source, BatchSpec] | None = None
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
         self._reader_process = ReaderProcess()
+        self.force_resume = force_resume
+        # The place of a checkpoint, until training begins there; and the loader that has it.
+        self._saved: dict[str, Any] | None = None
+        self._training: weakref.ref[AsyncLoader] | None = None
         # Loaders that `describe` built and that no stage has taken yet.
         self._described: dict[Stage, list[tuple[LoaderArguments, AsyncLoader]]] = {}
 
@@ -156,7 +164,12 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
         """The loader of the training source; ``[]`` if there is none."""
-        loaders = self._take_loaders("train")
+        loaders, before = self._take_loaders("train"), None if self._training is None else self._training()
+        if before is not None and before.resuming.saved is None:
+            self._saved = None  # training has begun there
+        for loader in loaders:
+            self._training = weakref.ref(loader)
+            self._resume(loader)
         return loaders[0] if loaders else []
 
     def val_dataloader(self) -> list[AsyncLoader]:
@@ -189,6 +202,7 @@ class AsyncDataModule(pl.LightningDataModule):
             TransferError: As `AsyncLoader.close`; the others are closed nevertheless.
         """
         self._described.clear()
+        self._saved = None
         with contextlib.ExitStack() as closing:
             for source in (source for sources in self.sources.values() for source in sources):
                 closing.callback(source.close)
@@ -250,16 +264,20 @@ class AsyncDataModule(pl.LightningDataModule):
         return class_names(self._first)
 
     def state_dict(self) -> dict[str, Any]:
-        """The classes, for a checkpoint."""
-        return {"classes": {key: list(names) for key, names in self.classes.items()}}
+        """The classes, and the place of training in the data, for a checkpoint; the same on every rank."""
+        loader = None if self._training is None else self._training()
+        place = self._saved if loader is None else loader.state_dict()
+        return {"classes": {key: list(names) for key, names in self.classes.items()}, "order": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make sure that the classes are those of the checkpoint, so that the model's outputs keep their meaning.
 
-        Classes that a table source found in its table get the numbers of the checkpoint.
+        Classes that a table source found in its table get the numbers of the checkpoint. Training goes on at the place
+        of the checkpoint, also in the middle of an epoch, with any number of ranks; see `AsyncLoader.load_state_dict`.
 
         Raises:
-            ResumeError: The classes differ. The message names both lists, or the row with an unknown class.
+            ResumeError: The classes differ: the message names both lists, or the row with an unknown class. Or training
+                cannot go on at the place.
         """
         try:
             saved = state_dict.get("classes", {})
@@ -276,6 +294,18 @@ class AsyncDataModule(pl.LightningDataModule):
                     f"the classes of {key} are {', '.join(now)}, but were {', '.join(names)} in the checkpoint; use "
                     f"the same files, or give the names in the order of the checkpoint: Field(classes={names})"
                 )
+
+        trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
+        if trainer is None or trainer.state.fn == "fit":
+            self._saved = state_dict.get("order")
+            # Lightning has built the loader before it restores if the optimizers asked for the number of steps.
+            if self._training is not None and (loader := self._training()) is not None:
+                self._resume(loader)
+
+    def _resume(self, loader: AsyncLoader) -> None:
+        loader.resuming.force = self.force_resume
+        if self._saved is not None:
+            loader.load_state_dict(self._saved)
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """What each stage will read and how, and how much memory that takes, in a few lines."""
@@ -307,10 +337,11 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         # Strategies that spawn pickle this; loaders stay in the process that built them.
-        return {name: value for name, value in vars(self).items() if name not in ("_loaders", "_described")}
+        left = ("_loaders", "_described", "_training")
+        return {name: value for name, value in vars(self).items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _loaders=weakref.WeakSet(), _described={})
+        vars(self).update(state, _loaders=weakref.WeakSet(), _described={}, _training=None)
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
@@ -355,8 +386,11 @@ class AsyncDataModule(pl.LightningDataModule):
             device=arguments.device,
             **transforms,
         )
-        if arguments.trainer is not None:
+        if arguments.trainer is not None and stage == "train":
+            loader.steps_wanted = functools.partial(training_steps, arguments.trainer, weakref.ref(loader))
+        elif arguments.trainer is not None:
             loader.steps_wanted = functools.partial(steps_wanted, arguments.trainer, stage, number)
+        loader.resuming.tell = rank_zero_info
         loader.reader_process = self._reader_process  # one for all stages
         self._loaders.add(loader)
         return loader

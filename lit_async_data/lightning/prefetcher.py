@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 import weakref
@@ -14,7 +15,7 @@ from lit_async_data.errors import TransferError
 from lit_async_data.host.stats import DeviceWait, LoaderStats
 from lit_async_data.lightning.compat import pl, rank_zero_info, rank_zero_warn
 from lit_async_data.lightning.progress import QueueGauge, WaitSummary
-from lit_async_data.lightning.resume import check_position
+from lit_async_data.lightning.resume import check_begun, count_again, is_only, restore_loaders, trained, training_steps
 from lit_async_data.lightning.stages import DrivenLoader, driven_loaders
 from lit_async_data.lightning.takeover import Takeover, overridden_host_hook
 from lit_async_data.loader.async_loader import AsyncLoader
@@ -37,6 +38,9 @@ class DevicePrefetcher(pl.Callback):
 
     If the LightningModule or the DataModule overrides ``transfer_batch_to_device`` or ``on_before_batch_transfer``, it
     prefetches into host memory only, because that hook must get the batch there.
+
+    A resumed run may have another batch size or number of ranks: the callback has Lightning count the batches that
+    remain of the epoch. It also restores the places of training loaders where Lightning forgets them.
 
     It logs these metrics every ``log_every_n_steps`` steps, and puts their means over each epoch into
     ``trainer.callback_metrics``:
@@ -108,8 +112,14 @@ class DevicePrefetcher(pl.Callback):
             self._gauge.attach(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Drive the training loaders. A run that resumes in mid-epoch calls no other hook before its first batch."""
+        """Drive the training loaders, and have them begin where a resumed run goes on.
+
+        A run that resumes in mid-epoch calls no other hook before its first batch.
+        """
         self._begin_epoch(trainer)
+        restore_loaders(trainer)
+        for loader in self._counted(trainer):
+            count_again(trainer, loader)
         if not self._active:
             rank_zero_warn(
                 "DevicePrefetcher: training uses neither an AsyncLoader nor a DataLoader of torch, so nothing is "
@@ -156,8 +166,22 @@ class DevicePrefetcher(pl.Callback):
 
     def _begin_epoch(self, trainer: pl.Trainer) -> None:
         self._activate(trainer, trainer.train_dataloader)
+        self._count(trainer)
         self._epoch, self._fill_sum, self._first_batch_due = WaitSummary(), 0, True
         self._stats_at_epoch_start = [loader.stats() for loader in self._active]
+
+    def _counted(self, trainer: pl.Trainer) -> list[AsyncLoader]:
+        """The `AsyncLoader` whose batches are those that the Trainer counts; none where several loaders take part."""
+        return [each for each in self._active if isinstance(each, AsyncLoader) and is_only(trainer.train_dataloader)]
+
+    def _count(self, trainer: pl.Trainer) -> None:
+        """Have the only training loader count as the Trainer does."""
+        reference = weakref.ref(trainer)
+        for loader in self._active if is_only(trainer.train_dataloader) else []:
+            if isinstance(loader, AsyncLoader):
+                loader.steps_wanted = functools.partial(training_steps, reference, weakref.ref(loader))
+            else:
+                loader.counted = functools.partial(trained, reference)
 
     def _activate(self, trainer: pl.Trainer, loaders: Any) -> None:
         self._active = driven_loaders(loaders)
@@ -196,9 +220,10 @@ class DevicePrefetcher(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Start the next copy, to run beside this step. With the first batch, start to read validation ahead."""
-        if self._first_batch_due and any(isinstance(loader, AsyncLoader) for loader in self._active):
-            # Only loaders of an AsyncDataModule check this themselves, at the start of a pass; no step was made yet.
-            check_position(trainer, trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1)
+        if self._first_batch_due and driven_loaders(trainer.train_dataloader) != self._active:
+            self._begin_epoch(trainer)  # Lightning has built them again, and called no hook
+            for loader in self._counted(trainer):
+                check_begun(trainer, loader)
         self._step_began = time.perf_counter()
         self._top_up()
         if self._first_batch_due:

@@ -1,114 +1,198 @@
-"""Refuses to resume training in the middle of an epoch, and finds the checkpoint to resume from instead."""
+"""Exact resume under a Trainer: what Lightning counts, and what the place of a loader makes of it.
+
+A checkpoint has both: the batches of the epoch that Lightning counts as done, and the place of the training loader.
+They agree as long as batch size and number of ranks stay the same. If these change, Lightning's counters are moved so
+that as many batches remain as the loader has.
+"""
 
 from __future__ import annotations
 
-import pickle
-import zipfile
-from collections.abc import Iterator
-from pathlib import Path
+import functools
+import math
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from lit_async_data.errors import ResumeError
 from lit_async_data.lightning.compat import pl
+from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.order.order_state import Place
+from lit_async_data.order.plan import Limits
 
-# What writes a resumable checkpoint, even if validation runs several times per epoch.
-WRITE_ONE = "ModelCheckpoint(save_on_train_epoch_end=True, save_last=True) writes one"
+COUNTERS = ("ready", "started", "processed", "completed")
 
 
-def check_position(trainer: pl.Trainer, batches: int) -> None:
-    """Refuse a run that was restored from a checkpoint in the middle of an epoch.
+def training_steps(
+    reference: weakref.ref[pl.Trainer], loader_reference: weakref.ref[AsyncLoader]
+) -> tuple[int | None, int | None]:
+    """The batches that the Trainer will take of a training pass that begins, and of each later pass; None for all.
 
-    Lightning would train on the rest of the epoch, but an `AsyncLoader` starts the epoch again: training would see the
-    first batches twice and never the last ones.
+    The loader counts the batches of this pass from here on as Lightning does: a batch is done when it was trained on.
 
     Args:
-        trainer: Has restored its loops and is about to train.
-        batches: Batches of the epoch that the Trainer counts as done when it asks the loader for the first one.
+        reference: The Trainer.
+        loader_reference: Its only training loader, which asks for this.
 
     Raises:
-        ResumeError: The epoch has begun. The message names the checkpoint, and the newest resumable one beside it.
+        ResumeError: Lightning's counters and the place of the loader do not agree.
     """
-    if not batches or not trainer.fit_loop.restarting:
-        return
-    used = trainer.ckpt_path
-    other = newest_resumable(checkpoint_folders(trainer), used)
-    where = ""
-    if other and used and other.parent != Path(used).parent:
-        where = " in the folder that this Trainer writes to; make sure that it belongs to the same training"
-    instead = (
-        f"resume from {other}, the newest checkpoint from the end of an epoch{where}"
-        if other
-        else f"no checkpoint from the end of an epoch was found beside it: {WRITE_ONE}; to keep the weights only, use "
-        "load_from_checkpoint and train without ckpt_path"
-    )
-    total = f" of {trainer.num_training_batches}" if trainer.num_training_batches != float("inf") else ""
-    raise ResumeError(
-        f"ckpt_path: {used or 'the checkpoint'} was written after {batches}{total} batches of epoch "
-        f"{trainer.current_epoch}, and training cannot resume in the middle of an epoch yet: it would see some "
-        f"batches twice and others never; {instead}",
-        file=None if used is None else str(used),
-    )
+    trainer, loader = reference(), loader_reference()
+    if trainer is None or loader is None:
+        return None, None
+    if trainer.state.status != "running":
+        loader.resuming.done = None  # the user iterates
+        return None, None
+    done, total = int(_counters(trainer).ready), trainer.num_training_batches
+    if total == math.inf or total <= 0:
+        return None, None
+    if trainer.fit_loop.restarting:
+        _check_counters(trainer, loader, done, int(total))
+    loader.resuming.done = functools.partial(trained, reference, done)
+    return (int(total) - done if done < total else None), int(total)
 
 
-def checkpoint_folders(trainer: pl.Trainer) -> list[Path]:
-    """The folders that may hold checkpoints of a run: that of its own checkpoint, and those its callbacks write to."""
-    folders = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent]
-    written = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
-    return list(dict.fromkeys([*folders, *(Path(folder) for folder in written if folder)]))
-
-
-def newest_resumable(folders: list[Path], used: Any = None) -> Path | None:
-    """The newest checkpoint from the end of an epoch.
+def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
+    """Move Lightning's counters of batches so that as many remain of the epoch as the loader has.
 
     Args:
-        folders: Searched in this order; the first folder with such a checkpoint decides.
-        used: Checkpoint to leave out.
+        trainer: Has restored its loops and its loaders, and has not yet asked for a batch.
+        loader: Its only training loader.
+
+    Raises:
+        ResumeError: ``limit_train_batches`` ends the epoch before the place.
     """
-    for folder in folders:
-        files = [path for path in folder.glob("*.ckpt") if path.is_file() and path != Path(used or "")]
-        for path in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-            if any(map(ends_epoch, batch_progress(path))):
-                return path
-    return None
-
-
-def batch_progress(path: Path) -> Iterator[dict[str, Any]]:
-    """The counters of training batches in a checkpoint; nothing if the file cannot be read or has none."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            with archive.open(name) as pickled:
-                yield _CounterUnpickler(pickled).load()["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    except Exception:  # noqa: BLE001  # whatever is wrong with the file, it is not one to recommend
+    saved, total = loader.resuming.saved, trainer.num_training_batches
+    if saved is None or not saved.position or not trainer.fit_loop.restarting or total == math.inf:
         return
+    counters = _counters(trainer)
+    if _is_over(trainer):  # the epoch is over, however many batches it would have now
+        left = 0
+    elif (place := _resumed_place(trainer, loader)) is None:
+        return
+    elif not (left := steps_left(loader, place, int(total))):
+        raise ResumeError(
+            f"limit_train_batches: with {trainer.limit_train_batches}, the epoch ends before the saved place, sample "
+            f"{place.position} of {loader.order.length}; raise it, or resume from another checkpoint",
+            file=_file(trainer),
+        )
+    # All four by the same number: what they differ by says in which hook the checkpoint was written.
+    shift = int(total) - left - counters.processed
+    for name in COUNTERS:
+        setattr(counters, name, getattr(counters, name) + shift)
 
 
-def ends_epoch(progress: dict[str, Any]) -> bool:
-    """Whether Lightning continues with a whole epoch from these counters."""
-    now = progress["current"]
-    # An interrupt in the last batch leaves it ready but not processed.
-    return now["processed"] == 0 or bool(progress["is_last_batch"] and now["processed"] == now["ready"])
+def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
+    """Refuse a loader that Lightning has built again after it restored its place, and that began an epoch anew.
+
+    Args:
+        trainer: Has its first batch, and has not trained on it.
+        loader: Where the batch is from.
+
+    Raises:
+        ResumeError: The Trainer has resumed in the middle of the epoch.
+    """
+    done = int(_counters(trainer).ready) - 1
+    if trainer.fit_loop.restarting and done and not loader.resuming.origin.position:
+        raise ResumeError(without_place(trainer, done), file=_file(trainer))
 
 
-class _Placeholder(dict[Any, Any]):
-    """Takes the place of an object of any class."""
+def restore_loaders(trainer: pl.Trainer) -> None:
+    """Give the training loaders the states that Lightning has read for them and not passed on.
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-    def append(self, value: Any) -> None: ...
-
-    extend = add = append
+    It does not if they were built before it restored its loops, as where optimizers ask for the number of steps.
+    """
+    restore = getattr(trainer.fit_loop, "_load_combined_loader_states", None)  # private: a later version may lack it
+    if restore is not None:
+        restore()
 
 
-class _CounterUnpickler(pickle.Unpickler):
-    """Reads the numbers and strings of a checkpoint, but no weights. Runs no code: the user did not choose the file."""
+def is_only(nested: Any) -> bool:
+    """Whether a loader, in the lists and mappings that Lightning accepts, is the only one."""
+    while isinstance(nested, Mapping | list | tuple) and len(nested) == 1:
+        nested = next(iter(nested.values() if isinstance(nested, Mapping) else nested))
+    return not isinstance(nested, Mapping | list | tuple)
 
-    def find_class(self, *_: str) -> Any:
-        return _Placeholder
 
-    def persistent_load(self, pid: Any) -> None:
-        """Skips the weights."""
+def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
+    """The steps from a place to where the Trainer ends an epoch.
+
+    Args:
+        loader: The training loader.
+        place: Where the epoch is continued.
+        total: Steps that the Trainer takes of a whole epoch.
+    """
+    plan = loader.order
+    end = plan.position(min(total, len(plan)))
+    if place.over or place.position >= end:
+        return 0
+    rest = len(loader.schedule.limited(Limits(0, start=place.position)).plan(0))
+    return min(rest, math.ceil((end - place.position) / (plan.world_size * plan.batch_size)))
+
+
+def _counters(trainer: pl.Trainer) -> Any:
+    """Lightning's counters of the batches of this epoch."""
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress  # Any: its annotations name another class of counters
+    return progress.current
+
+
+def _epoch(trainer: pl.Trainer) -> int:
+    """The epoch that Lightning names to samplers."""
+    progress: Any = trainer.fit_loop.epoch_progress
+    return int(progress.current.processed)
+
+
+def _is_over(trainer: pl.Trainer) -> bool:
+    """Whether the last batch of the epoch was trained on; an error in it leaves it ready, but not processed."""
+    now = _counters(trainer)
+    return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and now.processed == now.ready)
+
+
+def trained(reference: weakref.ref[pl.Trainer], before: int = 0) -> int | None:
+    """The batches of the epoch that were trained on, beyond those before; right in every hook, and after an error."""
+    trainer = reference()
+    return None if trainer is None else int(_counters(trainer).processed) - before
+
+
+def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
+    """The saved place that the first pass of a resumed run begins at; None if it begins at the start of an epoch."""
+    saved = loader.resuming.saved
+    if saved is None or not saved.position or not trainer.fit_loop.restarting:
+        return None
+    if saved.epoch == _epoch(trainer):
+        return saved
+    # After max_steps in mid-epoch, Lightning has counted the epoch as done, but will take the rest of it all the same.
+    unfinished = _counters(trainer).processed and not _is_over(trainer) and not saved.over
+    return saved if unfinished and saved.epoch + 1 == _epoch(trainer) else None
+
+
+def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: int) -> None:
+    place = _resumed_place(trainer, loader)
+    if place is None:
+        if done:
+            changed = "" if loader.resuming.saved is None else loader.resuming.changed_steps(loader.resuming.saved)
+            raise ResumeError(changed or without_place(trainer, done), file=_file(trainer))
+        return
+    if place.epoch != _epoch(trainer):
+        loader.set_epoch(place.epoch)
+    if steps_left(loader, place, total) == total - done:
+        return
+    raise ResumeError(
+        loader.resuming.changed_steps(place)
+        or f"the Trainer counts {done} of {total} batches of the epoch as done, which does not fit the saved place, "
+        f"sample {place.position} of {loader.order.length}; resume from another checkpoint",
+        file=_file(trainer),
+    )
+
+
+def without_place(trainer: pl.Trainer, done: int) -> str:
+    """Why a checkpoint in the middle of an epoch that has no place of the data cannot be resumed from."""
+    return (
+        f"ckpt_path: {trainer.ckpt_path or 'the checkpoint'} was written after {done} of "
+        f"{trainer.num_training_batches} batches of epoch {trainer.current_epoch}, and holds no place in the data, "
+        "since its program had another loader or an older lit_async_data: training would see some batches twice and "
+        "others never; resume from a checkpoint of an epoch's end, or load the weights alone with load_from_checkpoint"
+    )
+
+
+def _file(trainer: pl.Trainer) -> str | None:
+    return None if trainer.ckpt_path is None else str(trainer.ckpt_path)

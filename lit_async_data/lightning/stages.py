@@ -12,7 +12,6 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
 from lit_async_data.hooks.host_hooks import CALLED_WITH
 from lit_async_data.lightning.compat import pl
-from lit_async_data.lightning.resume import check_position
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.prefetch.loader import PrefetchedLoader
@@ -135,25 +134,20 @@ def driven_loaders(nested: Any) -> list[DrivenLoader]:
 
 
 def steps_wanted(reference: weakref.ref[pl.Trainer], stage: Stage, number: int) -> tuple[int | None, int | None]:
-    """The batches that the Trainer will take of this pass, and of each later pass; None for all.
+    """The batches that the Trainer will take of an evaluation pass, and of each later pass; None for all.
 
-    The Trainer knows them only when the pass begins.
+    The Trainer knows them only when the pass begins. See `training_steps` for training.
 
     Args:
         reference: The Trainer.
         stage: The loader's stage.
         number: The loader's place among those of its stage.
 
-    Raises:
-        ResumeError: The Trainer has resumed in the middle of an epoch.
     """
     trainer = reference()
     if trainer is None or trainer.state.status != "running":
         return None, None
-    if stage == "train":
-        check_position(trainer, trainer.fit_loop.epoch_loop.batch_progress.current.ready)
     limits: Any = {
-        "train": lambda: trainer.num_training_batches,
         "val": lambda: trainer.num_val_batches[number],
         "test": lambda: trainer.num_test_batches[number],
         "predict": lambda: trainer.num_predict_batches[number],

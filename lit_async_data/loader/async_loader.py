@@ -31,14 +31,13 @@ from lit_async_data.host.processes.pipelines import StaysHereError, process_pipe
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.resource_plan import AHEAD, ResourcePlan, slow
-from lit_async_data.host.sample_reader import BATCH_KEYS, SampleReader, indexed_spec
+from lit_async_data.host.sample_reader import SampleReader, batch_seed, indexed_spec
 from lit_async_data.host.schedule import schedule_of
-from lit_async_data.loader.base_loader import BaseLoader
 from lit_async_data.loader.engine import Engine
+from lit_async_data.loader.resuming import ResumableLoader, Resuming
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, StepsWanted
-from lit_async_data.order.permutation import derived_key
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.threads import leave_at_exit
@@ -46,7 +45,7 @@ from lit_async_data.threads import leave_at_exit
 log = logging.getLogger(__name__)
 
 
-class AsyncLoader(BaseLoader):
+class AsyncLoader(ResumableLoader):
     """Batches of a source, read ahead while you compute.
 
     Iterate over it once per epoch; each pass is a new epoch, in a new order if there is a shuffle. The workers live on
@@ -56,6 +55,9 @@ class AsyncLoader(BaseLoader):
 
     One thread may iterate at a time, and one pass goes at a time: a second ``iter`` ends the first. Nothing is started
     or allocated before the first batch.
+
+    `state_dict` is its place in the order, from which `load_state_dict` goes on, with any number of ranks and any batch
+    size.
 
     After an interrupt (Ctrl-C) it can be used on, as in a notebook. What was read ahead is dropped, batches that you
     have stay as they are, and the next one is the one that you did not get: none is skipped and none is another.
@@ -124,8 +126,9 @@ class AsyncLoader(BaseLoader):
         self.schedule = schedule_of(source, self.options, rank, world_size, transform_draws=draws)
         self._reset("cpu" if device is None else device, device_depth, verify_copies)
         self._cursor = EpochCursor(self.schedule)
+        self.resuming = Resuming(source, self.options, self._cursor)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
-        self.batch_sampler = types.SimpleNamespace(sampler=self._cursor)
+        self.batch_sampler = types.SimpleNamespace(sampler=self.resuming)
         self._plans: dict[tuple[bool, bool], ResourcePlan] = {}
         self._refusal = ""  # why no reader process can be used
         self._nan_check = NanCheck(source, self.schedule)
@@ -177,8 +180,10 @@ class AsyncLoader(BaseLoader):
         fill, probe = engine.ready, run.probe
         if cursor.state.fresh:
             self._begin(engine)
+            self.resuming.announce()
         key = cursor.upcoming
         if key is None:
+            cursor.state = cursor.ended
             raise StopIteration
         after = cursor.after(key)
         run.interrupted = True  # unless this comes to an end
@@ -222,11 +227,8 @@ class AsyncLoader(BaseLoader):
         """
         engine = self._running()
         with self._request():
+            self._begin(engine)
             engine.queue.top_up(self._cursor.wanted)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that begins the one of this epoch, counted from 0."""
-        self._cursor.set_epoch(epoch)
 
     def read_ahead(self) -> None:
         """Start reading the next batches into host memory only: for a loader whose turn is yet to come.
@@ -338,7 +340,7 @@ class AsyncLoader(BaseLoader):
             log.warning("%s", line)
         # Host memory has a narrower type than what is delivered; the device casts.
         cast = widened(self.spec) if on_device else None
-        number = functools.partial(_batch_seed, source, self.schedule, options.seed) if options.augments else None
+        number = functools.partial(batch_seed, source, self._cursor, options.seed) if options.augments else None
         function = self._device_transform
         depth = options.queue_depth * plan.layout.batches if plan.workers.threads else 0
         self._run.probe = SlowdownProbe(pipeline, self._run.slowdown) if plan.workers.threads else None
@@ -382,9 +384,3 @@ class AsyncLoader(BaseLoader):
         self._plans.clear()
         self.footprint.budget.check()
         return None
-
-
-def _batch_seed(source: Source, schedule: Schedule, seed: int, key: BatchIndex) -> int:
-    """The seed of a batch's generator: by its first sample, whatever its rank and step."""
-    first = schedule.plan(key.epoch).batch(key.step).samples[:1]
-    return derived_key(seed, key.epoch, BATCH_KEYS, int(source.ids(first)[0]))

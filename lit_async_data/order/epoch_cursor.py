@@ -4,13 +4,17 @@
 first batch binds the pass to an epoch: to the one that ``set_epoch`` requested since the last pass, otherwise to the
 one after the last, even if that ended early. Without a shuffle all epochs are alike, and ``set_epoch`` changes nothing,
 so that batches already read ahead can be used.
+
+A place that was saved is where the next pass begins, if it is of that epoch. The pass after it begins at the start.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
+from lit_async_data.order.order_state import Place
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
 
 # Returns how many steps of the next pass the consumer will take, and how many of each pass after it; None for all.
@@ -21,16 +25,20 @@ class CursorState(NamedTuple):
     """Where the consumer is.
 
     Attributes:
-        epoch: Epoch of the last pass begun; -1 before the first.
+        epoch: Epoch of the last pass begun; -1 before the first. Without a shuffle, the number of the pass.
         step: Next step of that pass.
         fresh: Whether the next batch begins a pass.
         requested: Epoch that ``set_epoch`` requested for the next pass.
+        origin: Where that pass began.
+        saved: Where the next pass begins if it is of that epoch; None for the start.
     """
 
     epoch: int = -1
     step: int = 0
     fresh: bool = True
     requested: int | None = None
+    origin: Place = Place(-1)
+    saved: Place | None = None
 
 
 class EpochCursor:
@@ -52,11 +60,15 @@ class EpochCursor:
 
     def set_epoch(self, epoch: int) -> None:
         """Requests the epoch of the next pass."""
-        self.state = self.state._replace(requested=epoch)
+        self.state = self.state._replace(requested=operator.index(epoch))  # as a plain number, not one of numpy
 
     def restart(self) -> None:
         """Lets the next batch begin a pass."""
         self.state = self.state._replace(fresh=True)
+
+    def resume(self, place: Place) -> None:
+        """Lets the next batch begin a pass, at this place if it is of that epoch."""
+        self.state = self.state._replace(fresh=True, saved=place)
 
     @property
     def started(self) -> bool:
@@ -66,33 +78,71 @@ class EpochCursor:
     @property
     def over(self) -> bool:
         """Whether the pass has had its last batch."""
-        return not self.state.fresh and self.state.step >= self.schedule.steps
+        return not self.state.fresh and self.state.step >= self.schedule.steps_of(self.state.epoch)
+
+    @property
+    def coming(self) -> Place:
+        """Where the next pass begins."""
+        return _coming(self.state)
+
+    def place(self, done: int | None = None) -> Place:
+        """The place of the next batch. May be called from any thread.
+
+        Args:
+            done: Steps of the pass that count as done; None for those that were handed out, which are the most.
+        """
+        state = self.state  # read once: the consumer may go on
+        if state.fresh:
+            return _coming(state)
+        origin = state.origin
+        if origin.over:
+            return origin
+        plan = self.schedule.limited(Limits(state.epoch, start=origin.position)).plan(state.epoch)
+        steps = state.step if done is None else min(max(done, 0), state.step)
+        history = origin.dealt(plan.world_size, plan.batch_size)
+        return Place(origin.epoch, plan.position(steps), steps >= len(plan), history)
 
     def begin(self, steps_wanted: StepsWanted) -> None:
-        """Limits the order to the steps that the pass will take, if the next batch begins one."""
+        """Limits the order to what the pass will take, if the next batch begins one."""
         if self.state.fresh:
-            self.schedule = self.schedule.limited(Limits(self._next_epoch, *steps_wanted()))
+            steps, later = steps_wanted()  # which may name the epoch
+            start = 0 if self.coming.over else self.coming.position
+            self.schedule = self.schedule.limited(Limits(self._next_epoch, steps, later, start))
 
     @property
     def upcoming(self) -> BatchIndex | None:
         """The key of the next batch, or None if the pass is over. Changes only with `state`."""
         if self.state.fresh:
-            return BatchIndex(self._next_epoch, 0) if self.schedule.steps else None
+            return None if self.coming.over else BatchIndex(self._next_epoch, 0)
         return None if self.over else BatchIndex(self.state.epoch, self.state.step)
 
     def after(self, key: BatchIndex) -> CursorState:
         """Returns the state after the batch of this key, which is the upcoming one."""
-        requested = None if self.state.fresh else self.state.requested  # this pass used up its request
-        return CursorState(key.epoch, key.step + 1, fresh=False, requested=requested)
+        if self.state.fresh:  # this pass uses up the request, and the place that was saved
+            return CursorState(key.epoch, key.step + 1, fresh=False, origin=self.coming)
+        return self.state._replace(epoch=key.epoch, step=key.step + 1)
+
+    @property
+    def ended(self) -> CursorState:
+        """The state after a pass of which nothing remains, or after the last batch."""
+        if not self.state.fresh:
+            return self.state
+        return CursorState(self._next_epoch, self.schedule.steps, fresh=False, origin=self.coming)
 
     @property
     def wanted(self) -> BatchIndex:
         """The key that the consumer will probably ask for next."""
         if self.state.fresh:
-            return BatchIndex(self._next_epoch, 0)
+            return BatchIndex(self._next_epoch + self.coming.over, 0)
         return self.schedule.following(BatchIndex(self.state.epoch, self.state.step - 1))
 
     @property
     def _next_epoch(self) -> int:
-        requested = self.state.requested
-        return self.state.epoch + 1 if requested is None or not self.schedule.shuffled else requested
+        return self.coming.epoch if self.schedule.shuffled else self.state.epoch + 1
+
+
+def _coming(state: CursorState) -> Place:
+    requested, saved = state.requested, state.saved
+    if saved is not None and requested in (saved.epoch, None):
+        return Place(saved.epoch + 1) if saved.over and requested is None else saved
+    return Place(state.origin.epoch + 1 if requested is None else requested)

@@ -164,6 +164,21 @@ class EpochPlan:
         first, end = self.bounds(step)
         return end - first
 
+    def position(self, steps: int) -> int:
+        """Returns the position of the epoch, over all ranks, behind its first steps.
+
+        Behind the last step it is the end of the epoch, samples that ``drop_last`` drops included.
+
+        Args:
+            steps: From 0 to ``len(self)``.
+
+        Raises:
+            IndexError: The epoch has fewer steps.
+        """
+        if steps == len(self):
+            return self.length
+        return self.start + (self.bounds(steps - 1)[1] if steps else 0) * self.world_size
+
     def batch(self, step: int) -> BatchPlan:
         """Returns the batch of a step.
 
@@ -236,19 +251,22 @@ class BatchIndex(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How many steps of each epoch the consumer will take; None for all.
+    """Which part of each epoch the consumer will take.
 
-    A sanity check before training takes fewer steps than the epochs after it.
+    A sanity check before training takes fewer steps than the epochs after it. A resumed epoch begins at a later
+    position than those after it.
 
     Attributes:
         epoch: Epoch of the current pass.
-        steps: Limit of this epoch.
-        later: Limit of the epochs after it.
+        steps: Most steps of this epoch; None for all.
+        later: Most steps of the epochs after it; None for all.
+        start: Position at which this epoch begins; other epochs begin at 0.
     """
 
     epoch: int = 0
     steps: int | None = None
     later: int | None = None
+    start: int = 0
 
     def of(self, epoch: int) -> int | None:
         """Returns the limit of an epoch."""
@@ -260,15 +278,16 @@ class _Plans:
 
     def __init__(self, build: Callable[..., EpochPlan]) -> None:
         self._build = build
-        self.cached: dict[int, EpochPlan] = {}
+        self.cached: dict[tuple[int, int], EpochPlan] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "cached": {}}  # built again where they are needed
 
-    def add(self, epoch: int) -> EpochPlan:
-        plan = self._build(epoch=epoch)
+    def add(self, epoch: int, start: int) -> EpochPlan:
+        plan = self._build(epoch=epoch, start=start)
         # Replaced, not changed: another thread may be reading it.
-        self.cached = {e: p for e, p in self.cached.items() if abs(e - epoch) <= 1} | {epoch: plan}
+        near = {at: each for at, each in self.cached.items() if abs(at[0] - epoch) <= 1}
+        self.cached = near | {(epoch, start): plan}
         return plan
 
 
@@ -278,14 +297,14 @@ class Schedule:
     Any thread may read it: nothing of it changes but the cached plans.
 
     Args:
-        plan: Builds the plan of an epoch from the keyword argument ``epoch``.
+        plan: Builds the plan of an epoch from the keyword arguments ``epoch`` and ``start``.
         shuffled: Whether epochs differ. If not, they are only counted, and ``set_epoch`` changes nothing: batches read
             ahead for the next epoch serve any other.
 
     Attributes:
-        steps: Steps of each epoch.
+        steps: Steps of a whole epoch.
         capacity: The most samples that a batch can have.
-        limits: How many steps of each epoch the consumer will take, as far as known.
+        limits: Which part of each epoch the consumer will take, as far as known.
     """
 
     def __init__(self, plan: Callable[..., EpochPlan], *, shuffled: bool) -> None:
@@ -303,13 +322,19 @@ class Schedule:
         return limited
 
     def plan(self, epoch: int) -> EpochPlan:
-        """Returns the plan of an epoch. The plans of neighbouring epochs are cached."""
-        plan = self._plans.cached.get(epoch)
-        return self._plans.add(epoch) if plan is None else plan
+        """Returns the plan of an epoch, from where it begins. The plans of neighbouring epochs are cached."""
+        start = self.limits.start if epoch == self.limits.epoch else 0
+        plan = self._plans.cached.get((epoch, start))
+        return self._plans.add(epoch, start) if plan is None else plan
+
+    def steps_of(self, epoch: int) -> int:
+        """Returns the steps of an epoch, from where it begins."""
+        resumed = self.limits.start and epoch == self.limits.epoch
+        return len(self.plan(epoch)) if resumed else self.steps
 
     def following(self, key: BatchIndex) -> BatchIndex:
         """Returns the key after this one."""
-        last, limit = self.steps, self.limits.of(key.epoch)
+        last, limit = self.steps_of(key.epoch), self.limits.of(key.epoch)
         if limit is not None and key.step < limit:  # a step beyond the limit proves the limit wrong
             last = min(limit, last)
         return BatchIndex(key.epoch, key.step + 1) if key.step + 1 < last else BatchIndex(key.epoch + 1, 0)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from lit_async_data.prefetch.loader_iterator import LoaderIterator, PassState, T
 from lit_async_data.prefetch.packing import Packer
 from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
 from lit_async_data.prefetch.sharding import check_sharded
+from lit_async_data.prefetch.state_snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +45,13 @@ class PrefetchedLoader(BaseLoader):
 
     Attributes:
         loader: The loader that it reads.
+        counted: Returns how many batches the consumer counts as done, by any count; None if it counts none.
         sharded_by_trainer: Whether a Trainer has dealt the samples to ranks; else each pass checks that somebody has.
     """
 
     loader: Iterable[Any]
     sharded_by_trainer = False
+    counted: Callable[[], int | None] | None = None
     _stateful = False
 
     def __init__(
@@ -97,7 +100,7 @@ class PrefetchedLoader(BaseLoader):
         """
         at, run, taken = self._at, self._run, self._taken()
         # From here on nothing is called, so no interrupt comes between: see `AsyncLoader.__next__`.
-        at.step, at.state, run.interrupted, run.inside = taken.step + 1, taken.state, False, {}
+        at.step, at.before, at.state, run.interrupted, run.inside = taken.step + 1, at.state, taken.state, False, {}
         return taken.batch
 
     def prefetch(self) -> None:
@@ -193,6 +196,7 @@ class PrefetchedLoader(BaseLoader):
         if at.over:
             raise StopIteration
         fill, key, feed = engine.ready, self._wanted, _feed_of(engine)
+        self._note_state()
         run.interrupted = True  # unless this comes to an end
         try:
             batch = engine.queue.take(key)
@@ -240,9 +244,14 @@ class PrefetchedLoader(BaseLoader):
             self._stop()
             engine = self._running()
         self._rest()
+        counted = None if self.counted is None else self.counted()
         # Nothing is called here: an interrupt leaves the pass before, or one that has begun.
         at.started, at.step, at.fresh, at.over, at.lost = at.started + 1, 0, False, False, False
+        at.counted, at.before, at.state = counted, None, None
         return engine
+
+    def _note_state(self) -> None:
+        """Called before a batch is taken."""
 
     def _rest(self) -> None:
         """End the current pass, if any; the engine serves on."""
@@ -292,24 +301,34 @@ class PrefetchedLoader(BaseLoader):
 class StatefulPrefetchedLoader(PrefetchedLoader):
     """A prefetched loader whose loader has a state.
 
-    Its state is that after the batch which was handed out last, however many have been read ahead.
+    Its state is that after the batch which was handed out last, however many have been read ahead; or the one before
+    that batch, if the consumer counts what is done and has not counted it, as a Trainer after an error in its step.
     """
 
     _stateful = True
 
     def state_dict(self) -> Any:
-        """The loader's state after the last batch that was handed out.
+        """The loader's state after the last batch that was handed out and counted as done.
 
         Raises:
             Exception: Whatever the loader's own ``state_dict`` raised.
         """
+        at = self._at
+        if at.before is not None and at.counted is not None and self.counted is not None and not at.over:
+            done = self.counted()
+            if done is not None and done - at.counted < at.step:
+                return at.before.told()
         return self.loader.state_dict() if self._at.state is None else self._at.state.told()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
         """Have the loader go on from a state, with the next pass."""
         self._rest()
-        self._at.state, self._at.fresh = None, True
+        self._at.state, self._at.before, self._at.fresh = None, None, True
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
+
+    def _note_state(self) -> None:
+        if self._at.counted is not None and self._at.state is None:  # nothing has been read ahead
+            self._at.state = Snapshot.of(self.loader.state_dict)  # type: ignore[attr-defined]
 
 
 def _feed_of(engine: Engine) -> IteratorFeed:

@@ -27,6 +27,8 @@ class PassState:
         over: Whether the pass has come to its end.
         lost: Whether an interrupt has ended the pass.
         state: The loader's state after the batch that was handed out last; None where the loader's own is right.
+        before: The state before that batch; None where it is not known.
+        counted: What the consumer counted as done when the pass began; None if it counts nothing.
     """
 
     asked: int = 0
@@ -36,6 +38,8 @@ class PassState:
     over: bool = False
     lost: bool = False
     state: Snapshot | None = None
+    before: Snapshot | None = None
+    counted: int | None = None
 
 
 class Taken(NamedTuple):
@@ -72,7 +76,7 @@ class LoaderIterator:
     def __next__(self) -> Batch:
         at, run, taken = self._at, self._run, self._following()
         # As in `PrefetchedLoader.__next__`, which is not called: an interrupt could come when it has returned.
-        at.step, at.state, run.interrupted, run.inside = taken.step + 1, taken.state, False, {}
+        at.step, at.before, at.state, run.interrupted, run.inside = taken.step + 1, at.state, taken.state, False, {}
         return taken.batch
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -243,7 +243,12 @@ def clock(monkeypatch):
     """A fake clock that advances only when a test says so."""
     now = types.SimpleNamespace(s=0.0)
     stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s)
-    for module in "loader", "lightning.prefetcher", "host.pipeline.pipeline", "host.pipeline.thread_pipeline":
+    for module in (
+        "loader.async_loader",
+        "lightning.prefetcher",
+        "host.pipeline.pipeline",
+        "host.pipeline.thread_pipeline",
+    ):
         monkeypatch.setattr(f"lit_async_data.{module}.time", stopped)
     return now
 

@@ -12,9 +12,7 @@ def new_cursor(*, shuffled=True):
     """Epochs of three steps."""
     shuffle = "global" if shuffled else "none"
     return EpochCursor(
-        Schedule(
-            lambda epoch: EpochPlan(length=10, batch_size=4, shuffle=shuffle, seed=0, epoch=epoch), shuffled=shuffled
-        )
+        Schedule(lambda **at: EpochPlan(length=10, batch_size=4, shuffle=shuffle, seed=0, **at), shuffled=shuffled)
     )
 
 

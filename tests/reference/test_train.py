@@ -369,14 +369,15 @@ def test_fields_that_the_model_cannot_take_are_named(typed, tmp_path, fields, sa
     assert "\n" not in ending
 
 
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before:UserWarning")
-def test_a_run_that_would_resume_in_mid_epoch_ends_with_one_line(typed, tmp_path):
+def test_a_run_goes_on_in_mid_epoch_and_another_order_ends_with_one_line(typed, tmp_path):
     saving = ["+callbacks.model_checkpoint.every_n_train_steps=7", "callbacks.model_checkpoint.monitor=null"]
     assert typed("trainer.max_epochs=1", "test=false", *saving, *QUIET)[1] is None
     saved = next((tmp_path / "logs").rglob("epoch_000.ckpt"))
-    _, ending = typed(f"ckpt_path={saved}", "test=false", *saving, *QUIET)
-    assert ending.startswith(f"error: ckpt_path: {saved} was written after 14 of 20 batches of epoch 0, and training")
+    _, ending = typed(f"ckpt_path={saved}", "test=false", "seed=2", *saving, *QUIET)
+    assert ending.startswith("error: the checkpoint is from sample 896 of ")
+    assert re.search(r"seed: \d+ in the checkpoint, 2 now", ending)
     assert "\n" not in ending
+    assert typed(f"ckpt_path={saved}", "trainer.max_epochs=1", "test=false", *saving, *QUIET)[1] is None
 
 
 def test_weights_of_no_step_are_not_tested(composed, monkeypatch):

@@ -52,7 +52,7 @@ def pretend(monkeypatch, make, has_streams=lambda device: True):
 
 def new_schedule():
     return Schedule(
-        lambda epoch: EpochPlan(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, epoch=epoch), shuffled=True
+        lambda **at: EpochPlan(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, **at), shuffled=True
     )
 
 

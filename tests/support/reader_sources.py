@@ -96,6 +96,13 @@ class PythonNumbers(Numbers):
         out["process"][...] = os.getpid()
 
 
+class ManyNumbers(PythonNumbers):
+    """An epoch that is long enough for worker processes to start in it."""
+
+    def __len__(self):
+        return 10**6
+
+
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -26,7 +26,7 @@ class CommandKind(enum.IntEnum):
 
     FILL = 1  # a slot may be filled
     SEEK = 2  # read on from a batch, and forget what was read ahead
-    LIMIT = 3  # the pass, and later ones, will take this many steps
+    LIMIT = 3  # the pass, and later ones, will take this part of each epoch
     PAUSE = 4  # begin nothing more, for this many nanoseconds at most
     RESUME = 5  # end the pause
     WORKERS = 6  # read on with this many workers
@@ -43,7 +43,7 @@ class Command(NamedTuple):
         generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen. For PAUSE it
             counts these, and QUIET carries it.
         key: Where to go on, for SEEK; the batch, for READ.
-        limits: Steps that the consumer will take.
+        limits: What the consumer will take of each epoch; for SEEK, LIMIT and READ.
         nanoseconds: The longest that a PAUSE lasts.
     """
 
@@ -55,22 +55,19 @@ class Command(NamedTuple):
     nanoseconds: int = 0
 
     def packed(self) -> bytes:
-        epoch, steps, later = self.limits
-        return _COMMAND.pack(
-            *(self.kind, self.slot, self.generation, *self.key),
-            *(epoch, NO_LIMIT if steps is None else steps, NO_LIMIT if later is None else later),
-            self.nanoseconds,
-        )
+        limits = (NO_LIMIT if each is None else each for each in self.limits)
+        return _COMMAND.pack(self.kind, self.slot, self.generation, *self.key, *limits, self.nanoseconds)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Command:
-        kind, slot, generation, epoch, step, *limits, nanoseconds = _COMMAND.unpack(data)
+        kind, slot, generation, epoch, step, first, steps, later, start, nanoseconds = _COMMAND.unpack(data)
+        most, most_later = (None if each == NO_LIMIT else each for each in (steps, later))
         return cls(
             CommandKind(kind),
             slot,
             generation,
             BatchIndex(epoch, step),
-            Limits(limits[0], *(None if limit == NO_LIMIT else limit for limit in limits[1:])),
+            Limits(first, most, most_later, start),
             nanoseconds,
         )
 
@@ -117,7 +114,7 @@ class Report(NamedTuple):
         return cls(ReportKind(kind), payload, generation, slot, BatchIndex(epoch, step), *rest)
 
 
-_COMMAND, _REPORT = struct.Struct("<9q"), struct.Struct("<8qd")
+_COMMAND, _REPORT = struct.Struct("<10q"), struct.Struct("<8qd")
 COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size
 
 

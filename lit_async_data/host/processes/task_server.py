@@ -42,7 +42,7 @@ class TaskServer:
         epoch, step = command.key
         error = b""
         try:
-            samples, _ = self._schedule.plan(epoch).stretch(step, 1)
+            samples, _ = self._schedule.limited(command.limits).plan(epoch).stretch(step, 1)
             self._read(epoch, samples, self._layout.views(self._slots.slot(command.slot), len(samples)))
         except BaseException as caught:  # noqa: BLE001  # raised at the batch's place in the order
             error = packed_errors([(0, caught)])

@@ -92,7 +92,7 @@ class WorkerProcesses:
                 return
             if self._scratch is not None:
                 self._read_raw(epoch, samples, self._scratch.slot(task.worker))
-            channel.send(Command(CommandKind.READ, slot=task.slot, key=key))
+            channel.send(Command(CommandKind.READ, slot=task.slot, key=key, limits=task.schedule.limits))
             while not (reports := channel.receive()):
                 channel.wait(POLL_S)
         except WorkerError as error:

@@ -47,6 +47,14 @@ class ComposedSource(Source):
         """The fields, which all sources share."""
         return self.inside[0].spec
 
+    def fingerprint(self) -> dict[str, int | str]:
+        """Number of samples and fields, and what each source inside tells about itself."""
+        told = super().fingerprint()
+        for number, source in enumerate(self.inside):
+            which = "source" if len(self.inside) == 1 else f"source {number}"
+            told |= {f"{name} of {which}": value for name, value in source.fingerprint().items() if name != "fields"}
+        return told
+
     @property
     def overlap(self) -> int:
         """The largest overlap of all sources: samples are never closer to each other here than there."""

@@ -15,6 +15,7 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import ComposedSource
 from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.fingerprints import digest
 from lit_async_data.sources.contract.places import Location, Part, Places, starts
 from lit_async_data.sources.contract.source import Source, check_range
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -77,6 +78,10 @@ class SubsetSource(ComposedSource):
     @functools.cached_property
     def _chunks(self) -> StorageLayout:
         return self._selected_layout(self.source.chunks)
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """Which samples were selected, and what the whole source tells about itself."""
+        return super().fingerprint() | {"selected samples": digest(self.samples)}
 
     def layout(self) -> StorageLayout:
         """As `chunks`, but the whole source may examine every sample."""

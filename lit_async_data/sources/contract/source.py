@@ -170,6 +170,14 @@ class Source(abc.ABC):
         """
         return samples
 
+    def fingerprint(self) -> dict[str, int | str]:
+        """What shows that samples are not those of another run: a checkpoint keeps it, and a resumed run compares.
+
+        Numbers and short texts by name, found without reading samples. Nothing that differs between copies of the same
+        data, such as times or the folder. Number of samples and fields, unless overridden.
+        """
+        return {"samples": len(self), "fields": str(self.spec)}
+
     # -- which samples belong together -------------------------------------------------------------------------------
 
     @property

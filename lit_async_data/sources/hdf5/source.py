@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.fingerprints import digest
 from lit_async_data.sources.contract.places import Location, Part
 from lit_async_data.sources.contract.source import Source, Turn, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -191,6 +193,16 @@ class HDF5Source(Source):
             )
             for part in self._stored
         )
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """Number of samples, fields, number of files and their bytes, and which rows of them are samples."""
+        sizes = {path: identity.size for path, identity in self._identities.items()}
+        parts = [
+            f"{os.path.basename(part.file)} {part.group} {part.samples} {part.rows} {sizes[part.file]}"
+            for part in self.parts
+        ]
+        told = super().fingerprint() | {"files": len(sizes), "bytes": sum(sizes.values())}
+        return told | {"names and rows of files": digest(parts)}
 
     @property
     def overlap(self) -> int:

@@ -16,6 +16,7 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.contract.source import Source, Turn, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -228,6 +229,13 @@ class ManifestSource(Source):
     def spec(self) -> BatchSpec:
         """Keys, shapes, dtypes and class names of the fields."""
         return self._spec
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """Number of samples and fields, and the names of files and the labels of some samples, evenly spaced."""
+        fields, told = self._fields, super().fingerprint()
+        if fields.paths is not None:
+            told["names of files"] = digest(map(os.path.basename, fields.paths.of(probes(len(self), most=256))))
+        return told | {f"values of {key}": digest(field.labels.values) for key, field in fields.labels.items()}
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

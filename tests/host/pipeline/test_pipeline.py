@@ -69,7 +69,7 @@ def running(
 ):
     layout = BatchLayout(SPEC, BATCH, batches)
     schedule = Schedule(
-        lambda epoch: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, epoch=epoch), shuffled=True
+        lambda **at: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, **at), shuffled=True
     )
     made = ThreadPipeline(
         read,

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from support import reader_sources as acts
-from support.reader_sources import PythonNumbers
+from support.reader_sources import ManyNumbers, PythonNumbers
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ReadError, TransformError, WorkerError
@@ -54,6 +54,20 @@ def test_several_processes_deliver_the_batches_of_one(shuffle):
             return [[(batch["y"].tolist(), batch["index"].tolist()) for batch in loader] for _ in range(4)]
 
     assert passes(3) == passes(1)
+
+
+def test_worker_processes_read_the_rest_of_a_resumed_epoch():
+    source = ManyNumbers()
+    with loader_of(source, workers=0, worker_kind="thread") as loader:
+        next(loader)
+        place = loader.state_dict()
+    with loader_of(source) as loader:
+        loader.load_state_dict(place)
+        for step, batch in enumerate(loader, 1):
+            assert batch["y"].tolist() == list(range(10 * step, 10 * step + 10))
+            if batch["process"][0].item() != loader.engine.feed.pipeline.process_id:
+                return
+    raise AssertionError("the worker processes never started")
 
 
 def test_each_worker_has_a_process_and_all_end_with_the_loader():

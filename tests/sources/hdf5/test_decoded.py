@@ -21,7 +21,7 @@ from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, MemoryBudgetError
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Limits, Schedule
 from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.hdf5.readers import decode_memory as holding
 from lit_async_data.sources.hdf5.readers import persistent_cache as decoded
@@ -383,14 +383,13 @@ def test_each_rank_prepares_the_chunks_that_it_begins_with(file, start):
         shuffle="chunk",
         seed=1,
         world_size=3,
-        start=start,
         runs=(ChunkRun(600, 10),),
         shuffle_chunks=8,
     )
     order = plan(epoch=0).chunk_order
     with contextlib.closing(HDF5Source(file)) as source:
         for rank in range(3):
-            schedule = Schedule(functools.partial(plan, rank=rank), shuffled=True)
+            schedule = Schedule(functools.partial(plan, rank=rank), shuffled=True).limited(Limits(0, start=start))
             first_round = order.group(2).first + np.arange(8)
             own = order.samples(first_round[(first_round - start) % 3 == rank])
             assert (DecodeAhead(source, schedule, 8).lanes(0, 2) // 10).tolist() == (own // 10).tolist()

@@ -1,0 +1,233 @@
+"""`Resuming`: saves the place of a loader in the order, and checks a place that was saved before it is taken up."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from lit_async_data.errors import ResumeError
+from lit_async_data.loader.base_loader import BaseLoader
+from lit_async_data.options import LoaderOptions
+from lit_async_data.order.epoch_cursor import EpochCursor
+from lit_async_data.order.order_state import OrderState, Place
+from lit_async_data.order.plan import Schedule
+from lit_async_data.sources.contract.fingerprints import digest
+from lit_async_data.sources.contract.source import Source
+
+log = logging.getLogger(__name__)
+
+
+class Resuming:
+    """Saves and restores the place of a loader. Refers to no loader. May be called from any thread.
+
+    Args:
+        source: Where samples come from.
+        options: Of the loader.
+        cursor: Where the consumer is.
+
+    Attributes:
+        tell: Called with a line where something is to be said: where training goes on, or what is dropped.
+        force: Whether to go on at the same position in another order, whoever takes up a place.
+        done: Returns the steps of the pass that count as done; None for those that were handed out. A Trainer's batch
+            is done when it was trained on.
+    """
+
+    def __init__(self, source: Source, options: LoaderOptions, cursor: EpochCursor) -> None:
+        self._source, self._options, self._cursor = source, options, cursor
+        self._untold = self._named_by_framework = False
+        self._told = ""
+        self.tell: Callable[[str], object] = log.info
+        self.force = False
+        self.done: Callable[[], int | None] | None = None
+
+    @functools.cached_property
+    def _now(self) -> OrderState:
+        return order_state(self._source, self._options, self._cursor.schedule)
+
+    @property
+    def saved(self) -> Place | None:
+        """The place that the next pass begins at if it is of that epoch."""
+        return self._cursor.state.saved
+
+    @property
+    def origin(self) -> Place:
+        """Where the pass began."""
+        return self._cursor.state.origin
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch of the next pass. Frameworks call this, by ``loader.batch_sampler.sampler``."""
+        self._named_by_framework = True
+        self._cursor.set_epoch(epoch)
+
+    def state(self) -> dict[str, Any]:
+        """The state of the place behind the last batch that is done; plain values."""
+        return self._now.at(self._cursor.place(None if self.done is None else self.done())).to_dict()
+
+    def checked(self, given: object, *, force: bool = False) -> Place:
+        """The place of a saved state, which the loader takes up next.
+
+        Args:
+            given: What `state` returned, of this loader or of one with another number of ranks or batch size.
+            force: Whether to go on at the same position if the order is another one now.
+
+        Raises:
+            ResumeError: The state is damaged; the order is another one; or what remains is less than a sample for each
+                rank.
+        """
+        state = OrderState.from_dict(given)
+        changed = state.differences(self._now)
+        if changed and not 0 < state.position < state.samples:
+            self._say(f"the order is another one than in the checkpoint ({'; '.join(changed)}), from this epoch on")
+        elif changed and not (force or self.force):
+            raise ResumeError(
+                f"the checkpoint is from sample {state.position} of {state.samples} in epoch {state.epoch}, and the "
+                f"rest of that epoch would be of another order: {'; '.join(changed)}; restore what has changed, or go "
+                "on at the same position of the new order: load_state_dict(state, force=True), or with Lightning "
+                "AsyncDataModule(force_resume=True)"
+            )
+        elif changed:
+            self._say(f"going on at the same position of another order: {'; '.join(changed)}")
+        self._untold = True
+        return self._fitting(state.place)
+
+    def announce(self) -> None:
+        """Say where the epoch is continued, when the first batch is asked for after `checked`.
+
+        Raises:
+            ResumeError: A framework counts the batches, and they have another size now.
+        """
+        if not self._untold:
+            return
+        saved, coming = self.saved, self._cursor.coming
+        if saved is None or not saved.position or saved.over:
+            return
+        if (
+            coming is saved
+            and self._named_by_framework
+            and self.done is None
+            and (changed := self.changed_steps(saved))
+        ):
+            raise ResumeError(changed)
+        self._untold = False
+        samples = self._now.samples
+        if coming is saved:
+            self.tell(f"resumed at epoch {saved.epoch}, sample {saved.position} of {samples}")
+        else:
+            self.tell(
+                f"the saved place, sample {saved.position} of {samples} in epoch {saved.epoch}, is not used: epoch "
+                f"{coming.epoch} begins"
+            )
+
+    def changed_steps(self, place: Place) -> str:
+        """What to do if steps have another size than before a place, for a message; empty if they have not."""
+        plan = self._cursor.schedule.plan(0)
+        before = place.history[-1] if place.history else None
+        if before is None or before.step == plan.batch_size * plan.world_size:
+            return ""
+        return (
+            f"batch_size × ranks was {before.batch_size} × {before.world_size}, is {plan.batch_size} × "
+            f"{plan.world_size}, and Lightning counts batches: add DevicePrefetcher() to the Trainer's callbacks, "
+            f"which counts them again, or go back to {before.batch_size} × {before.world_size}"
+        )
+
+    def _say(self, line: str) -> None:
+        """Tell a line; once, though Lightning restores a DataModule and its loader."""
+        if line != self._told:
+            self._told = line
+            self.tell(line)
+
+    def _fitting(self, place: Place) -> Place:
+        """The place, if the ranks can share what remains; the end of the epoch if ``drop_last`` drops that."""
+        plan, rest = self._cursor.schedule.plan(0), self._now.samples - place.position
+        if place.over or not place.position:
+            return place
+        if rest <= 0:  # a smaller dataset, by force
+            return place._replace(over=True)
+        world, step = plan.world_size, plan.world_size * plan.batch_size
+        if plan.drop_last and rest < step:
+            self._say(
+                f"epoch {place.epoch} is over: drop_last drops the {rest} samples that remain of it, which do not fill "
+                f"a step of {plan.batch_size} × {world}"
+            )
+            return place._replace(over=True)
+        if rest < world:
+            raise ResumeError(
+                f"{rest} samples remain of epoch {place.epoch}, fewer than the {world} ranks, which each need at least "
+                f"one; resume on {'1 rank' if rest == 1 else f'1 to {rest} ranks'}, or from another checkpoint"
+            )
+        return place
+
+
+class ResumableLoader(BaseLoader):
+    """A loader with a place in the order, which can be saved and taken up again.
+
+    Attributes:
+        resuming: Saves and checks places.
+    """
+
+    resuming: Resuming
+    _cursor: EpochCursor
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that begins the one of this epoch, counted from 0."""
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the next batch, in plain values that are the same on every rank; a few hundred bytes.
+
+        A batch that failed has had its turn. Any thread may call it while no batch is being taken.
+        """
+        return self.resuming.state()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
+        """Have the next pass begin at a saved place, if it is of that epoch. Reads nothing over.
+
+        The number of ranks and the batch size may be others than before. If `set_epoch` names no epoch, the next pass
+        is that of the place, or the one after it if nothing remains.
+
+        Args:
+            state: What `state_dict` returned.
+            force: Whether to go on at the same position though seed, shuffle, weights or data have changed.
+
+        Raises:
+            ResumeError: The state is damaged; in the middle of an epoch the order is another one now, and the message
+                says what differs; or fewer samples remain than there are ranks.
+
+        Example:
+            >>> import numpy as np
+            >>> from lit_async_data import AsyncLoader
+            >>> from lit_async_data.testing import ArraySource
+            >>> source = ArraySource({"y": np.arange(10)})
+            >>> with AsyncLoader(source, {"batch_size": 4, "shuffle": False}) as loader:
+            ...     next(loader)["y"].tolist(), loader.state_dict()["position"]
+            ([0, 1, 2, 3], 4)
+            >>> with AsyncLoader(source, {"batch_size": 3, "shuffle": False}) as other:
+            ...     other.load_state_dict(loader.state_dict())
+            ...     [batch["y"].tolist() for batch in other]
+            [[4, 5, 6], [7, 8, 9]]
+        """
+        place = self.resuming.checked(state, force=force)
+        self._stop()
+        self._cursor.resume(place)
+
+
+def order_state(source: Source, options: LoaderOptions, schedule: Schedule) -> OrderState:
+    """What the order depends on, at the beginning of the first epoch."""
+    plan, told = schedule.plan(0), dict(source.fingerprint())
+    if plan.shuffle == "chunk":
+        runs = np.array([(run.samples, run.rows) for run in plan.runs], np.int64).reshape(-1, 2)
+        told["chunks"] = digest(runs, np.empty(0) if plan.order is None else plan.order)
+    return OrderState(
+        epoch=0,
+        position=0,
+        samples=plan.length,
+        seed=options.seed,
+        shuffle=plan.shuffle,
+        shuffle_chunks=plan.shuffle_chunks,
+        drawn=None if plan.weights is None else digest(plan.weights.edges),
+        source=told,
+    )

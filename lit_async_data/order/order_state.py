@@ -1,0 +1,189 @@
+"""`OrderState`: a place in the order, and what the order depends on, as plain values for a checkpoint.
+
+It is the same on every rank, and its size does not depend on that of the dataset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+from lit_async_data.errors import ResumeError
+
+VERSION = 1
+DAMAGED = "it is damaged, or was not written by AsyncLoader.state_dict"
+
+
+class Segment(NamedTuple):
+    """Consecutive steps of an epoch that were dealt alike.
+
+    Attributes:
+        position: Where they begin, in samples over all ranks.
+        world_size: Number of ranks.
+        batch_size: Samples per batch and rank.
+    """
+
+    position: int
+    world_size: int
+    batch_size: int
+
+    @property
+    def step(self) -> int:
+        """Samples of a whole step over all ranks."""
+        return self.world_size * self.batch_size
+
+
+class Place(NamedTuple):
+    """Where an epoch is continued.
+
+    Attributes:
+        epoch: The epoch, as ``set_epoch`` names it.
+        position: Samples of the epoch that are done, over all ranks.
+        over: Whether nothing remains of the epoch.
+        history: How the samples before were dealt.
+    """
+
+    epoch: int
+    position: int = 0
+    over: bool = False
+    history: tuple[Segment, ...] = ()
+
+    def dealt(self, world_size: int, batch_size: int) -> tuple[Segment, ...]:
+        """The history, with the segment that begins here.
+
+        Steps that go on where steps of the same size ended are of the same segment, so that the history of a run that
+        is only stopped and continued does not grow.
+        """
+        last = self.history[-1] if self.history else None
+        if last is not None and last[1:] == (world_size, batch_size) and not (self.position - last[0]) % last.step:
+            return self.history
+        return (*self.history, Segment(self.position, world_size, batch_size))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OrderState:
+    """A place in the order, and what the order depends on.
+
+    Attributes:
+        epoch: The epoch.
+        position: Samples of the epoch that are done, over all ranks.
+        samples: Samples of the whole epoch.
+        seed: Key of the order.
+        shuffle: The shuffle in effect: ``"none"``, ``"chunk"`` or ``"global"``.
+        shuffle_chunks: Chunks of a group, in a shuffle by chunks.
+        drawn: Digest of the weights by which samples are drawn; None if each comes once.
+        source: What the source tells about itself; see `Source.fingerprint`.
+        history: How the samples before the position were dealt.
+        version: Of this form.
+
+    Example:
+        >>> state = OrderState(epoch=2, position=8, samples=10, seed=0, shuffle="global", source={"samples": 10})
+        >>> OrderState.from_dict(state.to_dict()) == state
+        True
+    """
+
+    epoch: int
+    position: int
+    samples: int
+    seed: int
+    shuffle: str
+    shuffle_chunks: int = 1
+    drawn: str | None = None
+    source: Mapping[str, int | str] = dataclasses.field(default_factory=dict)
+    history: tuple[Segment, ...] = ()
+    version: int = VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state in numbers, strings, lists and a dict."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return values | {"source": dict(self.source), "history": [list(segment) for segment in self.history]}
+
+    @classmethod
+    def from_dict(cls, given: object) -> Self:
+        """Check a state, and return it.
+
+        Raises:
+            ResumeError: It is of a later version, or damaged; the message names the value.
+        """
+        if not isinstance(given, Mapping):
+            raise ResumeError(f"the saved place is {given!r}, not a mapping; {DAMAGED}")
+        _check(given, "version", _whole(given.get("version"), 1), "the number of a version")
+        if given["version"] > VERSION:
+            raise ResumeError(
+                f"the saved place has version {given['version']}, and this lit_async_data knows those up to {VERSION}; "
+                "resume with the version that wrote it, or a later one"
+            )
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in names:
+            if name not in given:
+                raise ResumeError(f"the saved place has no {name}; {DAMAGED}")
+        for name, least in {"epoch": 0, "samples": 1, "seed": 0, "shuffle_chunks": 1}.items():
+            _check(given, name, _whole(given[name], least), f"a whole number from {least} on")
+        most = given["samples"]
+        _check(given, "position", _whole(given["position"], 0, most), f"a whole number from 0 to {most}")
+        _check(given, "shuffle", given["shuffle"] in ("none", "chunk", "global"), "none, chunk or global")
+        _check(given, "drawn", isinstance(given["drawn"], str | None), "text or None")
+        source, history = given["source"], given["history"]
+        plain = isinstance(source, Mapping) and all(
+            isinstance(key, str) and (isinstance(value, str) or _whole(value)) for key, value in source.items()
+        )
+        _check(given, "source", plain, "a mapping of names to numbers and text")
+        _check(given, "history", _is_history(history, given["position"]), "a list of [position, ranks, batch size]")
+        return cls(**{name: given[name] for name in names} | {"history": tuple(Segment(*each) for each in history)})
+
+    @property
+    def place(self) -> Place:
+        """Where the epoch is continued."""
+        return Place(self.epoch, self.position, self.position >= self.samples, self.history)
+
+    def at(self, place: Place) -> Self:
+        """The same order at another place."""
+        history = tuple(Segment(*map(int, segment)) for segment in place.history)  # of plain numbers, not of numpy's
+        return dataclasses.replace(self, epoch=int(place.epoch), position=int(place.position), history=history)
+
+    def differences(self, now: OrderState) -> list[str]:
+        """What has changed since this state was saved, as ``"seed: 1 in the checkpoint, 2 now"``."""
+        pairs: dict[str, tuple[Any, Any]] = {"seed": (self.seed, now.seed), "shuffle": (self.shuffle, now.shuffle)}
+        if self.shuffle == now.shuffle == "chunk":
+            pairs["shuffle_chunks"] = self.shuffle_chunks, now.shuffle_chunks
+        pairs["weights"] = self.drawn, now.drawn
+        for key in {**self.source, **now.source}:
+            pairs[key] = self.source.get(key), now.source.get(key)
+        if self.drawn is not None or now.drawn is not None:
+            pairs["samples of an epoch"] = self.samples, now.samples
+        if "shuffle" in [name for name, (saved, found) in pairs.items() if saved != found]:
+            pairs.pop("chunks", None)  # these are told only where the order goes by chunks
+        return [
+            f"{name}: {_told(saved)} in the checkpoint, {_told(found)} now"
+            for name, (saved, found) in pairs.items()
+            if saved != found
+        ]
+
+
+def _told(value: object) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,}".replace(",", " ") if isinstance(value, int) else str(value)
+
+
+def _whole(value: object, least: int | None = None, most: int | None = None) -> bool:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return (least is None or value >= least) and (most is None or value <= most)
+
+
+def _is_history(value: object, position: int) -> bool:
+    if not isinstance(value, list | tuple):
+        return False
+    for segment in value:
+        if not (isinstance(segment, list | tuple) and len(segment) == 3 and all(map(_whole, segment))):
+            return False
+        if not (0 <= segment[0] <= position and min(segment[1:]) >= 1):
+            return False
+    return [each[0] for each in value] == sorted(each[0] for each in value)
+
+
+def _check(given: Mapping[str, Any], name: str, valid: bool, expected: str) -> None:  # noqa: FBT001  # a condition
+    if not valid:
+        raise ResumeError(f"the saved place has {name} = {given.get(name)!r}, which is not {expected}; {DAMAGED}")

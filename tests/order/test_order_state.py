@@ -1,0 +1,97 @@
+"""The saved place of a loader: plain values, checked one by one when they are read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lit_async_data.errors import ResumeError
+from lit_async_data.order.order_state import OrderState, Place, Segment
+
+STATE = OrderState(
+    epoch=3,
+    position=40,
+    samples=100,
+    seed=7,
+    shuffle="chunk",
+    shuffle_chunks=8,
+    drawn="ab",
+    source={"samples": 100, "fields": "x uint8"},
+    history=(Segment(0, 2, 4), Segment(16, 3, 8)),
+)
+
+
+def test_it_survives_any_format_of_plain_values():
+    assert OrderState.from_dict(json.loads(json.dumps(STATE.to_dict()))) == STATE
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("version", 0),
+        ("version", "1"),
+        ("epoch", -1),
+        ("epoch", True),
+        ("position", 101),
+        ("position", 4.0),
+        ("samples", 0),
+        ("seed", None),
+        ("shuffle", "auto"),
+        ("shuffle_chunks", 0),
+        ("drawn", 5),
+        ("source", [1]),
+        ("source", {"samples": 1.5}),
+        ("source", {3: 4}),
+        ("history", None),
+        ("history", [[0, 2]]),
+        ("history", [[0, 2, 0]]),
+        ("history", [[16, 2, 4], [0, 2, 4]]),
+        ("history", [[41, 2, 4]]),
+        ("history", [[0, "2", 4]]),
+    ],
+)
+def test_a_damaged_value_is_named(name, value):
+    with pytest.raises(ResumeError, match=f"the saved place has {name} = .*, which is not .*; it is damaged"):
+        OrderState.from_dict(STATE.to_dict() | {name: value})
+
+
+@pytest.mark.parametrize("name", STATE.to_dict())
+def test_a_missing_value_is_named(name):
+    with pytest.raises(ResumeError, match=f"{name}"):
+        OrderState.from_dict({key: value for key, value in STATE.to_dict().items() if key != name})
+
+
+def test_another_kind_of_state_is_refused():
+    with pytest.raises(ResumeError, match=r"the saved place has version = None"):
+        OrderState.from_dict({"_snapshot": {}, "_steps_since_snapshot": 3})
+    with pytest.raises(ResumeError, match=r"is 7, not a mapping"):
+        OrderState.from_dict(7)
+
+
+def test_a_state_of_a_later_version_says_so():
+    with pytest.raises(ResumeError, match=r"version 2, and this lit_async_data knows those up to 1"):
+        OrderState.from_dict({"version": 2, "place": "elsewhere"})
+
+
+def test_what_has_changed_is_told_with_both_values():
+    now = OrderState(epoch=0, position=0, samples=1100, seed=8, shuffle="global", source={"samples": 1100, "files": 2})
+    assert STATE.differences(now) == [
+        "seed: 7 in the checkpoint, 8 now",
+        "shuffle: chunk in the checkpoint, global now",
+        "weights: ab in the checkpoint, none now",
+        "samples: 100 in the checkpoint, 1 100 now",
+        "fields: x uint8 in the checkpoint, none now",
+        "files: none in the checkpoint, 2 now",
+        "samples of an epoch: 100 in the checkpoint, 1 100 now",
+    ]
+    assert STATE.differences(STATE) == []
+
+
+def test_the_history_has_a_segment_for_each_change_of_ranks_or_batch_size():
+    at = Place(0, 0)
+    history = at.dealt(2, 4)
+    assert history == ((0, 2, 4),)
+    assert Place(0, 16, history=history).dealt(2, 4) == history  # stopped and continued
+    assert Place(0, 12, history=history).dealt(2, 4) == ((0, 2, 4), (12, 2, 4))  # not at the end of a step
+    assert Place(0, 16, history=history).dealt(4, 2) == ((0, 2, 4), (16, 4, 2))

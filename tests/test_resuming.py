@@ -1,0 +1,568 @@
+"""A loader goes on from a saved place: no sample is lost, none is repeated, whatever the ranks and batch sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lit_async_data import AsyncLoader, ConcatSource, HDF5Source, LoaderOptions, ManifestSource, SubsetSource
+from lit_async_data.errors import ReadError, ResumeError
+from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.plan import EpochPlan
+from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.testing import ArraySource
+
+LENGTH = 22
+CHUNKS = StorageLayout((ChunkRun(LENGTH, 3),), compressed=True, reading="decoded")
+
+
+class Chunked(ArraySource):
+    """Samples in chunks of three."""
+
+    @property
+    def chunks(self):
+        return CHUNKS if len(self) == LENGTH else super().chunks
+
+
+def numbers(length=LENGTH, kind=ArraySource):
+    first = np.arange(length)
+    return kind({"y": first, "label": first % 3})
+
+
+def loader_of(source=None, *, rank=0, world_size=1, transforms=None, **options):
+    options = {"batch_size": 4, "workers": 0, "shuffle": "global"} | options
+    source = numbers() if source is None else source
+    return AsyncLoader(source, LoaderOptions(**options), rank=rank, world_size=world_size, **(transforms or {}))
+
+
+def seen(batches):
+    return [batch["y"].tolist() for batch in batches]
+
+
+def whole(epoch=0, source=None, **options):
+    """The batches of an uninterrupted epoch."""
+    with loader_of(source, **options) as loader:
+        loader.set_epoch(epoch)
+        return seen(loader)
+
+
+def saved(batches, epoch=0, source=None, **options):
+    """The state after some batches."""
+    with loader_of(source, **options) as loader:
+        loader.set_epoch(epoch)
+        for _ in zip(range(batches), loader, strict=False):
+            pass
+        return json.loads(json.dumps(loader.state_dict()))
+
+
+# -- any topology ------------------------------------------------------------------------------------------------------
+
+ORDERS = {
+    "none": {"shuffle": "none"},
+    "global": {"shuffle": "global"},
+    "chunk": {"shuffle": "chunk", "shuffle_chunks": 2},
+    "balance": {"shuffle": "global", "balance": "label", "epoch_size": 17},
+    "weights by chunks": {"shuffle": "chunk", "shuffle_chunks": 3, "weights": np.arange(1.0, LENGTH + 1)},
+}
+
+
+class Ranks:
+    """The loaders of all ranks, and the samples of each step over all of them."""
+
+    def __init__(self, world_size, batch_size, state, epoch, **options):
+        options = {"batch_size": batch_size, "world_size": world_size} | options
+        with contextlib.ExitStack() as stack:
+            source = numbers(kind=Chunked)
+            self.loaders = [stack.enter_context(loader_of(source, rank=rank, **options)) for rank in range(world_size)]
+            for loader in self.loaders:
+                if state is not None:
+                    loader.load_state_dict(state)
+                loader.set_epoch(epoch)
+            self._closing = stack.pop_all()
+
+    def step(self):
+        """The samples of the next step; none if the epoch is over."""
+        batches = [next(loader, None) for loader in self.loaders]
+        if None in batches:
+            assert batches == [None] * len(batches)  # on all ranks at once
+            return []
+        assert all(len(batch["y"]) for batch in batches)
+        return [sample for batch in batches for sample in batch["y"].tolist()]
+
+    def state(self):
+        states = [loader.state_dict() for loader in self.loaders]
+        assert all(state == states[0] for state in states)
+        return json.loads(json.dumps(states[0]))
+
+    def close(self):
+        self._closing.close()
+
+
+legs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=4)
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(sorted(ORDERS)), st.booleans(), legs)
+def test_stopped_anywhere_and_continued_on_other_ranks_no_sample_is_lost_or_repeated(kind, drop_last, legs):
+    """The same global order: each step, over all ranks, has the next samples of the uninterrupted epoch."""
+    options, epoch, state, done = ORDERS[kind] | {"drop_last": drop_last}, 3, None, 0
+    with loader_of(numbers(kind=Chunked), **ORDERS[kind]) as loader:
+        order = loader.schedule.plan(epoch).samples(np.arange(loader.order.length)).tolist()
+    for world_size, batch_size, steps in [*legs, (1, 2, LENGTH)]:
+        rest, step = len(order) - done, world_size * batch_size
+        if drop_last and step > len(order):
+            continue  # refused without a checkpoint, too
+        if 0 < rest < world_size and not (drop_last and rest < step):
+            with pytest.raises(ResumeError, match=f"{rest} samples? remain.*; resume on 1 "):
+                Ranks(world_size, batch_size, state, epoch, **options)
+            continue
+        ranks = Ranks(world_size, batch_size, state, epoch, **options)
+        try:
+            for _ in range(steps):
+                found = ranks.step()
+                if not found:
+                    assert rest == 0 or (drop_last and rest < step)
+                    break
+                assert sorted(found) == sorted(order[done : done + len(found)])
+                done += len(found)
+                rest = len(order) - done
+            state = ranks.state()
+        finally:
+            ranks.close()
+        if drop_last and rest < step:
+            done = len(order)  # dropped: the epoch is over
+        assert (state["epoch"], state["position"]) == (epoch, done)
+        assert len(state["history"]) <= len(legs) + 1
+    assert done == len(order)
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("stop", range(7))
+def test_on_the_same_ranks_the_batches_are_those_of_an_uninterrupted_run(kind, stop):
+    options = ORDERS[kind] | {"source": numbers(kind=Chunked)}
+    state, batches = saved(stop, 2, **options), whole(2, **options)
+    with loader_of(**options) as loader:
+        loader.load_state_dict(state)
+        assert seen(loader) == (batches[stop:] or whole(3, **options))
+        following = 3 if stop < len(batches) else 4
+        assert seen(loader) == whole(following, **options)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transforms", [{}, {"sample_transform": lambda sample: sample}], ids=["threads", "workers"])
+def test_a_reader_process_goes_on_from_a_place_too(transforms):
+    options = {"worker_kind": "process", "workers": 2, "shuffle": "global"}
+    state = saved(2)
+    with loader_of(transforms=transforms, **options) as loader:
+        loader.load_state_dict(state)
+        assert [seen(loader), seen(loader)] == [whole()[2:], whole(1)]
+        loader.set_epoch(1)
+        assert seen(loader) == whole(1)
+
+
+@pytest.mark.processes
+def test_from_any_place_a_reader_process_reads_what_threads_read():
+    options = {"worker_kind": "process", "shuffle": "chunk", "shuffle_chunks": 2, "batch_size": 3}
+    order, source = ORDERS["chunk"], numbers(kind=Chunked)
+    with loader_of(source, **options) as loader:
+        for batches in range(7):
+            state = saved(batches, 5, source, **order)
+            loader.load_state_dict(state)  # in the middle of what it reads ahead
+            with loader_of(source, **order | {"batch_size": 3}) as threads:
+                threads.load_state_dict(state)
+                assert seen(loader) == seen(threads)
+
+
+@pytest.mark.parametrize("device_depth", [0, 2])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_readers_go_on_from_a_place(workers, device_depth):
+    source = numbers(kind=Chunked)
+    options = {"shuffle": "chunk", "shuffle_chunks": 2}
+    with loader_of(source, workers=workers, queue_depth=3, **options) as loader:
+        loader.device_depth = device_depth
+        loader.load_state_dict(saved(1, 4, source, **options))
+        assert [seen(loader) for _ in range(2)] == [whole(4, source, **options)[1:], whole(5, source, **options)]
+
+
+# -- when it is called -------------------------------------------------------------------------------------------------
+
+
+def test_the_state_is_the_place_of_the_next_batch():
+    def place():
+        state = loader.state_dict()
+        return state["epoch"], state["position"]
+
+    with loader_of(shuffle="none") as loader:
+        assert place() == (0, 0)
+        loader.set_epoch(5)
+        assert place() == (5, 0)
+        for number, _ in enumerate(loader, 1):
+            assert place() == (5, min(4 * number, LENGTH))
+            if number == 3:
+                break
+        assert place() == (5, 12)
+        loader.set_epoch(8)
+        assert place() == (5, 12)  # set_epoch is for the next pass
+        assert len(list(loader)) == 6
+        assert place() == (8, LENGTH)
+        iter(loader)
+        assert place() == (9, 0)
+
+
+@pytest.mark.parametrize("shuffle", ["none", "global"])
+@pytest.mark.parametrize("first", [True, False])
+def test_before_and_after_set_epoch(shuffle, first):
+    state = saved(2, 3, shuffle=shuffle)
+    with loader_of(shuffle=shuffle) as loader:
+        if first:
+            loader.set_epoch(3)
+        loader.load_state_dict(state)
+        assert len(loader) == 6
+        assert loader.state_dict() == state
+        if not first:
+            loader.set_epoch(3)
+        assert seen(loader) == whole(3, shuffle=shuffle)[2:]
+        loader.set_epoch(3)
+        assert seen(loader) == whole(3, shuffle=shuffle)  # later passes are whole
+
+
+@pytest.mark.parametrize("shuffle", ["none", "global"])
+def test_for_another_epoch_the_place_is_dropped_with_a_line(shuffle, caplog):
+    caplog.set_level(logging.INFO)
+    with loader_of(shuffle=shuffle) as loader:
+        loader.load_state_dict(saved(2, 3, shuffle=shuffle))
+        loader.set_epoch(4)
+        assert seen(loader) == whole(4, shuffle=shuffle)
+        loader.set_epoch(3)
+        assert seen(loader) == whole(3, shuffle=shuffle)
+    (line,) = [record.message for record in caplog.records if record.name.endswith("resuming")]
+    assert line == "the saved place, sample 8 of 22 in epoch 3, is not used: epoch 4 begins"
+
+
+def test_one_line_says_where_it_goes_on(caplog):
+    caplog.set_level(logging.INFO)
+    with loader_of() as loader:
+        loader.load_state_dict(saved(2, 3))
+        loader.prefetch()
+        list(loader), list(loader)
+    assert [record.message for record in caplog.records if record.name.endswith("resuming")] == [
+        "resumed at epoch 3, sample 8 of 22"
+    ]
+
+
+def test_a_running_loader_drops_what_it_has_read_ahead():
+    with loader_of(workers=2) as loader:
+        state = saved(1, 6)
+        for _ in range(2):
+            next(loader)
+        loader.load_state_dict(state)
+        assert seen(loader) == whole(6)[1:]
+
+
+def test_what_is_read_before_the_first_batch_is_of_the_place():
+    with loader_of(workers=1) as loader:
+        loader.load_state_dict(saved(2, 3))
+        loader.prefetch()
+        loader.read_ahead()
+        assert seen(loader) == whole(3)[2:]
+
+
+@pytest.mark.parametrize("shuffle", ["none", "global"])
+def test_at_the_end_of_an_epoch_that_epoch_is_empty_and_the_next_is_whole(shuffle):
+    state = saved(9, 3, shuffle=shuffle)
+    assert state["position"] == LENGTH
+    with loader_of(shuffle=shuffle) as loader:
+        loader.load_state_dict(state)
+        loader.prefetch()
+        assert seen(loader) == whole(4, shuffle=shuffle)
+        loader.load_state_dict(state)
+        for epoch, batches in [(3, []), (4, whole(4, shuffle=shuffle)), (3, whole(3, shuffle=shuffle))]:
+            loader.set_epoch(epoch)
+            assert seen(loader) == batches
+
+
+def test_an_empty_pass_is_followed_by_the_next_epoch():
+    with loader_of() as loader:
+        loader.load_state_dict(saved(9, 3))
+        loader.set_epoch(3)
+        assert [seen(loader), seen(loader)] == [[], whole(4)]
+
+
+def test_what_was_read_ahead_of_the_whole_epoch_is_dropped():
+    with loader_of(workers=1) as loader:
+        loader.set_epoch(3)
+        loader.prefetch()
+        loader.load_state_dict(saved(2, 3))
+        assert seen(loader) == whole(3)[2:]
+
+
+def test_after_a_break_the_pass_goes_on_from_its_state():
+    with loader_of() as loader:
+        for number, _ in enumerate(loader):
+            if number == 2:
+                break
+        loader.load_state_dict(loader.state_dict())
+        assert seen(loader) == whole()[3:]
+
+
+def test_next_goes_on_over_the_end_of_the_epoch():
+    with loader_of() as loader:
+        loader.load_state_dict(saved(4, 1))
+        assert seen(loader.next() for _ in range(8)) == whole(1)[4:] + whole(2)
+
+
+class Bad(ArraySource):
+    def read_into(self, samples, out):
+        if 7 in samples:
+            raise ReadError("sample 7 is bad")
+        super().read_into(samples, out)
+
+
+def test_a_batch_that_failed_has_had_its_turn():
+    with loader_of(numbers(kind=Bad), shuffle="none") as loader:
+        next(loader)
+        with pytest.raises(ReadError):
+            next(loader)
+        state = loader.state_dict()
+    assert state["position"] == 8
+    with loader_of(shuffle="none") as loader:
+        loader.load_state_dict(state)
+        assert seen(loader) == whole(shuffle="none")[2:]
+
+
+def test_another_thread_can_ask_for_the_state():
+    found = []
+    with loader_of(workers=1) as loader:
+        next(loader)
+        thread = threading.Thread(target=lambda: found.append(loader.state_dict()))
+        thread.start()
+        thread.join()
+    assert found[0]["position"] == 4
+
+
+# -- draws -------------------------------------------------------------------------------------------------------------
+
+
+def jittered(sample, rng):
+    return sample | {"y": sample["y"] + rng.random()}
+
+
+def test_the_draws_of_samples_are_those_of_an_uninterrupted_run():
+    transforms = {"sample_transform": jittered}
+    order = [value for batch in whole(2, transforms=transforms) for value in batch]
+    for batch_size in (4, 3):
+        with loader_of(transforms=transforms, batch_size=batch_size) as loader:
+            loader.load_state_dict(saved(2, 2, transforms=transforms))
+            assert [value for batch in seen(loader) for value in batch] == order[8:]
+
+
+def test_on_the_same_ranks_the_draws_of_batches_are_the_same_too():
+    transforms = {"batch_transform": jittered}
+    with loader_of(transforms=transforms) as loader:
+        loader.load_state_dict(saved(2, 2, transforms=transforms))
+        assert seen(loader) == whole(2, transforms=transforms)[2:]
+
+
+def test_random_crops_are_those_of_an_uninterrupted_run(tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    pytest.importorskip("pyarrow")
+    random = np.random.default_rng(0)
+    (tmp_path / "owl").mkdir()
+    for number in range(9):
+        pixels = random.integers(0, 256, (24, 20, 3), np.uint8)
+        pillow.fromarray(pixels).save(tmp_path / "owl" / f"{number}.png")
+    source = ManifestSource.from_folder(tmp_path, image_size=8, resize="random_crop")
+    options = {"batch_size": 2, "workers": 0, "shuffle": True}
+    with AsyncLoader(source, options) as loader:
+        order = [image for batch in loader for image in batch["x"].clone()]
+    with AsyncLoader(source, options) as loader:
+        next(loader), next(loader)
+        state = loader.state_dict()
+    with AsyncLoader(source, options | {"batch_size": 3}) as loader:
+        loader.load_state_dict(state)
+        rest = [image for batch in loader for image in batch["x"].clone()]
+    assert len(rest) == 5
+    assert all(map(torch.equal, rest, order[4:]))
+
+
+# -- what has changed --------------------------------------------------------------------------------------------------
+
+CHANGES = {
+    "seed: 0 in the checkpoint, 1 now": {"seed": 1},
+    "shuffle: global in the checkpoint, none now": {"shuffle": "none"},
+    "samples: 22 in the checkpoint, 30 now": {"source": numbers(30)},
+    "weights: none in the checkpoint, [0-9a-f]+ now": {"balance": "label"},
+    "fields: y int64, label int64 in the checkpoint, y int64 now": {"source": ArraySource({"y": np.arange(LENGTH)})},
+    "selected samples: none in the checkpoint, [0-9a-f]+ now": {
+        "source": SubsetSource(numbers(30), np.arange(2, LENGTH + 2))
+    },
+}
+
+
+@pytest.mark.parametrize("told", CHANGES)
+def test_another_order_is_refused_in_the_middle_of_an_epoch(told, caplog):
+    caplog.set_level(logging.INFO)
+    with loader_of(**CHANGES[told]) as loader:
+        with pytest.raises(ResumeError, match=f"sample 8 of 22 in epoch 3, and the rest .*{told}"):
+            loader.load_state_dict(saved(2, 3))
+        loader.load_state_dict(saved(2, 3), force=True)
+        assert seen(loader) == whole(3, **CHANGES[told])[2:]
+    assert "going on at the same position of another order: " in caplog.text
+
+
+@pytest.mark.parametrize("batches", [0, 6])
+def test_between_epochs_another_order_is_a_line(batches, caplog):
+    caplog.set_level(logging.INFO)
+    with loader_of(seed=1) as loader:
+        loader.load_state_dict(saved(batches, 3))
+        assert seen(loader) == whole(4 if batches else 3, seed=1)
+    assert "the order is another one than in the checkpoint (seed: 0 in the checkpoint, 1 now)" in caplog.text
+
+
+def test_by_force_an_epoch_of_a_smaller_dataset_is_over():
+    with loader_of(numbers(8)) as loader:
+        loader.load_state_dict(saved(3, 3), force=True)
+        assert seen(loader) == whole(4, numbers(8))
+
+
+def test_other_chunks_matter_only_where_the_order_goes_by_them():
+    chunked = {"shuffle": "chunk", "shuffle_chunks": 2}
+    with loader_of(numbers(), **chunked) as loader, pytest.raises(ResumeError, match=r"chunks: .* now"):
+        loader.load_state_dict(saved(2, source=numbers(kind=Chunked), **chunked))
+    with loader_of(numbers(kind=Chunked)) as loader:
+        loader.load_state_dict(saved(2))
+
+
+def test_other_weights_are_another_order():
+    weights = np.ones(LENGTH)
+    state = saved(2, weights=weights)
+    weights[LENGTH // 2] = 2
+    with loader_of(weights=weights) as loader, pytest.raises(ResumeError, match="weights: "):
+        loader.load_state_dict(state)
+
+
+def test_dropped_samples_are_told(caplog):
+    caplog.set_level(logging.INFO)
+    state = saved(4, 3, drop_last=True)
+    with loader_of(drop_last=True, batch_size=8) as loader:
+        loader.load_state_dict(state)
+        assert seen(loader) == whole(4, drop_last=True, batch_size=8)
+    assert "epoch 3 is over: drop_last drops the 6 samples that remain of it" in caplog.text
+
+
+def test_the_worlds_that_fit_are_named():
+    state = saved(5, 3)  # 2 samples remain
+    for world_size in (3, 4):
+        with (
+            loader_of(world_size=world_size) as loader,
+            pytest.raises(ResumeError, match=r"2 samples remain of epoch 3, fewer than the . ranks.*on 1 to 2 ranks"),
+        ):
+            loader.load_state_dict(state)
+
+
+def test_a_state_takes_no_more_room_for_more_data():
+    small = loader_of(numbers(100)).state_dict()
+    large = loader_of(numbers(1_000_000)).state_dict()
+    assert len(json.dumps(large)) < len(json.dumps(small)) + 20
+    assert len(json.dumps(large)) < 500
+    assert large["history"] == []
+
+
+def test_numbers_of_numpy_are_saved_as_plain_ones():
+    with loader_of(batch_size=2, world_size=np.int64(2)) as loader:
+        loader.set_epoch(np.int64(3))
+        next(loader)
+        json.dumps(loader.state_dict())
+
+
+def test_it_reads_nothing_over():
+    read = []
+
+    class Told(ArraySource):
+        def read_into(self, samples, out):
+            read.extend(samples.tolist())
+            super().read_into(samples, out)
+
+    plan = EpochPlan(length=LENGTH, batch_size=4, shuffle="global", seed=0, epoch=0)
+    with loader_of(numbers(kind=Told)) as loader:
+        loader.load_state_dict(saved(4))
+        next(loader)
+    assert read == plan.batch(4).samples.tolist()
+
+
+# -- what a source tells about itself ----------------------------------------------------------------------------------
+
+
+def stored(path, rows=10, dtype="u1"):
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros((rows, 3), dtype)
+    return path
+
+
+def hdf5(*paths, **options):
+    with contextlib.closing(HDF5Source(list(map(str, paths)), {"x": "x"}, **options)) as source:
+        return source.fingerprint()
+
+
+def test_copies_of_files_are_the_same_data(tmp_path):
+    here, there = ([stored(tmp_path / folder / name) for name in ("a.h5", "b.h5")] for folder in ("here", "there"))
+    assert hdf5(*here) == hdf5(*there)
+
+
+def test_changed_files_are_other_data(tmp_path):
+    a, b = stored(tmp_path / "a.h5"), stored(tmp_path / "b.h5", 20)
+    told = [
+        hdf5(a),
+        hdf5(a, b),
+        hdf5(b, a),
+        hdf5(stored(tmp_path / "c" / "a.h5", 11)),
+        hdf5(stored(tmp_path / "d" / "a.h5", dtype="i1")),
+        hdf5(a, stride=2),
+        hdf5(a, rows=np.arange(5)),
+        hdf5(a, rows=np.arange(5) + 1),
+    ]
+    assert all(one != other for n, one in enumerate(told) for other in told[:n])
+
+
+def test_a_composed_source_tells_what_is_inside():
+    one, other = numbers(10), numbers(12)
+    told = [
+        each.fingerprint()
+        for each in (
+            ConcatSource([one, other]),
+            ConcatSource([other, one]),
+            SubsetSource(one, [1, 2]),
+            SubsetSource(one, [1, 3]),
+            SubsetSource(other, [1, 2]),
+        )
+    ]
+    assert told[0] == {"samples": 22, "fields": "y int64, label int64", "samples of source 0": 10} | {
+        "samples of source 1": 12
+    }
+    assert all(one != other for n, one in enumerate(told) for other in told[:n])
+
+
+def test_a_table_is_known_by_names_of_files_and_labels(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        for name in "abcd":
+            np.save(tmp_path / folder / f"{name}.npy", np.zeros(3))
+
+    def told(names="abc", labels=(0, 1, 2), folder="here"):
+        table = pyarrow.table({"path": [f"{name}.npy" for name in names], "label": list(labels)})
+        return ManifestSource(table, {"x": "path", "y": "label"}, root=tmp_path / folder).fingerprint()
+
+    assert told() == told(folder="there")
+    others = [told(), told("abd"), told(labels=(0, 1, 1)), told("abcd", (0, 1, 2, 3))]
+    assert all(one != other for n, one in enumerate(others) for other in others[:n])
