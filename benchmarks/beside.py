@@ -2,11 +2,12 @@
 
     python benchmarks/beside.py [--quick] [--json FILE] [--folder DIR] [hdf5 | windows | files]
 
-Each round runs the same loop with its batches in memory, and beside each loader. A figure is the median over the rounds
-of steps per second over those with batches in memory. Two loops: 1000 small tensor operations per step, as the host of
-a GPU launches kernels, and a small convolution net. torch uses one thread, so that a core is free for loading. What is
-lost is waiting for batches, or time in which the loop had to hand over the GIL. The last column is what our loader
-reports of the latter, from a longer run of its own; a dash stands for other loaders, and where that run was too short.
+Each round runs the same loop beside each loader, with its batches in memory before and after. A figure is the median
+over the rounds of steps per second over those with batches in memory. Two loops: 1000 small tensor operations per step,
+as the host of a GPU launches kernels, and a small convolution net. torch uses one thread, so that a core is free for
+loading. What is lost is waiting for batches, or time in which the loop had to hand over the GIL. The last column is
+what our loader reports of the latter, from a longer run of its own; a dash stands for other loaders, and where that run
+was too short.
 """
 
 from __future__ import annotations
@@ -136,13 +137,16 @@ def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Fig
         step = make()
         kept: dict[str, list[float]] = {each.name: [] for each in contenders}
         waits: dict[str, list[float]] = {each.name: [] for each in contenders}
-        for _ in range(run.rounds + (0 if run.quick else 2)):
-            base, _ = rate(step, in_memory(batches), run.seconds)
+        for _ in range(run.rounds + (0 if run.quick else 4)):
+            before, _ = rate(step, in_memory(batches), run.seconds)
             for contender in contenders:
                 with contender.opened() as opened:
                     steps, waited = rate(step, opened, run.seconds)
-                kept[contender.name].append(steps / base)
+                # The loop alone before and after each contender: others use the machine too.
+                after, _ = rate(step, in_memory(batches), run.seconds)
+                kept[contender.name].append(2 * steps / (before + after))
                 waits[contender.name].append(waited)
+                before = after
         print(f"\n{name}, {loop}\n{'':50}    of the steps      waiting      slowdown")
         for contender in contenders:
             share, wait = (statistics.median(values[contender.name]) for values in (kept, waits))

@@ -118,7 +118,7 @@ class BatchSpec(Mapping[str, FieldSpec]):
 
     __hash__ = None  # type: ignore[assignment]  # equality is by content
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of one sample over all fields."""
         return sum(field.nbytes for field in self.fields.values())
@@ -133,7 +133,7 @@ class BatchSpec(Mapping[str, FieldSpec]):
 
     def packed(self, values: Mapping[str, Any]) -> dict[str, Any] | tuple[Any, ...]:
         """Converts values by key to a batch: a dict or a tuple."""
-        return dict(values) if self.as_mapping else tuple(values[key] for key in self.fields)
+        return dict(values) if self.as_mapping else tuple(map(values.__getitem__, self.fields))
 
     def with_field(self, key: str, field: FieldSpec) -> BatchSpec:
         """Returns this spec with one more field at the end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ class SlotFeed:
         self.copied = 0
         self._give_back = give_back
         self._layout = pipeline.layout
+        fields = self._layout.spec.fields.items()
+        # How each field is delivered whose axes move.
+        self._delivered = {name: None if field.channel in (None, 0) else field.delivered for name, field in fields}
         # The rest of the slot that is being handed out: batches, and errors in their places.
         self._lent: collections.deque[tuple[BatchIndex, Batch | Exception]] = collections.deque()
 
@@ -95,22 +98,27 @@ class SlotFeed:
                 del batch  # else error, traceback and this frame form a cycle, which keeps a dropped loader alive
         return batch
 
-    def _batches(self, filled: FilledSlot) -> Iterator[tuple[BatchIndex, Batch | Exception]]:
+    def _batches(self, filled: FilledSlot) -> list[tuple[BatchIndex, Batch | Exception]]:
         """All batches of a slot; each holds the slot for as long as it lives."""
-        spec = self._layout.spec
+        if torch.is_inference_mode_enabled():
+            # No inference tensors, even where Lightning validates: they may outlive that.
+            with torch.inference_mode(False):
+                return self._batches(filled)
         views, copied = self._fields(filled) if filled.good else ({}, ())
-        # Not inference tensors, even where Lightning validates: they may outlive that.
-        with torch.inference_mode(False):
-            for batch in filled.batches:
-                if batch.error is not None:
-                    yield batch.key, batch.error
-                    continue
-                end = batch.first + batch.rows
-                tensors = {}
-                for name, view in views.items():
-                    array = view[batch.first : end]
-                    tensors[name] = torch.from_numpy(spec[name].delivered(array.copy() if name in copied else array))
-                yield batch.key, spec.packed(tensors)
+        batches: list[tuple[BatchIndex, Batch | Exception]] = []
+        for key, first, rows, error in filled.batches:
+            if error is not None:
+                batches.append((key, error))
+                continue
+            tensors = {}
+            for name, view in views.items():
+                array = view[first : first + rows]
+                if name in copied:
+                    array = array.copy()
+                delivered = self._delivered[name]
+                tensors[name] = torch.from_numpy(array if delivered is None else delivered(array))
+            batches.append((key, self._layout.spec.packed(tensors)))
+        return batches
 
     def _fields(self, filled: FilledSlot) -> tuple[dict[str, Array], tuple[str, ...]]:
         """The fields of a slot as arrays, and the names of those that each batch must copy."""

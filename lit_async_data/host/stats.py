@@ -194,6 +194,24 @@ class LoaderStats:
         }
 
 
+class ReadMeter:
+    """Counts what workers read; a snapshot of it is made only when somebody asks. See `ReadStats`."""
+
+    def __init__(self) -> None:
+        self.batches = self.bytes = 0
+        self.seconds = 0.0
+
+    def add(self, batches: int, read_bytes: int, seconds: float = 0.0) -> None:
+        """Some more batches were read."""
+        self.batches += batches
+        self.bytes += read_bytes
+        self.seconds += seconds
+
+    def stats(self, *, ready: int, slots: int, slot_bytes: int) -> ReadStats:
+        """What was counted so far."""
+        return ReadStats(self.batches, self.bytes, self.seconds, ready, slots, slot_bytes)
+
+
 class WaitMeter:
     """Counts what one consumer waits; a snapshot of it is made only when somebody asks."""
 

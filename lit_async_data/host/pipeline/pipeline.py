@@ -25,7 +25,6 @@ Every wait has a time-out, and then checks whether the other side is alive. Noth
 from __future__ import annotations
 
 import abc
-import dataclasses
 import logging
 import operator
 import threading
@@ -37,7 +36,7 @@ from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, 
 from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.slots import SlotPool
-from lit_async_data.host.stats import ReadStats
+from lit_async_data.host.stats import ReadMeter, ReadStats
 from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.threads import ProcessGuard, leave_at_exit
@@ -83,7 +82,7 @@ class Pipeline(abc.ABC):
         # any allocation.
         self._lock = threading.RLock()
         self._closed = False
-        self._stats = ReadStats()
+        self._meter = ReadMeter()
         self._pause: Pause | None = None
 
     def follow(self, schedule: Schedule) -> None:
@@ -116,8 +115,7 @@ class Pipeline(abc.ABC):
             StalledError: It did not come in time; says what each worker reads.
             ClosedError, WorkerError: See `prefetch`.
         """
-        self.check()
-        if (filled := self.poll(key)) is not None:
+        if not self.forked and (filled := self.poll(key)) is not None:
             return filled
         began = time.monotonic()
         self.prefetch(key)
@@ -168,9 +166,7 @@ class Pipeline(abc.ABC):
     def stats(self) -> ReadStats:
         """What has been read so far."""
         with self._lock:
-            return dataclasses.replace(
-                self._stats, ready=self.ready, slots=len(self.pool), slot_bytes=self.layout.nbytes
-            )
+            return self._meter.stats(ready=self.ready, slots=len(self.pool), slot_bytes=self.layout.nbytes)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -237,7 +233,7 @@ class Pipeline(abc.ABC):
     def _tune(self, tuner: WorkerTuner, seconds: float) -> None:
         """Have the tuner judge a wait, and follow it."""
         before = tuner.count
-        if (count := tuner.waited(seconds, self._stats.batches)) == before:
+        if (count := tuner.waited(seconds, self._meter.batches)) == before:
             return
         try:
             with self._lock:

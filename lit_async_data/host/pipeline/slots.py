@@ -10,6 +10,7 @@ import enum
 import queue
 import threading
 import weakref
+from typing import Protocol
 
 import numpy as np
 
@@ -25,6 +26,8 @@ class SlotState(enum.Enum):
     READY = "nobody; it holds batches whose turn will come"
     LENT = "the user, as long as any view of it lives"
     COPYING = "the device reads from it"
+
+    __hash__ = object.__hash__  # of an Enum it is a Python function, which each transition would call
 
 
 FREE, FILLING, READY, LENT, COPYING = SlotState
@@ -65,14 +68,29 @@ class _Ended(weakref.ref[Lease]):
     slot: int
 
 
+# A vacant slot; one whose lease has ended; None to wake who waits for a slot.
+Vacancy = int | _Ended | None
+
+
+class Vacant(Protocol):
+    """A queue of slots that nobody can see any more: the part of `queue.SimpleQueue` that a `SlotPool` uses."""
+
+    def put(self, item: Vacancy, /) -> None: ...
+
+    def get(self, *, timeout: float | None = None) -> Vacancy: ...
+
+    def get_nowait(self) -> Vacancy: ...
+
+
 class SlotPool:
     """The slots of one loader. Safe to use from several threads.
 
     Args:
         memories: One uint8 array per slot.
+        vacant: Where vacant slots wait; a queue of this process, unless it is given.
     """
 
-    def __init__(self, memories: list[Bytes]) -> None:
+    def __init__(self, memories: list[Bytes], vacant: Vacant | None = None) -> None:
         # Reentrant: garbage collection can close a loader inside any allocation, also of a thread that holds it.
         self._lock = threading.RLock()
         self._memories: list[Bytes] = []
@@ -82,7 +100,7 @@ class SlotPool:
         # in the middle of `put` or `get` here, or that holds the lock: the put of a SimpleQueue is reentrant, where a
         # queue.Queue or a lock would wait for itself. The put itself is the callback of a lease: it runs no Python
         # code, in which CPython would take an interrupt (Ctrl-C), print it and drop it.
-        self.vacant: queue.SimpleQueue[int | _Ended | None] = queue.SimpleQueue()
+        self.vacant: Vacant = queue.SimpleQueue() if vacant is None else vacant
         for memory in memories:
             self.add(memory)
 
@@ -102,7 +120,7 @@ class SlotPool:
         return self._memories[slot]
 
     def state(self, slot: int) -> SlotState:
-        """The state of a slot. One whose lease has ended counts as LENT until it is taken."""
+        """The state of a slot. One that nobody can see any more may count as LENT or COPYING until it is taken."""
         return self._states[slot]
 
     def count(self, state: SlotState) -> int:
@@ -135,11 +153,25 @@ class SlotPool:
         last = vacant.pop()
         for other in vacant:  # they wake the other waiting threads
             self.vacant.put(other)
-        slot = last.slot if isinstance(last, _Ended) else last
-        if slot is not None:
-            if self._states[slot] is LENT:
-                self.move(slot, "returned")
+        return None if last is None else self._taken(last)
+
+    def take_all(self) -> list[int]:
+        """Take all slots that are vacant, to fill them. Does not wait."""
+        taken = []
+        try:
+            while True:
+                if (vacant := self.vacant.get_nowait()) is not None:
+                    taken.append(self._taken(vacant))
+        except queue.Empty:
+            return taken
+
+    def _taken(self, vacant: int | _Ended) -> int:
+        slot = vacant if isinstance(vacant, int) else vacant.slot
+        state = self._states[slot]
+        if state is FREE:
             self.move(slot, "take")
+        else:
+            self.move(slot, "returned" if state is LENT else "copied", "take")
         return slot
 
     def wake(self, takers: int) -> None:
@@ -188,18 +220,20 @@ class SlotPool:
         """Free the memory when nothing will be filled any more; lent slots live on with their views."""
         self._memories.clear()
 
-    def move(self, slot: int, event: str) -> None:
+    def move(self, slot: int, *events: str) -> None:
         """Change the state of a slot as `TRANSITIONS` says.
 
         Raises:
-            IllegalTransitionError: The slot is in a state in which this event cannot come; it stays in it.
+            IllegalTransitionError: The slot is in a state in which an event cannot come; it stays where it was.
         """
         with self._lock:
             state = self._states[slot]
-            try:
-                self._states[slot] = TRANSITIONS[state, event]
-            except KeyError:
-                raise IllegalTransitionError(f"slot {slot} is {state.name} and cannot {event}") from None
+            for event in events:
+                try:
+                    state = TRANSITIONS[state, event]
+                except KeyError:
+                    raise IllegalTransitionError(f"slot {slot} is {state.name} and cannot {event}") from None
+            self._states[slot] = state
 
 
 def diagram() -> str:

@@ -16,6 +16,7 @@ from lit_async_data.errors import StalledError, WorkerError
 from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
+from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.order.permutation import Indices
@@ -51,6 +52,7 @@ class ThreadPipeline(Pipeline):
         on_quiet: Called when a pause has begun and no worker reads any more.
         tuner: See `Pipeline`.
         run: Runs the tasks of the workers elsewhere; None runs them here, with ``read``.
+        pool: The slots, where others add them.
 
     Attributes:
         arrived: Wakes the consumer when a slot has been filled, and when the pipeline is closed.
@@ -76,8 +78,11 @@ class ThreadPipeline(Pipeline):
         on_quiet: Callable[[], None] | None = None,
         tuner: WorkerTuner | None = None,
         run: RunTask | None = None,
+        pool: SlotPool | None = None,
     ) -> None:
         super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s, tuner=tuner)
+        if pool is not None:
+            self.pool = pool
         self._after_read, self._ids, self._on_filled, self._on_quiet = after_read, ids, on_filled, on_quiet
         self._run: RunTask = run or (lambda task, layout, memory: task.run(read, layout, memory))
         self._allocate = allocate
@@ -264,7 +269,7 @@ class ThreadPipeline(Pipeline):
             with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
                 self._after_read(task.keys, cursor, being_read, task.schedule.limits)
             with self._lock:
-                self._stats = self._stats.plus(0, 0, time.perf_counter() - started)
+                self._meter.add(0, 0, time.perf_counter() - started)
         worker.rest()
         self._end_reading()
         return True
@@ -326,7 +331,7 @@ class ThreadPipeline(Pipeline):
                 return
             if filled.good:
                 self.pool.filled(task.slot)
-                self._stats = self._stats.plus(filled.good, filled.samples * self.layout.spec.nbytes, seconds)
+                self._meter.add(filled.good, filled.samples * self.layout.spec.nbytes, seconds)
             self._claimed[task.keys[0]] = filled
         self.arrived.ring()
         if self._on_filled is not None:

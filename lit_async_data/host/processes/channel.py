@@ -13,6 +13,7 @@ import select
 import subprocess
 
 from lit_async_data.errors import WorkerError
+from lit_async_data.host.processes.given_slots import packed_slots
 from lit_async_data.host.processes.messages import REPORT_BYTES, Command, CommandKind, Report, ReportKind
 from lit_async_data.host.processes.reader_process import ReaderProcess, how_it_ended
 from lit_async_data.host.processes.remote_errors import unpacked_errors
@@ -40,6 +41,7 @@ class Channel:
         # between.
         self._commands: list[io.FileIO] = []
         self._reports: list[io.FileIO] = []
+        self._vacant: list[io.FileIO] = []
         self._running: subprocess.Popen[bytes] | None = None
         # Allocated once: a new buffer for each batch took up to 0.7 ms.
         self._buffer = bytearray(READ_BYTES)
@@ -59,8 +61,8 @@ class Channel:
             WorkerError: The system refuses to start a process.
         """
         try:
-            _open_pipe(self._commands)
-            _open_pipe(self._reports)
+            for ends in (self._commands, self._reports, self._vacant):
+                _open_pipe(ends)
         except OSError as error:
             raise WorkerError(
                 f"no pipe to a {self._process.kind} process: {error}; raise the limit on open files (ulimit -n), or "
@@ -68,10 +70,13 @@ class Channel:
             ) from error
         os.set_blocking(self._reports[0].fileno(), False)
         passed = [setup, slots.fd, self._commands[0].fileno(), self._reports[1].fileno()]
+        if self._process.kind == "reader":
+            os.set_blocking(self._vacant[0].fileno(), False)
+            passed += [end.fileno() for end in self._vacant]
         passed += [] if scratch is None else [scratch.fd]
         self._running = self._process.open(self, passed)
-        self._commands[0].close()
-        self._reports[1].close()
+        for unused in (self._commands[0], self._reports[1], self._vacant[0]):
+            unused.close()
         self.opened = True
 
     @property
@@ -91,6 +96,17 @@ class Channel:
         except BrokenPipeError:
             raise self._ended() from None
 
+    def give(self, slots: list[int]) -> None:
+        """Let a reader process fill slots that it knows.
+
+        Raises:
+            WorkerError: The process has ended.
+        """
+        try:
+            os.write(self._vacant[1].fileno(), packed_slots(slots))
+        except BrokenPipeError:
+            raise self._ended() from None
+
     def receive(self) -> list[tuple[Report, bytes]]:
         """All reports that have arrived, and their payloads. Log records are logged here.
 
@@ -104,14 +120,14 @@ class Channel:
         found = []
         self._data += data
         while len(self._data) >= REPORT_BYTES:
-            report = Report.unpacked(self._data[:REPORT_BYTES])
+            report = Report.unpacked(self._data)
             end = REPORT_BYTES + report.payload
             if end > len(self._data):
                 break
             payload, self._data = self._data[REPORT_BYTES:end], self._data[end:]
-            if report.kind is ReportKind.LOG:
+            if report.kind == ReportKind.LOG:
                 _log(payload)
-            elif report.kind is ReportKind.FAILED:
+            elif report.kind == ReportKind.FAILED:
                 self._failure = unpacked_errors(payload, self.pid)[0]
             else:
                 found.append((report, payload))
@@ -131,7 +147,7 @@ class Channel:
             with contextlib.suppress(OSError):  # it has ended, or obeys no commands any more
                 os.set_blocking(self._commands[1].fileno(), False)
                 os.write(self._commands[1].fileno(), Command(CommandKind.END).packed())
-        for end in self._commands + self._reports:
+        for end in self._commands + self._reports + self._vacant:
             end.close()
         self._process.leave(self)
 
@@ -140,7 +156,7 @@ class Channel:
         name = f"{self._process.kind} process {self.pid}"
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            error = WorkerError(f"{name} could not begin: {type(failure).__name__}: {failure}")
+            error = WorkerError(f"{name} failed: {type(failure).__name__}: {failure}")
             error.__cause__ = failure
             return error
         assert self._running is not None
@@ -152,7 +168,7 @@ def _log(payload: bytes) -> None:
     try:
         record = pickle.loads(payload)  # noqa: S301  # from the reader process
     except Exception as error:  # noqa: BLE001  # objects in it may need arguments that they do not keep
-        log.warning("a log record of a reader process could not be read: %s: %s", type(error).__name__, error)
+        log.warning("a log record of another process could not be read: %s: %s", type(error).__name__, error)
     else:
         logging.getLogger(record.name).handle(record)
 

@@ -2,7 +2,8 @@
 
 ``python -m lit_async_data.host.processes.child CONTROL PARENT WORKER``: the descriptor of a socket, a process id, and
 the number of a worker or -1 for a reader process. Each message on the socket brings the descriptors of a channel: the
-setup, the slots, and the pipes of commands and reports. The main thread obeys the commands of all channels. A channel
+setup, the slots, the pipes of commands and reports, and for a reader process both ends of a pipe of vacant slots; for a
+worker process the scratch memory, if there is any. The main thread obeys the commands of all channels. A channel
 ends with the command END, or with its pipe. The process ends with the socket, and with its parent, also if the parent
 is killed, or has forks that keep them open.
 """
@@ -23,6 +24,7 @@ import sys
 import threading
 from typing import NoReturn
 
+from lit_async_data.host.processes.given_slots import GivenSlots
 from lit_async_data.host.processes.messages import COMMAND_BYTES, Command, CommandKind, Report, ReportKind, Reports
 from lit_async_data.host.processes.reader_server import ReaderServer
 from lit_async_data.host.processes.remote_errors import packed_errors
@@ -33,7 +35,7 @@ from lit_async_data.host.processes.task_server import TaskServer
 # Seconds between two checks whether the parent is alive.
 PARENT_S = 1.0
 COMMANDS_AT_ONCE = 64
-MOST_DESCRIPTORS = 5  # of a channel
+MOST_DESCRIPTORS = 6  # of a channel
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
 
@@ -63,7 +65,7 @@ class Endpoint:
     """The end of a channel in this process. Used by the main thread.
 
     Args:
-        descriptors: Of the setup, the slots, the commands and the reports; and of scratch memory, if there is any.
+        descriptors: Of a channel, as above.
         worker: Number of this worker; -1 in a reader process.
         log: Sends log records.
 
@@ -73,8 +75,8 @@ class Endpoint:
     """
 
     def __init__(self, descriptors: list[int], worker: int, log: LogToParent) -> None:
-        setup_fd, slots_fd, self.commands, reports_fd, *scratch_fds = descriptors
-        self._descriptors, self._log = (setup_fd, slots_fd, self.commands, *scratch_fds), log
+        setup_fd, slots_fd, self.commands, reports_fd, *others = descriptors
+        self._descriptors, self._log = [setup_fd, slots_fd, self.commands], log
         self.reports = log.reports = Reports(reports_fd)
         self._server: ReaderServer | TaskServer | None = None
         try:
@@ -82,9 +84,10 @@ class Endpoint:
             logging.getLogger().setLevel(setup.level)
             slots = SharedSlots(setup.layout.nbytes, slots_fd)
             if worker < 0:
-                self._server = ReaderServer(setup, setup_fd, slots, self.reports)
+                self._server = ReaderServer(setup, setup_fd, slots, GivenSlots(*others), self.reports)
             else:
-                self._server = TaskServer(setup, slots, scratch_fds, self.reports, worker)
+                self._descriptors += others
+                self._server = TaskServer(setup, slots, others, self.reports, worker)
         except BaseException as error:  # noqa: BLE001  # the parent raises it
             self._fail(error)
 

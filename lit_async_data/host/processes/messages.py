@@ -86,35 +86,39 @@ class Report(NamedTuple):
     """A report.
 
     Attributes:
-        kind: What happened.
+        kind: What happened: a `ReportKind`.
         payload: Bytes that follow.
         generation: See `Command`.
         slot: The slot that was filled.
-        key: The first batch in it.
+        epoch: Of the first batch in it.
+        step: Of the first batch in it.
         batches: Number of batches.
         good: How many of them could be read; if none, the slot stays with the reader.
+        samples: Samples in these.
         seconds: Seconds that workers have spent reading so far, and reading ahead.
     """
 
-    kind: ReportKind
+    kind: int
     payload: int = 0
     generation: int = 0
     slot: int = 0
-    key: BatchIndex = BatchIndex(0, 0)
+    epoch: int = 0
+    step: int = 0
     batches: int = 0
     good: int = 0
+    samples: int = 0
     seconds: float = 0.0
 
     def packed(self) -> bytes:
-        return _REPORT.pack(*self[:4], *self.key, *self[5:])
+        return _REPORT.pack(*self)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Report:
-        kind, payload, generation, slot, epoch, step, *rest = _REPORT.unpack(data)
-        return cls(ReportKind(kind), payload, generation, slot, BatchIndex(epoch, step), *rest)
+        """The report with which some bytes begin."""
+        return cls._make(_REPORT.unpack_from(data))
 
 
-_COMMAND, _REPORT = struct.Struct("<10q"), struct.Struct("<8qd")
+_COMMAND, _REPORT = struct.Struct("<10q"), struct.Struct("<9qd")
 COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size
 
 

@@ -7,7 +7,6 @@ which takes nothing of this process's GIL.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from collections.abc import Callable, Iterable
 
@@ -68,6 +67,7 @@ class ProcessPipeline(Pipeline):
         self._channel: Channel | None = None
         # The lock guards everything below.
         self._generation = 0
+        self._known = 0  # slots that the reader process has mapped
         # Slots that have been reported, in order; and the batch after them, or the first one asked for. Not an
         # OrderedDict: `ready` copies the values without the lock, which only a dict does at once without the GIL.
         self._ready: dict[BatchIndex, FilledSlot] = {}
@@ -103,9 +103,10 @@ class ProcessPipeline(Pipeline):
         with self._lock:
             if self._channel is None or not self._channel.opened:
                 self._start()
-            if self.head != key:
+            moves = self.head != key
+            if moves:
                 self._forget(key)
-            self._give_slots()
+            self._give_slots(later=moves)
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
         with self._lock:
@@ -193,13 +194,25 @@ class ProcessPipeline(Pipeline):
                 self._pin(memory)
             self.pool.add(memory)
 
-    def _give_slots(self) -> None:
-        """Tell the reader which slots it may fill. New ones in the order of their numbers."""
-        vacant = []
-        while (slot := self.pool.take(timeout=0)) is not None:
-            vacant.append(slot)
-        for slot in sorted(vacant):
-            self._command(Command(CommandKind.FILL, slot=slot))
+    def _give_slots(self, *, later: bool) -> None:
+        """Let the reader fill the slots that are vacant.
+
+        Args:
+            later: Only when it has obeyed the commands before.
+        """
+        vacant = self.pool.take_all()
+        if not vacant:
+            return
+        assert self._channel is not None
+        if later or max(vacant) >= self._known:
+            for slot in sorted(vacant):  # it maps new ones in the order of their numbers
+                self._command(Command(CommandKind.FILL, slot=slot))
+            self._known = len(self.pool)
+            return
+        try:
+            self._channel.give(vacant)
+        except WorkerError as error:
+            raise self._explained(error) from error.__cause__
 
     def _forget(self, key: BatchIndex) -> None:
         """Drop what was read ahead, and have the reader go on with another batch."""
@@ -228,24 +241,27 @@ class ProcessPipeline(Pipeline):
         except WorkerError as error:
             raise self._explained(error) from error.__cause__
         for report, payload in reports:
-            if report.kind is ReportKind.QUIET:
+            if report.kind == ReportKind.QUIET:
                 self._quiet |= report.generation == self._pauses
                 continue
             if report.good:
                 self.pool.filled(report.slot)
-            self._stats = dataclasses.replace(self._stats, seconds=report.seconds)
+            self._meter.seconds = report.seconds
             if report.generation == self._generation:
                 filled = self._slot_of(report, unpacked_errors(payload, channel.pid) if payload else {})
-                self._stats = self._stats.plus(filled.good, filled.samples * self.layout.spec.nbytes, 0)
-                self._ready[report.key] = filled
+                self._meter.add(report.good, report.samples * self.layout.spec.nbytes)
+                self._ready[filled.batches[0].key] = filled
             elif report.good:
                 self.pool.drop(report.slot)
 
     def _slot_of(self, report: Report, errors: dict[int, Exception]) -> FilledSlot:
-        plan = self.schedule.plan(report.key.epoch)
+        if report.batches == report.good == 1:
+            batch = BatchResult(BatchIndex(report.epoch, report.step), 0, report.samples)
+            return FilledSlot(report.slot, (batch,), 1)
+        plan = self.schedule.plan(report.epoch)
         batches, first = [], 0
         for number in range(report.batches):
-            key = report.key._replace(step=report.key.step + number)
+            key = BatchIndex(report.epoch, report.step + number)
             rows = plan.count(key.step)
             batches.append(BatchResult(key, first, rows, errors.get(number)))
             first += rows

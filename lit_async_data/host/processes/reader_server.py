@@ -6,7 +6,9 @@ import threading
 from typing import Any
 
 from lit_async_data.batch.spec import Bytes
+from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.host.processes.given_slots import GivenSlots
 from lit_async_data.host.processes.messages import Command, CommandKind, Report, ReportKind, Reports
 from lit_async_data.host.processes.noted_read import NotedRead
 from lit_async_data.host.processes.remote_errors import packed_errors
@@ -24,19 +26,22 @@ class ReaderServer:
         setup: What to read.
         stored: Descriptor of the setup, for worker processes.
         slots: Where to.
+        vacant: Where slots come that may be filled.
         reports: Where to report.
     """
 
-    def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, reports: Reports) -> None:
+    def __init__(
+        self, setup: ReaderSetup, stored: int, slots: SharedSlots, vacant: GivenSlots, reports: Reports
+    ) -> None:
         workers, read = setup.plan.workers, NotedRead(setup.read, slots)
         processes = WorkerProcesses(setup, stored, slots, read) if workers.processes else None
         if processes is not None and workers.threads > 1:
             processes.start()
         self._processes, self._ahead = processes, setup.ahead
-        self._schedule, self._slots, self._reports = setup.schedule, slots, reports
+        self._schedule, self._slots, self._vacant, self._reports = setup.schedule, slots, vacant, reports
         self._generation = self._pauses = 0
         self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
-        # Slots come by commands, and wait for as long as the trainer's process keeps them.
+        # Slots come from the trainer's process, which keeps them for as long as it likes.
         self._pipeline = ThreadPipeline(
             read,
             setup.schedule,
@@ -51,6 +56,7 @@ class ReaderServer:
             on_filled=self._report,
             on_quiet=self._report_quiet,
             run=None if processes is None else processes.run,
+            pool=SlotPool([], vacant),
         )
         self._release = setup.plan.reserve(setup.read.source)
 
@@ -63,7 +69,7 @@ class ReaderServer:
         pool = self._pipeline.pool
         if command.kind is CommandKind.FILL:
             if command.slot < len(pool):
-                pool.copied(command.slot)
+                pool.vacant.put(command.slot)
             else:
                 pool.add(self._slots.slot(command.slot))
             return
@@ -97,9 +103,11 @@ class ReaderServer:
                     ReportKind.FILLED,
                     generation=self._generation,
                     slot=filled.slot,
-                    key=key,
+                    epoch=key.epoch,
+                    step=key.step,
                     batches=len(filled.batches),
                     good=filled.good,
+                    samples=filled.samples,
                     seconds=self._pipeline.stats().seconds,
                 )
                 self._reports.send(report, packed_errors(errors) if errors else b"")
@@ -114,6 +122,7 @@ class ReaderServer:
             self._processes.close()
         self._release()
         self._slots.close()
+        self._vacant.close()
 
 
 def _no_memory() -> Bytes:

@@ -46,7 +46,7 @@ class TaskServer:
             self._read(epoch, samples, self._layout.views(self._slots.slot(command.slot), len(samples)))
         except BaseException as caught:  # noqa: BLE001  # raised at the batch's place in the order
             error = packed_errors([(0, caught)])
-        self._reports.send(Report(ReportKind.FILLED, slot=command.slot, key=command.key, batches=1), error)
+        self._reports.send(Report(ReportKind.FILLED, slot=command.slot, epoch=epoch, step=step, batches=1), error)
 
     def close(self) -> None:
         """Give memory back."""

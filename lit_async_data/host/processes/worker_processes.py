@@ -115,7 +115,7 @@ class WorkerProcesses:
 
     def _is_ready(self, worker: int, channel: Channel) -> bool:
         if not self._ready[worker]:
-            self._ready[worker] = any(report.kind is ReportKind.READY for report, _ in channel.receive())
+            self._ready[worker] = any(report.kind == ReportKind.READY for report, _ in channel.receive())
         return self._ready[worker]
 
     def _opened(self, worker: int) -> Channel:

@@ -247,7 +247,7 @@ def test_a_reason_longer_than_the_pipe_arrives_whole():
     source = BadInChildAtLength()
     with (
         AsyncLoader(source, {"batch_size": 10, "worker_kind": "process"}) as loader,
-        pytest.raises(WorkerError, match="could not begin: ImportError: xxx") as caught,
+        pytest.raises(WorkerError, match="failed: ImportError: xxx") as caught,
     ):
         next(loader)
     assert str(caught.value).count("x") >= 2**18
@@ -255,7 +255,7 @@ def test_a_reason_longer_than_the_pipe_arrives_whole():
 
 def test_a_process_that_cannot_begin_is_an_error_with_its_reason():
     with AsyncLoader(BadInChild(), {"batch_size": 10, "worker_kind": "process"}) as loader:
-        with pytest.raises(WorkerError, match=r"could not begin: ImportError: no such library") as caught:
+        with pytest.raises(WorkerError, match=r"failed: ImportError: no such library") as caught:
             next(loader)
         assert isinstance(caught.value.__cause__, ImportError)
 
@@ -448,7 +448,7 @@ def test_a_source_that_cannot_begin_leaves_a_shared_process_to_the_others():
     good, bad = (AsyncLoader(each, {"batch_size": 10, "worker_kind": "process"}) for each in (Numbers(), BadInChild()))
     sharing(good, bad)
     next(good)
-    with pytest.raises(WorkerError, match="could not begin: ImportError"):
+    with pytest.raises(WorkerError, match="failed: ImportError"):
         next(bad)
     bad.close()
     assert len(list(good)) == 10
@@ -583,4 +583,4 @@ def test_a_log_record_that_cannot_be_read_here_is_reported_and_costs_nothing(cap
     ) as loader:
         assert [next(loader)["y"][0].item() for _ in range(10)] == list(range(0, 100, 10))
         next(iter(loader.next, None))
-    assert "a log record of a reader process could not be read: TypeError" in caplog.text
+    assert "a log record of another process could not be read: TypeError" in caplog.text
