@@ -26,9 +26,11 @@ from lit_async_data.reference.commandline import (
     explained,
     write_wait,
 )
+from lit_async_data.reference.slurm import job_id, requeued_from
 
 ROOT = Path(__file__).resolve().parent
 os.environ.setdefault("PROJECT_ROOT", str(ROOT))
+OmegaConf.register_new_resolver("slurm_job", job_id, replace=True)  # for configs/hydra/slurm.yaml
 
 
 def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -61,6 +63,10 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         rank_zero_info("no step was trained and the weights are random: testing is skipped")
     elif cfg.test:
         best = getattr(trainer.checkpoint_callback, "best_model_path", "") if cfg.train else cfg.ckpt_path
+        if not best and cfg.run_id is not None:
+            # In a requeued job, Lightning would test the checkpoint of the requeue.
+            best = f"{cfg.paths.output_dir}/checkpoints/trained.ckpt"
+            trainer.save_checkpoint(best)
         trainer.test(model, datamodule=datamodule, ckpt_path=best or None, weights_only=False)
         metrics |= trainer.callback_metrics
     for callback in callbacks:
@@ -115,11 +121,16 @@ def main(cfg: DictConfig) -> float | None:
     from pytorch_lightning.utilities import rank_zero_only
 
     several = cfg.trainer.devices not in (1, "1") or cfg.trainer.num_nodes > 1
-    if HydraConfig.get().mode == RunMode.MULTIRUN and several and "spawn" not in str(cfg.trainer.strategy):
+    sweeps, in_slurm = HydraConfig.get().mode == RunMode.MULTIRUN, HydraConfig.get().runtime.choices["hydra"] == "slurm"
+    if sweeps and several and "spawn" not in str(cfg.trainer.strategy):
         raise ConfigError(
             f"trainer.devices: {cfg.trainer.devices} with --multirun: each process would repeat the whole sweep; "
             "use trainer.devices=1, trainer.strategy=ddp_spawn, or one call per setting"
         )
+    if sweeps and in_slurm:
+        raise ConfigError("hydra: slurm with --multirun: a job has one run; start an array, one task per setting")
+    if in_slurm and (checkpoint := requeued_from(cfg.paths.output_dir)):
+        cfg.ckpt_path = str(checkpoint)
     check_types(cfg)
     check_run(cfg)
     rank_zero_only(show)(cfg)

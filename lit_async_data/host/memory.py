@@ -10,6 +10,8 @@ import logging
 import mmap
 import os
 import weakref
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -162,9 +164,9 @@ def ranks_here() -> int:
 
 
 def machine_memory() -> int:
-    """Bytes of memory of this machine, or of the control group's limit if that is less."""
+    """Bytes of memory of this machine, or of a control group's limit if that is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for name in limit_files():
         try:
             with open(name) as limit:
                 text = limit.read().strip()
@@ -173,6 +175,26 @@ def machine_memory() -> int:
         if text.isdigit():
             limits.append(int(text))
     return min(limits)
+
+
+def limit_files() -> Iterator[str]:
+    """Files that may limit the memory of this process: those of its control groups and of the groups that contain them.
+
+    A container takes its own group for the outermost. In a job of SLURM the group with the limit is farther inside.
+    """
+    unified, old = "/sys/fs/cgroup{}/memory.max", "/sys/fs/cgroup/memory{}/memory.limit_in_bytes"
+    yield from (unified.format(""), old.format(""))
+    try:
+        with open("/proc/self/cgroup") as groups:
+            lines = groups.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            for path in (PurePosixPath(group), *PurePosixPath(group).parents):
+                if path.name:
+                    yield (old if controllers else unified).format(path)
 
 
 def readable(nbytes: float) -> str:

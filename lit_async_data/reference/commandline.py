@@ -159,6 +159,9 @@ def explained(error: BaseException, typed: list[str], config_dir: str) -> str:
     message = " ".join(str(cause).partition("Config search path")[0].split()) or type(cause).__name__
     if isinstance(cause, ConfigError):
         return _as_typed(message, typed)
+    resolver = re.search(r"ConfigError raised while resolving interpolation: (.*) full_key: ", message)
+    if resolver:
+        return resolver[1]
     unknown = re.match(r"Could not override '([^']+)'", message)
     if unknown:
         return f"{unknown[1]}: no such key; {next(_hints(unknown[1], typed, config_dir))}"

@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.lightning.compat import pl, rank_zero_warn
@@ -20,6 +21,8 @@ from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.source import ManifestSource
 
 Part = Literal["train", "val", "test"]
+# What evaluation logs.
+LOGGED = "loss", "acc"
 # Shares of the 1797 digits.
 SHARES: dict[Part, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
 
@@ -156,6 +159,8 @@ class ImageClassifier(pl.LightningModule):
                 raise ConfigError(f"model.{name}: {value!r} is not above 0")
         self.save_hyperparameters()
         self.net: nn.Module | None = None
+        # With sync_dist, Lightning's own means are too large if ranks have different numbers of samples (issue 21859).
+        self.means = nn.ModuleDict({f"{stage}/{name}": MeanMetric() for stage in ("val", "test") for name in LOGGED})
 
     def configure_model(self) -> None:
         """Build the layers, when the data is known."""
@@ -203,13 +208,11 @@ class ImageClassifier(pl.LightningModule):
         self._log("test", batch)
 
     def _log(self, stage: str, batch: dict[str, Tensor]) -> None:
-        loss, accuracy = self._scored(batch)
-        self.log_dict(
-            {f"{stage}/loss": loss, f"{stage}/acc": accuracy},
-            prog_bar=True,
-            batch_size=len(batch[self.hparams["y"]]),
-            sync_dist=self.trainer.world_size > 1,
-        )
+        count = len(batch[self.hparams["y"]])
+        for name, value in zip(LOGGED, self._scored(batch), strict=True):
+            mean: Any = self.means[f"{stage}/{name}"]
+            mean.update(value, weight=count)
+            self.log(f"{stage}/{name}", mean, prog_bar=True, batch_size=count)
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002
         """Class numbers."""

@@ -57,6 +57,26 @@ def test_a_control_group_limits_the_memory(monkeypatch, tmp_path, text, limit):
 
 
 @pytest.mark.parametrize(
+    ("groups", "files"),
+    [
+        ("0::/slurm/job_7/step_0\n", {"slurm/job_7/step_0/memory.max": "max", "slurm/job_7/memory.max": "3000"}),
+        ("0::/slurm/job_7/step_0\n", {"slurm/job_7/step_0/memory.max": "3000", "slurm/memory.max": "9000"}),
+        (
+            "5:cpu:/elsewhere\n4:hugetlb,memory:/slurm/job_7\n",
+            {"memory/slurm/job_7/memory.limit_in_bytes": "3000", "memory/elsewhere/memory.limit_in_bytes": "5"},
+        ),
+    ],
+)
+def test_the_groups_around_that_of_a_job_limit_its_memory_too(monkeypatch, tmp_path, groups, files):
+    for name, text in (
+        {"/proc/self/cgroup": groups} | {f"/sys/fs/cgroup/{name}": files[name] for name in files}
+    ).items():
+        (tmp_path / name.replace("/", "_")).write_text(text)
+    monkeypatch.setattr(memory, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
+    assert machine_memory() == 3000
+
+
+@pytest.mark.parametrize(
     ("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (3_300_000, "3.1 MiB"), (5 * 2**40, "5.0 TiB")]
 )
 def test_bytes_are_readable(nbytes, text):

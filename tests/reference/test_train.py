@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -19,12 +17,10 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
-from omegaconf import OmegaConf, open_dict, read_write
+from omegaconf import OmegaConf
+from support.command_line import CONFIGS, LIGHTNING_SAYS, QUIET, ROOT
 
 from lit_async_data.reference import commandline
 
@@ -34,85 +30,18 @@ with contextlib.suppress(ImportError):
     # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
     csv.read_csv(io.BytesIO(b"a\n1\n"))
 
-ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "configs"
 GROUPS = sorted(path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml") if path.parent != CONFIGS)
-QUIET = [
-    "hydra/job_logging=disabled",
-    "hydra/hydra_logging=disabled",
-    "trainer.enable_progress_bar=false",
-    "trainer.accelerator=cpu",
-    "logger=none",
-]
-LIGHTNING_SAYS = [
-    # Two cores and few batches are what a test has.
-    "ignore:The number of training batches:UserWarning",
-    "ignore:.*does not have many workers:UserWarning",
-    # After fit, its own checkpoint callback finds the folder that it wrote to.
-    "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
-    # A resumed run has a new folder.
-    "ignore:The dirpath has changed from:UserWarning",
-    "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning",
-]
 pytestmark = [pytest.mark.filterwarnings(said) for said in LIGHTNING_SAYS]
-
-
-@pytest.fixture
-def composed(monkeypatch, tmp_path):
-    """Composes the configuration with overrides, as hydra.main does."""
-    monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
-
-    def cfg(*overrides):
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            made = compose("train", overrides=[*overrides], return_hydra_config=True)
-        with read_write(made.hydra.runtime), open_dict(made.hydra.runtime):
-            made.hydra.runtime.output_dir = str(tmp_path / "out")
-            made.hydra.runtime.cwd = str(tmp_path)
-        HydraConfig.instance().set_config(made)
-        return made
-
-    yield cfg
-    HydraConfig.instance().cfg = None
-    GlobalHydra.instance().clear()
-
-
-@pytest.fixture
-def logging_as_before():
-    """Restores the loggers, which Hydra disables if its logging is switched off."""
-    loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
-    before = [(logger, logger.disabled, logger.level, logger.handlers[:]) for logger in loggers]
-    yield
-    for logger, disabled, level, handlers in before:
-        logger.disabled, logger.handlers[:] = disabled, handlers
-        logger.setLevel(level)
-
-
-@pytest.fixture
-def typed(monkeypatch, tmp_path, capfd, logging_as_before):
-    """Runs ``python train.py ARGUMENTS`` in this process; returns its output and its exit message."""
-    monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
-
-    def run(*arguments):
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # which a run sets
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-        try:
-            runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
-            ending = None
-        except SystemExit as exit_:
-            ending = exit_.code
-        GlobalHydra.instance().clear()
-        return capfd.readouterr().out, ending
-
-    return run
 
 
 # -- every configuration -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", GROUPS, ids=str)
-def test_every_configuration_composes_and_resolves(composed, path):
+def test_every_configuration_composes_and_resolves(composed, path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
     group, choice = str(path.parent), path.stem
-    override = f"{'+' if group == 'hydra' and choice != 'default' else ''}{group}={choice}"
+    override = f"{group}={choice}"
     given = ["data.train.path=x.h5"] if choice == "hdf5" else []
     cfg = composed(override, *given)
     OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"]), resolve=True)

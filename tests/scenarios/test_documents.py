@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.ranks import free_port, run_together
 from support.trainer import NO_STAGES, pl
 from torch.utils.data import DataLoader, Dataset
 
@@ -135,10 +136,14 @@ def given():
 
 # A line of docs/gpu.md for a machine with a GPU.
 NEEDS_A_GPU = {"gpu"}
+# torch never closes all that a process group opens.
+NEEDS_A_PROCESS = {"many_gpus"}
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if programs(page) and page.stem not in NEEDS_A_GPU], ids=lambda page: page.stem
+    "page",
+    [page for page in PAGES if programs(page) and page.stem not in NEEDS_A_GPU | NEEDS_A_PROCESS],
+    ids=lambda page: page.stem,
 )
 def test_the_programs_of_a_page_run(page, request, monkeypatch):
     request.getfixturevalue("patients" if page.stem == "hdf5" else "workplace")
@@ -156,3 +161,12 @@ def test_the_programs_of_a_page_run(page, request, monkeypatch):
     for dm in [value for value in names.values() if isinstance(value, pl.LightningDataModule)]:
         names["Trainer"]().fit(Linear(), datamodule=dm)  # whatever a page builds trains, too
     names.clear()
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS_A_PROCESS))
+def test_the_programs_of_a_page_run_as_one_rank(name, workplace, tmp_path):
+    (page,) = (page for page in PAGES if page.stem == name)
+    before = "import torch\ndataset = [torch.zeros(3)] * 6\n"
+    (tmp_path / "page.py").write_text(before + "\n".join(programs(page)))
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    run_together([([sys.executable, "page.py"], address | {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1})], tmp_path)

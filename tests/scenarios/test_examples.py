@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Libraries that are not installed with this package, by example.
-LIBRARIES = {"albumentations_crops": "albumentations", "torchvision_v2": "torchvision"}
+LIBRARIES = {"albumentations_crops": "albumentations", "ray_train": "ray", "torchvision_v2": "torchvision"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: path.stem)

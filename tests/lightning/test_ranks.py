@@ -1,0 +1,132 @@
+"""Several processes share the samples, however they were started; see `support/rank_program.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from support.rank_program import BATCH, EPOCHS, LENGTHS, VAL
+from support.ranks import free_port, run_together
+from support.slurm import environment
+
+from lit_async_data.order.plan import EpochPlan
+
+PROGRAM = Path(__file__).parents[1] / "support/rank_program.py"
+
+
+def started_by_lightning(program, ranks, folder):
+    return [(program, {})]
+
+
+def started_by_srun(program, ranks, folder):
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    return [(program, environment(folder, "77", rank=rank, ranks=ranks) | address) for rank in range(ranks)]
+
+
+def started_one_by_one(program, ranks, folder):
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": ranks, "NODE_RANK": 0}
+    return [(program, common | {"RANK": rank, "LOCAL_RANK": rank}) for rank in range(ranks)]
+
+
+def started_by_torchrun(program, ranks, folder):
+    """One agent per node, each with one process."""
+    agent = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={ranks}", "--nproc-per-node=1"]
+    agent += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    return [([*agent, f"--node-rank={node}", *program[1:]], {}) for node in range(ranks)]
+
+
+WAYS = {
+    "ddp": started_by_lightning,
+    "ddp_spawn": started_by_lightning,
+    "torchrun": started_by_torchrun,
+    "slurm": started_by_srun,
+    "plain": started_one_by_one,
+    "fabric": started_one_by_one,
+}
+LIGHTNING = ["ddp", "torchrun", "slurm"]
+long = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("way", "ranks"),
+    [
+        ("slurm", 2),  # starts both processes at once, which is the fastest way
+        pytest.param("ddp", 2, marks=long),
+        pytest.param("ddp", 3, marks=long),
+        pytest.param("ddp_spawn", 2, marks=long),
+        pytest.param("torchrun", 2, marks=long),
+        pytest.param("plain", 2, marks=long),
+        pytest.param("plain", 3, marks=long),
+        pytest.param("fabric", 2, marks=long),
+    ],
+)
+def test_ranks_share_the_samples(way, ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    program = [sys.executable, str(PROGRAM), str(tmp_path), way, str(ranks)]
+    run_together(WAYS[way](program, ranks, tmp_path), tmp_path)
+
+    def found(name):
+        return [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
+
+    for samples in LENGTHS if way != "ddp_spawn" else LENGTHS[:1]:
+        facts = found(f"{samples} samples")
+        for epoch in range(EPOCHS):
+            check_epoch([fact["train"][epoch] for fact in facts], samples, epoch)
+    if way == "fabric":
+        batches = [fact["train"][0] for fact in found("prefetched")]
+        assert sorted(sample for rank in batches for batch in rank for sample in batch) == list(range(24))
+        assert {len(rank) for rank in batches} == {24 // ranks // BATCH}
+    if way in {*LIGHTNING, "ddp_spawn"}:
+        check_validation(found("22 samples"))
+    if way in LIGHTNING:
+        check_test_and_predict(found("22 samples"))
+        check_drop_last(found("drop_last"))
+        for fact in found("one sample"):
+            assert f"1 samples cannot be shared by {ranks} ranks" in fact["error"]
+
+
+def check_epoch(batches, samples, epoch, **options):
+    """Every sample once, in the order of the plan, and equal, non-empty batch counts. Batches are given by rank."""
+    assert len({len(rank) for rank in batches}) == 1
+    assert all(batch for rank in batches for batch in rank)
+    for rank, dealt in enumerate(batches):
+        plan = planned(samples, epoch, rank, len(batches), **options)
+        assert dealt == [plan.batch(step).samples.tolist() for step in range(len(plan))]
+    left = samples % (BATCH * len(batches)) if options.get("drop_last") else 0
+    seen = [sample for rank in batches for batch in rank for sample in batch]
+    assert len(seen) == len(set(seen)) == samples - left
+    assert set(seen) <= set(range(samples))
+
+
+def planned(samples, epoch, rank, ranks, shuffle="global", **options):
+    return EpochPlan(
+        length=samples, batch_size=BATCH, shuffle=shuffle, seed=0, epoch=epoch, rank=rank, world_size=ranks, **options
+    )
+
+
+def check_validation(facts):
+    sanity, *passes = zip(*(fact["val"] for fact in facts))
+    assert {len(rank) for rank in sanity} == {2 if len(facts) < 3 else 1}
+    assert len(passes) == EPOCHS
+    for batches in passes:
+        check_epoch(batches, VAL, 0, shuffle="none")
+    for fact in facts:  # what is logged over all ranks is that of all samples
+        assert fact["metrics of fit"]["val sum"] == sum(range(VAL))
+        assert fact["metrics of fit"]["train sum"] == sum(range(LENGTHS[0]))
+
+
+def check_test_and_predict(facts):
+    check_epoch([fact["test"][0] for fact in facts], VAL, 0, shuffle="none")
+    check_epoch([fact["predict"][0] for fact in facts], VAL, 0, shuffle="none")
+    for fact in facts:
+        assert fact["metrics of test"]["test sum"] == sum(range(VAL))
+
+
+def check_drop_last(facts):
+    for epoch in range(EPOCHS):
+        check_epoch([fact["train"][epoch] for fact in facts], LENGTHS[0], epoch, drop_last=True)
+    for batches in list(zip(*(fact["val"] for fact in facts)))[1:]:  # evaluation drops nothing
+        check_epoch(batches, VAL, 0, shuffle="none")

@@ -1,0 +1,189 @@
+"""The program that each rank runs: ``python rank_program.py FOLDER WAY RANKS``. It writes what it saw to FOLDER.
+
+``WAY`` names a function below. Which rank it is, a process learns from its environment, or Lightning starts it.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import logging
+import os
+import sys
+import warnings
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+
+from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, prefetched
+from lit_async_data.errors import ConfigError
+from lit_async_data.testing import ArraySource
+
+BATCH, EPOCHS = 4, 2
+# Samples that leave a rest: of several samples per rank, of fewer samples than ranks, and of none.
+LENGTHS = 22, 25, 24
+VAL = 11
+
+
+def source(samples):
+    """Sample n is a row of n."""
+    return ArraySource({"x": np.repeat(np.arange(samples, dtype=np.float32)[:, None], 3, axis=1)})
+
+
+def datamodule(samples, **options):
+    basic = {"batch_size": BATCH, "shuffle": True, "return_indices": True, "timeout_s": 60, "worker_kind": "thread"}
+    return AsyncDataModule(
+        train=source(samples), val=source(VAL), test=source(VAL), predict=source(VAL), loader=basic | options
+    )
+
+
+class Noting(pl.LightningModule):
+    """Notes the samples of each batch, and means over all ranks. Writes them when a stage ends, where the stage ran.
+
+    Args:
+        folder: Where to.
+        name: Of the run.
+    """
+
+    def __init__(self, folder, name):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.folder, self.name = folder, name
+        self.seen = collections.defaultdict(list)
+
+    def note(self, stage, batch, number, **logged):
+        if number == 0:
+            self.seen[stage].append([])
+        self.seen[stage][-1].append(batch["index"].tolist())
+        assert torch.equal(batch["x"], batch["index"][:, None].float().expand_as(batch["x"]))
+        if logged:
+            ids = batch["index"].double()
+            self.log(stage, ids.mean(), sync_dist=True, batch_size=len(ids), **logged)
+            self.log(f"{stage} sum", ids.sum(), sync_dist=True, reduce_fx="sum", on_step=False, on_epoch=True)
+
+    def training_step(self, batch, number):
+        self.note("train", batch, number, on_step=True, on_epoch=True)
+        return self.layer(batch["x"][:, :1]).square().mean()
+
+    def validation_step(self, batch, number):
+        self.note("val", batch, number, on_step=True, on_epoch=True)
+
+    def test_step(self, batch, number):
+        self.note("test", batch, number, on_step=False, on_epoch=True)
+
+    def predict_step(self, batch, number):
+        self.note("predict", batch, number)
+        return batch["index"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    def teardown(self, stage):
+        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        write(
+            self.folder, self.name, self.global_rank, self.seen | {f"metrics of {self.trainer.state.fn.value}": metrics}
+        )
+
+
+def write(folder, name, rank, found):
+    path = f"{folder}/{name}-{rank}.json"
+    known = {}
+    if os.path.exists(path):
+        with open(path) as file:
+            known = json.load(file)
+    with open(path, "w") as file:
+        json.dump(known | found, file)
+
+
+def trainer(**options):
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    basic = {"accelerator": "cpu", "strategy": "ddp", "max_epochs": EPOCHS, "num_sanity_val_steps": 2}
+    return pl.Trainer(**quiet | basic | options, callbacks=[DevicePrefetcher()])
+
+
+def lightning(folder, **devices):
+    """Every stage, with every rest; then too few samples."""
+    for samples in LENGTHS:
+        run, dm, model = trainer(**devices), datamodule(samples), Noting(folder, f"{samples} samples")
+        run.fit(model, datamodule=dm)
+        if samples == LENGTHS[0]:
+            run.test(model, datamodule=dm, verbose=False)
+            run.predict(model, datamodule=dm)
+    trainer(**devices).fit(Noting(folder, "drop_last"), datamodule=datamodule(LENGTHS[0], drop_last=True))
+    run = trainer(**devices)
+    try:
+        run.fit(Noting(folder, "one sample"), datamodule=datamodule(1))
+    except ConfigError as error:
+        write(folder, "one sample", run.global_rank, {"error": str(error)})
+
+
+def ddp(folder, ranks):
+    lightning(folder, devices=ranks)
+
+
+def ddp_spawn(folder, ranks):
+    trainer(devices=ranks, strategy="ddp_spawn").fit(Noting(folder, "22 samples"), datamodule=datamodule(22))
+
+
+def torchrun(folder, ranks):
+    """One process per node."""
+    lightning(folder, devices=1, num_nodes=ranks)
+
+
+slurm = ddp
+
+
+def epochs_of(loader, model, epochs=EPOCHS):
+    """Trains in a loop of its own; returns the samples of each batch of each epoch."""
+    found = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    for _ in range(epochs):
+        found.append([])
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch["x"][:, :1]).square().mean().backward()  # waits for the other ranks
+            optimizer.step()
+            found[-1].append(batch["index"].tolist())
+    return {"train": found}
+
+
+def plain(folder, ranks):
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    for samples in LENGTHS:
+        options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
+        with AsyncLoader(source(samples), options, rank=rank, world_size=torch.distributed.get_world_size()) as loader:
+            write(folder, f"{samples} samples", rank, epochs_of(loader, model))
+    torch.distributed.destroy_process_group()
+
+
+def fabric(folder, ranks):
+    from lightning_fabric import Fabric
+    from torch.utils.data import DataLoader
+
+    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=ranks)
+    fabric.launch()
+    model = fabric.setup_module(torch.nn.Linear(1, 1))
+    options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
+    for samples in LENGTHS:
+        ours = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
+        with AsyncLoader(source(samples), options, **ours) as loader:
+            write(folder, f"{samples} samples", fabric.global_rank, epochs_of(loader, model))
+    rows = [{"x": torch.full((3,), float(n)), "index": n} for n in range(24)]
+    theirs = fabric.setup_dataloaders(DataLoader(rows, batch_size=BATCH, shuffle=True), move_to_device=False)
+    with prefetched(theirs, device=fabric.device) as loader:
+        write(folder, "prefetched", fabric.global_rank, epochs_of(loader, model, 1))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    globals()[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
