@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-gpu clean
+.PHONY: train test test-fast test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-gpu clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
@@ -63,6 +63,14 @@ bench-beside: $(VENV)/installed
 # Python code per sample in worker processes, against those of a DataLoader; and 200 killed processes: about 15 minutes.
 bench-workers: $(VENV)/installed
 	$(BIN)/python benchmarks/workers.py $(ARGS)
+
+# Gaps between epochs, and between training and validation, against DataLoaders whose workers persist: about 3 minutes.
+bench-epochs: $(VENV)/installed
+	$(BIN)/python benchmarks/epochs.py $(ARGS)
+
+# The order for up to 10¹² samples and 4096 ranks, 10 million chunks, 50 million rows: at most 15 minutes and 6 GB.
+bench-scale: $(VENV)/installed
+	$(BIN)/python benchmarks/scale.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

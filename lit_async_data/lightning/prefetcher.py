@@ -276,18 +276,20 @@ class DevicePrefetcher(pl.Callback):
             "data/epoch_gap_ms": 1e3 * self._epoch.gap_s,
             "data/queue_fill": self._fill_sum / self._epoch.steps,
         }
-        for name, value in means.items():
-            # float32, as some devices have no other float. On the module's device, where several GPUs reduce it.
-            # Without a batch_size Lightning would guess one. Without the logger, which has the steps under this name.
-            mean = torch.tensor(value, dtype=torch.float32, device=pl_module.device)
-            pl_module.log(name, mean, logger=False, batch_size=1, sync_dist=trainer.world_size > 1)
+        # float32, as some devices have no other float. On the module's device, where several GPUs reduce it.
+        values = torch.tensor(list(means.values()), dtype=torch.float32, device=pl_module.device)
+        if trainer.world_size > 1:
+            values = trainer.strategy.reduce(values, reduce_op="mean")
+        metrics = dict(zip(means, values.unbind(), strict=True))
         slowdown, beyond = stats[0].slowdown, ""
         if slowdown is not None:
             beyond = f"; reading beside it took {slowdown} of the time"
             if trainer.is_global_zero:
                 # Without a mean over the ranks: one that does not know it would let the others wait for ever.
-                mean = torch.tensor(100 * slowdown.share, dtype=torch.float32, device=pl_module.device)
-                pl_module.log("data/slowdown", mean, logger=False, batch_size=1, rank_zero_only=trainer.world_size > 1)
+                metrics["data/slowdown"] = torch.tensor(100 * slowdown.share, dtype=torch.float32, device=values.device)
+        # As Lightning's LearningRateMonitor does. `log` would take milliseconds for each name, and training waits here.
+        # Not for the logger, which has the steps under these names.
+        trainer.callback_metrics.update(metrics)
         rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}{beyond}")
 
     def on_validation_batch_start(

@@ -304,6 +304,22 @@ def test_the_slowdown_is_logged_with_steps_and_epochs_once_it_is_known(monkeypat
     assert lines[1].endswith("; reading beside it took 25.0 ± 1.0 % of the time")
 
 
+def test_the_means_of_an_epoch_are_reduced_over_the_ranks_all_at_once(monkeypatch):
+    fit, reduced = trainer(lad.DevicePrefetcher(), max_epochs=2), []
+
+    def reduce(values, *args, **options):
+        if values.numel() != len(METRICS):
+            return values  # one of Lightning's own
+        reduced.append(options)
+        return torch.full_like(values, 7)
+
+    monkeypatch.setattr(type(fit), "world_size", 2)
+    monkeypatch.setattr(fit.strategy, "reduce", reduce)
+    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
+    assert fit.callback_metrics == dict.fromkeys(METRICS, 7)
+    assert reduced == [{"reduce_op": "mean"}] * 2
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_metrics_of_read_ahead_batches_are_logged_too(depth):
     logger = Recording()

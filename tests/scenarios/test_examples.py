@@ -27,20 +27,20 @@ def test_an_example_runs(path, tmp_path):
     assert "waited" in done.stdout
 
 
-def test_the_benchmark_runs(tmp_path):
+@pytest.mark.parametrize(
+    ("program", "parts", "said"),
+    [
+        ("first", ["throughput", "memory"], "best DataLoader"),
+        ("scale", ["plan", "dealt", "decoding", "checkpoint"], "Samples and ranks dealt wrongly: 0,"),
+        pytest.param("epochs", ["epochs"], "ms beyond the list", marks=pytest.mark.processes),
+    ],
+)
+def test_a_benchmark_runs(program, parts, said, tmp_path):
     figures = tmp_path / "figures.json"
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks/first.py"),
-        "--quick",
-        "--json",
-        str(figures),
-        "throughput",
-        "memory",
-    ]
+    command = [sys.executable, str(ROOT / f"benchmarks/{program}.py"), "--quick", "--json", str(figures), *parts]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    assert "best DataLoader" in done.stdout
+    assert said in done.stdout
     assert figures.exists()
 
 
