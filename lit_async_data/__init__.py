@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lit_async_data.batch.transforms import Normalize as Normalize
     from lit_async_data.batch.transforms import ToFloat as ToFloat
     from lit_async_data.lightning.datamodule import AsyncDataModule as AsyncDataModule
+    from lit_async_data.lightning.predictions.writer import PredictionWriter as PredictionWriter
     from lit_async_data.lightning.prefetcher import DevicePrefetcher as DevicePrefetcher
     from lit_async_data.loader.async_loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import LoaderOptions as LoaderOptions
@@ -45,6 +46,7 @@ _HOMES = {
     "LoaderOptions": "options",
     "ManifestSource": "sources.manifest.source",
     "Normalize": "batch.transforms",
+    "PredictionWriter": "lightning.predictions.writer",
     "Source": "sources.contract.source",
     "StorageLayout": "sources.contract.storage_layout",
     "SubsetSource": "sources.composed.subset",

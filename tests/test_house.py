@@ -45,6 +45,7 @@ ROOMS = [
     "loader",
     "prefetch",
     "lightning",
+    "lightning.predictions",
     "testing",
     "reference",
 ]

@@ -125,12 +125,17 @@ def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]
     return transforms
 
 
-def driven_loaders(nested: Any) -> list[DrivenLoader]:
-    """This package's loaders inside the lists and mappings that Lightning accepts in place of a loader."""
+def loaders_in(nested: Any) -> list[Any]:
+    """The loaders inside the lists and mappings that Lightning accepts in place of a loader, in its order."""
     if isinstance(nested, Mapping | list | tuple):
         inside = nested.values() if isinstance(nested, Mapping) else nested
-        return [loader for each in inside for loader in driven_loaders(each)]
-    return [nested] if isinstance(nested, AsyncLoader | PrefetchedLoader) else []
+        return [loader for each in inside for loader in loaders_in(each)]
+    return [nested]
+
+
+def driven_loaders(nested: Any) -> list[DrivenLoader]:
+    """This package's loaders inside the lists and mappings that Lightning accepts in place of a loader."""
+    return [loader for loader in loaders_in(nested) if isinstance(loader, AsyncLoader | PrefetchedLoader)]
 
 
 def steps_wanted(reference: weakref.ref[pl.Trainer], stage: Stage, number: int) -> tuple[int | None, int | None]:

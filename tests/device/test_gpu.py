@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import pytorch_lightning as pl
@@ -324,3 +325,26 @@ def test_what_was_kept_of_a_batch_never_changes():
         torch.cuda.synchronize()
         for batch in kept:
             assert torch.equal(batch["x"], batch["y"][:, None].float().expand_as(batch["x"]))
+
+
+# -- predictions -------------------------------------------------------------------------------------------------------
+
+
+class Late(pl.LightningModule):
+    """Predicts when the GPU has slept for a while, with memory that the next batch uses again."""
+
+    def predict_step(self, batch, number):
+        sleep(round(0.02 * cycles_per_second()))
+        numbers = batch["y"] + 0.5
+        return {"p": numbers.bfloat16(), "mask": numbers[:, None, None].expand(-1, 64, 64).to(torch.uint8)}
+
+
+def test_predictions_are_written_as_the_gpu_computed_them(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    dm = lad.AsyncDataModule(predict=ArraySource({"y": np.arange(SAMPLES)}), loader={"batch_size": BATCH})
+    trainer = pl.Trainer(callbacks=[lad.DevicePrefetcher(), lad.PredictionWriter(tmp_path / "out")], **measures.QUIET)
+    trainer.predict(Late(), datamodule=dm, return_predictions=False)
+    table = pyarrow.read_table(tmp_path / "out/predictions.parquet")
+    assert table["p"].to_pylist() == (np.arange(SAMPLES) + 0.5).tolist()
+    with h5py.File(tmp_path / "out/predictions.h5") as file:
+        assert (file["mask"][:] == np.arange(SAMPLES)[:, None, None]).all()
