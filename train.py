@@ -26,6 +26,7 @@ from lit_async_data.reference.commandline import (
     explained,
     write_wait,
 )
+from lit_async_data.reference.replay import write_replay
 from lit_async_data.reference.slurm import job_id, requeued_from
 
 ROOT = Path(__file__).resolve().parent
@@ -45,10 +46,7 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     import pytorch_lightning as pl
     from pytorch_lightning.utilities import rank_zero_info
 
-    for stage in ("val", "test", "predict"):
-        if None in (OmegaConf.select(cfg, f"data.{stage}.{key}", default="") for key in ("path", "table")):
-            cfg.data[stage] = None
-    datamodule = hydra.utils.instantiate(cfg.data)
+    datamodule = build_data(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg)
     callbacks = [hydra.utils.instantiate(callback) for callback in usable_callbacks(cfg, datamodule)]
@@ -73,6 +71,14 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         if cfg.train and hasattr(callback, "waited"):
             rank_zero_info(f"training waited {callback.waited}")
     return metrics, {"cfg": cfg, "datamodule": datamodule, "model": model, "callbacks": callbacks, "trainer": trainer}
+
+
+def build_data(cfg: DictConfig) -> Any:
+    """The configured DataModule, without the stages that have neither path nor table."""
+    for stage in ("val", "test", "predict"):
+        if None in (OmegaConf.select(cfg, f"data.{stage}.{key}", default="") for key in ("path", "table")):
+            cfg.data[stage] = None
+    return hydra.utils.instantiate(cfg.data)
 
 
 def build_model(cfg: DictConfig) -> Any:
@@ -134,6 +140,9 @@ def main(cfg: DictConfig) -> float | None:
     check_types(cfg)
     check_run(cfg)
     rank_zero_only(show)(cfg)
+    if cfg.replay.step is not None:
+        write_replay(cfg, build_data(cfg))
+        return None
     metrics, objects = train(cfg)
     rank_zero_only(write_wait)(cfg.paths.output_dir, objects["callbacks"])
     if cfg.optimized_metric is None:

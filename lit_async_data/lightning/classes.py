@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, ManifestError, ResumeError
 from lit_async_data.sources.contract.source import Source
 
 # Labels per read while `count_classes` looks for the largest one.
@@ -47,6 +47,33 @@ def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, l
     for stage, sources in renumbered.items():
         for source in sources:
             _check_kinds(source, first, stage)
+    return renumbered
+
+
+def with_saved_classes(
+    stages: Mapping[Any, Sequence[Source]], saved: Mapping[str, list[str]]
+) -> dict[Any, list[Source]]:
+    """The sources of each stage, with the class numbers of a checkpoint.
+
+    Args:
+        stages: The sources of each stage.
+        saved: Names by batch key.
+
+    Raises:
+        ResumeError: The classes differ: the message names both lists, or the row with an unknown class.
+    """
+    try:
+        renumbered = {stage: [with_classes(source, saved) for source in sources] for stage, sources in stages.items()}
+    except ManifestError as error:
+        raise ResumeError(f"the classes are not those of the checkpoint: {error}", file=error.file) from error
+    found = class_names(next(source for sources in renumbered.values() for source in sources))
+    for key, names in saved.items():
+        now = found.get(key)
+        if now is not None and list(now) != names:
+            raise ResumeError(
+                f"the classes of {key} are {', '.join(now)}, but were {', '.join(names)} in the checkpoint; use "
+                f"the same files, or give the names in the order of the checkpoint: Field(classes={names})"
+            )
     return renumbered
 
 

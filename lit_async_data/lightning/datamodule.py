@@ -15,19 +15,20 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.errors import ConfigError, ManifestError, ResumeError, TransferError, TransformError
+from lit_async_data.errors import ConfigError, TransferError, TransformError
 from lit_async_data.hooks.host_hooks import HostHooks
-from lit_async_data.host.memory import default_budget, readable
+from lit_async_data.host.memory import readable
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.lightning.classes import (
     check_same_classes,
     class_names,
     count_classes,
-    with_classes,
+    with_saved_classes,
     with_training_classes,
 )
 from lit_async_data.lightning.compat import pl, rank_zero_info
-from lit_async_data.lightning.resume import training_steps
+from lit_async_data.lightning.loader_arguments import LoaderArguments
+from lit_async_data.lightning.replay import Replayed, replayed
 from lit_async_data.lightning.stages import (
     STAGES,
     ByStage,
@@ -36,7 +37,6 @@ from lit_async_data.lightning.stages import (
     evaluation_options,
     split_sources,
     stage_transforms,
-    steps_wanted,
 )
 from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.loader.async_loader import AsyncLoader
@@ -44,18 +44,6 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class LoaderArguments:
-    """What a loader is built from. Equal arguments give equal loaders."""
-
-    trainer: weakref.ref[pl.Trainer] | None
-    source: Source
-    options: LoaderOptions
-    rank: int = 0
-    world_size: int = 1
-    device: torch.device | None = None
 
 
 class AsyncDataModule(pl.LightningDataModule):
@@ -279,22 +267,8 @@ class AsyncDataModule(pl.LightningDataModule):
             ResumeError: The classes differ: the message names both lists, or the row with an unknown class. Or training
                 cannot go on at the place.
         """
-        try:
-            saved = state_dict.get("classes", {})
-            self.sources = {
-                stage: [with_classes(source, saved) for source in sources] for stage, sources in self.sources.items()
-            }
-            vars(self).pop("num_classes", None)
-        except ManifestError as error:
-            raise ResumeError(f"the classes are not those of the checkpoint: {error}", file=error.file) from error
-        for key, names in state_dict.get("classes", {}).items():
-            now = self.classes.get(key)
-            if now is not None and list(now) != names:
-                raise ResumeError(
-                    f"the classes of {key} are {', '.join(now)}, but were {', '.join(names)} in the checkpoint; use "
-                    f"the same files, or give the names in the order of the checkpoint: Field(classes={names})"
-                )
-
+        self.sources = with_saved_classes(self.sources, state_dict.get("classes", {}))
+        vars(self).pop("num_classes", None)
         trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
         if trainer is None or trainer.state.fn == "fit":
             self._saved = state_dict.get("order")
@@ -306,6 +280,53 @@ class AsyncDataModule(pl.LightningDataModule):
         loader.resuming.force = self.force_resume
         if self._saved is not None:
             loader.load_state_dict(self._saved)
+
+    def replay(
+        self,
+        step: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        accumulate_grad_batches: int = 1,
+        limit_train_batches: float | None = None,
+        device: torch.device | str | None = None,
+    ) -> list[Replayed]:
+        """Make the batches of a training step again, as the loader handed them out, transforms included.
+
+        Reads only these batches. The arguments are those of the run; a Trainer is not needed, and not asked.
+
+        Args:
+            step: The step as loggers write it: counted from 0 over all epochs.
+            rank: Whose batches.
+            world_size: Number of ranks.
+            accumulate_grad_batches: Batches per step.
+            limit_train_batches: As in the Trainer; None for all.
+            device: Where ``device_transform`` is called; random numbers are the same on devices of the same kind.
+
+        Returns:
+            The batches of the step in order: one, unless gradients were accumulated.
+
+        Raises:
+            ConfigError: There is no training source, or a number is out of range.
+            ReadError, SourceError, TransformError: See `AsyncLoader`.
+
+        Example:
+            >>> import numpy as np
+            >>> from lit_async_data.testing import ArraySource
+            >>> dm = AsyncDataModule(train=ArraySource({"y": np.arange(10)}), loader={"batch_size": 4, "shuffle": True})
+            >>> loader = dm.train_dataloader()
+            >>> made = [batch["y"].tolist() for epoch in range(2) for batch in loader]
+            >>> (again,) = dm.replay(step=4)
+            >>> again.epoch, again.batch_idx, again.batch["y"].tolist() == made[4], again.ids.tolist() == made[4]
+            (1, 1, True, True)
+        """
+        if not self.sources["train"]:
+            raise ConfigError("train: there is no source for training, so there is no step to replay")
+        options = dataclasses.replace(self._options_of("train"), workers=0)
+        on = None if device is None else torch.device(device)
+        arguments = LoaderArguments(None, self.sources["train"][0], options, rank, world_size, on)
+        with self._build_loader("train", arguments, 0) as loader:
+            return replayed(loader, step, accumulate_grad_batches, limit_train_batches)
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """What each stage will read and how, and how much memory that takes, in a few lines."""
@@ -361,35 +382,15 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def _build_loaders(self, stage: Stage) -> list[tuple[LoaderArguments, AsyncLoader]]:
         # Building a loader may read all labels, so described loaders with the same arguments are used again.
-        wanted = [self._loader_arguments(stage, source) for source in self.sources[stage]]
+        options = self._options_of(stage)
+        wanted = [LoaderArguments.of(self.trainer, source, options) for source in self.sources[stage]]
         known = self._described.get(stage, [])
         if [arguments for arguments, _ in known] == wanted:
             return known
         return [(arguments, self._build_loader(stage, arguments, number)) for number, arguments in enumerate(wanted)]
 
-    def _loader_arguments(self, stage: Stage, source: Source) -> LoaderArguments:
-        trainer, options = self.trainer, self._options_of(stage)
-        if trainer is None:
-            return LoaderArguments(None, source, options)
-        if options.memory_budget is None:
-            options = dataclasses.replace(options, memory_budget=default_budget(trainer.num_devices))
-        device = trainer.strategy.root_device
-        return LoaderArguments(weakref.ref(trainer), source, options, trainer.global_rank, trainer.world_size, device)
-
     def _build_loader(self, stage: Stage, arguments: LoaderArguments, number: int) -> AsyncLoader:
-        transforms: dict[str, Any] = {name: by_stage[stage] for name, by_stage in self._transforms.items()}
-        loader = AsyncLoader(
-            arguments.source,
-            arguments.options,
-            rank=arguments.rank,
-            world_size=arguments.world_size,
-            device=arguments.device,
-            **transforms,
-        )
-        if arguments.trainer is not None and stage == "train":
-            loader.steps_wanted = functools.partial(training_steps, arguments.trainer, weakref.ref(loader))
-        elif arguments.trainer is not None:
-            loader.steps_wanted = functools.partial(steps_wanted, arguments.trainer, stage, number)
+        loader = arguments.loader(stage, number, {name: each[stage] for name, each in self._transforms.items()})
         loader.resuming.tell = rank_zero_info
         loader.reader_process = self._reader_process  # one for all stages
         self._loaders.add(loader)

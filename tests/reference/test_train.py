@@ -473,3 +473,16 @@ def test_a_sweep_without_training_or_callback_knows_of_no_waiting(typed):
     said, ending = typed("-m", "train=false", "test=false", "callbacks=none", "seed=1,2", *QUIET)
     assert ending is None
     assert said.strip().splitlines()[-1] == "data wait unknown → unknown"
+
+
+# -- replay ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_a_run_is_written_to_a_file(typed, tmp_path):
+    out, ending = typed("replay.step=3", "replay.rank=1", "replay.world_size=2", f"paths.output_dir={tmp_path}", *QUIET)
+    assert ending is None
+    assert "step 3: batch 3 of epoch 0" in out
+    (row,) = torch.load(tmp_path / "replay.pt", weights_only=False)
+    assert len(next(iter(row["batch"].values()))) == len(row["ids"]) == len(row["places"])
+    out, ending = typed("replay.step=-3", *QUIET)
+    assert ending == "error: replay.step: -3 is not a whole number from 0 on"

@@ -1,0 +1,63 @@
+"""`LoaderArguments`: what a loader of a stage is built from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+
+from lit_async_data.host.memory import default_budget
+from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.resume import training_steps
+from lit_async_data.lightning.stages import Stage, steps_wanted
+from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.options import LoaderOptions
+from lit_async_data.sources.contract.source import Source
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderArguments:
+    """What a loader is built from. Equal arguments give equal loaders."""
+
+    trainer: weakref.ref[pl.Trainer] | None
+    source: Source
+    options: LoaderOptions
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device | None = None
+
+    @classmethod
+    def of(cls, trainer: pl.Trainer | None, source: Source, options: LoaderOptions) -> Self:
+        """The arguments under a Trainer, if there is one."""
+        if trainer is None:
+            return cls(None, source, options)
+        if options.memory_budget is None:
+            options = dataclasses.replace(options, memory_budget=default_budget(trainer.num_devices))
+        device = trainer.strategy.root_device
+        return cls(weakref.ref(trainer), source, options, trainer.global_rank, trainer.world_size, device)
+
+    def loader(self, stage: Stage, number: int, transforms: Mapping[str, Any]) -> AsyncLoader:
+        """Build the loader.
+
+        Args:
+            stage: The loader's stage.
+            number: Its place among those of the stage.
+            transforms: The transforms of the stage, by argument of `AsyncLoader`.
+        """
+        loader = AsyncLoader(
+            self.source,
+            self.options,
+            rank=self.rank,
+            world_size=self.world_size,
+            device=self.device,
+            **transforms,
+        )
+        if self.trainer is not None and stage == "train":
+            loader.steps_wanted = functools.partial(training_steps, self.trainer, weakref.ref(loader))
+        elif self.trainer is not None:
+            loader.steps_wanted = functools.partial(steps_wanted, self.trainer, stage, number)
+        return loader
