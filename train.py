@@ -13,7 +13,6 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -21,11 +20,12 @@ from lit_async_data.errors import ConfigError, ResumeError, SourceError
 from lit_async_data.reference.commandline import (
     check_choices,
     check_run,
+    check_sweep,
     check_types,
-    drop_demo_settings,
     explained,
     write_wait,
 )
+from lit_async_data.reference.objects import built_data, built_model, usable_callbacks
 from lit_async_data.reference.replay import write_replay
 from lit_async_data.reference.slurm import job_id, requeued_from
 
@@ -46,9 +46,9 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     import pytorch_lightning as pl
     from pytorch_lightning.utilities import rank_zero_info
 
-    datamodule = build_data(cfg)
+    datamodule = built_data(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    model = build_model(cfg)
+    model = built_model(cfg)
     callbacks = [hydra.utils.instantiate(callback) for callback in usable_callbacks(cfg, datamodule)]
     loggers = [hydra.utils.instantiate(logger) for logger in cfg.logger.values()]
     trainer = hydra.utils.instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
@@ -73,46 +73,6 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     return metrics, {"cfg": cfg, "datamodule": datamodule, "model": model, "callbacks": callbacks, "trainer": trainer}
 
 
-def build_data(cfg: DictConfig) -> Any:
-    """The configured DataModule, without the stages that have neither path nor table."""
-    for stage in ("val", "test", "predict"):
-        if None in (OmegaConf.select(cfg, f"data.{stage}.{key}", default="") for key in ("path", "table")):
-            cfg.data[stage] = None
-    return hydra.utils.instantiate(cfg.data)
-
-
-def build_model(cfg: DictConfig) -> Any:
-    """The configured model. A user's own class gets only the settings of the demo that it accepts."""
-    import pytorch_lightning as pl
-
-    from lit_async_data.reference.demo import ImageClassifier
-
-    typed = [override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task]
-    drop_demo_settings(cfg.model, typed, ImageClassifier)
-    model = hydra.utils.instantiate(cfg.model)
-    if not isinstance(model, pl.LightningModule):
-        raise ConfigError(
-            f"model._target_: {cfg.model['_target_']} gives a {type(model).__name__}, not a LightningModule"
-        )
-    return model
-
-
-def usable_callbacks(cfg: DictConfig, datamodule: Any) -> list[DictConfig]:
-    """The configured callbacks, without those that monitor validation if there is no validation set."""
-    from pytorch_lightning.utilities import rank_zero_info
-
-    usable = []
-    for name, callback in cfg.callbacks.items():
-        if callback is None or ("ProgressBar" in callback["_target_"] and not cfg.trainer.enable_progress_bar):
-            continue
-        metric = callback.get("monitor") or ""
-        if metric.startswith("val/") and not datamodule.sources["val"]:
-            rank_zero_info(f"no validation set (data.val): callback {name} is left out, as it monitors {metric}")
-        else:
-            usable.append(callback)
-    return usable
-
-
 def show(cfg: DictConfig) -> None:
     """Print the resolved configuration, and save it in the folder of the run."""
     text = OmegaConf.to_yaml(cfg, resolve=True)
@@ -126,22 +86,14 @@ def main(cfg: DictConfig) -> float | None:
     """Run once, and return the metric to optimise."""
     from pytorch_lightning.utilities import rank_zero_only
 
-    several = cfg.trainer.devices not in (1, "1") or cfg.trainer.num_nodes > 1
-    sweeps, in_slurm = HydraConfig.get().mode == RunMode.MULTIRUN, HydraConfig.get().runtime.choices["hydra"] == "slurm"
-    if sweeps and several and "spawn" not in str(cfg.trainer.strategy):
-        raise ConfigError(
-            f"trainer.devices: {cfg.trainer.devices} with --multirun: each process would repeat the whole sweep; "
-            "use trainer.devices=1, trainer.strategy=ddp_spawn, or one call per setting"
-        )
-    if sweeps and in_slurm:
-        raise ConfigError("hydra: slurm with --multirun: a job has one run; start an array, one task per setting")
-    if in_slurm and (checkpoint := requeued_from(cfg.paths.output_dir)):
+    check_sweep(cfg)
+    if HydraConfig.get().runtime.choices["hydra"] == "slurm" and (checkpoint := requeued_from(cfg.paths.output_dir)):
         cfg.ckpt_path = str(checkpoint)
     check_types(cfg)
     check_run(cfg)
     rank_zero_only(show)(cfg)
     if cfg.replay.step is not None:
-        write_replay(cfg, build_data(cfg))
+        write_replay(cfg, built_data(cfg))
         return None
     metrics, objects = train(cfg)
     rank_zero_only(write_wait)(cfg.paths.output_dir, objects["callbacks"])

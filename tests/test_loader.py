@@ -149,7 +149,7 @@ def test_beyond_the_budget_batches_are_copies_and_it_is_said_once(caplog):
     assert stats.copied >= len(kept) - 6
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
-    assert said[0].startswith("all 6 slots hold batches that are still in use, and memory_budget allows no more")
+    assert said[0].startswith("all 6 slots hold batches that are still in use, and there can be no more")
     assert seen(kept) == [number for epoch in range(4) for number in order(epoch)]
 
 

@@ -136,8 +136,9 @@ class SlotFeed:
         self.copied += 1
         if self.copied == 1:
             log.warning(
-                "all %d slots hold batches that are still in use, and memory_budget allows no more: batches are handed "
-                "out as copies from here on, which costs time; keep fewer batches or raise memory_budget",
+                "all %d slots hold batches that are still in use, and there can be no more: batches are handed out as "
+                "copies from here on, which costs time; keep fewer batches, or raise memory_budget (with a reader "
+                "process, there are at most 512 slots)",
                 slots,
             )
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
-import inspect
 import re
 import shlex
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.options import TORCH_NAMES, LoaderOptions
@@ -85,6 +84,27 @@ def check_types(cfg: DictConfig) -> None:
             )
 
 
+def check_sweep(cfg: DictConfig) -> None:
+    """Refuse a sweep whose runs would disturb each other.
+
+    Args:
+        cfg: The composed configuration of the run that Hydra is in.
+
+    Raises:
+        ConfigError: This is a sweep over several processes, or in a job of SLURM.
+    """
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
+        return
+    several = cfg.trainer.devices not in (1, "1") or cfg.trainer.num_nodes > 1
+    if several and "spawn" not in str(cfg.trainer.strategy):
+        raise ConfigError(
+            f"trainer.devices: {cfg.trainer.devices} with --multirun: each process would repeat the whole sweep; "
+            "use trainer.devices=1, trainer.strategy=ddp_spawn, or one call per setting"
+        )
+    if HydraConfig.get().runtime.choices["hydra"] == "slurm":
+        raise ConfigError("hydra: slurm with --multirun: a job has one run; start an array, one task per setting")
+
+
 def check_run(cfg: DictConfig) -> None:
     """Refuse a run that cannot train or test, before it reads any data.
 
@@ -117,28 +137,6 @@ def check_run(cfg: DictConfig) -> None:
         raise ConfigError(
             "data.train: null leaves no data to train on; to only test a checkpoint, write train=false ckpt_path=FILE"
         )
-
-
-def drop_demo_settings(model: DictConfig, typed: Iterable[str], demo: Callable[..., Any]) -> None:
-    """Delete the settings of the demo's model that the configured class does not accept, unless they were typed.
-
-    Args:
-        model: Configuration with a ``_target_``, which may be the user's own class.
-        typed: Keys that were set on the command line.
-        demo: The class of the demo's model.
-    """
-    module, _, name = str(model["_target_"]).rpartition(".")
-    try:
-        accepted = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return  # building the model raises the error
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
-        return
-    of_demo, typed = inspect.signature(demo).parameters, set(typed)
-    with open_dict(model):
-        for name in list(map(str, model)):
-            if name in of_demo and name not in accepted and f"model.{name}" not in typed:
-                del model[name]
 
 
 def explained(error: BaseException, typed: list[str], config_dir: str) -> str:

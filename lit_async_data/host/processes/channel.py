@@ -61,7 +61,7 @@ class Channel:
             WorkerError: The system refuses to start a process.
         """
         try:
-            for ends in (self._commands, self._reports, self._vacant):
+            for ends in (self._commands, self._reports, self._vacant)[: 3 if self._process.kind == "reader" else 2]:
                 _open_pipe(ends)
         except OSError as error:
             raise WorkerError(
@@ -70,12 +70,12 @@ class Channel:
             ) from error
         os.set_blocking(self._reports[0].fileno(), False)
         passed = [setup, slots.fd, self._commands[0].fileno(), self._reports[1].fileno()]
-        if self._process.kind == "reader":
-            os.set_blocking(self._vacant[0].fileno(), False)
-            passed += [end.fileno() for end in self._vacant]
+        for end in self._vacant[:1]:
+            os.set_blocking(end.fileno(), False)
+        passed += [end.fileno() for end in self._vacant]
         passed += [] if scratch is None else [scratch.fd]
         self._running = self._process.open(self, passed)
-        for unused in (self._commands[0], self._reports[1], self._vacant[0]):
+        for unused in (self._commands[0], self._reports[1], *self._vacant[:1]):
             unused.close()
         self.opened = True
 

@@ -79,14 +79,15 @@ class Endpoint:
         self._descriptors, self._log = [setup_fd, slots_fd, self.commands], log
         self.reports = log.reports = Reports(reports_fd)
         self._server: ReaderServer | TaskServer | None = None
+        self._vacant = GivenSlots(*others) if worker < 0 else None
+        self._descriptors += others if worker >= 0 else []
         try:
             setup = ReaderSetup.loaded(setup_fd)
             logging.getLogger().setLevel(setup.level)
             slots = SharedSlots(setup.layout.nbytes, slots_fd)
-            if worker < 0:
-                self._server = ReaderServer(setup, setup_fd, slots, GivenSlots(*others), self.reports)
+            if self._vacant is not None:
+                self._server = ReaderServer(setup, setup_fd, slots, self._vacant, self.reports)
             else:
-                self._descriptors += others
                 self._server = TaskServer(setup, slots, others, self.reports, worker)
         except BaseException as error:  # noqa: BLE001  # the parent raises it
             self._fail(error)
@@ -117,6 +118,8 @@ class Endpoint:
             self._server.close()
             self._server = None
             gc.collect()  # the memory of its slots: servers and pipelines refer to each other
+        if self._vacant is not None:
+            self._vacant.close()
         self.reports.close()
         for descriptor in self._descriptors:
             os.close(descriptor)

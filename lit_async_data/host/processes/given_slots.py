@@ -11,6 +11,9 @@ from lit_async_data.host.pipeline.slots import Vacancy
 
 _NUMBER = struct.Struct("<i")
 _NONE = -1
+# Slots that there may be. A worker that takes one reads all that lie in the pipe, and puts the others back; if they did
+# not fit, everybody would wait for a reader. The smallest pipe that Linux makes, one page, holds twice as many numbers.
+MOST_SLOTS = 512
 
 
 def packed_slots(slots: list[int]) -> bytes:
@@ -60,9 +63,9 @@ class GivenSlots:
         """Take a slot.
 
         Raises:
-            queue.Empty: There is none.
+            queue.Empty: There is none, or the pipe is closed.
         """
-        data = self._read.read(_NUMBER.size)
+        data = None if self._read.closed else self._read.read(_NUMBER.size)
         if not data:
             raise queue.Empty
         (slot,) = _NUMBER.unpack(data)

@@ -19,6 +19,7 @@ from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.host.pipeline.slots import LENT
 from lit_async_data.host.processes.channel import Channel
+from lit_async_data.host.processes.given_slots import MOST_SLOTS
 from lit_async_data.host.processes.messages import Command, CommandKind, Report, ReportKind
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.remote_errors import unpacked_errors
@@ -57,7 +58,7 @@ class ProcessPipeline(Pipeline):
             setup.schedule,
             setup.layout,
             slots=budget.slots,
-            most_slots=budget.most_slots,
+            most_slots=min(budget.most_slots, MOST_SLOTS),
             timeout_s=timeout_s,
             tuner=setup.plan.workers.tuner(),
         )
@@ -236,6 +237,8 @@ class ProcessPipeline(Pipeline):
             raise self._explained(error) from error.__cause__
 
     def _receive(self, channel: Channel) -> None:
+        if self._closed:  # by another thread, since the consumer's last check
+            return
         try:
             reports = channel.receive()
         except WorkerError as error:

@@ -38,7 +38,7 @@ class ReaderServer:
         if processes is not None and workers.threads > 1:
             processes.start()
         self._processes, self._ahead = processes, setup.ahead
-        self._schedule, self._slots, self._vacant, self._reports = setup.schedule, slots, vacant, reports
+        self._schedule, self._slots, self._reports = setup.schedule, slots, reports
         self._generation = self._pauses = 0
         self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
         # Slots come from the trainer's process, which keeps them for as long as it likes.
@@ -122,7 +122,6 @@ class ReaderServer:
             self._processes.close()
         self._release()
         self._slots.close()
-        self._vacant.close()
 
 
 def _no_memory() -> Bytes:

@@ -9,13 +9,14 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from lit_async_data.device import streams as device_streams
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.lightning.predictions.arrays import ArrayPart
 from lit_async_data.lightning.predictions.completeness import check_complete
 from lit_async_data.lightning.predictions.folder import ResultFolder, synchronize
 from lit_async_data.lightning.predictions.locations import LocationColumns
 from lit_async_data.lightning.predictions.tables import TablePart
-from lit_async_data.lightning.predictions.values import HostCopies, PredictedField, StreamsOf, field_of, named
+from lit_async_data.lightning.predictions.values import HostCopies, PredictedField, field_of, named
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.order.permutation import Indices
 
@@ -44,7 +45,7 @@ class LoaderPredictions:
         self.total = self._plan.length
         if steps < len(self._plan):
             self.total = self._plan.bounds(steps - 1)[1] * self._plan.world_size if steps else 0
-        self._streams_of = StreamsOf()
+        self._streams_of = functools.cache(device_streams.streams_of)
         self._fields: dict[str, PredictedField] = {}
         # Each part of this rank, and the names of its fields.
         self._parts: list[tuple[TablePart | ArrayPart, list[str]]] = []

@@ -68,4 +68,8 @@ class LocationColumns:
 
 
 def _value(location: Any, name: str) -> Any:
-    return getattr(location, name, None)  # only locations in tables have an id and a path
+    value = getattr(location, name, None)  # only locations in tables have an id and a path
+    if not isinstance(value, str):
+        return value
+    # Parquet and HDF5 store text as UTF-8. The name of a file may be any bytes: others are written as \xe4.
+    return value.encode(errors="surrogateescape").decode(errors="backslashreplace")

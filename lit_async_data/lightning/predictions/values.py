@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,8 @@ WANTED = (
     "of lists of str"
 )
 
+# Gives the streams of a device, or None if it has none.
+StreamsOf = Callable[[torch.device], device_streams.Streams | None]
 # Values in host memory: numbers with the samples on axis 0, or a text for each sample.
 Values = npt.NDArray[Any] | list[str]
 
@@ -152,7 +153,7 @@ class HostCopies:
     Args:
         values: By name.
         fields: The field of each.
-        streams_of: Gives the streams of a device; None if it has none.
+        streams_of: Gives the streams of a device, the same each time.
     """
 
     def __init__(self, values: Mapping[str, Any], fields: Mapping[str, PredictedField], streams_of: StreamsOf) -> None:
@@ -195,18 +196,3 @@ def _as_stored(value: Any, field: PredictedField) -> Values:
         return [str(each) for each in value]
     array = value.numpy() if isinstance(value, torch.Tensor) else value
     return np.ascontiguousarray(array, field.dtype)
-
-
-class StreamsOf:
-    """The streams of each device, made once.
-
-    Example:
-        >>> StreamsOf()(torch.device("cpu")) is None
-        True
-    """
-
-    def __init__(self) -> None:
-        self._made = functools.cache(device_streams.streams_of)
-
-    def __call__(self, device: torch.device) -> device_streams.Streams | None:
-        return self._made(device)

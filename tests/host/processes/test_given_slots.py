@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
+import select
 import threading
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from support.waits import LONG
 
 from lit_async_data.host.pipeline.slots import COPYING, FILLING, FREE, SlotPool
-from lit_async_data.host.processes.given_slots import GivenSlots, packed_slots
+from lit_async_data.host.processes.given_slots import MOST_SLOTS, GivenSlots, packed_slots
 
 
 @pytest.fixture
@@ -72,9 +74,24 @@ def test_a_slot_that_another_worker_has_taken_is_waited_for_again(pipe, monkeypa
 
 
 def test_a_worker_that_ends_after_the_pipe_was_closed_gets_none(pipe):
+    """1. The channel ends while a worker reads. 2. The pipe is closed. 3. The worker is done, and asks for a slot."""
     given, _ = pipe
+    pool = SlotPool([np.zeros(8, np.uint8)], given)
     given.close()
-    assert given.get() is None
+    assert pool.take() is None
+    assert pool.take_all() == []
+
+
+def test_all_slots_fit_into_the_smallest_pipe(pipe):
+    """If they did not: 1. A worker takes all that lie in the pipe. 2. Others are put there. 3. The worker puts back all
+    but one; nobody reads, and it waits for ever."""
+    given, write = pipe
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, select.PIPE_BUF)
+    os.set_blocking(write, False)  # a write that would wait writes nothing instead
+    pool = SlotPool([np.zeros(8, np.uint8)] * MOST_SLOTS, given)
+    pool.wake(64)
+    taken = [pool.take(timeout=0) for _ in range(MOST_SLOTS + 64)]
+    assert sorted(slot for slot in taken if slot is not None) == list(range(MOST_SLOTS))
 
 
 def test_a_pool_takes_a_slot_that_the_training_process_has_given_back(pipe):

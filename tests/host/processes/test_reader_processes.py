@@ -25,9 +25,12 @@ from support.reader_sources import BadInChild, BadInChildAtLength, Numbers
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
-from lit_async_data.host.processes.messages import Report, ReportKind
+from lit_async_data.host.processes.child import Endpoint, LogToParent
+from lit_async_data.host.processes.given_slots import MOST_SLOTS
+from lit_async_data.host.processes.messages import REPORT_BYTES, Report, ReportKind
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.processes.shared_slots import SharedSlots
+from lit_async_data.order.plan import BatchIndex
 
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
@@ -584,3 +587,38 @@ def test_a_log_record_that_cannot_be_read_here_is_reported_and_costs_nothing(cap
         assert [next(loader)["y"][0].item() for _ in range(10)] == list(range(0, 100, 10))
         next(iter(loader.next, None))
     assert "a log record of another process could not be read: TypeError" in caplog.text
+
+
+def test_a_reader_process_has_no_more_slots_than_their_pipe_takes():
+    with loader_of(Numbers(64), memory_budget=2**30) as loader:
+        next(iter(loader))
+        pipeline = loader._run.engine.feed.pipeline
+        assert isinstance(pipeline, ProcessPipeline)
+        assert pipeline._most_slots == MOST_SLOTS
+
+
+def test_a_loader_that_another_thread_closes_says_so():
+    """1. The consumer has checked that the loader is open. 2. Another thread closes it. 3. The consumer asks for a
+    batch."""
+    loader = loader_of(Numbers(64))
+    next(iter(loader))
+    pipeline = loader._run.engine.feed.pipeline
+    loader.close()
+    with pytest.raises(ClosedError, match="build a new one"):
+        pipeline.get(BatchIndex(0, 1))
+
+
+@pytest.mark.parametrize("worker", [-1, 0])
+def test_a_setup_that_cannot_be_read_leaves_no_descriptor_open(tmp_path, worker):
+    """A reader process may go on for other loaders."""
+    ends = [*os.pipe(), *os.pipe(), *os.pipe()]
+    setup = os.open(tmp_path / "empty", os.O_RDWR | os.O_CREAT)
+    (reports, sent), others = ends[:2], ends[4:]
+    slots, commands = ends[2:4]
+    endpoint = Endpoint([setup, slots, commands, sent, *others], worker, LogToParent())
+    endpoint._close()
+    assert os.read(reports, REPORT_BYTES)
+    os.close(reports)
+    for descriptor in (setup, slots, commands, sent, *others):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

@@ -128,6 +128,19 @@ def bird_table(tmp_path):
     return lad.ManifestSource(table, {"y": "path"}, root=tmp_path, id="id", filters=[["good", "==", 1]])
 
 
+def test_a_file_whose_name_is_no_text_is_named_with_its_bytes(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["y"] = np.arange(5)
+    name = os.path.join(os.fsencode(tmp_path), b"\xe4 \xc3\xb6.h5")
+    try:
+        os.rename(tmp_path / "x.h5", name)
+    except OSError:
+        pytest.skip("this file system takes only names that are text")
+    predict(tmp_path / "out", lad.HDF5Source(os.fsdecode(name), {"y": "y"}))
+    for rows in (rows_in(tmp_path / "out"), arrays_in(tmp_path / "out")):
+        assert {os.path.basename(each) for each in rows["file"]} == {"\\xe4 ö.h5"}
+
+
 def test_rows_of_a_table_have_their_ids_and_paths(tmp_path):
     source = bird_table(tmp_path)
     predict(tmp_path / "out", source, lambda y: {"first": y[:, 0], "mask": y[:, None]})
