@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-gpu clean
+.PHONY: train test test-fast test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-gpu clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
@@ -71,6 +71,11 @@ bench-epochs: $(VENV)/installed
 # The order for up to 10¹² samples and 4096 ranks, 10 million chunks, 50 million rows: at most 15 minutes and 6 GB.
 bench-scale: $(VENV)/installed
 	$(BIN)/python benchmarks/scale.py $(ARGS)
+
+# 500 random resumes, other loaders that resume, and the time to the first batch: about 3 minutes. Others take part if they
+# can be imported: torchdata as for bench-hdf5; mosaicml-streaming from a folder of its own, as it asks for an older numpy.
+bench-resume: $(VENV)/installed
+	$(BIN)/python benchmarks/resume.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

@@ -145,15 +145,16 @@ class Resuming:
         plan, rest = self._cursor.schedule.plan(0), self._now.samples - place.position
         if place.over or not place.position:
             return place
+        over = place._replace(position=self._now.samples, over=True)  # also for whoever takes up a state saved here
         if rest <= 0:  # a smaller dataset, by force
-            return place._replace(over=True)
+            return over
         world, step = plan.world_size, plan.world_size * plan.batch_size
         if plan.drop_last and rest < step:
             self._say(
                 f"epoch {place.epoch} is over: drop_last drops the {rest} samples that remain of it, which do not fill "
                 f"a step of {plan.batch_size} × {world}"
             )
-            return place._replace(over=True)
+            return over
         if rest < world:
             raise ResumeError(
                 f"{rest} samples remain of epoch {place.epoch}, fewer than the {world} ranks, which each need at least "

@@ -32,6 +32,7 @@ def test_an_example_runs(path, tmp_path):
     [
         ("first", ["throughput", "memory"], "best DataLoader"),
         ("scale", ["plan", "dealt", "decoding", "checkpoint"], "Samples and ranks dealt wrongly: 0,"),
+        pytest.param("resume", ["random", "others"], "epochs those with a fault: 0,", marks=pytest.mark.processes),
         pytest.param("epochs", ["epochs"], "ms beyond the list", marks=pytest.mark.processes),
     ],
 )
