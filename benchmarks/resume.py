@@ -84,14 +84,18 @@ def uninterrupted(source: Source, epoch: int, options: Mapping[str, Any]) -> lis
         return [int(number) for (numbers,) in loader for number in numbers]
 
 
-def continued(source: Source, order: str, draw: random.Random) -> tuple[list[Leg], Faults]:
-    """Stop an epoch at random places, and compare it with the uninterrupted one, and the next one with its own."""
+def continued(source: Source, order: str, draw: random.Random) -> tuple[list[Leg], list[int], Faults]:
+    """Stop an epoch at random places, and compare it with the uninterrupted one, and the next one with its own.
+
+    Returns the legs, how many samples remained behind each, and the faults.
+    """
     options = random_options(draw, order, len(source))
     epoch, drop_last, stops = draw.randrange(5), draw.random() < 0.3, draw.randint(1, 3)
     wanted, after = (uninterrupted(source, number, options) for number in (epoch, epoch + 1))
     options["drop_last"] = drop_last
     found: list[list[int]] = []
     legs: list[Leg] = []
+    rests: list[int] = []
     state, rest = None, len(wanted)
     for number in range(stops + 1):
         last = number == stops
@@ -110,10 +114,11 @@ def continued(source: Source, order: str, draw: random.Random) -> tuple[list[Leg
             rest = len(wanted) - done
             if drop_last and rest < leg.step:  # what does not fill a step is dropped, and the epoch is over
                 wanted, rest = wanted[:done], 0
+            rests.append(rest)
             if last:
                 following = next(ranks.steps())
     here, beyond = compared(found, wanted), compared([following], after[: len(following)])
-    return legs, Faults(*map(sum, zip(here, beyond, strict=True)))
+    return legs, rests, Faults(*map(sum, zip(here, beyond, strict=True)))
 
 
 def random_resumes(run: Run) -> Figures:
@@ -126,8 +131,8 @@ def random_resumes(run: Run) -> Figures:
     rows: Figures = []
     for number in range(run.cases):
         order, (stored, source) = ORDERS[number % len(ORDERS)], draw.choice(sources)
-        legs, faults = continued(source, order, draw)
-        row = {"case": number, "file": stored, "samples": len(source), "order": order, "stops": len(legs) - 1}
+        legs, rests, faults = continued(source, order, draw)
+        row = {"case": number, "file": stored, "samples": len(source), "order": order, "rests": rests}
         rows.append(row | {"legs": [leg._asdict() for leg in legs]} | faults._asdict())
         if any(faults):
             print(f"wrong: {rows[-1]}")
@@ -136,14 +141,14 @@ def random_resumes(run: Run) -> Figures:
     print(
         "\nEpochs stopped and continued with other ranks, batch sizes, workers and depths, against uninterrupted ones"
     )
-    print(f"{'order':<16} epochs  resumes  with processes  lost  repeated  steps out of order")
+    print(f"{'order':<16} epochs  resumes within  with processes  lost  repeated  steps out of order")
     for order in ORDERS:
         of = [row for row in rows if row["order"] == order]
         processes = sum(any(leg["kind"] == "process" for leg in row["legs"]) for row in of)
         lost, repeated, disordered = (sum(row[key] for row in of) for key in Faults._fields)
+        within = sum(rest > 0 for row in of for rest in row["rests"])
         print(
-            f"{order:<16} {len(of):>6} {sum(row['stops'] for row in of):>8} {processes:>15} {lost:>5} {repeated:>9} "
-            f"{disordered:>19}"
+            f"{order:<16} {len(of):>6} {within:>15} {processes:>15} {lost:>5} {repeated:>9} {disordered:>19}",
         )
     return rows
 

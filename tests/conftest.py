@@ -17,6 +17,9 @@ import pytest
 from hypothesis import settings
 from support.leaks import alive
 
+# They hold no doctests, and as modules to be collected they would all have one name.
+collect_ignore_glob = ["**/conftest.py"]
+
 # The same examples every time, so that a failure in CI can be reproduced.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")

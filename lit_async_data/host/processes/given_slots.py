@@ -24,7 +24,7 @@ def packed_slots(slots: list[int]) -> bytes:
 class GivenSlots:
     """A queue of slots that two processes put into. Has the methods of `queue.SimpleQueue` that `SlotPool` calls.
 
-    The training process puts a slot there when the user has dropped its batch, and wakes only a worker that waits for
+    The training process puts a slot there when the user has dropped its batch, and wakes only workers that wait for
     one. Workers that decode, and the main thread of the reader process, sleep on: on a busy machine each of them could
     run only in place of the training loop.
 

@@ -68,10 +68,16 @@ class ResultFolder:
         """Make the temporary folder, without what a run that ended early has left in it.
 
         Raises:
-            ConfigError: Another run is writing there, or somebody else's files lie there.
-            OSError: The folder cannot be made.
+            ConfigError: The folder cannot be made, another run is writing there, or somebody else's files lie there.
         """
-        os.makedirs(self.partial, exist_ok=True)
+        try:
+            os.makedirs(self.partial, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"path: the folder {self.partial} cannot be made: {error.strerror}; give PredictionWriter a path in a "
+                "folder that you may write to",
+                file=self.partial,
+            ) from error
         self._lock = os.open(self.partial, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

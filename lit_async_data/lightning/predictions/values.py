@@ -96,6 +96,9 @@ def field_of(name: str, value: Any, samples: int, where: str) -> PredictedField:
     where = f"{where}: {name}"
     if _is_text(value):
         shape, dtype = (len(value),), None
+        for number, text in enumerate(value):
+            if not _is_unicode(text):
+                raise ConfigError(f"{where}: text {number} of the batch, {text!a}, cannot be stored as UTF-8")
     elif isinstance(value, torch.Tensor | np.ndarray):
         shape, dtype = tuple(value.shape), _stored_type(value, where)
     else:
@@ -117,6 +120,15 @@ def _is_text(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype.kind == "U" and value.ndim == 1
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, str) for each in value)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold it; half of a surrogate pair it cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stored_type(value: torch.Tensor | npt.NDArray[Any], where: str) -> np.dtype[Any]:

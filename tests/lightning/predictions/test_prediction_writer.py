@@ -229,6 +229,12 @@ def test_a_dataloader_of_torch_is_refused_with_what_to_do(tmp_path, callbacks):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_path_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"path: the folder .*file/out.partial cannot be made: Not a directory; give"):
+        predict(tmp_path / "file" / "out", numbered(4))
+
+
 @pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
 def test_a_predict_step_that_takes_the_iterator_is_refused(tmp_path):
     class Iterating(Predictor):
@@ -311,6 +317,10 @@ def test_a_predict_step_that_ends_the_run_early_leaves_no_result(tmp_path):
         (lambda y: {1: y}, "1 is not a name; the keys of the dict are the names of columns"),
         (lambda y: {"sample": y}, "'sample' is a column that PredictionWriter adds; give it another name"),
         (lambda y: {"p": y[:-1]}, "p has 3 values on its first axis for a batch of 4 samples"),
+        (
+            lambda y: {"p": ["a", "\ud800", "c", "d"]},
+            r"p: text 1 of the batch, '\\ud800', cannot be stored as UTF-8",
+        ),
     ],
 )
 def test_what_cannot_be_stored_is_refused_with_what_is_wanted(tmp_path, predicted, message):
