@@ -29,9 +29,10 @@ def train(config: dict[str, Any]) -> str:
     )
     model = prepare_model(torch.nn.Linear(128, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    times, loss = torch.zeros(len(source), device=device), torch.zeros(())
     with loader:
         for epoch in range(3):
-            times = torch.zeros(len(source), device=device)  # how often each sample came
+            times.zero_()  # how often each sample came
             for batch in loader:
                 optimizer.zero_grad()
                 loss = torch.nn.functional.mse_loss(model(batch["x"].to(device)).squeeze(1), batch["y"].to(device))
@@ -40,7 +41,7 @@ def train(config: dict[str, Any]) -> str:
                 times[batch["index"].to(device)] += 1
             torch.distributed.all_reduce(times)
             ray.train.report({"epoch": epoch, "loss": loss.item()})
-        once, waited = int((times == 1).sum()), loader.stats().wait_s
+        once, waited = int(times.eq(1).sum()), loader.stats().wait_s
     return f"{once} of {len(source)} samples came once over {loader.world_size} workers; rank 0 waited {waited:.3f} s"
 
 

@@ -43,7 +43,13 @@ class RequeueBetweenBatches(pl.Callback):
     def _note(self, *_: Any) -> None:
         self._noted = True
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_start(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
         """Requeue if a rank has got the signal, unless gradients are accumulated."""
         # Not at the end of the batch before: a run that is resumed from there leaves out the validation that is due.
         stepped, self._steps = trainer.global_step != self._steps, trainer.global_step

@@ -130,7 +130,9 @@ class OrderState:
         )
         _check(given, "source", plain, "a mapping of names to numbers and text")
         _check(given, "history", _is_history(history, given["position"]), "a list of [position, ranks, batch size]")
-        return cls(**{name: given[name] for name in names} | {"history": tuple(Segment(*each) for each in history)})
+        values: dict[str, Any] = {name: given[name] for name in names}
+        values["history"] = tuple(Segment(*each) for each in history)
+        return cls(**values)
 
     @property
     def place(self) -> Place:

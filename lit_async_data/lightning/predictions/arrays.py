@@ -48,7 +48,8 @@ class ArrayPart:
         """Add rows; they are written before this returns."""
         end = self._written + len(columns["sample"])
         for name, values in columns.items():
-            self._file[name][self._written : end] = _storable(values)
+            dataset: Any = self._file[name]
+            dataset[self._written : end] = _storable(values)
         self._written = end
 
     def close(self) -> None:
@@ -59,7 +60,7 @@ class ArrayPart:
     def samples(path: str) -> Iterator[Indices]:
         """The dataset ``sample`` of a file, in pieces."""
         with h5py.File(path) as file:
-            dataset = file["sample"]
+            dataset: Any = file["sample"]  # Any: a type checker sees a group or a dataset
             for first in range(0, len(dataset), SAMPLES_READ):
                 yield dataset[first : first + SAMPLES_READ]
 
@@ -79,7 +80,8 @@ class ArrayPart:
         ranks, rows = len(paths), 0
         for path in paths:
             with h5py.File(path) as part:
-                rows += len(part["sample"])
+                samples: Any = part["sample"]
+                rows += len(samples)
         with h5py.File(target, "w") as merged:
             with h5py.File(paths[0]) as part:
                 sample_bytes = 0
