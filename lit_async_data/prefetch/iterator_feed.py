@@ -66,6 +66,8 @@ class IteratorFeed:
         self._prepare = prepare
         self._depth = depth
         self._state = state
+        #: The loader's state before the first batch of the pass; None where none is taken.
+        self.begun: Snapshot | None = None
         self._watch = DrawWatch(loader) if watch is None else watch
         self._marks = Marks.of(loader)
         self._process = ProcessGuard()
@@ -223,6 +225,7 @@ class IteratorFeed:
                 "anew, such as a DataLoader",
                 type(iterator).__name__,
             )
+        self.begun = None if self._state is None else Snapshot.of(self._state)
         self.reader = ReaderThread(iterator, self._prepare, self._ahead, self._note)
         self._expected, self._buffers = BatchIndex(epoch, 0), (None, None)
 

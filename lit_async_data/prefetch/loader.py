@@ -206,6 +206,8 @@ class PrefetchedLoader(BaseLoader):
                     engine.queue.top_up(feed.following(key))
             run.meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
             state = feed.handed_over(key)
+            if not key.step:
+                at.state = feed.begun
         except StopIteration:
             at.over, at.state = True, None
             engine.rest()
@@ -327,7 +329,8 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
 
     def _note_state(self) -> None:
-        if self._at.counted is not None and self._at.state is None:  # nothing has been read ahead
+        # Where nothing has been read ahead. The state before the first batch is `IteratorFeed.begun`.
+        if self._at.counted is not None and self._at.state is None and self._at.step:
             self._at.state = Snapshot.of(self.loader.state_dict)  # type: ignore[attr-defined]
 
 

@@ -532,6 +532,21 @@ class Stateful:
         self.load = state["taken"]
 
 
+class EndsWithItsState(Stateful):
+    """Goes on behind the last batch if the state is of the end of a pass: with none, as torchdata's does."""
+
+    def __iter__(self):
+        self.taken, self.load = self.load, 0
+
+        def batches(first):
+            for batch in range(first, STEPS):
+                self.taken = batch + 1
+                index = torch.tensor([batch])
+                yield {"index": index, "x": index[:, None].float()}
+
+        return batches(self.taken)
+
+
 @with_and_without
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("kind", [Nested, NestedAsksForSteps])
@@ -548,7 +563,8 @@ def test_a_prefetched_loader_with_a_state_goes_on(tmp_path, callbacks, depth, ki
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("batch", [0, 3, 5])
-def test_a_prefetched_loader_comes_back_to_the_batch_that_failed(tmp_path, depth, batch):
+@pytest.mark.parametrize("kind", [Stateful, EndsWithItsState])
+def test_a_prefetched_loader_comes_back_to_the_batch_that_failed(tmp_path, depth, batch, kind):
     class Failing(Nested):
         def training_step(self, each, number):
             if (self.current_epoch, number) == (1, batch):
@@ -558,8 +574,8 @@ def test_a_prefetched_loader_comes_back_to_the_batch_that_failed(tmp_path, depth
     saving, whole = pl.callbacks.OnExceptionCheckpoint(tmp_path), [[batch] for batch in range(STEPS)]
     fit = trainer(saving, lad.DevicePrefetcher(depth), max_epochs=3, enable_checkpointing=True)
     with pytest.raises(StopError):
-        fit.fit(Failing(), lad.prefetched(Stateful(), depth))
+        fit.fit(Failing(), lad.prefetched(kind(), depth))
     model = Nested()
     fit = trainer(lad.DevicePrefetcher(depth), max_epochs=3)
-    fit.fit(model, lad.prefetched(Stateful(), depth), ckpt_path=tmp_path / "on_exception.ckpt")
+    fit.fit(model, lad.prefetched(kind(), depth), ckpt_path=tmp_path / "on_exception.ckpt")
     assert model.seen["train"] == [whole[batch:], whole]
