@@ -62,6 +62,11 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
         ResumeError: ``limit_train_batches`` ends the epoch before the place.
     """
     saved, total = loader.resuming.saved, trainer.num_training_batches
+    if getattr(trainer.fit_loop, "restarted_on_epoch_start", False):  # a later version may lack it
+        # Written in on_train_epoch_start, where the counters are those of the epoch before: Lightning would take this
+        # epoch for done. It sets them to 0 where its inner loop begins anew.
+        trainer.fit_loop.epoch_loop.restarting = False
+        return
     if saved is None or not saved.position or not trainer.fit_loop.restarting or total == math.inf:
         return
     counters = _counters(trainer)

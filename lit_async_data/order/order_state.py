@@ -122,7 +122,9 @@ class OrderState:
             _check(given, name, _whole(given[name], least), f"a whole number from {least} on")
         most = given["samples"]
         _check(given, "position", _whole(given["position"], 0, most), f"a whole number from 0 to {most}")
-        _check(given, "shuffle", given["shuffle"] in ("none", "chunk", "global"), "none, chunk or global")
+        shuffle = given["shuffle"]
+        known = isinstance(shuffle, str) and shuffle in ("none", "chunk", "global")
+        _check(given, "shuffle", known, "none, chunk or global")
         _check(given, "drawn", isinstance(given["drawn"], str | None), "text or None")
         source, history = given["source"], given["history"]
         plain = isinstance(source, Mapping) and all(

@@ -102,6 +102,12 @@ def test_in_the_middle_of_an_epoch_the_rest_of_it_follows(tmp_path, callbacks, h
     assert resumed(path, callbacks) == [WHOLE[1][done:], WHOLE[2]]
 
 
+def test_with_the_callback_an_epoch_that_had_only_begun_is_whole(tmp_path):
+    """Lightning alone takes it for done, as it still has the counters of the epoch before."""
+    path = saved(tmp_path, "on_train_epoch_start")
+    assert resumed(path, lambda: [lad.DevicePrefetcher()]) == WHOLE[1:]
+
+
 class StopError(Exception):
     pass
 
