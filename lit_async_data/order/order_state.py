@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 from lit_async_data.errors import ResumeError
 
 VERSION = 1
+MOST = 2**63 - 1
 DAMAGED = "it is damaged, or was not written by AsyncLoader.state_dict"
 
 
@@ -119,7 +120,7 @@ class OrderState:
             if name not in given:
                 raise ResumeError(f"the saved place has no {name}; {DAMAGED}")
         for name, least in {"epoch": 0, "samples": 1, "seed": 0, "shuffle_chunks": 1}.items():
-            _check(given, name, _whole(given[name], least), f"a whole number from {least} on")
+            _check(given, name, _whole(given[name], least, MOST), f"a whole number from {least} on, of at most 63 bits")
         most = given["samples"]
         _check(given, "position", _whole(given["position"], 0, most), f"a whole number from 0 to {most}")
         shuffle = given["shuffle"]

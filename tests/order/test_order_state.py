@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from lit_async_data.errors import ResumeError
@@ -33,11 +34,13 @@ def test_it_survives_any_format_of_plain_values():
         ("version", "1"),
         ("epoch", -1),
         ("epoch", True),
+        ("epoch", 10**30),
         ("position", 101),
         ("position", 4.0),
         ("samples", 0),
         ("seed", None),
         ("shuffle", "auto"),
+        ("shuffle", np.array(["none", "chunk"])),
         ("shuffle_chunks", 0),
         ("drawn", 5),
         ("source", [1]),
