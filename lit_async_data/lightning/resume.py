@@ -47,6 +47,10 @@ def training_steps(
         return None, None
     if trainer.fit_loop.restarting:
         _check_counters(trainer, loader, done, int(total))
+    if trainer.ckpt_path and trainer.fit_loop.is_resuming and loader.resuming.saved is None:
+        loader.resuming.say(
+            f"{trainer.ckpt_path} holds no place in the data: epoch {_epoch(trainer)} begins at its first sample"
+        )
     loader.resuming.done = functools.partial(trained, reference, done)
     return (int(total) - done if done < total else None), int(total)
 
@@ -70,8 +74,11 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     if saved is None or not saved.position or not trainer.fit_loop.restarting or total == math.inf:
         return
     counters = _counters(trainer)
+    _tell_skipped(trainer, loader, saved)
     if _is_over(trainer):  # the epoch is over, however many batches it would have now
         left = 0
+    elif saved.over:  # drop_last drops what remains; Lightning would begin an epoch of no more batches again
+        trainer.fit_loop.epoch_loop.batch_progress.is_last_batch, left = True, 1
     elif (place := _resumed_place(trainer, loader)) is None:
         return
     elif not (left := steps_left(loader, place, int(total))):
@@ -84,6 +91,19 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     shift = int(total) - left - counters.processed
     for name in COUNTERS:
         setattr(counters, name, getattr(counters, name) + shift)
+
+
+def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> None:
+    """Say that a batch is left out: the loader, saved without the callback, counts what it has handed out as done."""
+    plan = loader.order
+    size, trained_on = plan.batch_size * plan.world_size, _counters(trainer).processed
+    alike = [(each.position, each.step) for each in saved.history] == [(0, size)]
+    handed_out = saved.position // size if plan.drop_last else math.ceil(saved.position / size)
+    if alike and not _is_over(trainer) and handed_out == trained_on + 1:
+        loader.resuming.say(
+            f"samples {trained_on * size} to {saved.position - 1} of epoch {saved.epoch} are left out: the checkpoint "
+            "was written in the middle of their step and without DevicePrefetcher, so they count as done"
+        )
 
 
 def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
@@ -171,20 +191,23 @@ def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
 
 
 def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: int) -> None:
-    place = _resumed_place(trainer, loader)
-    if place is None:
-        if done:
-            changed = "" if loader.resuming.saved is None else loader.resuming.changed_steps(loader.resuming.saved)
-            raise ResumeError(changed or without_place(trainer, done), file=_file(trainer))
+    place, saved = _resumed_place(trainer, loader), loader.resuming.saved
+    if place is None and not done:
         return
-    if place.epoch != _epoch(trainer):
-        loader.set_epoch(place.epoch)
-    if steps_left(loader, place, total) == total - done:
-        return
+    if saved is None:
+        raise ResumeError(without_place(trainer, done), file=_file(trainer))
+    if place is not None:
+        if place.epoch != _epoch(trainer):
+            loader.set_epoch(place.epoch)
+        ended = place.over and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch  # see `count_again`
+        if ended or steps_left(loader, place, total) == total - done:
+            return
     raise ResumeError(
-        loader.resuming.changed_steps(place)
-        or f"the Trainer counts {done} of {total} batches of the epoch as done, which does not fit the saved place, "
-        f"sample {place.position} of {loader.order.length}; resume from another checkpoint",
+        loader.resuming.changed_steps(saved)
+        or f"the Trainer counts {done} of {total} batches of epoch {_epoch(trainer)} as done, which does not fit the "
+        f"saved place, sample {saved.position} of {loader.order.length} in epoch {saved.epoch}; if "
+        "limit_train_batches or drop_last has changed, restore it, or add DevicePrefetcher() to the Trainer's "
+        "callbacks; otherwise resume from another checkpoint",
         file=_file(trainer),
     )
 

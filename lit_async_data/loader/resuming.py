@@ -81,7 +81,7 @@ class Resuming:
         state = OrderState.from_dict(given)
         changed = state.differences(self._now)
         if changed and not 0 < state.position < state.samples:
-            self._say(f"the order is another one than in the checkpoint ({'; '.join(changed)}), from this epoch on")
+            self.say(f"the order is another one than in the checkpoint ({'; '.join(changed)}), from this epoch on")
         elif changed and not (force or self.force):
             raise ResumeError(
                 f"the checkpoint is from sample {state.position} of {state.samples} in epoch {state.epoch}, and the "
@@ -90,7 +90,7 @@ class Resuming:
                 "AsyncDataModule(force_resume=True)"
             )
         elif changed:
-            self._say(f"going on at the same position of another order: {'; '.join(changed)}")
+            self.say(f"going on at the same position of another order: {'; '.join(changed)}")
         self._untold = True
         return self._fitting(state.place)
 
@@ -134,7 +134,7 @@ class Resuming:
             f"which counts them again, or go back to {before.batch_size} × {before.world_size}"
         )
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         """Tell a line; once, though Lightning restores a DataModule and its loader."""
         if line != self._told:
             self._told = line
@@ -150,7 +150,7 @@ class Resuming:
             return over
         world, step = plan.world_size, plan.world_size * plan.batch_size
         if plan.drop_last and rest < step:
-            self._say(
+            self.say(
                 f"epoch {place.epoch} is over: drop_last drops the {rest} samples that remain of it, which do not fill "
                 f"a step of {plan.batch_size} × {world}"
             )

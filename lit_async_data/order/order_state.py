@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from lit_async_data.errors import ResumeError
 
 VERSION = 1
-MOST = 2**63 - 1
+MOST_EPOCHS = 2**62  # the order takes epochs of 63 bits, and the one after this must be one, too
 DAMAGED = "it is damaged, or was not written by AsyncLoader.state_dict"
 
 
@@ -119,12 +119,12 @@ class OrderState:
         for name in names:
             if name not in given:
                 raise ResumeError(f"the saved place has no {name}; {DAMAGED}")
-        for name, least in {"epoch": 0, "samples": 1, "seed": 0, "shuffle_chunks": 1}.items():
-            _check(given, name, _whole(given[name], least, MOST), f"a whole number from {least} on, of at most 63 bits")
+        for name, least in {"samples": 1, "seed": 0, "shuffle_chunks": 1}.items():
+            _check(given, name, _whole(given[name], least), f"a whole number from {least} on")
+        _check(given, "epoch", _whole(given["epoch"], 0, MOST_EPOCHS), f"a whole number from 0 to {MOST_EPOCHS}")
         most = given["samples"]
         _check(given, "position", _whole(given["position"], 0, most), f"a whole number from 0 to {most}")
-        shuffle = given["shuffle"]
-        known = isinstance(shuffle, str) and shuffle in ("none", "chunk", "global")
+        known = isinstance(given["shuffle"], str) and given["shuffle"] in ("none", "chunk", "global")
         _check(given, "shuffle", known, "none, chunk or global")
         _check(given, "drawn", isinstance(given["drawn"], str | None), "text or None")
         source, history = given["source"], given["history"]
@@ -155,7 +155,8 @@ class OrderState:
         pairs["weights"] = self.drawn, now.drawn
         for key in {**self.source, **now.source}:
             pairs[key] = self.source.get(key), now.source.get(key)
-        if self.drawn is not None or now.drawn is not None:
+        drawn = self.drawn is not None or now.drawn is not None
+        if drawn or self.source.get("samples") == now.source.get("samples"):  # which otherwise tells it already
             pairs["samples of an epoch"] = self.samples, now.samples
         if "shuffle" in [name for name, (saved, found) in pairs.items() if saved != found]:
             pairs.pop("chunks", None)  # these are told only where the order goes by chunks

@@ -264,6 +264,15 @@ def test_with_another_batch_size_each_sample_comes_once(tmp_path, batch_size, ba
     ]
 
 
+@pytest.mark.parametrize(("hook", "batches"), [("on_train_batch_end", 5), ("on_before_backward", 6)])
+def test_after_a_rest_that_drop_last_drops_the_next_epoch_begins(tmp_path, caplog, hook, batches):
+    path = saved(tmp_path, hook, batches)
+    caplog.set_level(logging.INFO)
+    epochs = resumed(path, lambda: [lad.DevicePrefetcher()], loader={"batch_size": 8, "drop_last": True})
+    assert [flat(epoch) for epoch in epochs] == [order(2)[:16].tolist()]
+    assert "drop_last drops the 2 samples that remain of it" in caplog.text
+
+
 @pytest.mark.parametrize("batch_size", [2, 8])
 @pytest.mark.parametrize("hook", ["on_validation_start", "on_validation_end", "on_train_epoch_end"])
 def test_between_epochs_the_batch_size_may_change(tmp_path, hook, batch_size):
@@ -377,6 +386,12 @@ def test_another_order_is_refused_in_mid_epoch_unless_forced(tmp_path, callbacks
     assert [len(epoch) for epoch in epochs] == [4, 6]
 
 
+def test_a_limit_that_has_changed_is_named_where_lightning_counts_by_the_old_one(tmp_path):
+    path = saved(tmp_path, "on_train_batch_end", 3, limit_train_batches=3)
+    with pytest.raises(ResumeError, match=r"does not fit the saved place, sample 12 of 22 in epoch 1; if limit_train"):
+        resumed(path)
+
+
 def test_a_rest_smaller_than_the_world_is_refused(tmp_path):
     path = saved(tmp_path, "on_train_batch_end", 5)  # 2 samples remain
     _, dm = fitted()
@@ -387,7 +402,7 @@ def test_a_rest_smaller_than_the_world_is_refused(tmp_path):
 
 
 @with_and_without
-def test_a_checkpoint_without_a_place_is_refused_in_mid_epoch_only(tmp_path, callbacks):
+def test_a_checkpoint_without_a_place_is_refused_in_mid_epoch_only(tmp_path, callbacks, caplog):
     path = saved(tmp_path, "on_train_batch_end", 2)
     end = tmp_path / "end"
     end.mkdir()
@@ -401,7 +416,10 @@ def test_a_checkpoint_without_a_place_is_refused_in_mid_epoch_only(tmp_path, cal
     ) as caught:
         resumed(path, callbacks)
     assert caught.value.file == str(path)
-    assert resumed(end / "at.ckpt", callbacks) == WHOLE[2:]
+    caplog.set_level(logging.INFO)
+    again = resumed(end / "at.ckpt", callbacks, max_epochs=4, reload_dataloaders_every_n_epochs=1)
+    assert again == [WHOLE[2], plan(3)]
+    assert caplog.text.count("at.ckpt holds no place in the data: epoch 2 begins at its first sample") == 1
 
 
 def test_a_damaged_place_is_named(tmp_path):
@@ -487,6 +505,20 @@ def test_with_the_callback_it_goes_on_after_an_exception_with_any_batch_size(tmp
             fit = trainer(lad.DevicePrefetcher(), max_epochs=3)
             fit.fit(model, nest(train), ckpt_path=tmp_path / "on_exception.ckpt")
         assert [flat(epoch) for epoch in model.seen["train"]] == [order(1)[12:].tolist(), order(2).tolist()]
+
+
+@pytest.mark.parametrize(("batch", "told"), [(3, "samples 12 to 15"), (5, "samples 20 to 21")])
+def test_a_batch_that_a_checkpoint_without_the_callback_leaves_out_is_told(tmp_path, caplog, batch, told):
+    saving = pl.callbacks.OnExceptionCheckpoint(tmp_path)
+    with loader() as train, pytest.raises(StopError):
+        trainer(saving, max_epochs=3, enable_checkpointing=True).fit(Stopping(batch), train)
+    model = Continued()
+    caplog.set_level(logging.INFO)
+    with loader() as train:
+        fit = trainer(lad.DevicePrefetcher(), max_epochs=3)
+        fit.fit(model, train, ckpt_path=tmp_path / "on_exception.ckpt")
+    assert model.seen["train"] == [rest for rest in (WHOLE[1][batch + 1 :], WHOLE[2]) if rest]
+    assert caplog.text.count(f"{told} of epoch 1 are left out") == 1
 
 
 def test_without_the_callback_another_batch_size_of_a_loader_is_refused(tmp_path):

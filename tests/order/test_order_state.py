@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -34,7 +35,7 @@ def test_it_survives_any_format_of_plain_values():
         ("version", "1"),
         ("epoch", -1),
         ("epoch", True),
-        ("epoch", 10**30),
+        ("epoch", 2**63),
         ("position", 101),
         ("position", 4.0),
         ("samples", 0),
@@ -75,6 +76,12 @@ def test_another_kind_of_state_is_refused():
 def test_a_state_of_a_later_version_says_so():
     with pytest.raises(ResumeError, match=r"version 2, and this lit_async_data knows those up to 1"):
         OrderState.from_dict({"version": 2, "place": "elsewhere"})
+
+
+def test_a_length_that_does_not_fit_the_source_is_told():
+    now = dataclasses.replace(STATE, drawn=None)
+    damaged = dataclasses.replace(now, samples=40)  # the epoch seems to be over
+    assert damaged.differences(now) == ["samples of an epoch: 40 in the checkpoint, 100 now"]
 
 
 def test_what_has_changed_is_told_with_both_values():
