@@ -129,9 +129,15 @@ def bird_table(tmp_path):
     return lad.ManifestSource(table, {"y": "path"}, root=tmp_path, id="id", filters=[["good", "==", 1]])
 
 
-def test_a_file_whose_name_is_no_text_is_named_with_its_bytes(tmp_path, monkeypatch):
-    # The name is in the log, and what is no text cannot go from a process of pytest-xdist to the other.
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+@pytest.fixture
+def no_log():
+    """Keeps out of the log what is no text: it could not go from one process of pytest-xdist to another."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_a_file_whose_name_is_no_text_is_named_with_its_bytes(tmp_path, no_log):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["y"] = np.arange(5)
     name = os.path.join(os.fsencode(tmp_path), b"\xe4 \xc3\xb6.h5")
