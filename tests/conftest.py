@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from support.leaks import alive
+
+# Each worker of xdist is busy on a core of its own: a team of torch's threads in each would wait for cores. torch reads this
+# when it is imported, and programs that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that runs commands in the background makes them ignore SIGINT. Tests of Ctrl-C need Python's own handler.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # They hold no doctests, and as modules to be collected they would all have one name.
 collect_ignore_glob = ["**/conftest.py"]
