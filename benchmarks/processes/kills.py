@@ -44,12 +44,18 @@ class Kill:
     Attributes:
         pid: None until it happened.
         name: The name that the process had; python's until it has started.
-        family: All processes that there were.
+        family: All processes of the loader that there were.
+        bystanders: Processes of other parts of the program, such as the resource tracker of multiprocessing.
     """
 
+    bystanders: frozenset[int] = dataclasses.field(default_factory=lambda: frozenset(descendants()))
     pid: int | None = None
     name: str = ""
     family: list[int] = dataclasses.field(default_factory=list)
+
+    def of_the_loader(self) -> list[int]:
+        """The processes that run or are not waited for yet."""
+        return [pid for pid in descendants() if pid not in self.bystanders]
 
 
 def kill_one(kill: Kill, rng: random.Random, over: threading.Event, workers: bool) -> None:
@@ -57,12 +63,12 @@ def kill_one(kill: Kill, rng: random.Random, over: threading.Event, workers: boo
     wanted = WORKER if workers and rng.random() < 0.75 else READER
     # One in four is killed while the processes start.
     awaited = "" if rng.random() < 0.25 else wanted
-    while not any(awaited in name_of(pid) for pid in descendants()):
+    while not any(awaited in name_of(pid) for pid in kill.of_the_loader()):
         if over.wait(0.002):
             return
     if over.wait(rng.uniform(0, MOMENTS_S)):
         return
-    family = [pid for pid in descendants() if runs(pid)]
+    family = [pid for pid in kill.of_the_loader() if runs(pid)]
     named = {pid: name_of(pid) for pid in family}
     victims = [pid for pid, name in named.items() if name == wanted] or family
     if victims:
@@ -117,9 +123,9 @@ def _taken(loader: AsyncLoader, kill: Kill) -> tuple[str, str]:
 def left_behind(kill: Kill, files: int, names: set[str]) -> str:
     """What a closed loader has left, in words; empty if nothing."""
     until = time.monotonic() + ENDING_S
-    while time.monotonic() < until and (descendants() or any(map(runs, kill.family))):
+    while time.monotonic() < until and (kill.of_the_loader() or any(map(runs, kill.family))):
         time.sleep(0.01)
-    parts = [f"process {pid} ({name_of(pid)})" for pid in {*descendants(), *filter(runs, kill.family)}]
+    parts = [f"process {pid} ({name_of(pid)})" for pid in {*kill.of_the_loader(), *filter(runs, kill.family)}]
     parts += [f"{memory_files() - files} descriptors of memory"] if memory_files() > files else []
     parts += [f"/dev/shm/{name}" for name in shared_memory_names() - names]
     return ", ".join(parts)
