@@ -15,7 +15,16 @@ from lit_async_data.errors import TransferError
 from lit_async_data.host.stats import DeviceWait, LoaderStats
 from lit_async_data.lightning.compat import pl, rank_zero_info, rank_zero_warn
 from lit_async_data.lightning.progress import QueueGauge, WaitSummary
-from lit_async_data.lightning.resume import check_begun, count_again, is_only, restore_loaders, trained, training_steps
+from lit_async_data.lightning.resume import (
+    begin_whole_epoch,
+    check_begun,
+    count_again,
+    is_only,
+    restore_loaders,
+    steps_of_one_among_several,
+    trained,
+    training_steps,
+)
 from lit_async_data.lightning.stages import DrivenLoader, driven_loaders
 from lit_async_data.lightning.takeover import Takeover, overridden_host_hook
 from lit_async_data.loader.async_loader import AsyncLoader
@@ -40,7 +49,8 @@ class DevicePrefetcher(pl.Callback):
     prefetches into host memory only, because that hook must get the batch there.
 
     A resumed run may have another batch size or number of ranks: the callback has Lightning count the batches that
-    remain of the epoch. It also restores the places of training loaders where Lightning forgets them.
+    remain of the epoch. It also restores the places of training loaders where Lightning forgets them, and has a batch
+    come again whose step had failed, of each loader if training takes several at once.
 
     It logs these metrics every ``log_every_n_steps`` steps, and puts their means over each epoch into
     ``trainer.callback_metrics``:
@@ -118,6 +128,7 @@ class DevicePrefetcher(pl.Callback):
         """
         self._begin_epoch(trainer)
         restore_loaders(trainer)
+        begin_whole_epoch(trainer)
         for loader in self._counted(trainer):
             count_again(trainer, loader)
         if not self._active:
@@ -175,11 +186,12 @@ class DevicePrefetcher(pl.Callback):
         return [each for each in self._active if isinstance(each, AsyncLoader) and is_only(trainer.train_dataloader)]
 
     def _count(self, trainer: pl.Trainer) -> None:
-        """Have the only training loader count as the Trainer does."""
+        """Have the training loaders count as the Trainer does."""
         reference = weakref.ref(trainer)
-        for loader in self._active if is_only(trainer.train_dataloader) else []:
+        steps = training_steps if is_only(trainer.train_dataloader) else steps_of_one_among_several
+        for loader in self._active:
             if isinstance(loader, AsyncLoader):
-                loader.steps_wanted = functools.partial(training_steps, reference, weakref.ref(loader))
+                loader.steps_wanted = functools.partial(steps, reference, weakref.ref(loader))
             else:
                 loader.counted = functools.partial(trained, reference)
 

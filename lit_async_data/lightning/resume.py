@@ -2,7 +2,8 @@
 
 A checkpoint has both: the batches of the epoch that Lightning counts as done, and the place of the training loader.
 They agree as long as batch size and number of ranks stay the same. If these change, Lightning's counters are moved so
-that as many batches remain as the loader has.
+that as many batches remain as the loader has. That needs a loader that is alone in training. Of several loaders at
+once each has its own place, and the same number of batches counts as done of all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from lit_async_data.errors import ResumeError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.loader.resuming import Done
 from lit_async_data.order.order_state import Place
 from lit_async_data.order.plan import Limits
 
@@ -51,8 +53,49 @@ def training_steps(
         loader.resuming.say(
             f"{trainer.ckpt_path} holds no place in the data: epoch {_epoch(trainer)} begins at its first sample"
         )
-    loader.resuming.done = functools.partial(trained, reference, done)
+    loader.resuming.done = functools.partial(_done, reference, done)
     return (int(total) - done if done < total else None), int(total)
+
+
+def steps_of_one_among_several(
+    reference: weakref.ref[pl.Trainer], loader_reference: weakref.ref[AsyncLoader]
+) -> tuple[None, None]:
+    """As `training_steps`, of a loader whose batches training takes together with those of others.
+
+    It limits no pass: a short loader begins again in the middle of Lightning's epoch, then with an epoch of its own.
+
+    Raises:
+        ResumeError: Steps have another size than before the checkpoint.
+    """
+    trainer, loader = reference(), loader_reference()
+    if trainer is None or loader is None:
+        return None, None
+    if trainer.state.status != "running":
+        loader.resuming.done = None  # the user iterates
+        return None, None
+    done, saved = int(_counters(trainer).ready), loader.resuming.saved
+    if saved is not None and trainer.fit_loop.restarting:
+        if not done:  # all loaders begin the epoch
+            loader.resuming.forget()
+        elif saved.position and not saved.over and (changed := loader.resuming.changed_steps(saved, alone=False)):
+            raise ResumeError(changed, file=_file(trainer))
+        else:
+            loader.set_epoch(saved.epoch)
+    loader.resuming.done = functools.partial(_done, reference, done)
+    return None, None
+
+
+def begin_whole_epoch(trainer: pl.Trainer) -> None:
+    """Have a run that resumes from a checkpoint of ``on_train_epoch_start`` train that epoch.
+
+    The checkpoint has the counters of the epoch before, and Lightning would take this epoch for done. It sets them to 0
+    where its inner loop begins anew.
+
+    Args:
+        trainer: Has restored its loops, and has not yet asked for a batch.
+    """
+    if getattr(trainer.fit_loop, "restarted_on_epoch_start", False):  # a later version may lack it
+        trainer.fit_loop.epoch_loop.restarting = False
 
 
 def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
@@ -66,22 +109,23 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
         ResumeError: ``limit_train_batches`` ends the epoch before the place.
     """
     saved, total = loader.resuming.saved, trainer.num_training_batches
-    if getattr(trainer.fit_loop, "restarted_on_epoch_start", False):  # a later version may lack it
-        # Written in on_train_epoch_start, where the counters are those of the epoch before: Lightning would take this
-        # epoch for done. It sets them to 0 where its inner loop begins anew.
-        trainer.fit_loop.epoch_loop.restarting = False
-        return
+    if not trainer.fit_loop.epoch_loop.restarting:
+        return  # see `begin_whole_epoch`
     if saved is None or not saved.position or not trainer.fit_loop.restarting or total == math.inf:
         return
     counters = _counters(trainer)
     _tell_skipped(trainer, loader, saved)
-    if _is_over(trainer):  # the epoch is over, however many batches it would have now
-        left = 0
+    progress, place = trainer.fit_loop.epoch_loop.batch_progress, _resumed_place(trainer, loader)
+    left = 0 if place is None else steps_left(loader, place, int(total))
+    if left:  # also where the last batch was taken, and failed on its way to its step
+        progress.is_last_batch = False
+    elif _is_over(trainer):
+        pass  # however many batches the epoch would have now
     elif saved.over:  # drop_last drops what remains; Lightning would begin an epoch of no more batches again
-        trainer.fit_loop.epoch_loop.batch_progress.is_last_batch, left = True, 1
-    elif (place := _resumed_place(trainer, loader)) is None:
+        progress.is_last_batch, left = True, 1
+    elif place is None:
         return
-    elif not (left := steps_left(loader, place, int(total))):
+    else:
         raise ResumeError(
             f"limit_train_batches: with {trainer.limit_train_batches}, the epoch ends before the saved place, sample "
             f"{place.position} of {loader.order.length}; raise it, or resume from another checkpoint",
@@ -172,10 +216,16 @@ def _is_over(trainer: pl.Trainer) -> bool:
     return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and now.processed == now.ready)
 
 
-def trained(reference: weakref.ref[pl.Trainer], before: int = 0) -> int | None:
-    """The batches of the epoch that were trained on, beyond those before; right in every hook, and after an error."""
+def trained(reference: weakref.ref[pl.Trainer]) -> int | None:
+    """The batches of the epoch that were trained on; right in every hook, and after an error."""
     trainer = reference()
-    return None if trainer is None else int(_counters(trainer).processed) - before
+    return None if trainer is None else int(_counters(trainer).processed)
+
+
+def _done(reference: weakref.ref[pl.Trainer], before: int) -> Done | None:
+    """What was trained on beyond the batches before."""
+    trainer = reference()
+    return None if trainer is None else Done(int(_counters(trainer).processed) - before, _is_over(trainer))
 
 
 def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
@@ -202,6 +252,12 @@ def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: 
         ended = place.over and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch  # see `count_again`
         if ended or steps_left(loader, place, total) == total - done:
             return
+    if why := loader.resuming.why_over:
+        raise ResumeError(
+            f"epoch {saved.epoch} is over: {why}; but Lightning counts batches, and would not end it: add "
+            "DevicePrefetcher() to the Trainer's callbacks, which ends it, or resume from another checkpoint",
+            file=_file(trainer),
+        )
     raise ResumeError(
         loader.resuming.changed_steps(saved)
         or f"the Trainer counts {done} of {total} batches of epoch {_epoch(trainer)} as done, which does not fit the "

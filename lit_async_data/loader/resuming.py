@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,18 @@ from lit_async_data.sources.contract.source import Source
 log = logging.getLogger(__name__)
 
 
+class Done(NamedTuple):
+    """What a framework counts of a pass.
+
+    Attributes:
+        steps: Steps that count as done.
+        over: Whether the epoch is over with them, as where a limit ends it.
+    """
+
+    steps: int
+    over: bool
+
+
 class Resuming:
     """Saves and restores the place of a loader. Refers to no loader. May be called from any thread.
 
@@ -32,17 +45,19 @@ class Resuming:
     Attributes:
         tell: Called with a line where something is to be said: where training goes on, or what is dropped.
         force: Whether to go on at the same position in another order, whoever takes up a place.
-        done: Returns the steps of the pass that count as done; None for those that were handed out. A Trainer's batch
-            is done when it was trained on.
+        done: Returns what counts as done of the pass; None for the steps that were handed out. A Trainer's batch is
+            done when it was trained on.
+        why_over: Why nothing remains of the epoch of the place that was taken up, where something did when it was
+            saved; else empty.
     """
 
     def __init__(self, source: Source, options: LoaderOptions, cursor: EpochCursor) -> None:
         self._source, self._options, self._cursor = source, options, cursor
         self._untold = self._named_by_framework = False
-        self._told = ""
+        self._told = self.why_over = ""
         self.tell: Callable[[str], object] = log.info
         self.force = False
-        self.done: Callable[[], int | None] | None = None
+        self.done: Callable[[], Done | None] | None = None
 
     @functools.cached_property
     def _now(self) -> OrderState:
@@ -65,7 +80,24 @@ class Resuming:
 
     def state(self) -> dict[str, Any]:
         """The state of the place behind the last batch that is done; plain values."""
-        return self._now.at(self._cursor.place(None if self.done is None else self.done())).to_dict()
+        done = None if self.done is None else self.done()
+        place, state = self._cursor.place(None if done is None else done.steps), self._cursor.state
+        if done is None and self._named_by_framework and not state.fresh and sys.exception() is not None:
+            log.warning(
+                "the state is saved while %s is handled: the batch that was handed out last counts as done, though its "
+                "step may have failed; under a Trainer, DevicePrefetcher() among the callbacks has it come again",
+                type(sys.exception()).__name__,
+            )
+        if done is not None and done.over and not state.fresh and done.steps >= state.step:
+            place = self._ended(place)
+        return self._now.at(place).to_dict()
+
+    def _ended(self, place: Place) -> Place:
+        return place._replace(position=self._now.samples, over=True)
+
+    def forget(self) -> None:
+        """Have the next pass begin at its start, as if no place had been taken up."""
+        self._cursor.resume(None)
 
     def checked(self, given: object, *, force: bool = False) -> Place:
         """The place of a saved state, which the loader takes up next.
@@ -89,9 +121,9 @@ class Resuming:
                 "on at the same position of the new order: load_state_dict(state, force=True), or with Lightning "
                 "AsyncDataModule(force_resume=True)"
             )
-        elif changed:
+        elif changed and state.position < self._now.samples:
             self.say(f"going on at the same position of another order: {'; '.join(changed)}")
-        self._untold = True
+        self._untold, self.why_over = True, ""
         return self._fitting(state.place)
 
     def announce(self) -> None:
@@ -103,7 +135,16 @@ class Resuming:
         if not self._untold:
             return
         saved, coming = self.saved, self._cursor.coming
-        if saved is None or not saved.position or saved.over:
+        if saved is None:
+            return
+        if self._named_by_framework and coming.epoch > saved.epoch + saved.over and (saved.over or not saved.position):
+            self._untold = False
+            self.tell(
+                f"epoch {saved.epoch + saved.over} is left out: the checkpoint was written when it had only begun, and "
+                "Lightning takes it for done; with DevicePrefetcher() among the Trainer's callbacks it is whole"
+            )
+            return
+        if not saved.position or saved.over:
             return
         if (
             coming is saved
@@ -117,21 +158,28 @@ class Resuming:
         if coming is saved:
             self.tell(f"resumed at epoch {saved.epoch}, sample {saved.position} of {samples}")
         else:
+            why = ", as after an epoch that limit_train_batches has cut" if self._named_by_framework else ""
             self.tell(
                 f"the saved place, sample {saved.position} of {samples} in epoch {saved.epoch}, is not used: epoch "
-                f"{coming.epoch} begins"
+                f"{coming.epoch} begins{why}"
             )
 
-    def changed_steps(self, place: Place) -> str:
-        """What to do if steps have another size than before a place, for a message; empty if they have not."""
+    def changed_steps(self, place: Place, *, alone: bool = True) -> str:
+        """What to do if steps have another size than before a place, for a message; empty if they have not.
+
+        Args:
+            place: The place.
+            alone: Whether this is the only loader whose batches are counted.
+        """
         plan = self._cursor.schedule.plan(0)
         before = place.history[-1] if place.history else None
         if before is None or before.step == plan.batch_size * plan.world_size:
             return ""
+        remedy = "add DevicePrefetcher() to the Trainer's callbacks, which counts them again, or " if alone else ""
         return (
             f"batch_size × ranks was {before.batch_size} × {before.world_size}, is {plan.batch_size} × "
-            f"{plan.world_size}, and Lightning counts batches: add DevicePrefetcher() to the Trainer's callbacks, "
-            f"which counts them again, or go back to {before.batch_size} × {before.world_size}"
+            f"{plan.world_size}, and Lightning counts batches{'' if alone else ' of several loaders at once'}: {remedy}"
+            f"go back to {before.batch_size} × {before.world_size}"
         )
 
     def say(self, line: str) -> None:
@@ -145,16 +193,17 @@ class Resuming:
         plan, rest = self._cursor.schedule.plan(0), self._now.samples - place.position
         if place.over or not place.position:
             return place
-        over = place._replace(position=self._now.samples, over=True)  # also for whoever takes up a state saved here
-        if rest <= 0:  # a smaller dataset, by force
-            return over
         world, step = plan.world_size, plan.world_size * plan.batch_size
-        if plan.drop_last and rest < step:
-            self.say(
-                f"epoch {place.epoch} is over: drop_last drops the {rest} samples that remain of it, which do not fill "
-                f"a step of {plan.batch_size} × {world}"
+        if rest <= 0:  # by force
+            self.why_over = f"it has {self._now.samples} samples now, and the saved place is sample {place.position}"
+        elif plan.drop_last and rest < step:
+            self.why_over = (
+                f"drop_last drops the {rest} samples that remain of it, which do not fill a step of {plan.batch_size} "
+                f"× {world}"
             )
-            return over
+        if self.why_over:
+            self.say(f"epoch {place.epoch} is over: {self.why_over}")
+            return self._ended(place)  # also for whoever takes up a state saved here
         if rest < world:
             raise ResumeError(
                 f"{rest} samples remain of epoch {place.epoch}, fewer than the {world} ranks, which each need at least "

@@ -66,8 +66,8 @@ class EpochCursor:
         """Lets the next batch begin a pass."""
         self.state = self.state._replace(fresh=True)
 
-    def resume(self, place: Place) -> None:
-        """Lets the next batch begin a pass, at this place if it is of that epoch."""
+    def resume(self, place: Place | None) -> None:
+        """Lets the next batch begin a pass, at this place if it is of that epoch; None for the start of any epoch."""
         self.state = self.state._replace(fresh=True, saved=place)
 
     @property

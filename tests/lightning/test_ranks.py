@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from support.rank_program import BATCH, EPOCHS, LENGTHS, VAL
+from support.rank_program import BATCH, EPOCHS, LENGTHS, LONG, OTHER_BATCH, SAVED, VAL
 from support.ranks import free_port, run_together
 from support.slurm import environment
 
@@ -84,6 +86,7 @@ def test_ranks_share_the_samples(way, ranks, tmp_path, monkeypatch):
     if way in LIGHTNING:
         check_test_and_predict(found("22 samples"))
         check_drop_last(found("drop_last"))
+        check_resumed(found("resumed"), ranks)
         for fact in found("one sample"):
             assert f"1 samples cannot be shared by {ranks} ranks" in fact["error"]
 
@@ -123,6 +126,16 @@ def check_test_and_predict(facts):
     check_epoch([fact["predict"][0] for fact in facts], VAL, 0, shuffle="none")
     for fact in facts:
         assert fact["metrics of test"]["test sum"] == sum(range(VAL))
+
+
+def check_resumed(facts, ranks):
+    """The steps of the other batch size take the next samples of the order, from the place of the checkpoint on."""
+    for epoch, done in enumerate([SAVED * BATCH * ranks, *[0] * (EPOCHS - 1)]):
+        rest = planned(LONG, epoch, 0, 1).samples(np.arange(done, LONG)).tolist()
+        for step, dealt in enumerate(zip(*(fact["train"][epoch] for fact in facts), strict=True)):
+            assert sorted(itertools.chain(*dealt)) == sorted(rest[: OTHER_BATCH * ranks]), (epoch, step)
+            del rest[: OTHER_BATCH * ranks]
+        assert not rest
 
 
 def check_drop_last(facts):

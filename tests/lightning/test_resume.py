@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 
 import numpy as np
 import pytest
 import torch
-from support.trainer import SAMPLES, CountingSource, Recorder, datamodule, pl, plan, trainer
+import tqdm
+from support.trainer import NAME, SAMPLES, CountingSource, Recorder, datamodule, pl, plan, trainer
 
 import lit_async_data as lad
 from lit_async_data.errors import ResumeError
@@ -102,10 +104,13 @@ def test_in_the_middle_of_an_epoch_the_rest_of_it_follows(tmp_path, callbacks, h
     assert resumed(path, callbacks) == [WHOLE[1][done:], WHOLE[2]]
 
 
-def test_with_the_callback_an_epoch_that_had_only_begun_is_whole(tmp_path):
+def test_with_the_callback_an_epoch_that_had_only_begun_is_whole(tmp_path, caplog):
     """Lightning alone takes it for done, as it still has the counters of the epoch before."""
     path = saved(tmp_path, "on_train_epoch_start")
     assert resumed(path, lambda: [lad.DevicePrefetcher()]) == WHOLE[1:]
+    caplog.set_level(logging.INFO)
+    assert resumed(path) == WHOLE[2:]
+    assert caplog.text.count("epoch 1 is left out: the checkpoint was written when it had only begun") == 1
 
 
 class StopError(Exception):
@@ -264,6 +269,41 @@ def test_with_another_batch_size_each_sample_comes_once(tmp_path, batch_size, ba
     ]
 
 
+DRAWN = {"weights": np.arange(1.0, SAMPLES + 1), "epoch_size": 18}
+
+
+@pytest.mark.parametrize("batch_size", [4, 2])
+@pytest.mark.parametrize(
+    "options",
+    [{"loader": DRAWN}, {"overfit_batches": 4}, {"accumulate_grad_batches": 3}],
+    ids=["weights", "overfit_batches", "accumulated"],
+)
+def test_drawn_stored_and_accumulated_batches_go_on_too(tmp_path, options, batch_size):
+    whole = Recorder()
+    fit, dm = fitted(**options)
+    fit.fit(whole, datamodule=dm)
+    path = saved(tmp_path, "on_train_batch_end", 2, **options)
+    then = options | {"loader": options.get("loader", {}) | {"batch_size": batch_size}}
+    if "overfit_batches" in options:
+        then["overfit_batches"] = 16 // batch_size
+    epochs = resumed(path, lambda: [lad.DevicePrefetcher()], **then)
+    assert [flat(epoch) for epoch in epochs] == [flat(whole.seen["train"][1])[8:], flat(whole.seen["train"][2])]
+
+
+@with_and_without
+def test_after_the_search_for_a_learning_rate_a_run_can_be_saved_and_resumed(tmp_path, callbacks, monkeypatch):
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # else a thread of it lives on
+    tuning = importlib.import_module(f"{NAME}.tuner").Tuner
+    path = tmp_path / "at.ckpt"
+    for ckpt_path, expected in ((None, WHOLE), (path, [WHOLE[1][2:], WHOLE[2]])):
+        model = Continued()
+        fit, dm = fitted(Saver(path, "on_train_batch_end", 2), *callbacks(), default_root_dir=tmp_path)
+        tuning(fit).lr_find(model, datamodule=dm, num_training=4)
+        model.seen.clear()
+        fit.fit(model, datamodule=dm, ckpt_path=ckpt_path)
+        assert model.seen["train"] == expected
+
+
 @pytest.mark.parametrize(("hook", "batches"), [("on_train_batch_end", 5), ("on_before_backward", 6)])
 def test_after_a_rest_that_drop_last_drops_the_next_epoch_begins(tmp_path, caplog, hook, batches):
     path = saved(tmp_path, hook, batches)
@@ -315,6 +355,12 @@ def test_resumed_twice_with_other_batch_sizes(tmp_path):
     assert flat(epochs[0]) == order(1)[14:].tolist()
     assert [len(batch) for batch in epochs[0]] == [5, 3]
     assert flat(epochs[1]) == order(2).tolist()
+
+
+def test_without_the_callback_a_rest_that_drop_last_drops_is_refused(tmp_path):
+    path = saved(tmp_path, "on_train_batch_end", 5)
+    with pytest.raises(ResumeError, match=r"epoch 1 is over: drop_last drops the 2 samples .* add DevicePrefetcher"):
+        resumed(path, loader={"batch_size": 8, "drop_last": True})
 
 
 def test_without_the_callback_another_batch_size_is_refused_by_name(tmp_path):
@@ -388,8 +434,47 @@ def test_another_order_is_refused_in_mid_epoch_unless_forced(tmp_path, callbacks
 
 def test_a_limit_that_has_changed_is_named_where_lightning_counts_by_the_old_one(tmp_path):
     path = saved(tmp_path, "on_train_batch_end", 3, limit_train_batches=3)
-    with pytest.raises(ResumeError, match=r"does not fit the saved place, sample 12 of 22 in epoch 1; if limit_train"):
+    with pytest.raises(ResumeError, match=r"does not fit the saved place, sample 22 of 22 in epoch 1; if limit_train"):
         resumed(path)
+
+
+@with_and_without
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_end"])
+def test_the_end_of_an_epoch_that_a_limit_has_cut_is_an_end(tmp_path, callbacks, hook, caplog):
+    path = saved(tmp_path, hook, 3, limit_train_batches=3)
+    caplog.set_level(logging.INFO)
+    assert resumed(path, callbacks, limit_train_batches=3, loader={"seed": 1}) == [plan(2, seed=1)[:3]]
+    assert "seed: 0 in the checkpoint, 1 now), from this epoch on" in caplog.text
+    assert "is not used" not in caplog.text
+
+
+@pytest.mark.parametrize("steps", [3, STEPS])
+def test_with_the_callback_a_last_batch_that_failed_before_its_step_comes_again(tmp_path, steps):
+    """Then Lightning has taken it for the last one, and counts as many batches as ready as were trained on."""
+
+    class Moving(Recorder):
+        def on_before_batch_transfer(self, batch, number):
+            if (self.current_epoch, self.trainer.fit_loop.epoch_loop.batch_idx) == (1, steps - 2):
+                raise StopError
+            return batch
+
+    saving = [pl.callbacks.OnExceptionCheckpoint(tmp_path), lad.DevicePrefetcher()]
+    fit, dm = fitted(*saving, enable_checkpointing=True, limit_train_batches=steps, limit_val_batches=0)
+    with pytest.raises(StopError):
+        fit.fit(Moving(), datamodule=dm)
+    epochs = resumed(tmp_path / "on_exception.ckpt", lambda: [lad.DevicePrefetcher()], limit_train_batches=steps)
+    assert epochs == [WHOLE[1][steps - 1 : steps], WHOLE[2][:steps]]
+
+
+def test_data_that_end_before_the_place_end_the_epoch(tmp_path, caplog):
+    path, options = saved(tmp_path, "on_train_batch_end", 4), {"samples": 12, "force_resume": True}
+    told = "epoch 1 is over: it has 12 samples now, and the saved place is sample 16"
+    with pytest.raises(ResumeError, match=rf"{told}; but Lightning .* add DevicePrefetcher\(\)"):
+        resumed(path, **options)
+    caplog.clear()
+    assert resumed(path, lambda: [lad.DevicePrefetcher()], **options) == [plan(2, length=12)]
+    assert caplog.text.count(told) == 1
+    assert "going on at the same position" not in caplog.text
 
 
 def test_a_rest_smaller_than_the_world_is_refused(tmp_path):
@@ -512,6 +597,7 @@ def test_a_batch_that_a_checkpoint_without_the_callback_leaves_out_is_told(tmp_p
     saving = pl.callbacks.OnExceptionCheckpoint(tmp_path)
     with loader() as train, pytest.raises(StopError):
         trainer(saving, max_epochs=3, enable_checkpointing=True).fit(Stopping(batch), train)
+    assert caplog.text.count("saved while StopError is handled: the batch that was handed out last counts as done") == 1
     model = Continued()
     caplog.set_level(logging.INFO)
     with loader() as train:

@@ -24,6 +24,8 @@ BATCH, EPOCHS = 4, 2
 # Samples that leave a rest: of several samples per rank, of fewer samples than ranks, and of none.
 LENGTHS = 22, 25, 24
 VAL = 11
+# Of a run that is stopped after some batches, and goes on with others.
+LONG, SAVED, OTHER_BATCH = 40, 2, 3
 
 
 def source(samples):
@@ -53,7 +55,7 @@ class Noting(pl.LightningModule):
         self.seen = collections.defaultdict(list)
 
     def note(self, stage, batch, number, **logged):
-        if number == 0:
+        if number == 0 or not self.seen[stage]:  # a resumed epoch begins with another number
             self.seen[stage].append([])
         self.seen[stage][-1].append(batch["index"].tolist())
         assert torch.equal(batch["x"], batch["index"][:, None].float().expand_as(batch["x"]))
@@ -86,6 +88,14 @@ class Noting(pl.LightningModule):
         )
 
 
+class Saving(Noting):
+    """Saves a checkpoint after some batches of the first epoch."""
+
+    def on_train_batch_end(self, outputs, batch, number):
+        if (self.current_epoch, number + 1) == (0, SAVED):
+            self.trainer.save_checkpoint(f"{self.folder}/saved.ckpt")
+
+
 def write(folder, name, rank, found):
     path = f"{folder}/{name}-{rank}.json"
     known = {}
@@ -108,7 +118,7 @@ def trainer(**options):
 
 
 def lightning(folder, **devices):
-    """Every stage, with every rest; then too few samples."""
+    """Every stage, with every rest; a resumed run; then too few samples."""
     for samples in LENGTHS:
         run, dm, model = trainer(**devices), datamodule(samples), Noting(folder, f"{samples} samples")
         run.fit(model, datamodule=dm)
@@ -116,6 +126,9 @@ def lightning(folder, **devices):
             run.test(model, datamodule=dm, verbose=False)
             run.predict(model, datamodule=dm)
     trainer(**devices).fit(Noting(folder, "drop_last"), datamodule=datamodule(LENGTHS[0], drop_last=True))
+    trainer(**devices).fit(Saving(folder, "saved"), datamodule=datamodule(LONG))
+    resuming, dm = trainer(**devices, accumulate_grad_batches=2), datamodule(LONG, batch_size=OTHER_BATCH)
+    resuming.fit(Noting(folder, "resumed"), datamodule=dm, ckpt_path=f"{folder}/saved.ckpt")
     run = trainer(**devices)
     try:
         run.fit(Noting(folder, "one sample"), datamodule=datamodule(1))

@@ -1,0 +1,136 @@
+"""Training on several loaders at once, stopped anywhere, goes on with the batches that were due of each."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+import pytest
+import torch
+from support.trainer import NAME, CountingSource, pl, trainer
+
+import lit_async_data as lad
+from lit_async_data.errors import ResumeError
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+CombinedLoader = importlib.import_module(f"{NAME}.utilities").CombinedLoader
+LONG, SHORT, EPOCHS = 22, 10, 3  # six batches and three
+
+
+class Numbers:
+    """The batches of somebody else's loader, with a state; that of the end is that of the beginning."""
+
+    def __init__(self, batches):
+        self.batches, self.taken, self.load = batches, 0, 0
+
+    def __len__(self):
+        return self.batches
+
+    def __iter__(self):
+        self.taken, self.load = self.load % self.batches, 0
+        return self.rest()
+
+    def rest(self):
+        for batch in range(self.taken, self.batches):
+            self.taken = batch + 1
+            yield {"index": torch.tensor([batch])}
+
+    def state_dict(self):
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state):
+        self.load = state["taken"]
+
+
+def ours(samples, **options):
+    basic = {"batch_size": 4, "shuffle": True, "return_indices": True, "workers": 1}
+    return lad.AsyncLoader(CountingSource(samples, width=1), basic | options)
+
+
+def theirs(samples):
+    return lad.prefetched(Numbers(-(-samples // 4)), 2)
+
+
+class StopError(Exception):
+    pass
+
+
+class Both(pl.LightningModule):
+    """Records the samples of each step, and saves a checkpoint, or fails, at a batch of an epoch."""
+
+    def __init__(self, place="", at=None, folder=None):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.steps, self.place, self.at, self.folder = [], place, at, folder
+
+    def passes(self, place):
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        if (place, self.trainer.current_epoch, progress.ready) == (self.place, *(self.at or ())):
+            if place == "step":
+                raise StopError
+            self.trainer.save_checkpoint(self.folder / "at.ckpt")
+
+    def on_train_epoch_start(self):
+        self.passes("epoch start")
+
+    def on_train_batch_start(self, batch, number):
+        self.passes("batch start")
+
+    def on_train_batch_end(self, outputs, batch, number):
+        self.passes("batch end")
+
+    def on_train_epoch_end(self):
+        self.passes("epoch end")
+
+    def training_step(self, batch, number):
+        self.passes("step")
+        pair = batch.values() if isinstance(batch, dict) else batch
+        self.steps.append([None if each is None else each["index"].tolist() for each in pair])
+        return self.layer(torch.ones(1, 1)).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def fitted(loaders, model=None, path=None, callbacks=(lad.DevicePrefetcher,)):
+    """The samples of each step."""
+    model = Both() if model is None else model
+    saving = [pl.callbacks.OnExceptionCheckpoint(model.folder, "at")] if model.place == "step" else []
+    fit = trainer(*saving, *[kind() for kind in callbacks], max_epochs=EPOCHS, enable_checkpointing=bool(saving))
+    with contextlib.ExitStack() as closing:
+        for each in loaders.flattened:
+            closing.callback(each.close)
+        with contextlib.suppress(StopError):
+            fit.fit(model, loaders.iterables if loaders._mode == "max_size_cycle" else loaders, ckpt_path=path)
+    return model.steps
+
+
+@pytest.mark.parametrize(
+    ("mode", "made"),
+    [
+        ("min_size", ours),
+        ("max_size", ours),
+        ("max_size_cycle", ours),
+        ("max_size_cycle", theirs),
+    ],
+)
+def test_each_of_several_loaders_goes_on_where_it_was(tmp_path, mode, made):
+    def loaders():
+        return CombinedLoader({"long": made(LONG), "short": made(SHORT)}, mode)
+
+    whole = fitted(loaders())
+    length = len(whole) // EPOCHS
+    steps = [("step", batch, batch - 1) for batch in range(1, length + 1)]
+    hooks = [("batch start", 3, 2), ("batch end", 3, 3), ("batch end", length, length), ("epoch end", length, length)]
+    for place, batch, done in [*steps, *hooks, ("epoch start", length, 0)]:
+        before, at = fitted(loaders(), Both(place, (1, batch), tmp_path)), length + done
+        assert before[:at] == whole[:at]
+        assert fitted(loaders(), path=tmp_path / "at.ckpt") == whole[at:], (place, batch)
+        (tmp_path / "at.ckpt").unlink()
+
+
+def test_of_several_loaders_another_batch_size_is_refused(tmp_path):
+    fitted(CombinedLoader([ours(LONG), ours(SHORT)], "max_size_cycle"), Both("batch end", (1, 2), tmp_path))
+    both = CombinedLoader([ours(LONG, batch_size=2), ours(SHORT)], "max_size_cycle")
+    with pytest.raises(ResumeError, match=r"was 4 × 1, is 2 × 1, .* of several loaders at once: go back to 4 × 1"):
+        fitted(both, path=tmp_path / "at.ckpt")
