@@ -11,23 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_async_data.errors import ConfigError, ResumeError, SourceError
-from lit_async_data.reference.commandline import (
-    check_choices,
-    check_run,
-    check_sweep,
-    check_types,
-    explained,
-    write_wait,
-)
-from lit_async_data.reference.objects import built_data, built_model, usable_callbacks
+from lit_async_data.reference.checkpoints import starting_checkpoint
+from lit_async_data.reference.commandline import check_choices, check_run, check_sweep, check_types, write_wait
+from lit_async_data.reference.explanations import explained
+from lit_async_data.reference.objects import built_loggers, built_model, usable_callbacks, use_own_model
 from lit_async_data.reference.replay import write_replay
-from lit_async_data.reference.slurm import job_id, requeued_from
+from lit_async_data.reference.slurm import job_id
 
 ROOT = Path(__file__).resolve().parent
 os.environ.setdefault("PROJECT_ROOT", str(ROOT))
@@ -46,12 +40,11 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     import pytorch_lightning as pl
     from pytorch_lightning.utilities import rank_zero_info
 
-    datamodule = built_data(cfg)
+    datamodule = hydra.utils.instantiate(cfg.data)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     model = built_model(cfg)
     callbacks = [hydra.utils.instantiate(callback) for callback in usable_callbacks(cfg, datamodule)]
-    loggers = [hydra.utils.instantiate(logger) for logger in cfg.logger.values()]
-    trainer = hydra.utils.instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
+    trainer = hydra.utils.instantiate(cfg.trainer, callbacks=callbacks, logger=built_loggers(cfg))
     if cfg.train:
         trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt_path)
     metrics = dict(trainer.callback_metrics)
@@ -87,13 +80,13 @@ def main(cfg: DictConfig) -> float | None:
     from pytorch_lightning.utilities import rank_zero_only
 
     check_sweep(cfg)
-    if HydraConfig.get().runtime.choices["hydra"] == "slurm" and (checkpoint := requeued_from(cfg.paths.output_dir)):
-        cfg.ckpt_path = str(checkpoint)
+    cfg.ckpt_path = starting_checkpoint(cfg)
+    use_own_model(cfg)
     check_types(cfg)
     check_run(cfg)
     rank_zero_only(show)(cfg)
     if cfg.replay.step is not None:
-        write_replay(cfg, built_data(cfg))
+        write_replay(cfg, hydra.utils.instantiate(cfg.data))
         return None
     metrics, objects = train(cfg)
     rank_zero_only(write_wait)(cfg.paths.output_dir, objects["callbacks"])

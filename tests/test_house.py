@@ -47,6 +47,7 @@ ROOMS = [
     "lightning",
     "lightning.predictions",
     "testing",
+    "conf",
     "reference",
 ]
 FOLDERS = [room for room in ROOMS if (PACKAGE / room.replace(".", "/")).is_dir()]

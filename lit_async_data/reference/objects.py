@@ -1,52 +1,77 @@
-"""The data, the model and the callbacks of ``train.py``, from its configuration."""
+"""The model, the callbacks and the loggers of ``train.py``, from its configuration."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import hydra
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, open_dict
 
 from lit_async_data.errors import ConfigError
 
 
-def built_data(cfg: DictConfig) -> Any:
-    """The configured DataModule, without the stages that have no path and no table.
+def use_own_model(cfg: DictConfig) -> None:
+    """Drop the settings of the demo's model if ``model._target_`` names another class, as if it were ``model=own``.
+
+    What was typed stays, and so does what an experiment sets.
 
     Args:
-        cfg: The composed configuration; these stages are set to None in it.
+        cfg: The composed configuration of the run that Hydra is in; its section ``model`` is replaced.
     """
-    for stage in ("val", "test", "predict"):
-        if None in (OmegaConf.select(cfg, f"data.{stage}.{key}", default="") for key in ("path", "table")):
-            cfg.data[stage] = None
-    return hydra.utils.instantiate(cfg.data)
+    chosen = HydraConfig.get()
+    demo = "lit_async_data.reference.demo.ImageClassifier"
+    if chosen.runtime.choices["model"] != "cnn" or cfg.model["_target_"] == demo:
+        return
+    typed = [each for each in chosen.overrides.task if each.partition("=")[0] != "model" and each[:7] != "~model."]
+    # The choice `own` has no settings, so that each typed one is an addition.
+    added = [f"++{each.lstrip('+')}" if each.lstrip("+").startswith("model.") else each for each in typed]
+    own = compose(config_name=chosen.job.config_name, overrides=[*added, "model=own"])
+    with open_dict(cfg):
+        cfg.model = own.model
 
 
 def built_model(cfg: DictConfig) -> Any:
-    """The configured model. A user's own class gets only the settings of the demo that it accepts.
+    """The configured model.
 
     Args:
-        cfg: The composed configuration of the run that Hydra is in.
+        cfg: The composed configuration.
 
     Raises:
         ConfigError: The class is no LightningModule.
     """
     import pytorch_lightning as pl
 
-    from lit_async_data.reference.demo import ImageClassifier
-
-    typed = [override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task]
-    _drop_demo_settings(cfg.model, typed, ImageClassifier)
     model = hydra.utils.instantiate(cfg.model)
     if not isinstance(model, pl.LightningModule):
         raise ConfigError(
             f"model._target_: {cfg.model['_target_']} gives a {type(model).__name__}, not a LightningModule"
         )
     return model
+
+
+def built_loggers(cfg: DictConfig) -> list[Any]:
+    """The configured loggers.
+
+    Args:
+        cfg: The composed configuration.
+
+    Raises:
+        ConfigError: The package of one is not installed.
+    """
+    loggers = []
+    for name, logger in cfg.logger.items():
+        try:
+            loggers.append(hydra.utils.instantiate(logger))
+        except InstantiationException as error:
+            if not isinstance(error.__cause__, ModuleNotFoundError):
+                raise
+            raise ConfigError(
+                f"logger: {name} is not installed: pip install {name}; or choose logger=csv or logger=none"
+            ) from error
+    return loggers
 
 
 def usable_callbacks(cfg: DictConfig, datamodule: Any) -> list[DictConfig]:
@@ -68,25 +93,3 @@ def usable_callbacks(cfg: DictConfig, datamodule: Any) -> list[DictConfig]:
         else:
             usable.append(callback)
     return usable
-
-
-def _drop_demo_settings(model: DictConfig, typed: Iterable[str], demo: Callable[..., Any]) -> None:
-    """Delete the settings of the demo's model that the configured class does not accept, unless they were typed.
-
-    Args:
-        model: Configuration with a ``_target_``, which may be the user's own class.
-        typed: Keys that were set on the command line.
-        demo: The class of the demo's model.
-    """
-    module, _, name = str(model["_target_"]).rpartition(".")
-    try:
-        accepted = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return  # building the model raises the error
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
-        return
-    of_demo, typed = inspect.signature(demo).parameters, set(typed)
-    with open_dict(model):
-        for name in list(map(str, model)):
-            if name in of_demo and name not in accepted and f"model.{name}" not in typed:
-                del model[name]

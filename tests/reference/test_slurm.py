@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -133,16 +132,6 @@ def test_loggers_get_the_id_of_the_job(job, composed, tmp_path):
     notes = (tmp_path / "logs/train/slurm/77/notes.json").read_text().splitlines()
     assert [json.loads(line)["id"] for line in notes] == ["77", "77"]
     assert composed("hydra=slurm", "logger=tensorboard").logger.tensorboard.version == "77"
-
-
-@pytest.mark.parametrize("logger", ["wandb", "tensorboard"])
-def test_a_logger_that_is_not_installed_is_named(typed, logger):
-    if importlib.util.find_spec(logger):
-        pytest.skip(f"{logger} is installed")
-    loud = [each for each in QUIET if each != "logger=none"]
-    _, ending = typed(f"logger={logger}", *loud)
-    assert ending.startswith(f"error: logger.{logger}: ModuleNotFoundError: ")
-    assert "pip install" in ending
 
 
 def test_a_requeued_job_goes_on_whatever_checkpoint_it_was_started_from(job, tmp_path, images):

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +16,10 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 from support.command_line import CONFIGS, LIGHTNING_SAYS, QUIET, ROOT
 
-from lit_async_data.reference import commandline
+from lit_async_data.reference.suggestions import PACKAGE
 
 with contextlib.suppress(ImportError):
     from pyarrow import csv
@@ -30,7 +27,12 @@ with contextlib.suppress(ImportError):
     # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
     csv.read_csv(io.BytesIO(b"a\n1\n"))
 
-GROUPS = sorted(path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml") if path.parent != CONFIGS)
+GROUPS = sorted(
+    path.relative_to(folder)
+    for folder in (CONFIGS, PACKAGE)
+    for path in folder.rglob("*.yaml")
+    if path.parent != CONFIGS
+)
 pytestmark = [pytest.mark.filterwarnings(said) for said in LIGHTNING_SAYS]
 
 
@@ -122,6 +124,11 @@ def test_transforms_of_samples_are_set_like_those_on_the_device(composed, birds)
         (["data.train.batch_size=4"], "did you mean loader.batch_size?"),
         (["data.val.batch_size=4"], "did you mean data.val_loader.batch_size?"),
         (["data.val_loader.shuffle=true"], "to set it for this stage only, write +data.val_loader.shuffle=…"),
+        (
+            ["model._target_=test_train.Small", "model.depth=2"],
+            "to give it to a model of your own, write +model.depth=…",
+        ),
+        (["model=own"], "model._target_: missing; give it, as in model._target_=VALUE"),
         (["optimizer.lr=1"], "optimizer.lr: no such key; did you mean model.lr?"),
         (["num_workers=2"], "num_workers: no such key; did you mean loader.workers?"),
         (["prefetch_factor=2"], "prefetch_factor: no such key; for the loader, use queue_depth"),
@@ -163,8 +170,31 @@ def test_transforms_of_samples_are_set_like_those_on_the_device(composed, birds)
         ),
         (["data=hdf5_split", "data.split.train=0.8"], "'data.split={train: 0.8, val: 0.15, test: 0.15}'"),
         # What Hydra and Lightning would say over several lines, or in words that lead astray.
-        (["data.train.path=x (v2).h5"], "only inside quotes; write 'data.train.path=\"x (v2).h5\"'"),
+        (["data.train.path=x (v2).h5"], "only inside quotes; quote it: 'data.train.path=\"x (v2).h5\"'"),
+        (["data.train.path=lr=0.1/x.h5"], "only inside quotes; quote it: 'data.train.path=\"lr=0.1/x.h5\"'"),
+        (["ckpt_path=runs[1]/last.ckpt"], "only inside quotes; quote it: 'ckpt_path=\"runs[1]/last.ckpt\"'"),
+        (
+            ["+tags.new=(a)"],
+            "tags.new: (a) has characters that Hydra accepts only inside quotes; quote it: '+tags.new=",
+        ),
+        (
+            ["data.train.path=my", "data", "file.h5"],
+            "data: no key; write KEY=VALUE, or if it belongs to data.train.path, quote it: ",
+        ),
+        (
+            ["data=hdf5", "file.h5"],
+            "file.h5: no key; write KEY=VALUE, or if it belongs to data, quote it: 'data=\"hdf5 file.h5\"'",
+        ),
+        (["x.h5"], "x.h5: no key; write KEY=VALUE, as in loader.workers=2"),
+        (["data.loader.xyzzy=2"], "data.loader.xyzzy: no such key; there are loader.batch_size, loader.shuffle"),
+        (["data=hdf5", "loader.workers"], "loader.workers: no value; write loader.workers=VALUE"),
+        (["data.train path=x.h5"], "data.train path: not a key; a key has letters"),
+        (
+            ["data.train.path=a,b.h5"],
+            "to run once with each, add -m; if it is one, quote it: 'data.train.path=\"a,b.h5\"'",
+        ),
         (["data.train.fields={x: a"], "data.train.fields: {x: a cannot be read (no viable alternative"),
+        (["data.train.path=[v2] x.h5"], "closed? If it is text, quote it: 'data.train.path=\"[v2] x.h5\"'"),
         (["data"], "data: no value; write data=VALUE"),
         (["loader=null"], "loader: null is no choice; there are threads; leave loader= out for the default"),
         (
@@ -180,11 +210,13 @@ def test_transforms_of_samples_are_set_like_those_on_the_device(composed, birds)
             "model._target_: there is no nope.Net to import. Are you sure that module 'nope' is",
         ),
         (["model._target_=torch.nn.ReLU"], "model._target_: torch.nn.ReLU gives a ReLU, not a LightningModule"),
-        (["ckpt_path=last"], "ckpt_path: 'last' is Lightning's word for a checkpoint of the same run"),
+        (["ckpt_path=last"], "ckpt_path: last: there is no checkpoint below "),
+        (["train=false", "ckpt_path=best"], "ckpt_path: best: there is no checkpoint below "),
+        (["ckpt_path=hpc"], "ckpt_path: hpc is found without ckpt_path in a requeued job of hydra=slurm"),
         ([f"ckpt_path={__file__}"], "test_train.py is not a complete checkpoint of Lightning"),
         (["ckpt_path=."], "ckpt_path: . is a folder; give a file in it"),
         # What would be trained or tested in vain.
-        (["train=false"], "train: false without ckpt_path would test untrained weights"),
+        (["train=false"], "would test untrained weights; give a checkpoint: ckpt_path=best, ckpt_path=last or a file"),
         (["data.train=null"], "data.train: null leaves no data to train on"),
         (["debug=fdr", "data.train=null"], "data.train: null leaves no data to train on"),
         (["model.classes=3"], "model.classes: 3, but field 'y' has 10 classes, 0 to 9; leave it out"),
@@ -205,26 +237,6 @@ def test_a_mistake_ends_with_one_line_that_names_the_key_as_typed(typed, argumen
     assert ending.startswith("error: ")
     assert said in ending
     assert "\n" not in ending
-
-
-@pytest.mark.parametrize("value", ["x (v2).h5", r"file:(patient_\d+)", "it's (a).h5", 'a "b" (c).h5', "a b=c (d),e.h5"])
-def test_the_quotes_that_a_message_names_are_right(value):
-    with pytest.raises(OverrideParseException) as caught:
-        OverridesParser.create().parse_overrides([f"data.train.path={value}"])
-    (written,) = shlex.split(commandline.explained(caught.value, [], "").partition("; write ")[2])
-    assert OverridesParser.create().parse_override(written).value() == value
-
-
-@pytest.mark.parametrize("name", ["last.ckpt", "older.ckpt"])
-def test_the_newest_last_checkpoint_is_named_for_the_word_of_lightning(typed, tmp_path, name):
-    for number, run in enumerate(("2026-11-21", "2026-11-22")):
-        file = tmp_path / "logs/train/runs" / run / "checkpoints" / "last.ckpt"
-        file.parent.mkdir(parents=True)
-        file.touch()
-        os.utime(file, (number, number) if name == "last.ckpt" else (-number, -number))
-    _, ending = typed("ckpt_path=last", *QUIET)
-    newest = "2026-11-22" if name == "last.ckpt" else "2026-11-21"
-    assert ending.endswith(f"as in ckpt_path={tmp_path}/logs/train/runs/{newest}/checkpoints/last.ckpt")
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -318,11 +330,13 @@ def test_weights_of_no_step_are_not_tested(composed, monkeypatch):
 
 
 class Small(pl.LightningModule):
-    """A user's own network, which accepts only one setting of the demo's."""
+    """A user's own network; `model.lr` is the only setting that the demo has, too."""
 
-    def __init__(self, lr=0.5, depth=1):
+    got = None
+
+    def __init__(self, **settings):
         super().__init__()
-        self.lr, self.depth = lr, depth
+        Small.got = settings
         self.layer = torch.nn.Linear(1, 1)
 
     def training_step(self, batch, number):
@@ -332,24 +346,40 @@ class Small(pl.LightningModule):
         self.log("val/acc", 0.0)
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("typed_too", [[], ["+model.depth=3", "model.lr=0.25"]])
-def test_a_network_of_ones_own_gets_what_it_takes(composed, monkeypatch, typed_too):
-    monkeypatch.syspath_prepend(str(ROOT))
-    import train
+@pytest.mark.parametrize(
+    ("typed_too", "got"),
+    [
+        ([], {}),
+        (["+model.depth=3", "model.lr=0.25"], {"depth": 3, "lr": 0.25}),
+        (["model.x=image", "~model.width"], {"x": "image"}),
+        (["model.lr=0.01"], {"lr": 0.01}),  # as the demo has it
+        (["model.lr=fast"], {"lr": "fast"}),  # a number only in the demo
+        (["model=cnn", "model.width=3", "experiment=digits_wide"], {"width": 3}),
+        (["experiment=digits_wide"], {"width": 48}),  # which the experiment sets
+        (["model=own", "+model.depth=2"], {"depth": 2}),
+    ],
+    ids=" ".join,
+)
+def test_a_network_of_ones_own_gets_what_was_typed_and_nothing_of_the_demo(typed, typed_too, got):
+    quick = ["trainer.fast_dev_run=true", "test=false", *QUIET]
+    out, ending = typed(f"model._target_={__name__}.Small", *typed_too, *quick)
+    assert ending is None
+    assert Small.got == got
+    assert OmegaConf.create(out[out.index("data:\n") :]).model == {"_target_": f"{__name__}.Small", **got}
 
-    target = f"model._target_={__name__}.Small"
-    cfg = composed(target, *typed_too, "test=false", "trainer.fast_dev_run=true", "trainer.limit_val_batches=0", *QUIET)
-    model = train.train(cfg)[1]["model"]
-    assert (model.lr, model.depth) == ((0.25, 3) if typed_too else (0.01, 1))
 
-
-def test_what_is_typed_for_a_network_of_ones_own_is_never_left_out(typed):
-    _, ending = typed(f"model._target_={__name__}.Small", "model.width=3", *QUIET)
-    assert "model: TypeError: " in ending
+def test_what_a_network_of_ones_own_does_not_take_is_named(typed):
+    _, ending = typed(f"model._target_={__name__}.Strict", "model.width=3", *QUIET)
+    assert ending.startswith("error: model: TypeError: ")
     assert "unexpected keyword argument 'width'" in ending
+
+
+class Strict(Small):
+    def __init__(self):
+        super().__init__()
 
 
 # -- tables of files ---------------------------------------------------------------------------------------------------

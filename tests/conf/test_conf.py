@@ -1,0 +1,190 @@
+"""The groups of `lit_async_data.conf`, as projects of others use them: with nothing but Hydra's search path."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import h5py
+import hydra
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+import lit_async_data.conf
+
+with contextlib.suppress(ImportError):
+    from pyarrow import csv
+
+    # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+    csv.read_csv(io.BytesIO(b"a\n1\n"))
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(*lit_async_data.conf.__path__)
+# Their only mention of the package.
+CONFIG = """
+defaults:
+  - data: hdf5
+  - _self_
+hydra:
+  searchpath: [pkg://lit_async_data.conf]
+"""
+# What a user types at least, by choice.
+GIVEN = {
+    "hdf5": ["data.train.path=x.h5"],
+    "hdf5_split": ["data.source.path=x.h5"],
+    "manifest": ["data.source.table=x.csv", "data.source.image_size=8", "data.source.fields.y=kind"],
+    "manifest_stages": ["data.train.table=x.csv", "data.train.image_size=8", "data.train.fields.y=kind"],
+}
+LOADER = ["data.loader.workers=2", "data.loader.batch_size=5", "data.loader.seed=7", "data.loader.shuffle=global"]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with h5py.File("x.h5", "w") as file:
+        file["data"] = np.zeros((30, 4, 4), np.uint8)
+        file["labels"] = np.arange(30) % 3
+
+
+@pytest.fixture
+def table(files, tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+    pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+    image.new("RGB", (10, 12)).save("x.png")
+    Path("x.csv").write_text("path,kind\n" + "x.png,auk\nx.png,owl\n" * 15)
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """Composes the configuration of a project that has no other file than this one."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+
+    def cfg(*overrides, config=CONFIG):
+        (folder / "config.yaml").write_text(config)
+        with initialize_config_dir(str(folder), version_base="1.3"):
+            return compose("config", overrides=[*overrides])
+
+    yield cfg
+    GlobalHydra.instance().clear()
+
+
+@pytest.mark.parametrize("choice", [path.stem for path in sorted((PACKAGE / "data").glob("*.yaml"))])
+def test_a_choice_of_data_works_in_a_foreign_project(foreign, choice, request):
+    request.getfixturevalue("table" if choice.startswith("manifest") else "files")
+    dm = hydra.utils.instantiate(foreign(f"data={choice}", *GIVEN[choice], *LOADER).data)
+    loader = dm.train_dataloader()
+    assert (loader.options.workers, loader.options.batch_size, loader.options.seed) == (2, 5, 7)
+    assert len(loader.next()["y"]) == 5
+    assert bool(dm.sources["val"]) == ("split" in choice or choice == "manifest")
+    dm.close()
+
+
+def test_a_stage_takes_the_settings_of_training(foreign, files):
+    typed = ["data.train.path=x.h5", "data.val.path=x.h5", "data.train.fields={image: data}"]
+    dm = hydra.utils.instantiate(foreign(*typed, "data.val_loader.batch_size=7").data)
+    (val,) = dm.val_dataloader()
+    assert {key: len(values) for key, values in val.next().items()} == {"image": 7}
+    dm.close()
+
+
+def test_the_data_may_have_another_name_than_ours(foreign, files):
+    config = CONFIG.replace("data: hdf5", "data@input.images: hdf5")
+    typed = ["input.images.train.path=x.h5", "input.images.val.path=x.h5", "input.images.loader.batch_size=3"]
+    dm = hydra.utils.instantiate(foreign(*typed, config=config).input.images)
+    assert len(dm.train_dataloader().next()["x"]) == 3
+    assert len(dm.sources["val"][0]) == 30
+    dm.close()
+
+
+def test_settings_in_a_file_replace_ours(foreign, files):
+    config = CONFIG + "data: {train: {path: x.h5, fields: {image: data}}, loader: {batch_size: 4}}\n"
+    dm = hydra.utils.instantiate(foreign(config=config).data)
+    assert {key: len(values) for key, values in dm.train_dataloader().next().items()} == {"image": 4}
+    dm.close()
+
+
+def test_fields_of_a_table_can_be_replaced_in_a_file(foreign, table):
+    fields = """'${oc.decode:"{image: path}"}'"""
+    config = CONFIG.replace("hdf5", "manifest")
+    config += f"data: {{source: {{table: x.csv, fields: {fields}}}, loader: {{batch_size: 4}}}}\n"
+    dm = hydra.utils.instantiate(foreign(config=config).data)
+    assert list(dm.spec) == ["image"]
+    dm.close()
+
+
+def test_a_file_of_the_same_name_is_taken_instead_of_ours(foreign, files, tmp_path):
+    (tmp_path / "theirs/loader").mkdir()
+    (tmp_path / "theirs/loader/threads.yaml").write_text("batch_size: 6\n")
+    assert foreign("data.train.path=x.h5").data.loader == {"batch_size": 6}
+
+
+def test_the_configuration_in_the_docs_is_that_of_a_project(tmp_path, monkeypatch):
+    text = (ROOT / "docs/command_line.md").read_text()
+    shutil.copytree(ROOT / "examples/hydra_project/conf", tmp_path / "conf")
+    (tmp_path / "conf/config.yaml").write_text(re.search(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1])
+    monkeypatch.chdir(tmp_path)
+    with h5py.File("waves_train.h5", "w") as file:
+        file["signal"], file["target"] = np.zeros((40, 128), np.float32), np.zeros(40, np.float32)
+    with initialize_config_dir(str(tmp_path / "conf"), version_base="1.3"):
+        cfg = compose("config")
+    GlobalHydra.instance().clear()
+    assert cfg.model.lr == 0.001
+    dm = hydra.utils.instantiate(cfg.data)
+    assert dm.train_dataloader().next()["x"].shape == (32, 128)
+    dm.close()
+
+
+def test_every_callback_works_in_a_foreign_project(foreign):
+    for path in (PACKAGE / "callbacks").glob("*.yaml"):
+        made = hydra.utils.instantiate(foreign(f"+callbacks={path.stem}").callbacks)
+        assert list(made) == [path.stem]
+    assert made["device_prefetcher"].device_depth == 2
+
+
+def test_no_choice_is_kept_twice():
+    ours = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.yaml")}
+    assert ours
+    assert not ours & {path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*.yaml")}
+
+
+COMPOSED = """
+import hydra, sys, lit_async_data
+from hydra import compose, initialize_config_dir
+assert lit_async_data.__file__.startswith(sys.argv[1]), lit_async_data.__file__
+with initialize_config_dir(sys.argv[2], version_base="1.3"):
+    cfg = compose("config", overrides=["data.train.path=x.h5", "+callbacks=device_prefetcher"])
+dm = hydra.utils.instantiate(cfg.data)
+print(len(dm.train_dataloader().next()["x"]))
+dm.close()
+"""
+
+
+def test_the_wheel_holds_the_groups(foreign, files, tmp_path):
+    pytest.importorskip("hatchling", reason="pip install hatchling")
+    built, target = tmp_path / "built", tmp_path / "installed"
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(built)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    zipfile.ZipFile(next(built.glob("*.whl"))).extractall(target)
+    names = [path.relative_to(target / "lit_async_data/conf") for path in target.rglob("conf/**/*.yaml")]
+    assert sorted(names) == sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.yaml"))
+    foreign("data.train.path=x.h5")  # writes their configuration
+    done = subprocess.run(
+        [sys.executable, "-c", COMPOSED, str(target), str(tmp_path / "theirs")],
+        env={**os.environ, "PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "30\n"
