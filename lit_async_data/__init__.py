@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from lit_async_data.batch.spec import FieldSpec as FieldSpec
     from lit_async_data.batch.transforms import Normalize as Normalize
     from lit_async_data.batch.transforms import ToFloat as ToFloat
+    from lit_async_data.errors import AsyncDataError as AsyncDataError
+    from lit_async_data.errors import ChangedError as ChangedError
+    from lit_async_data.errors import ClosedError as ClosedError
+    from lit_async_data.errors import ConfigError as ConfigError
+    from lit_async_data.errors import CorruptError as CorruptError
+    from lit_async_data.errors import FormatError as FormatError
+    from lit_async_data.errors import ManifestError as ManifestError
+    from lit_async_data.errors import MemoryBudgetError as MemoryBudgetError
+    from lit_async_data.errors import MissingError as MissingError
+    from lit_async_data.errors import ReadError as ReadError
+    from lit_async_data.errors import ResumeError as ResumeError
+    from lit_async_data.errors import SourceError as SourceError
+    from lit_async_data.errors import StalledError as StalledError
+    from lit_async_data.errors import TransferError as TransferError
+    from lit_async_data.errors import TransformError as TransformError
+    from lit_async_data.errors import WorkerError as WorkerError
     from lit_async_data.lightning.datamodule import AsyncDataModule as AsyncDataModule
     from lit_async_data.lightning.predictions.writer import PredictionWriter as PredictionWriter
     from lit_async_data.lightning.prefetcher import DevicePrefetcher as DevicePrefetcher
@@ -33,24 +49,40 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncDataError": "errors",
     "AsyncDataModule": "lightning.datamodule",
     "AsyncLoader": "loader.async_loader",
     "BatchSpec": "batch.spec",
+    "ChangedError": "errors",
+    "ClosedError": "errors",
     "Column": "sources.manifest.column",
-    "DatasetSource": "sources.torch_dataset.source",
     "ConcatSource": "sources.composed.concat",
+    "ConfigError": "errors",
+    "CorruptError": "errors",
+    "DatasetSource": "sources.torch_dataset.source",
     "DevicePrefetcher": "lightning.prefetcher",
-    "FieldSpec": "batch.spec",
     "Field": "sources.hdf5.schema.field",
+    "FieldSpec": "batch.spec",
+    "FormatError": "errors",
     "HDF5Source": "sources.hdf5.source",
     "LoaderOptions": "options",
+    "ManifestError": "errors",
     "ManifestSource": "sources.manifest.source",
+    "MemoryBudgetError": "errors",
+    "MissingError": "errors",
     "Normalize": "batch.transforms",
     "PredictionWriter": "lightning.predictions.writer",
+    "ReadError": "errors",
+    "ResumeError": "errors",
     "Source": "sources.contract.source",
+    "SourceError": "errors",
+    "StalledError": "errors",
     "StorageLayout": "sources.contract.storage_layout",
     "SubsetSource": "sources.composed.subset",
     "ToFloat": "batch.transforms",
+    "TransferError": "errors",
+    "TransformError": "errors",
+    "WorkerError": "errors",
     "prefetched": "prefetch.wrap",
     "split": "sources.composed.split",
 }

@@ -1,5 +1,7 @@
 """Every exception of the package, and what each one means to the caller.
 
+All are at the top level, too: ``from lit_async_data import ReadError``.
+
 ::
 
     AsyncDataError                 base of all; says where the error happened
@@ -121,28 +123,6 @@ class ManifestError(SourceError):
 class ReadError(AsyncDataError):
     """Reading a batch failed; the cause is chained."""
 
-    @staticmethod
-    def of_batch(
-        cause: BaseException, epoch: int, step: int, samples: Sequence[int], worker: int | None
-    ) -> AsyncDataError:
-        """Returns the error to raise for a batch: the cause if it is of this package, otherwise a `ReadError`."""
-        if isinstance(cause, AsyncDataError):
-            cause.stage = cause.stage or "read"
-            cause.worker = worker if cause.worker is None else cause.worker
-            cause.add_note(f"in batch {step} of epoch {epoch}, samples {few(samples)}")
-            return cause
-        which = (
-            f"batch {step} of epoch {epoch} (samples {few(samples)})" if samples else f"batch {step} of epoch {epoch}"
-        )
-        error = ReadError(
-            f"{which} could not be read: {type(cause).__name__}: {cause}",
-            sample_id=samples[0] if samples else None,
-            stage="read",
-            worker=worker,
-        )
-        error.__cause__ = cause
-        return error
-
 
 class TransformError(AsyncDataError):
     """A transform failed on a sample or a batch, or returned what does not fit; the cause is chained."""
@@ -166,6 +146,26 @@ class ResumeError(AsyncDataError):
 
 class ClosedError(AsyncDataError):
     """The loader is closed."""
+
+
+def batch_error(
+    cause: BaseException, epoch: int, step: int, samples: Sequence[int], worker: int | None
+) -> AsyncDataError:
+    """Returns the error to raise for a batch: the cause if it is of this package, otherwise a `ReadError`."""
+    if isinstance(cause, AsyncDataError):
+        cause.stage = cause.stage or "read"
+        cause.worker = worker if cause.worker is None else cause.worker
+        cause.add_note(f"in batch {step} of epoch {epoch}, samples {few(samples)}")
+        return cause
+    which = f"batch {step} of epoch {epoch} (samples {few(samples)})" if samples else f"batch {step} of epoch {epoch}"
+    error = ReadError(
+        f"{which} could not be read: {type(cause).__name__}: {cause}",
+        sample_id=samples[0] if samples else None,
+        stage="read",
+        worker=worker,
+    )
+    error.__cause__ = cause
+    return error
 
 
 def few(numbers: Sequence[int]) -> str:

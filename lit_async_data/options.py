@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import numbers
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +94,9 @@ class LoaderOptions:
         Traceback (most recent call last):
         lit_async_data.errors.ConfigError: batch_size: 0 is not a whole number from 1 on
     """
+
+    # What `help` shows, in place of that of __new__.
+    __signature__: ClassVar[inspect.Signature]
 
     batch_size: int
     shuffle: Shuffle | bool = "auto"
@@ -238,6 +242,10 @@ class LoaderOptions:
     def for_evaluation(self) -> LoaderOptions:
         """Returns these options for validation, test and prediction: in storage order, nothing dropped or random."""
         return dataclasses.replace(self.as_stored(), drop_last=False, augment=False)
+
+
+_of_init = inspect.signature(LoaderOptions.__init__)
+LoaderOptions.__signature__ = _of_init.replace(parameters=list(_of_init.parameters.values())[1:])
 
 
 def _is_key_or_numbers(given: object) -> bool:

@@ -21,6 +21,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init_
 ROOMS = [
     "errors",
     "options",
+    "shown",
     "threads",
     "order",
     "batch",
@@ -138,7 +139,19 @@ def test_importing_the_package_loads_nothing_heavy():
 
 def test_every_public_name_can_be_imported_and_has_an_example():
     for name in lit_async_data.__all__:
-        assert ">>> " in getattr(lit_async_data, name).__doc__, name
+        public = getattr(lit_async_data, name)
+        # One example stands for all errors: that of their base.
+        base = lit_async_data.AsyncDataError if isinstance(public, type) and issubclass(public, Exception) else public
+        assert public.__doc__, name
+        assert ">>> " in base.__doc__, name
+
+
+def test_every_public_name_documents_its_arguments():
+    for name in lit_async_data.__all__:
+        public = getattr(lit_async_data, name)
+        documented = set(re.findall(r"^ *\**(\w+): ", inspect.getdoc(public), re.MULTILINE))
+        if not (isinstance(public, type) and issubclass(public, Exception)):
+            assert set(inspect.signature(public).parameters) <= documented, name
 
 
 def test_every_public_name_and_its_methods_say_what_they_are():

@@ -29,11 +29,12 @@ from lit_async_data.prefetch.packing import Packer
 from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
 from lit_async_data.prefetch.sharding import check_sharded
 from lit_async_data.prefetch.state_snapshot import Snapshot
+from lit_async_data.shown import Sheet, Shown
 
 log = logging.getLogger(__name__)
 
 
-class PrefetchedLoader(BaseLoader):
+class PrefetchedLoader(Shown, BaseLoader):
     """What `prefetched` returns. One thread may iterate at a time, and one pass goes at a time.
 
     It hands all other attributes on to the loader, also when they are set.
@@ -150,8 +151,19 @@ class PrefetchedLoader(BaseLoader):
         else:
             setattr(self.loader, name, value)
 
-    def __repr__(self) -> str:
-        return f"prefetched({self.loader!r}, device_depth={self._depth}, device={str(self.device)!r})"
+    def _sheet(self) -> Sheet:
+        # The loader's own repr may show all its batches, and the search for an accelerator starts its driver.
+        name, closed = type(self.loader).__name__, "closed " if self._run.closed else ""
+        try:
+            size = f"{len(self):,} batches"
+        except TypeError:
+            size = "batches"
+        if isinstance(self.loader, DataLoader):
+            name += f" of {type(self.loader.dataset).__name__}"
+        device = "the accelerator" if self._device is None else str(self._device)
+        rows = {"batches": f"{closed}{size}", "from": name, "device": device, "device_depth": str(self._depth)}
+        how = f"device={device}, device_depth={self._depth}"
+        return Sheet(f"<{closed}{type(self).__name__} of {size} from {name}, {how}>", rows)
 
     def __getstate__(self) -> tuple[Any, ...]:
         # The running part stays in the process that started it.

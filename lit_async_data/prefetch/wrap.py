@@ -53,6 +53,8 @@ def prefetched(
         >>> with prefetched(loader, device="cpu") as batches:
         ...     len(batches), [batch.tolist() for batch in batches]
         (3, [[0, 1], [2, 3], [4]])
+        >>> batches
+        <closed PrefetchedLoader of 3 batches from DataLoader of range, device=cpu, device_depth=2>
     """
     if isinstance(loader, AsyncLoader | PrefetchedLoader):
         raise ConfigError(

@@ -536,7 +536,7 @@ def test_attributes_are_those_of_the_loader():
     with pytest.raises(AttributeError, match="no_such_thing"):
         batches.no_such_thing
     assert not hasattr(batches, "_iterator")  # Lightning would end its workers
-    assert repr(batches).startswith("prefetched(<torch.utils.data")
+    assert repr(batches).startswith("<PrefetchedLoader of ")
 
 
 def test_it_can_be_pickled_and_copied():

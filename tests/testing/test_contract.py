@@ -353,7 +353,7 @@ def test_a_subclass_without_its_three_members_says_which_are_missing():
 
 def test_a_subclass_of_three_members_trains_shuffled_split_and_drawn():
     source = Squares()
-    assert repr(source) == f"<Squares of {ROWS} samples: y int64, x float32 (3,)>"
+    assert repr(source) == f"<Squares of {ROWS} samples: y int64, x float32 (3,); read by Python code>"
     with AsyncLoader(source, {"batch_size": 50, "shuffle": True, "return_indices": True, "workers": 1}) as loader:
         batches = list(loader)
     indices = torch.cat([batch["index"] for batch in batches])

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
-from lit_async_data.errors import ReadError, SourceError, few
+from lit_async_data.errors import SourceError, batch_error, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
 
@@ -129,7 +129,7 @@ class ReadTask:
         return batch
 
     def _failed(self, batch: BatchResult, samples: Indices, cause: BaseException) -> BatchResult:
-        error = ReadError.of_batch(cause, *batch.key, self.ids(samples).tolist(), self.worker)
+        error = batch_error(cause, *batch.key, self.ids(samples).tolist(), self.worker)
         return batch._replace(error=error)
 
     def __str__(self) -> str:

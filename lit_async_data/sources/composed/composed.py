@@ -15,6 +15,7 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.reservations import reserved
 from lit_async_data.sources.contract.source import Source, Turn
+from lit_async_data.sources.contract.storage_layout import Reading, slowest
 
 # The positions of samples in a batch. Consecutive ones, a slice, are read in place; scattered ones are copied there.
 Positions = slice | Indices
@@ -30,7 +31,7 @@ class ComposedSource(Source):
     inside: Sequence[Source]
 
     @abc.abstractmethod
-    def routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
+    def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
         """Number of each source that has some of these samples, their positions in ``samples``, their numbers there.
 
         Raises:
@@ -46,6 +47,11 @@ class ComposedSource(Source):
     def spec(self) -> BatchSpec:
         """The fields, which all sources share."""
         return self.inside[0].spec
+
+    @property
+    def reading(self) -> Reading:
+        """What reading from the most expensive source costs."""
+        return slowest(source.reading for source in self.inside)
 
     def fingerprint(self) -> dict[str, int | str]:
         """Number of samples and fields, and what each source inside tells about itself."""
@@ -86,7 +92,7 @@ class ComposedSource(Source):
         self._read(samples, out, keys)
 
     def _read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
-        for number, positions, numbers in self.routed(samples):
+        for number, positions, numbers in self._routed(samples):
             if isinstance(positions, slice):
                 pieces = {key: array[positions] for key, array in out.items()}
             else:
@@ -111,12 +117,12 @@ class ComposedSource(Source):
 
     def fetch(self, samples: Indices) -> bool:
         """Start bringing samples into memory; see `Source.fetch`."""
-        cold = [self.inside[number].fetch(numbers) for number, _, numbers in self.routed(samples)]
+        cold = [self.inside[number].fetch(numbers) for number, _, numbers in self._routed(samples)]
         return any(cold)
 
     def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
         """Decode the chunks of samples; see `Source.decode_ahead`."""
-        for number, _, numbers in self.routed(samples):
+        for number, _, numbers in self._routed(samples):
             self.inside[number].decode_ahead(numbers, turn)
 
     def decoded_bytes(self, chunks: int) -> int:

@@ -39,7 +39,7 @@ class ConcatSource(ComposedSource):
         >>> from lit_async_data.testing import ArraySource
         >>> both = ConcatSource([ArraySource({"y": np.arange(3)}), ArraySource({"y": np.arange(5)})])
         >>> len(both), both, both.locate([4])[0].row
-        (8, <ConcatSource of 8 samples from ArraySource and 1 more: y int64>, 1)
+        (8, <ConcatSource of 8 samples from ArraySource and 1 more: y int64; read under a lock>, 1)
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -99,8 +99,8 @@ class ConcatSource(ComposedSource):
         )
         return np.concatenate([order + first for order, first in zip(own, self._starts.tolist(), strict=False)])
 
-    def routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
-        """The sources that have these samples; see `ComposedSource.routed`.
+    def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
+        """The sources that have these samples; see `ComposedSource._routed`.
 
         Raises:
             IndexError: A sample is not in ``range(len(self))``.
@@ -138,7 +138,7 @@ class ConcatSource(ComposedSource):
         """
         samples = whole_numbers(ids, self)
         locations: dict[int, Location] = {}
-        for number, positions, numbers in self.routed(samples):
+        for number, positions, numbers in self._routed(samples):
             source = self.sources[number]
             locations.update(zip(samples[positions].tolist(), source.locate(source.ids(numbers)), strict=True))
         return [locations[sample] for sample in samples.tolist()]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
+from lit_async_data.shown import Sheet, Shown
 from lit_async_data.sources.composed.groups import Groups, groups_of, hashed
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source
@@ -27,7 +28,7 @@ UNUSED = -1
 BY_TIME = "by time"
 
 
-class Split(dict[str, SubsetSource]):
+class Split(Shown, dict[str, SubsetSource]):
     """The sides of a split by name, in the order of the fractions.
 
     Attributes:
@@ -37,6 +38,10 @@ class Split(dict[str, SubsetSource]):
 
     described: str = ""
     overlap: int = 0
+
+    def _sheet(self) -> Sheet:
+        # A dict's own repr shows each side.
+        return Sheet(dict.__repr__(self), {side: source.name for side, source in self.items()})
 
 
 def split(

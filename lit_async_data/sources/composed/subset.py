@@ -46,7 +46,7 @@ class SubsetSource(ComposedSource):
         >>> whole = ArraySource({"y": np.arange(10)})
         >>> subset = SubsetSource(whole, [7, 3, 4])
         >>> len(subset), subset.ids(np.array([0, 2])).tolist(), subset
-        (3, [7, 4], <SubsetSource of 3 of 10 samples of ArraySource: y int64>)
+        (3, [7, 4], <SubsetSource of 3 of 10 samples of ArraySource: y int64; read under a lock>)
         >>> len(SubsetSource(whole, np.arange(10) % 2 == 0))
         5
     """
@@ -97,7 +97,7 @@ class SubsetSource(ComposedSource):
         order = np.argsort(places[self.samples], kind="stable")
         return dataclasses.replace(whole, runs=_runs(whole.runs, places[self.samples[order]]), order=order)
 
-    def routed(self, samples: Indices) -> Iterator[tuple[int, slice, Indices]]:
+    def _routed(self, samples: Indices) -> Iterator[tuple[int, slice, Indices]]:
         """All samples, by their numbers in the whole source.
 
         Raises:

@@ -1,5 +1,5 @@
 """`Source`: the base class of everything that delivers samples by number."""
-# ruff: noqa: ARG002, B027  # defaults ignore their arguments, and may do nothing
+# ruff: noqa: ARG002  # defaults ignore their arguments, and may do nothing
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import MissingError, WorkerError
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.shown import Sheet, Shown
 from lit_async_data.sources.contract.places import Location, Part, Places
-from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.contract.storage_layout import HOW_READ, Reading, StorageLayout
 
 # The epoch and the number of a group of chunks that a chunk shuffle deals from.
 Turn = tuple[int, int]
@@ -24,7 +25,7 @@ Turn = tuple[int, int]
 BLOCK_SAMPLES = 2**20
 
 
-class Source(abc.ABC):
+class Source(Shown, abc.ABC):
     """Samples that can be read by number, in any order, from any thread. Subclass it for your own kind of data.
 
     A subclass needs three members: ``__len__``, `spec` and `read_into`. All others have defaults, for samples that are
@@ -77,9 +78,15 @@ class Source(abc.ABC):
             SourceError: The samples cannot be read, or have changed since the source was built.
         """
 
-    def __repr__(self) -> str:
-        kind = type(self).__name__
-        return f"<{kind} of {described(len(self), '' if self.name == kind else self.name, self.spec)}>"
+    def _sheet(self) -> Sheet:
+        kind, spec, how = type(self).__name__, self.spec, HOW_READ[self.reading]
+        name = "" if self.name == kind else self.name
+        rows: dict[str, str | list[str]] = {
+            "samples": f"{len(self):,} of {spec.nbytes:,} bytes; {how}",
+            "from": name or kind,
+            "fields": spec.lines(),
+        }
+        return Sheet(f"<{kind} of {described(len(self), name, spec)}; {how}>", rows)
 
     #: The group number of each sample, if a split drew groups; int64, shape (len(self),). None otherwise.
     group_codes: Indices | None = None
@@ -144,6 +151,11 @@ class Source(abc.ABC):
         ``StorageLayout(reading="copied")`` if it copies from memory or from a file, ``"decoded"`` if it decodes.
         """
         return StorageLayout(reading="python")
+
+    @property
+    def reading(self) -> Reading:
+        """What reading costs, as `chunks` says, without looking at the chunks of each sample."""
+        return self.chunks.reading
 
     def layout(self) -> StorageLayout:
         """As `chunks`, but may examine every sample to find chunks. Only called where the order goes by chunks."""

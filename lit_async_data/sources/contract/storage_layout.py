@@ -12,6 +12,14 @@ from lit_async_data.order.permutation import Indices
 Reading = Literal["copied", "locked", "decoded", "python"]
 READINGS: tuple[Reading, ...] = get_args(Reading)  # from the cheapest to the most expensive
 
+# What people read of each.
+HOW_READ: dict[Reading, str] = {
+    "copied": "read by copying",
+    "locked": "read under a lock",
+    "decoded": "read by decoding",
+    "python": "read by Python code",
+}
+
 
 def slowest(readings: Iterable[Reading]) -> Reading:
     """The most expensive of these readings, at least one."""

@@ -90,6 +90,8 @@ class HDF5Source(Source):
         (10, (3, 8, 8), ())
         >>> source.locate([7])[0].row
         7
+        >>> source  # doctest: +ELLIPSIS
+        <HDF5Source of 10 samples from ...scan.h5: x uint8 (3, 8, 8), y int64; read by copying>
         >>> folder.cleanup()
     """
 

@@ -145,6 +145,8 @@ class ManifestSource(Source):
         (2, (3, 4), ('auk', 'owl'))
         >>> source.locate([0])[0].id
         '007'
+        >>> source
+        <ManifestSource of 2 samples from the table given: x float32 (3, 4), y int64; read by copying>
         >>> folder.cleanup()
     """
 

@@ -58,6 +58,8 @@ class DatasetSource(Source):
         >>> source = DatasetSource(TensorDataset(torch.zeros(10, 3, 8, 8), torch.arange(10)))
         >>> len(source), source.spec["0"].shape, source.spec["1"].dtype
         (10, (3, 8, 8), dtype('int64'))
+        >>> source
+        <DatasetSource of 10 samples from TensorDataset: 0 float32 (3, 8, 8), 1 int64; read by Python code>
     """
 
     def __init__(self, dataset: Any) -> None:
