@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-gpu clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
@@ -81,10 +81,26 @@ bench-resume: $(VENV)/installed
 bench-gpu: $(VENV)/installed
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
+# The oldest versions that pyproject.toml allows, in an environment of its own. With another torch than the CPU builds,
+# pip also fetches its CUDA libraries: some 3 GB.
+test-lowest: .venv-lowest/installed
+	.venv-lowest/bin/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
+
+# An environment in folder $1. --clear where another Python made it: without it, that Python would stay.
+define new_venv
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("error: %s is Python %d.%d; lit_async_data needs 3.11 or later: make PYTHON=python3.11 TARGET" % (sys.executable, v[0], v[1]))'
+	$(PYTHON) -m venv $$(test "$$($1/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" || echo --clear) $1
+endef
+
 $(VENV)/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	$(call new_venv,$(VENV))
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,test,check]'
 	touch $@
 
+.venv-lowest/installed: pyproject.toml constraints-lowest.txt
+	$(call new_venv,.venv-lowest)
+	.venv-lowest/bin/pip install --quiet --constraint constraints-lowest.txt --editable '.[demo,test]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) data logs
+	rm -rf $(VENV) .venv-lowest data logs

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_async_data.errors import ConfigError, ResumeError, SourceError
-from lit_async_data.reference.checkpoints import starting_checkpoint
+from lit_async_data.reference.checkpoints import any_objects, starting_checkpoint
 from lit_async_data.reference.commandline import check_choices, check_run, check_sweep, check_types, write_wait
 from lit_async_data.reference.explanations import explained
 from lit_async_data.reference.objects import built_loggers, built_model, usable_callbacks, use_own_model
@@ -58,7 +58,7 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
             # In a requeued job, Lightning would test the checkpoint of the requeue.
             best = f"{cfg.paths.output_dir}/checkpoints/trained.ckpt"
             trainer.save_checkpoint(best)
-        trainer.test(model, datamodule=datamodule, ckpt_path=best or None, weights_only=False)
+        trainer.test(model, datamodule=datamodule, ckpt_path=best or None, **any_objects(trainer.test))
         metrics |= trainer.callback_metrics
     for callback in callbacks:
         if cfg.train and hasattr(callback, "waited"):

@@ -19,13 +19,6 @@ from collections.abc import Callable
 from lit_async_data.errors import WorkerError
 
 
-def usable_cores() -> int:
-    """Cores that this process may use; at least 1. Where the system does not say (macOS), all that there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def leave_at_exit() -> None:
     """Ends a daemon thread at interpreter exit, when the modules and files that it uses may be closed already.
 

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import settings
 from support.leaks import alive
 
-# Each worker of xdist is busy on a core of its own: a team of torch's threads in each would wait for cores. torch reads this
-# when it is imported, and programs that tests start inherit it.
+# Each worker of xdist is busy on a core of its own: a team of torch's threads in each would wait for cores. torch reads
+# this when it is imported, and programs that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that runs commands in the background makes them ignore SIGINT. Tests of Ctrl-C need Python's own handler.

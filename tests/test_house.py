@@ -8,6 +8,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -22,6 +23,7 @@ ROOMS = [
     "errors",
     "options",
     "shown",
+    "system",
     "threads",
     "order",
     "batch",
@@ -137,6 +139,20 @@ def test_importing_the_package_loads_nothing_heavy():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+@pytest.mark.parametrize(
+    ("program", "without"),
+    [
+        ("from lit_async_data import HDF5Source", {"torch", "pyarrow", "PIL", "tqdm"}),
+        ("from lit_async_data import ManifestSource", {"rich", "hydra"}),
+        ("from lit_async_data import AsyncLoader, prefetched", {"pytorch_lightning", "lightning", "rich", "hydra"}),
+        ("from lit_async_data import AsyncDataModule, DevicePrefetcher", {"hydra", "omegaconf", "pyarrow"}),
+    ],
+)
+def test_a_public_name_imports_only_what_it_uses(program, without):
+    check = f"import sys; {program}; heavy = {without} & set(sys.modules); assert not heavy, heavy"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=120)
+
+
 def test_every_public_name_can_be_imported_and_has_an_example():
     for name in lit_async_data.__all__:
         public = getattr(lit_async_data, name)
@@ -166,3 +182,16 @@ def test_every_public_name_and_its_methods_say_what_they_are():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="Loader"):
         lit_async_data.Loader
+
+
+def test_the_lowest_constraints_are_the_lower_bounds():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    bounds = {}
+    for asked in [*project["dependencies"], *(each for extra in extras.values() for each in extra)]:
+        name, _, version = asked.partition(",")[0].partition(">=")
+        bounds[name] = version
+    pins = re.findall(r"^([\w-]+)==(\S+)$", (PACKAGE.parent / "constraints-lowest.txt").read_text(), re.MULTILINE)
+    assert dict(pins).items() <= bounds.items()
+    needed = [each.partition(">=")[0] for each in project["dependencies"]]
+    assert {*needed, "pyarrow", "pillow", "simplejpeg", "imagecodecs", "rich", "scikit-learn"} <= dict(pins).keys()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import mmap
 import os
 import weakref
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from lit_async_data import system
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import MemoryBudgetError
 
@@ -49,7 +49,7 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
     # An anonymous map rather than np.empty: its memory returns to the system at once.
     # Private, so that a forked child cannot write to it.
     try:
-        return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+        return np.frombuffer(system.private_memory(nbytes), np.uint8)
     except OSError as error:
         raise MemoryBudgetError(
             f"memory_budget: the system refuses {readable(nbytes)} for a slot ({error.strerror}); set a smaller "
@@ -165,7 +165,7 @@ def ranks_here() -> int:
 
 def machine_memory() -> int:
     """Bytes of memory of this machine, or of a control group's limit if that is less."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [system.memory()]
     for name in limit_files():
         try:
             with open(name) as limit:

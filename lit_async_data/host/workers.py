@@ -14,7 +14,7 @@ from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import Reading
-from lit_async_data.threads import usable_cores
+from lit_async_data.system import usable_cores
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
 MOST_WORKERS = 4

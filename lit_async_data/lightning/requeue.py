@@ -8,8 +8,8 @@ from typing import Any
 
 from lit_async_data.lightning.compat import pl
 
-# What `sbatch --signal` sends before the time limit, and what Lightning listens to.
-SIGNAL = signal.SIGUSR1
+# What `sbatch --signal` sends before the time limit, and what Lightning listens to; 0 on Windows, which has none.
+SIGNAL: int = getattr(signal, "SIGUSR1", 0)
 
 
 class RequeueBetweenBatches(pl.Callback):
@@ -34,8 +34,8 @@ class RequeueBetweenBatches(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take the place of Lightning's handler. When training has ended, Lightning restores what was before both."""
-        handler = signal.getsignal(SIGNAL)
         self._noted, self._requeue, self._steps = False, None, -1
+        handler = signal.getsignal(SIGNAL) if SIGNAL else None
         if callable(handler) and type(handler).__module__.startswith(pl.__name__):
             self._requeue = handler
             signal.signal(SIGNAL, self._note)

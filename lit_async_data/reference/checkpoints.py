@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,11 @@ def _best(newest: Path) -> str:
     # The folder of the run may have been moved.
     here = newest.parent / Path(best).name
     return str(here if here.is_file() else best)
+
+
+def any_objects(load: Callable[..., Any]) -> dict[str, bool]:
+    """Arguments that let a method of the Trainer load a checkpoint whose hyperparameters are objects of any class.
+
+    Lightning before 2.6 does so anyway, and has no such argument.
+    """
+    return {"weights_only": False} if "weights_only" in inspect.signature(load).parameters else {}

@@ -170,7 +170,7 @@ def test_the_first_sample_is_transformed_once_for_all_that_ask():
 
 def test_the_probe_leaves_the_global_generators_as_they_are_and_warns_of_draws(caplog):
     def careless(sample):
-        sample["x"][...] = random.random() + np.random.random() + torch.rand(())  # noqa: NPY002
+        sample["x"][...] = random.random() + np.random.random() + float(torch.rand(()))  # noqa: NPY002
 
     torch.manual_seed(0)
     expected = torch.rand(3, generator=torch.Generator().manual_seed(0))

@@ -36,7 +36,11 @@ from lit_async_data.host.processes.task_server import TaskServer
 PARENT_S = 1.0
 COMMANDS_AT_ONCE = 64
 MOST_DESCRIPTORS = 6  # of a channel
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+IGNORED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    *(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)),
+)
 PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import re
 
+from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, ConfigError
 
 # Files that a run may leave in its temporary folder.
@@ -78,18 +77,14 @@ class ResultFolder:
                 "folder that you may write to",
                 file=self.partial,
             ) from error
-        self._lock = os.open(self.partial, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = system.lock_folder(self.partial)
         except BlockingIOError:
-            self.release()
             raise ConfigError(
                 f"path: another run is writing to {self.partial}; wait for its end, or give PredictionWriter another "
                 "path",
                 file=self.partial,
             ) from None
-        except OSError:
-            pass  # a file system without locks
         names = os.listdir(self.partial)
         for name in names:
             if not OWN_FILE.fullmatch(name):
@@ -110,8 +105,8 @@ class ResultFolder:
             AsyncDataError: Meanwhile there is something at the path.
         """
         for name in os.listdir(self.partial):
-            synchronize(self.file(name))
-        synchronize(self.partial)
+            system.write_through(self.file(name))
+        system.write_through(self.partial)
         try:
             os.rename(self.partial, self.path)
         except OSError as error:
@@ -120,7 +115,7 @@ class ResultFolder:
                 "folder before you predict again, or it will be cleared",
                 file=self.partial,
             ) from error
-        synchronize(os.path.dirname(os.path.abspath(self.path)))
+        system.write_through(os.path.dirname(os.path.abspath(self.path)))
         self.release()
 
     def release(self) -> None:
@@ -128,13 +123,3 @@ class ResultFolder:
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
-
-
-def synchronize(path: str) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError) if os.path.isdir(path) else contextlib.nullcontext():
-            os.fsync(descriptor)  # some file systems refuse it for folders
-    finally:
-        os.close(descriptor)

@@ -9,11 +9,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from lit_async_data import system
 from lit_async_data.device import streams as device_streams
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.lightning.predictions.arrays import ArrayPart
 from lit_async_data.lightning.predictions.completeness import check_complete
-from lit_async_data.lightning.predictions.folder import ResultFolder, synchronize
+from lit_async_data.lightning.predictions.folder import ResultFolder
 from lit_async_data.lightning.predictions.locations import LocationColumns
 from lit_async_data.lightning.predictions.tables import TablePart
 from lit_async_data.lightning.predictions.values import HostCopies, PredictedField, field_of, named
@@ -100,7 +101,7 @@ class LoaderPredictions:
         self._store(keep=0)
         for part, _ in self._parts:
             part.close()
-            synchronize(self._part(part.suffix, self._plan.rank))
+            system.write_through(self._part(part.suffix, self._plan.rank))
 
     def abandon(self) -> None:
         """Close the files as they are. Never raises, since it is called after an error."""

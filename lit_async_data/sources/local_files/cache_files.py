@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 
+from lit_async_data import system
 from lit_async_data.sources.local_files.opening import opening
 
 # Most bytes of all files in the user's cache folder.
@@ -53,7 +54,7 @@ def opened(path: str, owners: Iterable[int]) -> io.FileIO:
         ForeignError: Somebody else owns the file, or others may write to it.
         ValueError: The path is not a regular file.
     """
-    file = opening(path, os.O_NOFOLLOW | os.O_NONBLOCK)
+    file = opening(path, system.NO_LINKS | system.NO_BLOCKING)
     try:
         _check_believed(os.fstat(file.fileno()), set(owners))
     except BaseException:
@@ -65,7 +66,7 @@ def opened(path: str, owners: Iterable[int]) -> io.FileIO:
 def _check_believed(status: os.stat_result, owners: set[int]) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a regular file")
-    if owner(status) not in {os.geteuid(), 0} | (owners if len(owners) == 1 else set()):
+    if owner(status) not in {system.user_id(), 0} | (owners if len(owners) == 1 else set()):
         raise ForeignError(f"it belongs to user {owner(status)}, who is neither you, nor root, nor the data's owner")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ForeignError(f"others may write to it: its mode is {stat.S_IMODE(status.st_mode):#o}")
@@ -79,7 +80,7 @@ def owner(status: os.stat_result) -> int:
 def is_foreign(path: str) -> bool:
     """Whether the path is somebody else's file, which must stay as it is."""
     try:
-        return owner(os.lstat(path)) != os.geteuid()
+        return owner(os.lstat(path)) != system.user_id()
     except OSError:
         return False
 
@@ -87,7 +88,7 @@ def is_foreign(path: str) -> bool:
 def own_name(path: str) -> str:
     """The path to use if somebody else's file has the original path."""
     base, extension = os.path.splitext(path)
-    return f"{base}.{os.geteuid()}{extension}"
+    return f"{base}.{system.user_id()}{extension}"
 
 
 def on_network(descriptor: int) -> bool:

@@ -10,8 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
+from tqdm import tqdm
 
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import AsyncDataError, FormatError, ManifestError, SourceError
@@ -19,7 +18,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.file_field import FileField
 from lit_async_data.sources.manifest.hdf5_fields import HDF5Fields
 from lit_async_data.sources.manifest.rows import Rows
-from lit_async_data.threads import usable_cores
+from lit_async_data.system import usable_cores
 
 Check = Literal["first", "all", "none"]
 # Files whose shapes are compared if the decoder does not make all shapes equal.
@@ -30,6 +29,12 @@ _TASK_SAMPLES = 32
 _ROWS = 256
 # Most rows that a message names.
 _NAMED = 5
+
+
+class _Bar(tqdm):  # type: ignore[misc]  # it has no types
+    """A progress bar without the thread that watches bars, which would outlive it."""
+
+    monitor_interval = 0
 
 
 def check_paths(how: Check, fields: Mapping[str, FileField], hdf5: Sequence[HDF5Fields], rows: Rows) -> None:
@@ -106,16 +111,14 @@ def _file_errors(fields: Mapping[str, FileField], count: int) -> list[SourceErro
     blocks = (range(first, min(first + _TASK_SAMPLES, count)) for first in range(0, count, _TASK_SAMPLES))
     errors: list[SourceError] = []
     threads = usable_cores()
-    # On a terminal only; elsewhere the bar would fill a log.
-    console = Console(stderr=True)
     with (
         ThreadPoolExecutor(threads, "lit_async_data check") as pool,
-        Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
+        # disable=None: on a terminal only; elsewhere the bar would fill a log.
+        _Bar(desc="checking files", total=count, unit=" files", leave=False, disable=None) as bar,
     ):
-        task = bar.add_task("checking files", total=count)
         for block, found in _in_order(pool, fields, blocks, 2 * threads):
             errors += found
-            bar.update(task, advance=len(block))
+            bar.update(len(block))
     return errors
 
 

@@ -86,7 +86,7 @@ def test_a_transient_input_error_is_not_raised(large, monkeypatch):
     monkeypatch.setattr(h5py, "File", failing(h5py.File, errno.EIO, 1))
     source = HDF5Source(large, ["data"])
     monkeypatch.setattr(os, "open", failing(os.open, errno.EIO, 1))
-    monkeypatch.setattr(open_file.os, "preadv", failing(os.preadv, errno.EIO, 1))
+    monkeypatch.setattr(open_file.system, "preadv", failing(os.preadv, errno.EIO, 1))
     assert read(source, [3])["data"][0, 0] == 3 * 2**17
     source.close()
 
@@ -142,7 +142,7 @@ def test_an_input_error_names_file_and_byte(large, monkeypatch):
     source = HDF5Source(large, ["data"])
     read(source)
     offset = stored_spans(large)[0][0] + 2**19
-    monkeypatch.setattr(open_file.os, "preadv", failing(os.preadv, errno.EIO, 9))
+    monkeypatch.setattr(open_file.system, "preadv", failing(os.preadv, errno.EIO, 9))
     said = rf"{large}, {2**19} bytes at byte {offset}: cannot be read: \[Errno 5\] Input/output error; .*dmesg"
     with pytest.raises(SourceError, match=said) as caught:
         read(source, [1])

@@ -572,7 +572,7 @@ def test_probed_chunks_are_random(path, monkeypatch):
     write(path, many)
     monkeypatch.setattr(FileIdentity, "with_pieces", lambda self, *_: self)  # which reads pieces of its own
     found, once = [], os.pread
-    monkeypatch.setattr(index.os, "pread", lambda *asked: found[-1].append(asked[1:]) or once(*asked))
+    monkeypatch.setattr(index.system, "pread", lambda *asked: found[-1].append(asked[1:]) or once(*asked))
     for _ in range(3):
         found.append([])
         source_of(path)

@@ -108,10 +108,10 @@ def test_a_network_tells_two_photographs_apart(photographs, tmp_path):
     assert np.mean(seen["right"]) > 0.8
     assert seen["shapes"] == {(3, 48, 48)}
     training.save_checkpoint(tmp_path / "last.ckpt")
-    kept = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    kept = torch.load(tmp_path / "last.ckpt")
     assert any("china" in str(value) and "flower" in str(value) for key, value in kept.items() if key != "state_dict")
     more = trainer(tmp_path, 11)
-    more.fit(network(seen), datamodule=module(photographs), ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    more.fit(network(seen), datamodule=module(photographs), ckpt_path=tmp_path / "last.ckpt")
     assert more.current_epoch == 11
 
 
@@ -124,7 +124,7 @@ def test_a_checkpoint_with_other_classes_is_refused(photographs, tmp_path):
     turned = {"name": "what", "classes": ["flower", "china"]}
     with pytest.raises(ResumeError, match="china"):
         trainer(tmp_path, 2).fit(
-            network(seen), datamodule=module(photographs, turned), ckpt_path=tmp_path / "last.ckpt", weights_only=False
+            network(seen), datamodule=module(photographs, turned), ckpt_path=tmp_path / "last.ckpt"
         )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data import system
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.reservations import Owner, Reservations
 
 Array = npt.NDArray[Any]
 # A flag of Linux that Python names only since 3.12.
 # Not known to Python 3.11. Systems other than Linux reserve nothing for such maps, or have another number for it.
-MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 _log = logging.getLogger(__name__)
 
@@ -178,9 +176,8 @@ class PersistentChunkCache:
         if self._map_failed or not full or slabs <= self._next:
             return self._content
         # Not reserved: other datasets may take the bytes first. `ByteBudget` limits how many slabs are cached.
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         try:
-            memory = mmap.mmap(-1, slabs * self._slab_bytes, flags=flags)
+            memory = system.private_memory(slabs * self._slab_bytes, system.NO_RESERVE)
         except (OSError, MemoryError, OverflowError) as error:
             self._map_failed = True
             _log.warning(

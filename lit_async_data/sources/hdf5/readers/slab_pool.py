@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data import system
 from lit_async_data.batch.spec import Bytes
 
 Array = npt.NDArray[Any]
@@ -63,7 +64,7 @@ class SlabPool:
             return slab
         free, memory = self._acquire(slab.nbytes)
         if memory is None:
-            memory = mmap.mmap(-1, slab.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = system.private_memory(slab.nbytes)
         lease = _Lease(np.frombuffer(memory, np.uint8))
         ref = _LeaseRef(lease, free.put)
         ref.memory = memory

@@ -6,12 +6,12 @@ import dataclasses
 import functools
 import logging
 import math
-import os
 import posixpath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lit_async_data import system
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.storage.codecs import filters_of
@@ -336,7 +336,7 @@ def _raw_offset(dataset: h5py.Dataset) -> int | None:
     handle = dataset.file.id.get_vfd_handle()
     for corner, span, at in ends:
         line = retry_once(functools.partial(dataset.__getitem__, (*(corner,) * (dataset.ndim - 1), span)))
-        stored = retry_once(functools.partial(os.pread, handle, length, at))
+        stored = retry_once(functools.partial(system.pread, handle, length, at))
         if stored != line.astype(dataset.dtype, copy=False).tobytes():
             return None
     return int(offset)

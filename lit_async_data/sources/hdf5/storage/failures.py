@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
+from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.local_files import descriptors
 from lit_async_data.sources.local_files.opening import opening
@@ -148,7 +149,7 @@ def open_raw(path: str) -> io.FileIO:
     """Open a file for reading its bytes. Raises as `open_h5py`."""
     try:
         # Without O_NONBLOCK, opening a pipe blocks until somebody writes to it. Regular files ignore the flag.
-        file = retry_once(lambda: opening(path, os.O_NONBLOCK))
+        file = retry_once(lambda: opening(path, system.NO_BLOCKING))
     except IsADirectoryError:
         _refuse_irregular(path, os.stat(path))
         raise

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lit_async_data import system
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.local_files.opening import opening
 
@@ -75,7 +76,7 @@ class FileIdentity:
         """
         places = places or [random_piece(0, self.size) for _ in range(PIECES if self.size else 0)]
         try:
-            with opening(path, os.O_NONBLOCK) as file:
+            with opening(path, system.NO_BLOCKING) as file:
                 pieces = tuple(Piece(at, size, _digest(file.fileno(), at, size)) for at, size in places)
         except OSError as error:
             raise source_error(error, path, "cannot be opened", file=path) from error
@@ -98,4 +99,4 @@ def random_piece(begin: int, nbytes: int) -> tuple[int, int]:
 def _digest(descriptor: int, offset: int, size: int) -> bytes:
     import hashlib
 
-    return hashlib.blake2b(os.pread(descriptor, size, offset), digest_size=16).digest()
+    return hashlib.blake2b(system.pread(descriptor, size, offset), digest_size=16).digest()

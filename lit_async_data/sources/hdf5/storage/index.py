@@ -11,12 +11,12 @@ import dataclasses
 import functools
 import logging
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data import system
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, errno_of, open_h5py, retry_once
@@ -216,7 +216,7 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
         handle, size, offset = dataset.file.id.get_vfd_handle(), int(index.sizes[number]), int(index.offsets[number])
         try:
             mask, stored = retry_once(functools.partial(dataset.id.read_direct_chunk, corner))
-            found = retry_once(functools.partial(os.pread, handle, size, offset))
+            found = retry_once(functools.partial(system.pread, handle, size, offset))
         except LIBRARY_ERRORS as error:
             if errno_of(error) in REMEDIES:
                 raise

@@ -7,7 +7,6 @@ by a crash or a full disk, is detected when it is read, and writing needs no fsy
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data import system
 from lit_async_data.sources.local_files.cache_files import on_network, opened, owner
 
 if TYPE_CHECKING:
@@ -187,8 +187,7 @@ def write_columns(path: str, key: IndexKey, columns: Columns) -> None:
     mode = data.st_mode & 0o444 | 0o200
     try:
         with open(new, "xb", opener=functools.partial(os.open, mode=mode)) as file:
-            with contextlib.suppress(OSError):
-                os.fchown(file.fileno(), -1, data.st_gid)
+            system.give_to_group(file.fileno(), data.st_gid)
             head = key.head()
             file.write(head)
             total = zlib.crc32(head)

@@ -8,7 +8,6 @@ import io
 import logging
 import mmap
 import os
-import resource
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data import system
 from lit_async_data.errors import ChangedError, CorruptError, MissingError
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
 from lit_async_data.sources.hdf5.storage.failures import (
@@ -159,7 +159,7 @@ class OpenFile:
                 with as_source_errors(self.path, "cannot be mapped", file=self.path):
                     mapped = mmap.mmap(descriptor, self._identity.size, access=mmap.ACCESS_READ)
                 if random_access and is_cold(descriptor, 0) is not None:
-                    mapped.madvise(mmap.MADV_RANDOM)
+                    system.read_at_random(mapped)
                 self._maps[random_access] = np.frombuffer(mapped, np.uint8)
             return self._maps[random_access]
 
@@ -173,7 +173,7 @@ class OpenFile:
         descriptor, view, done = self.descriptor(), out.data, 0
         while done < len(view):
             try:
-                got = os.preadv(descriptor, [view[done:]], offset + done)
+                got = system.preadv(descriptor, [view[done:]], offset + done)
             except OSError as error:
                 got = self._read_again(error, descriptor, view[done:], offset + done)
             if not got:
@@ -189,7 +189,7 @@ class OpenFile:
         try:
             if errno_of(error) != errno.EIO:
                 raise error
-            return os.preadv(descriptor, [view], offset)
+            return system.preadv(descriptor, [view], offset)
         except OSError as again:
             where = f"{self.path}, {len(view)} bytes at byte {offset}"
             raise source_error(again, where, "cannot be read", file=self.path) from again
@@ -348,7 +348,7 @@ class OpenFiles:
         self._lock = threading.Lock()
         self._recently_used: collections.OrderedDict[int, None] = collections.OrderedDict()
         # A file takes up to three descriptors, its map included. A quarter of the limit is left to other code.
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = system.descriptor_limit()
         self._max_open = max(limit // 4, 1)
         if len(files) > self._max_open:
             _log.warning(

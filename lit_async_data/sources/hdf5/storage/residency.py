@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 
+from lit_async_data import system
+
 
 def is_cold(descriptor: int, offset: int) -> bool | None:
     """Whether a byte of a file is not in memory; None if the system cannot tell."""
-    if not hasattr(os, "RWF_NOWAIT"):  # macOS
+    if not system.NO_WAIT:
         return None
     try:
-        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+        os.preadv(descriptor, [bytearray(1)], offset, system.NO_WAIT)
     except BlockingIOError:
         return True
     except OSError as error:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from lit_async_data import system
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 from lit_async_data.sources.local_files.descriptors import advice_on
@@ -17,13 +18,12 @@ from lit_async_data.sources.local_files.file_times import changed_recently
 
 # Most paths: names below the root, none of them hidden, "." or "..". Others need a closer look.
 _PLAIN = re.compile(r"[^./\\:\0][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")
-_ADDRESS = re.compile(r"data:|[A-Za-z][A-Za-z0-9+.\-]*:[/\\]|\\\\")
+# On Windows, one letter and a colon are a drive.
+_ADDRESS = re.compile(rf"data:|[A-Za-z][A-Za-z0-9+.\-]{'+' if os.name == 'nt' else '*'}:[/\\]|\\\\")
 # With O_NONBLOCK, opening a pipe or a device returns at once, and it is refused; without, it could block.
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_FLAGS = os.O_RDONLY | system.CLOSE_ON_EXEC | system.NO_BLOCKING | system.NO_TERMINAL | system.BINARY
 # Errors of systems for a link that O_NOFOLLOW does not follow.
 _LINK_ERRORS = (errno.ELOOP, errno.EMLINK)
-# Makes reads fail for pages outside the page cache; 0 if the system has no such flag.
-_NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
 # If the system cannot tell, a file that takes longer counts as cold.
 _SLOW_S = 1e-3
 # Most bytes per read that all systems support.
@@ -75,7 +75,7 @@ class RootDirectory:
     def within(self, path: str) -> str:
         """A path from `path_of`, normalized and relative to the root; absolute if it is outside."""
         path = os.path.normpath(path)
-        return path[len(self.root.rstrip("/")) + 1 :] if _is_inside(path, self.root) else path
+        return path[len(self.root.rstrip(os.sep)) + 1 :] if _is_inside(path, self.root) else path
 
     def checked(self, path: str) -> str:
         """A path from `path_of`, after checking that no link on it leads out of the root. Takes 2 µs in a known folder.
@@ -108,7 +108,7 @@ class RootDirectory:
             return
         self._check_folder(path)
         try:
-            opened.extend(map(os.open, (path,), (_FLAGS | os.O_NOFOLLOW,)))
+            opened.extend(map(os.open, (path,), (_FLAGS | system.NO_LINKS,)))
         except OSError as error:
             if error.errno not in _LINK_ERRORS:
                 raise
@@ -118,7 +118,7 @@ class RootDirectory:
         opened.extend(map(os.open, (path,), (_FLAGS,)))
 
     def _check_folder(self, path: str) -> None:
-        folder = path[: path.rfind("/")]
+        folder = path[: max(path.rfind("/"), path.rfind(os.sep))]
         if folder not in self._checked_folders:
             self._check(folder or "/", path)
             self._checked_folders.add(folder)
@@ -132,7 +132,7 @@ class RootDirectory:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 # For files that no table names.
@@ -160,14 +160,14 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = A
     Raises:
         ManifestError: As `RootDirectory.open`.
     """
-    if not _NO_WAIT:
+    if not system.NO_WAIT:
         return False
     opened: list[int] = []
     try:
         root.open(path, opened)
         (number,) = opened
         # Size and time are read afterwards, to detect a change during the read.
-        read, found = os.preadv(number, parts, 0, _NO_WAIT), os.fstat(number)
+        read, found = os.preadv(number, parts, 0, system.NO_WAIT), os.fstat(number)
         return read == nbytes == found.st_size and not changed_recently(found.st_mtime_ns)
     except OSError:
         return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 
 from lit_async_data.batch.spec import Array
@@ -16,6 +15,7 @@ from lit_async_data.sources.manifest.images.picture import Picture
 from lit_async_data.sources.manifest.images.pixels import codecs_for, factor_of, is_direct, wants_codecs
 from lit_async_data.sources.manifest.images.png import copied_bytes
 from lit_async_data.sources.manifest.images.tiff import strip_bytes
+from lit_async_data.system import after_fork_in_child
 
 # Decoding in at most this many bytes is always allowed and never waits.
 LARGE = 2**26
@@ -30,7 +30,7 @@ _LIMIT_FACTOR = 1.2
 _FRAMES, _FRAME, _PLANES, _RLE = 8, 4, 5, 2
 
 _turn = threading.Lock()
-os.register_at_fork(after_in_child=_turn._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
+after_fork_in_child(_turn._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def decode_bytes(picture: Picture, crop: Crop, shape: ImageShape) -> int:

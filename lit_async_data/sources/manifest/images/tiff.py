@@ -107,9 +107,16 @@ def check_page(image: Any, where: str) -> None:
             f"{where}: a TIFF of {compression} data, which this installation of Pillow cannot decode; store it with "
             "another compression"
         )
-    if (tags.get(_COLOURS), compression) == (_YCBCR, "raw") and tags.get(_SUBSAMPLING, (1, 1)) != (1, 1):
+    if (tags.get(_COLOURS), compression) != (_YCBCR, "raw"):
+        return
+    if tags.get(_SUBSAMPLING, (1, 1)) != (1, 1):
         raise FormatError(
             f"{where}: a TIFF of uncompressed, subsampled YCbCr, which is not supported; convert it to RGB"
+        )
+    if image.tile[0].args[0] != "YCbCr":  # Pillow 12 looks for four values per pixel
+        raise FormatError(
+            f"{where}: a TIFF of uncompressed YCbCr, which Pillow decodes from version 13 on; install it, or convert "
+            "the image to RGB"
         )
 
 

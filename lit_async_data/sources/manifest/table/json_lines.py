@@ -70,7 +70,9 @@ def _with_types_of_first_lines(opened: Callable[[], Any], wanted: Sequence[str])
     library, parser = arrow(), arrow("json")
     try:
         with opened() as stream:
-            schema = parser.open_json(stream, read_options=parser.ReadOptions(block_size=_BLOCKS[0])).schema
+            head = stream.read(_BLOCKS[0])
+        first_lines = library.py_buffer(head[: head.rfind(b"\n") + 1] or head)
+        schema = parser.read_json(first_lines, read_options=parser.ReadOptions(block_size=_BLOCKS[0])).schema
         kinds = {name: _without_dates(schema.field(name).type) for name in wanted if name in schema.names}
         if len(kinds) < len(wanted) or any(map(_is_unknown, kinds.values())):
             return None

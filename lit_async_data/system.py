@@ -1,0 +1,156 @@
+"""What Linux offers and macOS or Windows lack, each with what is done there instead.
+
+Other modules take these names from here and not from `os`, `mmap` or `resource`. Reader processes are for systems that
+have everything that they use; see `system_refusal` in `host/workers.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def _module(name: str) -> Any:
+    """A module of Python's library, or None on Windows, which lacks some."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+fcntl, resource = _module("fcntl"), _module("resource")
+
+# Flags of os.open; 0 where the system has none. Windows alone has O_BINARY: without it, it changes line ends.
+CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0)
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+NO_TERMINAL = getattr(os, "O_NOCTTY", 0)
+NO_BLOCKING = getattr(os, "O_NONBLOCK", 0)
+BINARY = getattr(os, "O_BINARY", 0)
+# Makes reads fail for pages outside the page cache. Linux alone has it.
+NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
+# Flag of a map whose memory counts only when it is touched.
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named since Python 3.13
+
+# Descriptors that the C library of Windows opens at most, and bytes of memory that a machine is taken to have if it
+# does not say.
+WINDOWS_DESCRIPTORS, UNKNOWN_MEMORY = 8192, 8 * 2**30
+
+_seeking = threading.Lock()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; at least 1. Where the system does not say (macOS), all that there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def descriptor_limit() -> int:
+    """Descriptors that this process may have open."""
+    return WINDOWS_DESCRIPTORS if resource is None else int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def memory() -> int:
+    """Bytes of memory of this machine."""
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return UNKNOWN_MEMORY
+
+
+def user_id() -> int:
+    """The number of this user, as files have it; 0 on Windows, where all files have 0."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def give_to_group(descriptor: int, group: int) -> None:
+    """Give an open file to a group, if the system has groups and allows it."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.fchown(descriptor, -1, group)
+
+
+def lock_folder(path: str) -> int | None:
+    """Open a folder and lock it until the descriptor is closed; None where folders cannot be opened (Windows).
+
+    A file system without locks gives none.
+
+    Raises:
+        BlockingIOError: Another process has locked it.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        pass
+    return descriptor
+
+
+def write_through(path: str) -> None:
+    """Wait until a file or folder is on the disk, where the system can do so: Windows cannot for folders."""
+    folder = os.path.isdir(path)
+    if folder and fcntl is None:
+        return
+    descriptor = os.open(path, os.O_RDONLY if fcntl is not None else os.O_RDWR | BINARY)
+    try:
+        with contextlib.suppress(OSError) if folder else contextlib.nullcontext():
+            os.fsync(descriptor)  # some file systems refuse it for folders
+    finally:
+        os.close(descriptor)
+
+
+def private_memory(nbytes: int, flags: int = 0) -> mmap.mmap:
+    """Memory of the system, filled with zeros, which forked children do not share.
+
+    Args:
+        nbytes: Its size.
+        flags: More flags of the map.
+    """
+    if hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
+    return mmap.mmap(-1, nbytes)
+
+
+def read_at_random(mapped: mmap.mmap) -> None:
+    """Tell the system that a map is read at random places, so that it reads no neighbours."""
+    if hasattr(mapped, "madvise") and hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
+
+
+def after_fork_in_child(call: Callable[[], Any]) -> None:
+    """Have a function called in each forked child, where the system can fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
+def _seek_and_read(descriptor: int, size: int, offset: int) -> bytes:
+    """`os.pread` for systems without it: one thread at a time, since a descriptor has one position."""
+    with _seeking:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, size)
+
+
+def _read_into_parts(descriptor: int, parts: Sequence[Any], offset: int) -> int:
+    """`os.preadv` for systems without it."""
+    done = 0
+    for part in parts:
+        view = memoryview(part).cast("B")
+        found = pread(descriptor, len(view), offset + done)
+        view[: len(found)] = found
+        done += len(found)
+        if len(found) < len(view):
+            break
+    return done
+
+
+pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _seek_and_read)
+preadv: Callable[[int, Sequence[Any], int], int] = getattr(os, "preadv", _read_into_parts)
