@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import mmap
 import queue
 import sys
 import threading
@@ -17,7 +16,7 @@ import pytest
 from support.slabs import cached
 from support.stored import stored_spans
 
-from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data import AsyncLoader, HDF5Source, system
 from lit_async_data.errors import CorruptError, MemoryBudgetError
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.order.chunk_order import ChunkRun
@@ -214,14 +213,14 @@ def mapped(monkeypatch, fails=False):
     """Records the size of each anonymous map; each fails if ``fails``."""
     made = []
 
-    def mapping(number, length, **options):
+    def mapping(length, flags=0):
         made.append(length)
         if fails:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return mmap.mmap(number, length, **options)
+        return system.private_memory(length, flags)
 
-    # In this module only: slots and files are mapped too.
-    monkeypatch.setattr(decoded, "mmap", types.SimpleNamespace(**vars(mmap) | {"mmap": mapping}))
+    # In this module only: slots are mapped too.
+    monkeypatch.setattr(decoded, "system", types.SimpleNamespace(**vars(system) | {"private_memory": mapping}))
     return made
 
 
