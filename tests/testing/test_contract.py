@@ -71,7 +71,7 @@ def recordings(tmp_path_factory):
             file["images"] = images
             file.create_dataset("gzip", data=images, chunks=(16, 3, 8, 8), compression="gzip")
             file.create_dataset("chunked", data=images, chunks=(16, 3, 8, 8))
-            # Half of each value: HDF5 1.14.4 cannot read values that need all bits.
+            # Half of each value: HDF5 1.14 cannot read values that need all bits.
             file.create_dataset("offset", data=images // 2, chunks=(16, 3, 8, 8), scaleoffset=0)
             file["label"] = np.arange(ROWS) % 7
             file["signal"] = random.normal(size=(ROWS, 2)).astype("f4")

@@ -387,10 +387,10 @@ def test_filters_in_any_order_and_number_are_undone(new, path, filters, content,
     with new() as file:
         create(file, "data", SHAPE, dtype, chunks=(4, 3, 5), filters=filters)[...] = values
     with h5py.File(path) as file:
-        if "scaleoffset" in filters and content == "random" and h5py.version.hdf5_version_tuple == (1, 14, 4):
+        if "scaleoffset" in filters and content == "random" and h5py.version.hdf5_version_tuple < (2,):
             with pytest.raises(OSError, match="minimum number of bits exceeds size of type"):
                 file["data"][...]
-            pytest.skip("HDF5 1.14.4 cannot read values that it stored with scale-offset, if they need all bits")
+            pytest.skip("HDF5 1.14 cannot read values that it stored with scale-offset, if they need all bits")
         assert (file["data"][...] == values).all()
     in_order = [which for which in ("shuffle", "gzip", "fletcher32") if which in filters]
     taken = "locked" if filters == ["shuffle"] or not set(filters) <= FAST else None
