@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-verdict bench-gpu clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
@@ -76,6 +76,10 @@ bench-scale: $(VENV)/installed
 # can be imported: torchdata as for bench-hdf5; mosaicml-streaming from a folder of its own, as it asks for an older numpy.
 bench-resume: $(VENV)/installed
 	$(BIN)/python benchmarks/resume.py $(ARGS)
+
+# What measuring costs, and whether the verdict is right: about 2 minutes.
+bench-verdict: $(VENV)/installed
+	$(BIN)/python benchmarks/verdict.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

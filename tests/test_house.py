@@ -47,6 +47,7 @@ ROOMS = [
     "device",
     "loader",
     "prefetch",
+    "verdict",
     "lightning",
     "lightning.predictions",
     "testing",

@@ -1,11 +1,13 @@
-"""`DeviceClock`: how long a device waits for data, measured on the device."""
+"""`DeviceClock`: how long a device waits for data, and how long copies take, measured on the device."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import Any, NamedTuple
 
 from lit_async_data.device.streams import Streams
+from lit_async_data.host.stages import Stage
 from lit_async_data.host.stats import DeviceWait
 
 
@@ -15,6 +17,18 @@ class _Wait(NamedTuple):
     asked: Any
     came: Any
     first: bool
+
+
+class _Copy(NamedTuple):
+    """From ``began`` to ``done``, on the side stream."""
+
+    began: Any
+    done: Any
+    nbytes: int
+
+
+# One copy in so many is timed: an event costs the host some microseconds.
+TIMED = 8
 
 
 class DeviceClock:
@@ -36,6 +50,25 @@ class DeviceClock:
         self._asked: Any = None
         self._open: collections.deque[_Wait] = collections.deque()
         self._seen = DeviceWait()
+        self._copies = 0
+        self._copying: collections.deque[_Copy] = collections.deque()
+        # Of the copies that were timed; and the bytes of all.
+        self._timed, self._copied_bytes = Stage(), 0
+
+    def copy_begins(self) -> Any:
+        """The copies of a batch are about to be enqueued.
+
+        Returns:
+            An event for `copy_ends`, if these are timed; else None.
+        """
+        self._copies += 1
+        return self._streams.timed(self._streams.side) if self._copies % TIMED == 1 else None
+
+    def copy_ends(self, began: Any, nbytes: int) -> None:
+        """The copies of a batch have been enqueued."""
+        self._copied_bytes += nbytes
+        if began is not None:
+            self._copying.append(_Copy(began, self._streams.timed(self._streams.side), nbytes))
 
     def asked(self) -> None:
         """A batch is asked for."""
@@ -54,9 +87,15 @@ class DeviceClock:
     def waited(self) -> DeviceWait:
         """The sums of all hand-overs that are known by now."""
         self._read()
-        return self._seen
+        timed = self._timed
+        seconds = timed.seconds * self._copied_bytes / timed.bytes if timed.bytes else 0.0
+        return dataclasses.replace(self._seen, copy=Stage(seconds, self._copied_bytes))
 
     def _read(self) -> None:
         while self._open and self._streams.happened(self._open[0].came, block=False):
             wait = self._open.popleft()
             self._seen = self._seen.plus(self._streams.elapsed_s(wait.asked, wait.came), first=wait.first)
+        while self._copying and self._streams.happened(self._copying[0].done, block=False):
+            copy = self._copying.popleft()
+            seconds = self._timed.seconds + self._streams.elapsed_s(copy.began, copy.done)
+            self._timed = Stage(seconds, self._timed.bytes + copy.nbytes)

@@ -30,6 +30,7 @@ import torch
 
 from lit_async_data.device.clock import DeviceClock
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, Feed, HostBatch
+from lit_async_data.device.profiling import COPY, profiled, ranged
 from lit_async_data.device.streams import Streams
 from lit_async_data.device.transform import Transform
 from lit_async_data.host.stats import DeviceWait
@@ -185,7 +186,10 @@ class StreamQueue:
             return
         ticket.unpack = host.unpack
         try:
-            self._copy(ticket, host)
+            if profiled():
+                ranged(COPY, self._copy, ticket, host)
+            else:
+                self._copy(ticket, host)
             if self._transform is not None:
                 self._wait_for_compute()
                 with torch.inference_mode(False), self.streams.on_side():
@@ -197,12 +201,13 @@ class StreamQueue:
     def _copy(self, ticket: Ticket, host: HostBatch) -> None:
         streams = self.streams
         # With the batch itself: its memory lives as long as side may read it.
-        copying = Copying(host)
+        copying, began = Copying(host), None
         self.copying.append(copying)
         try:
             if ticket.buffers != host.buffers:
                 self._reserve(ticket, host.buffers)
             streams.wait(streams.side, ticket.allocated)
+            began = self._clock.copy_begins()
             with torch.inference_mode(False), streams.on_side():
                 for name, destination in ticket.raw.items():
                     streams.copy(destination, host.large[name])
@@ -215,6 +220,7 @@ class StreamQueue:
                     ticket.moved = {name: streams.moved(value) for name, value in host.movable.items()}
         finally:
             copying.done = streams.record(streams.side)
+            self._clock.copy_ends(began, host.nbytes)
 
     def _wait_for_compute(self) -> None:
         """Have side wait for all work that compute has been given until now."""

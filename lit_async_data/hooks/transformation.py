@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from lit_async_data.hooks.calls import HookCalls, Made
 from lit_async_data.hooks.failures import failure, fitting, fitting_rows, other_keys
 from lit_async_data.hooks.values import UnfitError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.stage_clock import CLOCK
 
 # Reads samples into arrays for all fields of a source.
 ReadInto = Callable[[Mapping[str, Array]], None]
@@ -86,8 +88,9 @@ class Transformation:
 
     def apply(self, epoch: int, samples: Indices, memory: Bytes, out: Mapping[str, Array]) -> None:
         """Transform samples that have been read into scratch memory; arguments and errors as in `__call__`."""
-        values = delivered(self._spec, self.raw(memory, len(samples)))
+        values, began = delivered(self._spec, self.raw(memory, len(samples))), time.perf_counter()
         with self._lock:
+            CLOCK.waited_for_others((locked := time.perf_counter()) - began)
             if self._calls.sample is not None:
                 target = out
                 if self._between is not None:
@@ -96,6 +99,7 @@ class Transformation:
                 values = dict(target)
             if self._calls.batch is not None:
                 put_batch(self._calls, samples, self._calls.of_batch(epoch, samples, values), out)
+            CLOCK.transformed(time.perf_counter() - locked)
 
 
 def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:

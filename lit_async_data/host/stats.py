@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from lit_async_data.host.stages import NO_TIMES, NOT_RUN, Stage, StageMeter, StageTimes
+
 
 @dataclasses.dataclass(frozen=True)
 class ReadStats:
@@ -16,6 +18,9 @@ class ReadStats:
         ready: Batches that wait on the host at this moment.
         slots: Slots of memory at this moment, each for one batch, or for several that are small.
         slot_bytes: Bytes of one slot.
+        workers: Workers at this moment; 0 where the consumer reads.
+        starved: How often the loop had to wait for a batch, or for several that are read together.
+        stages: Where these seconds went, and how long workers waited.
 
     Example:
         >>> ReadStats(batches=2, bytes=6_000_000, seconds=0.5).mb_per_s
@@ -28,6 +33,9 @@ class ReadStats:
     ready: int = 0
     slots: int = 0
     slot_bytes: int = 0
+    workers: int = 0
+    starved: int = 0
+    stages: StageTimes = NO_TIMES
 
     @property
     def mb_per_s(self) -> float:
@@ -41,6 +49,8 @@ class ReadStats:
             batches=self.batches - before.batches,
             bytes=self.bytes - before.bytes,
             seconds=self.seconds - before.seconds,
+            starved=self.starved - before.starved,
+            stages=self.stages.since(before.stages),
         )
 
     def after(self, before: ReadStats) -> ReadStats:
@@ -50,11 +60,16 @@ class ReadStats:
             batches=self.batches + before.batches,
             bytes=self.bytes + before.bytes,
             seconds=self.seconds + before.seconds,
+            starved=self.starved + before.starved,
+            stages=self.stages.after(before.stages),
         )
 
     def plus(self, batches: int, read_bytes: int, seconds: float) -> ReadStats:
         """The sums with some more batches."""
-        return ReadStats(self.batches + batches, self.bytes + read_bytes, self.seconds + seconds)
+        read = Stage(self.stages.read.seconds + seconds, self.stages.read.bytes + read_bytes)
+        return ReadStats(
+            self.batches + batches, self.bytes + read_bytes, self.seconds + seconds, stages=StageTimes(read)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,22 +81,24 @@ class DeviceWait:
         wait_s: Seconds that the device waited for these.
         gap_s: Seconds that it waited for the first batches of epochs.
         last_s: Seconds that it waited for the last batch of which that is known: one or two before the last.
+        copy: Copies to the device, by its clock.
 
     Example:
         >>> DeviceWait().plus(0.5, first=True).plus(0.25, first=False)
-        DeviceWait(batches=1, wait_s=0.25, gap_s=0.5, last_s=0.25)
+        DeviceWait(batches=1, wait_s=0.25, gap_s=0.5, last_s=0.25, copy=Stage(seconds=0.0, bytes=0))
     """
 
     batches: int = 0
     wait_s: float = 0.0
     gap_s: float = 0.0
     last_s: float = 0.0
+    copy: Stage = NOT_RUN
 
     def plus(self, waited_s: float, *, first: bool) -> DeviceWait:
         """This with one more batch."""
         if first:
-            return DeviceWait(self.batches, self.wait_s, self.gap_s + waited_s, waited_s)
-        return DeviceWait(self.batches + 1, self.wait_s + waited_s, self.gap_s, waited_s)
+            return DeviceWait(self.batches, self.wait_s, self.gap_s + waited_s, waited_s, self.copy)
+        return DeviceWait(self.batches + 1, self.wait_s + waited_s, self.gap_s, waited_s, self.copy)
 
     def since(self, before: DeviceWait) -> DeviceWait:
         """What came after an earlier snapshot."""
@@ -90,6 +107,7 @@ class DeviceWait:
             batches=self.batches - before.batches,
             wait_s=self.wait_s - before.wait_s,
             gap_s=self.gap_s - before.gap_s,
+            copy=Stage(self.copy.seconds - before.copy.seconds, self.copy.bytes - before.copy.bytes),
         )
 
 
@@ -155,6 +173,7 @@ class LoaderStats:
         wait_s: Seconds spent inside ``next``, over all batches but the first of each epoch.
         last_wait_s: Seconds spent inside the last ``next``.
         epoch_gap_s: Seconds spent inside ``next`` for the first batch of the last epoch begun.
+        gap_s: Seconds spent inside ``next`` for the first batches of all epochs.
         queue_fill: Batches that were ready, on host and device together, when the last one was asked for.
         copied: Batches handed out as ordinary copies, because everything that was handed out before is still in use
             and the memory budget is spent.
@@ -172,12 +191,19 @@ class LoaderStats:
     read: ReadStats = ReadStats()
     device: DeviceWait | None = None
     slowdown: Slowdown | None = None
+    gap_s: float = 0.0
 
     def of(
         self, read: ReadStats, *, copied: int, device: DeviceWait | None, slowdown: Slowdown | None = None
     ) -> LoaderStats:
         """This, with what the readers did, what the device waited, and what reading takes from the loop."""
         return dataclasses.replace(self, read=read, copied=copied, device=device, slowdown=slowdown)
+
+    @property
+    def stages(self) -> StageTimes:
+        """Where the time of all batches went so far, stage by stage."""
+        copy = NOT_RUN if self.device is None else self.device.copy
+        return dataclasses.replace(self.read.stages, copy=copy)
 
     def metrics(self) -> dict[str, float]:
         """The last step as metrics: milliseconds, batches, 10⁶ bytes per second, and percent.
@@ -199,17 +225,18 @@ class ReadMeter:
 
     def __init__(self) -> None:
         self.batches = self.bytes = 0
-        self.seconds = 0.0
 
-    def add(self, batches: int, read_bytes: int, seconds: float = 0.0) -> None:
+    def add(self, batches: int, read_bytes: int) -> None:
         """Some more batches were read."""
         self.batches += batches
         self.bytes += read_bytes
-        self.seconds += seconds
 
-    def stats(self, *, ready: int, slots: int, slot_bytes: int) -> ReadStats:
+    def stats(
+        self, stages: StageMeter, *, ready: int, slots: int, slot_bytes: int, workers: int, starved: int
+    ) -> ReadStats:
         """What was counted so far."""
-        return ReadStats(self.batches, self.bytes, self.seconds, ready, slots, slot_bytes)
+        read = self.batches, self.bytes, stages.seconds
+        return ReadStats(*read, ready, slots, slot_bytes, workers, starved, stages.times(self.bytes))
 
 
 class WaitMeter:
@@ -217,7 +244,7 @@ class WaitMeter:
 
     def __init__(self) -> None:
         self._batches = self._queue_fill = 0
-        self._wait_s = self._last_wait_s = self._epoch_gap_s = 0.0
+        self._wait_s = self._last_wait_s = self._epoch_gap_s = self._gap_s = 0.0
 
     def add(self, waited_s: float, *, first: bool, queue_fill: int) -> None:
         """One more batch was handed out.
@@ -231,9 +258,11 @@ class WaitMeter:
         self._last_wait_s, self._queue_fill = waited_s, queue_fill
         if first:
             self._epoch_gap_s = waited_s
+            self._gap_s += waited_s
         else:
             self._wait_s += waited_s
 
     def stats(self) -> LoaderStats:
         """What was counted so far."""
-        return LoaderStats(self._batches, self._wait_s, self._last_wait_s, self._epoch_gap_s, self._queue_fill)
+        waits = self._wait_s, self._last_wait_s, self._epoch_gap_s
+        return LoaderStats(self._batches, *waits, self._queue_fill, gap_s=self._gap_s)

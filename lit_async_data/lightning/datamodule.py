@@ -26,7 +26,7 @@ from lit_async_data.lightning.classes import (
     with_saved_classes,
     with_training_classes,
 )
-from lit_async_data.lightning.compat import pl, rank_zero_info
+from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.loader_arguments import LoaderArguments
 from lit_async_data.lightning.replay import Replayed, replayed
 from lit_async_data.lightning.stages import (
@@ -39,6 +39,7 @@ from lit_async_data.lightning.stages import (
     stage_transforms,
 )
 from lit_async_data.lightning.summary import summary_lines
+from lit_async_data.lightning.verdicts import tell
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.shown import Sheet, Shown
@@ -134,7 +135,7 @@ class AsyncDataModule(Shown, pl.LightningDataModule):
         # The fields that come out of host hooks, and the source that they were found with.
         self._found: tuple[Source, BatchSpec] | None = None
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
-        self._reader_process = ReaderProcess()
+        self._reader_process, self._said = ReaderProcess(), set[str]()
         self.force_resume = force_resume
         # The place of a checkpoint, until training begins there; and the loader that has it.
         self._saved: dict[str, Any] | None = None
@@ -149,7 +150,7 @@ class AsyncDataModule(Shown, pl.LightningDataModule):
         # Lightning warns about every stage without data, which is no mistake here.
         warnings.filterwarnings("ignore", "Total length of `(list|CombinedLoader)` across ranks is zero")
         stages = {"fit": STAGES[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
-        rank_zero_info(self.describe(stages))
+        tell(self.describe(stages))
 
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
         """The loader of the training source; ``[]`` if there is none."""
@@ -394,7 +395,6 @@ class AsyncDataModule(Shown, pl.LightningDataModule):
 
     def _build_loader(self, stage: Stage, arguments: LoaderArguments, number: int) -> AsyncLoader:
         loader = arguments.loader(stage, number, {name: each[stage] for name, each in self._transforms.items()})
-        loader.resuming.tell = rank_zero_info
-        loader.reader_process = self._reader_process  # one for all stages
+        loader.resuming.tell, loader.reader_process, loader.said = tell, self._reader_process, self._said
         self._loaders.add(loader)
         return loader

@@ -56,6 +56,7 @@ class LoaderArguments:
             device=self.device,
             **transforms,
         )
+        loader.label = f"{stage}[{number}]" if number else stage
         if self.trainer is not None and stage == "train":
             loader.steps_wanted = functools.partial(training_steps, self.trainer, weakref.ref(loader))
         elif self.trainer is not None:

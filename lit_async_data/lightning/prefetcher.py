@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 import weakref
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 import torch
 
 from lit_async_data.device import streams
-from lit_async_data.errors import TransferError
-from lit_async_data.host.stats import DeviceWait, LoaderStats
-from lit_async_data.lightning.compat import pl, rank_zero_info, rank_zero_warn
-from lit_async_data.lightning.progress import QueueGauge, WaitSummary
+from lit_async_data.errors import ConfigError, TransferError
+from lit_async_data.host.stats import LoaderStats
+from lit_async_data.lightning.compat import pl, rank_zero_warn
+from lit_async_data.lightning.progress import QueueGauge, WaitSummary, device_wait
 from lit_async_data.lightning.resume import (
     begin_whole_epoch,
     check_begun,
@@ -27,8 +28,11 @@ from lit_async_data.lightning.resume import (
 )
 from lit_async_data.lightning.stages import DrivenLoader, driven_loaders
 from lit_async_data.lightning.takeover import Takeover, overridden_host_hook
+from lit_async_data.lightning.verdicts import Verdicts, tell
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import non_negative_int
+from lit_async_data.verdict.headspace import Headspace
+from lit_async_data.verdict.plot import Plot
 
 log = logging.getLogger(__name__)
 
@@ -67,19 +71,28 @@ class DevicePrefetcher(pl.Callback):
       hundred steps, and where nothing is read ahead or too little is ready for a pause. With several ranks, it is
       that of rank 0.
 
-    After each epoch it logs on rank 0 how long training waited, and what reading took beyond that, if it is known. In
-    fit the progress bar shows ``host 4/4 device 2/2``: ready batches, of the most that can be ready.
+    After each epoch it logs on rank 0 one line: how long training waited, for what, and which option helps; see "Why is
+    my GPU waiting?" in the documentation. Validation is part of that line; test and prediction have their own. In fit
+    the progress bar shows ``host 4/4 device 2/2``: ready batches, of the most that can be ready.
 
     Args:
         device_depth: Batches copied ahead of the one in use, for every loader. With 0 it reads and copies nothing ahead
             but still measures: the baseline of a comparison.
         verify_copies: If above 0, batches per loader whose copies are verified; see `AsyncLoader`.
+        headspace: Whether to measure what a better loader could gain at most. In the second half of each epoch of fit,
+            the first batches of that epoch come again and again, and after it a line says how many steps per second
+            there are with and without the loader. Such a run is no training: the metric ``data/headspace`` (percent of
+            the time) marks it.
+        plot: Where to save a picture of waiting, stages and queue fill over the steps when fit ends, such as
+            ``"waits.png"``; needs matplotlib.
+        quiet: Whether to log no lines and show nothing in the progress bar. Warnings and errors are logged all the
+            same. A level above INFO of the logger ``lit_async_data`` does this to all lines of the package.
 
     Attributes:
         waited: How long training waited, over all training with this callback: a `WaitSummary`.
 
     Raises:
-        ConfigError: An argument is not a whole number ≥ 0.
+        ConfigError: An argument is wrong, or arguments do not go together; or matplotlib is missing.
 
     Example:
         >>> callback = DevicePrefetcher(device_depth=2)
@@ -87,9 +100,23 @@ class DevicePrefetcher(pl.Callback):
         0.0
     """
 
-    def __init__(self, device_depth: int = 2, verify_copies: int = 0) -> None:
+    def __init__(
+        self,
+        device_depth: int = 2,
+        verify_copies: int = 0,
+        *,
+        headspace: bool = False,
+        plot: str | os.PathLike[str] | None = None,
+        quiet: bool = False,
+    ) -> None:
         self.device_depth = non_negative_int("device_depth", device_depth)
         self.verify_copies = non_negative_int("verify_copies", verify_copies)
+        if headspace and self.verify_copies:
+            raise ConfigError(
+                "headspace: repeated batches are not copied, so verify_copies has nothing to verify; set one"
+            )
+        self.headspace, self.quiet = headspace, quiet
+        self.plot = None if plot is None else Plot(plot)
         self.waited = WaitSummary()
         self._epoch = WaitSummary()
         # The loaders of the current stage, and all whose copies this callback starts.
@@ -99,7 +126,7 @@ class DevicePrefetcher(pl.Callback):
         self._fill_sum = 0
         self._stats_at_epoch_start: list[LoaderStats] = []
         self._logged_step = -1
-        self._gauge, self._takeover = QueueGauge(), Takeover()
+        self._gauge, self._takeover, self._verdicts = QueueGauge(), Takeover(), self._new_verdicts()
         self._first_batch_due = self._hook_announced = False
 
     def __repr__(self) -> str:
@@ -107,19 +134,31 @@ class DevicePrefetcher(pl.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Strategies that spawn pickle this; loaders stay in the process that built them.
-        own = ("_active", "_driven", "_gauge", "_takeover")
+        own = ("_active", "_driven", "_gauge", "_takeover", "_verdicts")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _active=[], _driven=weakref.WeakSet(), _gauge=QueueGauge(), _takeover=Takeover())
+        vars(self).update(state, _active=[], _driven=weakref.WeakSet())
+        vars(self).update(_gauge=QueueGauge(), _takeover=Takeover(), _verdicts=self._new_verdicts())
+
+    def _new_verdicts(self) -> Verdicts:
+        return Verdicts(Headspace() if self.headspace else None, self.plot)
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Wrap the DataLoaders of this run, and show in the progress bar how full the queues are."""
-        self._takeover.attach(trainer, self.device_depth, self.verify_copies)
         if stage == "fit":
+            self._verdicts.warn()
+        self._takeover.attach(trainer, self.device_depth, self.verify_copies)
+        if stage == "fit" and not self.quiet:
             self._gauge.attach(trainer)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Refuse to go on with a training in a run that is none."""
+        self._verdicts.check_resumed(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the training loaders, and have them begin where a resumed run goes on.
@@ -143,23 +182,34 @@ class DevicePrefetcher(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the validation loaders."""
-        self._activate(trainer, trainer.val_dataloaders)
+        self._evaluate(trainer, trainer.val_dataloaders)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Return to the training loaders, if validation ran inside training."""
+        """Say how long validation waited, and return to the training loaders if it ran inside training."""
+        self._tell(self._verdicts.end(trainer, "val"))
         self._activate(trainer, trainer.train_dataloader)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the test loaders."""
-        self._activate(trainer, trainer.test_dataloaders)
+        self._evaluate(trainer, trainer.test_dataloaders)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say how long the test waited."""
+        self._tell(self._verdicts.end(trainer, "test"))
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the prediction loaders."""
-        self._activate(trainer, trainer.predict_dataloaders)
+        self._evaluate(trainer, trainer.predict_dataloaders)
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say how long prediction waited."""
+        self._tell(self._verdicts.end(trainer, "predict"))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let the loaders start their own copies again, and stop the wrappers."""
+        """Let the loaders start their own copies again, stop the wrappers, and save the picture."""
         self._release()
+        if stage == "fit" and trainer.is_global_zero:
+            self._verdicts.save()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """As `teardown`, which Lightning does not call after an error."""
@@ -180,6 +230,16 @@ class DevicePrefetcher(pl.Callback):
         self._count(trainer)
         self._epoch, self._fill_sum, self._first_batch_due = WaitSummary(), 0, True
         self._stats_at_epoch_start = [loader.stats() for loader in self._active]
+        self._verdicts.begin_epoch(trainer, self._active)
+
+    def _tell(self, line: str) -> None:
+        if line and not self.quiet:
+            tell(line)
+
+    @property
+    def evaluated(self) -> dict[str, WaitSummary]:
+        """How long validation, test and prediction waited, by ``"val"``, ``"test"`` and ``"predict"``."""
+        return self._verdicts.evaluated
 
     def _counted(self, trainer: pl.Trainer) -> list[AsyncLoader]:
         """The `AsyncLoader` whose batches are those that the Trainer counts; none where several loaders take part."""
@@ -200,6 +260,10 @@ class DevicePrefetcher(pl.Callback):
         for loader in self._active:
             self._drive(trainer, loader)
 
+    def _evaluate(self, trainer: pl.Trainer, loaders: Any) -> None:
+        self._activate(trainer, loaders)
+        self._verdicts.begin(self._active)
+
     def _drive(self, trainer: pl.Trainer, loader: DrivenLoader) -> None:
         # Set before the first batch: a change of any of these drops the batches read ahead.
         loader.device_depth = self.device_depth
@@ -208,7 +272,7 @@ class DevicePrefetcher(pl.Callback):
         on_device = streams.has_streams(loader.device) or streams.has_streams(trainer.strategy.root_device)
         if on_device and (hook := overridden_host_hook(trainer)) is not None:
             if not self._hook_announced:
-                rank_zero_info(
+                self._tell(
                     f"{hook} is your own hook: DevicePrefetcher prefetches into host memory only, device_transform "
                     "runs there too, and your hook moves batches to the device"
                 )
@@ -236,6 +300,7 @@ class DevicePrefetcher(pl.Callback):
             self._begin_epoch(trainer)  # Lightning has built them again, and called no hook
             for loader in self._counted(trainer):
                 check_begun(trainer, loader)
+        self._verdicts.begin_step(self._active)
         self._step_began = time.perf_counter()
         self._top_up()
         if self._first_batch_due:
@@ -259,7 +324,9 @@ class DevicePrefetcher(pl.Callback):
         stats = [loader.stats() for loader in self._active]
         if not stats:
             return
-        waited, busy = sum(s.last_wait_s for s in stats), time.perf_counter() - self._step_began
+        now = time.perf_counter()
+        waited, busy = sum(s.last_wait_s for s in stats), now - self._step_began
+        self._verdicts.step(batch_idx, now, waited, busy, stats)
         first = batch_idx == 0
         self._epoch += WaitSummary(1, 0.0 if first else waited, waited if first else 0.0, busy)
         self._fill_sum += sum(s.queue_fill for s in stats)
@@ -269,12 +336,12 @@ class DevicePrefetcher(pl.Callback):
         if every and (step + 1) % every == 0 and step != self._logged_step:  # once, where several batches make a step
             self._logged_step = step
             for logger in trainer.loggers:
-                logger.log_metrics(stats[0].metrics(), step=step)
+                logger.log_metrics(stats[0].metrics() | self._verdicts.marks, step=step)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the means of the epoch, and how long training waited."""
         stats = [loader.stats() for loader in self._active]
-        device = _device_wait(self._stats_at_epoch_start, stats)
+        device = device_wait(self._stats_at_epoch_start, stats)
         if device is not None:
             self._epoch += WaitSummary(device_s=device.wait_s + device.gap_s)
         self.waited += self._epoch
@@ -301,8 +368,10 @@ class DevicePrefetcher(pl.Callback):
                 metrics["data/slowdown"] = torch.tensor(100 * slowdown.share, dtype=torch.float32, device=values.device)
         # As Lightning's LearningRateMonitor does. `log` would take milliseconds for each name, and training waits here.
         # Not for the logger, which has the steps under these names.
-        trainer.callback_metrics.update(metrics)
-        rank_zero_info(f"epoch {trainer.current_epoch}: training waited {self._epoch}{beyond}")
+        trainer.callback_metrics.update(
+            metrics | {name: torch.tensor(value) for name, value in self._verdicts.marks.items()}
+        )
+        self._tell(self._verdicts.epoch(trainer, self._epoch, pl_module.device) + beyond)
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -328,15 +397,3 @@ class DevicePrefetcher(pl.Callback):
                 loader.prefetch()
         if batch_idx == 0:
             self._read_ahead(trainer, self._active[number + 1 :])
-
-
-def _device_wait(before: list[LoaderStats], now: list[LoaderStats]) -> DeviceWait | None:
-    """What the device waited between two readings of the loaders' statistics; None if no loader measured it."""
-    waits = [
-        after.device.since(DeviceWait() if earlier.device is None else earlier.device)
-        for earlier, after in zip(before, now, strict=False)
-        if after.device is not None
-    ]
-    if not waits:
-        return None
-    return DeviceWait(waits[0].batches, sum(each.wait_s for each in waits), sum(each.gap_s for each in waits))

@@ -16,6 +16,7 @@ import torch
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.device import streams
 from lit_async_data.device.feed import Batch
+from lit_async_data.device.profiling import NEXT, profiled, ranged
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
@@ -197,7 +198,8 @@ class AsyncLoader(Shown, ResumableLoader):
         try:
             if probe is not None:
                 probe.asked(started, fill, first=key.step == 0)
-            batch = engine.queue.take(key)
+            take = engine.queue.take
+            batch = ranged(NEXT, take, key) if profiled() else take(key)
             if not self.externally_driven:
                 # This batch is here; an error of a later one is raised when that is asked for.
                 with self._copy_errors:
@@ -344,7 +346,7 @@ class AsyncLoader(Shown, ResumableLoader):
         plan = setup.plan
         # With the first batch, since a loader that is only described is not used.
         for line in slow(source, options, plan, self.order, ahead=self._depth > 0):
-            log.warning("%s", line)
+            self._say(logging.WARNING, line)
         # Host memory has a narrower type than what is delivered; the device casts.
         cast = widened(self.spec) if on_device else None
         number = functools.partial(batch_seed, source, self._cursor, options.seed) if options.augments else None
@@ -386,7 +388,7 @@ class AsyncLoader(Shown, ResumableLoader):
                 raise ConfigError(
                     f"worker_kind: {name} cannot go to a reader process: {why}; set worker_kind=thread"
                 ) from error.__cause__
-        log.info("%s is read without a reader process: %s", name, why)
+        self._say(logging.INFO, f"{name} is read without a reader process: {why}")
         self._refusal = why
         self._plans.clear()
         self.footprint.budget.check()

@@ -77,7 +77,7 @@ class IteratorFeed:
         self._notes: dict[BatchIndex, _Note] = {}
         # The device memory of the last two batches.
         self._buffers: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
-        self._read = ReadStats()
+        self._read, self._starved = ReadStats(), 0
         self._warned = False
         # The id of an error that is yet to be raised, and so is alive. The error itself would keep what it refers to.
         self._error: int | None = None
@@ -100,7 +100,7 @@ class IteratorFeed:
         return 0 if reader is None else reader.ready
 
     def stats(self) -> ReadStats:
-        return dataclasses.replace(self._read, ready=self.ready)
+        return dataclasses.replace(self._read, ready=self.ready, starved=self._starved)
 
     @property
     def forked(self) -> bool:
@@ -152,6 +152,7 @@ class IteratorFeed:
             self._begin(key.epoch)
         if self.reader is None:
             return HostBatch(error=StopIteration())
+        self._starved += not self.reader.ready
         if self._watch.over or not self._depth:
             return self._host_batch(self.reader.get())
         pulled = self._watch.watched(self.reader.get, first=key.step == 0)

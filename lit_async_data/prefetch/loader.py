@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from lit_async_data.device import streams
 from lit_async_data.device.feed import Batch
+from lit_async_data.device.profiling import NEXT, profiled, ranged
 from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import ClosedError, TransferError
 from lit_async_data.hooks.callables import Function
@@ -211,7 +212,8 @@ class PrefetchedLoader(Shown, BaseLoader):
         self._note_state()
         run.interrupted = True  # unless this comes to an end
         try:
-            batch = engine.queue.take(key)
+            take = engine.queue.take
+            batch = ranged(NEXT, take, key) if profiled() else take(key)
             if not self.externally_driven:
                 # This batch is here; an error of a later one is raised when that is asked for.
                 with self._copy_errors:

@@ -114,9 +114,11 @@ def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
             ("timed", "compute"),  # asked for
             ("record", "compute"),  # allocated
             ("wait", "side"),
+            ("timed", "side"),  # the copies begin; one batch in some is timed
             ("copy", "side"),  # x
             ("copy", "side"),  # the block of y and z
             ("record", "side"),  # copied
+            ("timed", "side"),
             ("record", "side"),  # ready
             ("wait", "compute"),
             ("timed", "compute"),  # came

@@ -251,12 +251,13 @@ class Recording(pl.loggers.Logger):
 def clock(monkeypatch):
     """A fake clock that advances only when a test says so."""
     now = types.SimpleNamespace(s=0.0)
-    stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s)
+    stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s, thread_time=lambda: 0.0)
     for module in (
         "loader.async_loader",
         "lightning.prefetcher",
         "host.pipeline.pipeline",
         "host.pipeline.thread_pipeline",
+        "sources.contract.stage_clock",
     ):
         monkeypatch.setattr(f"lit_async_data.{module}.time", stopped)
     return now
@@ -290,7 +291,7 @@ def test_waiting_is_measured_per_step_and_per_epoch(clock, caplog):
         assert row == pytest.approx(expected)
     assert (callback.waited.steps, callback.waited.share) == (10, 0.25)
     for epoch in range(2):
-        said = "training waited 1.250 s of 5.0 s for data, 0.250 s of it for first batches: data wait 25.0 %"
+        said = "training waited 25.0 % of 5.0 s for data (0.250 s for the first batch): the loop itself reads"
         assert f"epoch {epoch}: {said}" in caplog.text
 
 

@@ -180,7 +180,7 @@ def test_after_an_epoch_a_line_says_how_long_training_waited(caplog, capsys):
     with caplog.at_level(logging.INFO):
         fitted(max_epochs=2)
     text = caplog.text + "".join(capsys.readouterr())
-    assert text.count("data wait") == 2
+    assert text.count("training waited ") == 2
 
 
 @pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])

@@ -36,6 +36,7 @@ from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, 
 from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.slots import SlotPool
+from lit_async_data.host.stages import StageMeter
 from lit_async_data.host.stats import ReadMeter, ReadStats
 from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.order.plan import BatchIndex, Schedule
@@ -82,8 +83,10 @@ class Pipeline(abc.ABC):
         # any allocation.
         self._lock = threading.RLock()
         self._closed = False
-        self._meter = ReadMeter()
+        self._meter, self._stages = ReadMeter(), StageMeter()
         self._pause: Pause | None = None
+        self.worker_count = 0  # at present; 0 where the consumer reads
+        self._starved = 0  # counts the batches that the consumer had to wait for
 
     def follow(self, schedule: Schedule) -> None:
         """Read in this order from now on. What is being read keeps its order."""
@@ -118,6 +121,7 @@ class Pipeline(abc.ABC):
         if not self.forked and (filled := self.poll(key)) is not None:
             return filled
         began = time.monotonic()
+        self._starved += 1
         self.prefetch(key)
         filled = self.poll(key)
         while filled is None:
@@ -163,10 +167,21 @@ class Pipeline(abc.ABC):
         """Batches that wait on the host."""
         return sum(map(_good, self._filled()))
 
+    @property
+    def tuned(self) -> bool:
+        """Whether the number of workers is final."""
+        return self._tuner is None or self._tuner.settled
+
+    @property
+    def stages(self) -> StageMeter:
+        """What the workers did, stage by stage."""
+        return self._stages
+
     def stats(self) -> ReadStats:
         """What has been read so far."""
         with self._lock:
-            return self._meter.stats(ready=self.ready, slots=len(self.pool), slot_bytes=self.layout.nbytes)
+            now = {"ready": self.ready, "slots": len(self.pool), "workers": self.worker_count}
+            return self._meter.stats(self.stages, **now, slot_bytes=self.layout.nbytes, starved=self._starved)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -240,6 +255,7 @@ class Pipeline(abc.ABC):
                 if count > before and len(self.pool) <= count < self._most_slots:
                     self._add_slots(1)  # each worker fills one, and one is handed out
                 self.set_workers(count)
+                self.worker_count = count
         except (MemoryBudgetError, WorkerError) as error:
             log.warning("workers=auto: no more than %d, since the system refuses another one: %s", before, error)
             tuner.stay(before)

@@ -21,6 +21,7 @@ from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
+from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.threads import Bell, ThreadWorker
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class ThreadPipeline(Pipeline):
         self._run: RunTask = run or (lambda task, layout, memory: task.run(read, layout, memory))
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
+        self.worker_count = workers
         self._retired: list[ThreadWorker] = []  # they end with the task that they are at
         self._started = False
         self._preparation_errors = Unexpected(
@@ -181,7 +183,9 @@ class ThreadPipeline(Pipeline):
                     self._pause = None
                     self._active += 1
                     return True
+            began = time.perf_counter()
             pause.wait()
+            CLOCK.waited(began)
 
     def _end_reading(self) -> None:
         with self._lock:
@@ -243,9 +247,11 @@ class ThreadPipeline(Pipeline):
 
     def _work(self, worker: ThreadWorker) -> bool:
         """Fill one slot; False when the pipeline is closed."""
+        began, starved = time.perf_counter(), self._starved
         slot = self.pool.take()
         if slot is None:
             return False
+        idle_s = CLOCK.waited(began)
         if worker in self._retired:
             self.pool.abandon(slot)
             return False
@@ -254,6 +260,7 @@ class ThreadPipeline(Pipeline):
         with self._lock:
             if self._closed:
                 return False
+            self._stages.waited(idle_s, starved=self._starved != starved)
             task = self._claim(slot, worker.number)
         worker.begin(task)
         self._fill(task)
@@ -262,14 +269,11 @@ class ThreadPipeline(Pipeline):
             if not self._begin_reading():
                 return False
         if self._after_read is not None:
-            started = time.perf_counter()
             with self._lock:
                 being_read = next((key for key, filled in self._claimed.items() if filled is None), None)
                 cursor = self._cursor
             with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
                 self._after_read(task.keys, cursor, being_read, task.schedule.limits)
-            with self._lock:
-                self._meter.add(0, 0, time.perf_counter() - started)
         worker.rest()
         self._end_reading()
         return True
@@ -287,6 +291,7 @@ class ThreadPipeline(Pipeline):
         slot = self._vacant_slot()
         with self._lock:
             task = self._claim(slot, None)
+        CLOCK.start()  # the thread is the consumer's
         self._fill(task)
 
     def _vacant_slot(self) -> int:
@@ -311,13 +316,12 @@ class ThreadPipeline(Pipeline):
         return slot
 
     def _fill(self, task: ReadTask) -> None:
-        started = time.perf_counter()
         # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep
         # the objects of whoever catches that error.
-        self._deliver(task, self._run(task, self.layout, self.pool.memory(task.slot)), started)
+        self._deliver(task, self._run(task, self.layout, self.pool.memory(task.slot)))
 
-    def _deliver(self, task: ReadTask, filled: FilledSlot, started: float) -> None:
-        seconds = time.perf_counter() - started
+    def _deliver(self, task: ReadTask, filled: FilledSlot) -> None:
+        work = CLOCK.take()  # with what the worker read ahead after the slot before
         with self._lock:
             if self._closed:
                 return
@@ -331,7 +335,8 @@ class ThreadPipeline(Pipeline):
                 return
             if filled.good:
                 self.pool.filled(task.slot)
-                self._meter.add(filled.good, filled.samples * self.layout.spec.nbytes, seconds)
+                self._meter.add(filled.good, filled.samples * self.layout.spec.nbytes)
+                self._stages.worked(work)
             self._claimed[task.keys[0]] = filled
         self.arrived.ring()
         if self._on_filled is not None:

@@ -15,6 +15,7 @@ import threading
 from typing import NamedTuple
 
 from lit_async_data.order.plan import BatchIndex, Limits
+from lit_async_data.sources.contract.stage_clock import Work
 
 NO_LIMIT = -1
 # Bytes of log records that wait to be read; more are dropped.
@@ -95,7 +96,14 @@ class Report(NamedTuple):
         batches: Number of batches.
         good: How many of them could be read; if none, the slot stays with the reader.
         samples: Samples in these.
-        seconds: Seconds that workers have spent reading so far, and reading ahead.
+        stored: See `Work`; this and the next ones count all that the reader has done so far, or what a worker process
+            did for this batch.
+        decoded: See `Work`.
+        seconds: See `Work`; reading ahead counts, too.
+        decode_s: See `Work`.
+        transform_s: See `Work`.
+        cpu_s: See `Work`.
+        idle_s: Seconds that the workers have waited for slots so far.
     """
 
     kind: int
@@ -107,7 +115,18 @@ class Report(NamedTuple):
     batches: int = 0
     good: int = 0
     samples: int = 0
+    stored: int = 0
+    decoded: int = 0
     seconds: float = 0.0
+    decode_s: float = 0.0
+    transform_s: float = 0.0
+    cpu_s: float = 0.0
+    idle_s: float = 0.0
+
+    @property
+    def work(self) -> Work:
+        """What was done."""
+        return Work(self.seconds, self.decode_s, self.transform_s, self.cpu_s, self.stored, self.decoded)
 
     def packed(self) -> bytes:
         return _REPORT.pack(*self)
@@ -118,7 +137,7 @@ class Report(NamedTuple):
         return cls._make(_REPORT.unpack_from(data))
 
 
-_COMMAND, _REPORT = struct.Struct("<10q"), struct.Struct("<9qd")
+_COMMAND, _REPORT = struct.Struct("<10q"), struct.Struct("<11q5d")
 COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size
 
 

@@ -25,6 +25,7 @@ from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.remote_errors import unpacked_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import SharedSlots
+from lit_async_data.host.stages import StageMeter
 from lit_async_data.order.plan import BatchIndex, Schedule
 
 # Seconds between two checks whether a slot was freed by another thread.
@@ -62,6 +63,7 @@ class ProcessPipeline(Pipeline):
             timeout_s=timeout_s,
             tuner=setup.plan.workers.tuner(),
         )
+        self.worker_count = setup.plan.workers.threads
         self._source = setup.read.source
         self._stored, self._process, self._pin = stored, process, pin
         self._shared: SharedSlots | None = None
@@ -73,6 +75,9 @@ class ProcessPipeline(Pipeline):
         # OrderedDict: `ready` copies the values without the lock, which only a dict does at once without the GIL.
         self._ready: dict[BatchIndex, FilledSlot] = {}
         self._next: BatchIndex | None = None
+        # The last report; how often the loop had waited by then; and what workers waited for slots meanwhile.
+        self._report = Report(ReportKind.FILLED)
+        self._was_starved, self._slot_s = 0, 0.0
         # Counts the pauses; and whether the reader has said that its workers are quiet in this one.
         self._pauses, self._quiet = 0, False
 
@@ -249,13 +254,24 @@ class ProcessPipeline(Pipeline):
                 continue
             if report.good:
                 self.pool.filled(report.slot)
-            self._meter.seconds = report.seconds
+            # No calls: `stages` makes sums of it when somebody asks.
+            if self._starved != self._was_starved:
+                self._slot_s += report.idle_s - self._report.idle_s
+                self._was_starved = self._starved
+            self._report = report
             if report.generation == self._generation:
                 filled = self._slot_of(report, unpacked_errors(payload, channel.pid) if payload else {})
                 self._meter.add(report.good, report.samples * self.layout.spec.nbytes)
                 self._ready[filled.batches[0].key] = filled
             elif report.good:
                 self.pool.drop(report.slot)
+
+    @property
+    def stages(self) -> StageMeter:
+        stages, report = self._stages, self._report
+        stages.set(report.work)
+        stages.slot_s, stages.loop_s = self._slot_s, report.idle_s - self._slot_s
+        return stages
 
     def _slot_of(self, report: Report, errors: dict[int, Exception]) -> FilledSlot:
         if report.batches == report.good == 1:

@@ -99,6 +99,7 @@ class ReaderServer:
                 errors = [(n, batch.error) for n, batch in enumerate(filled.batches) if batch.error is not None]
                 if filled.good:
                     self._pipeline.pool.copy(filled.slot)
+                stages = self._pipeline.stages
                 report = Report(
                     ReportKind.FILLED,
                     generation=self._generation,
@@ -108,7 +109,8 @@ class ReaderServer:
                     batches=len(filled.batches),
                     good=filled.good,
                     samples=filled.samples,
-                    seconds=self._pipeline.stats().seconds,
+                    idle_s=stages.idle_s,
+                    **stages.work._asdict(),
                 )
                 self._reports.send(report, packed_errors(errors) if errors else b"")
 

@@ -11,6 +11,7 @@ from lit_async_data.host.processes.noted_read import NotedRead
 from lit_async_data.host.processes.remote_errors import packed_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import SharedSlots
+from lit_async_data.sources.contract.stage_clock import CLOCK
 
 
 class TaskServer:
@@ -41,12 +42,14 @@ class TaskServer:
         """Carry out a command."""
         epoch, step = command.key
         error = b""
+        CLOCK.start()
         try:
             samples, _ = self._schedule.limited(command.limits).plan(epoch).stretch(step, 1)
             self._read(epoch, samples, self._layout.views(self._slots.slot(command.slot), len(samples)))
         except BaseException as caught:  # noqa: BLE001  # raised at the batch's place in the order
             error = packed_errors([(0, caught)])
-        self._reports.send(Report(ReportKind.FILLED, slot=command.slot, epoch=epoch, step=step, batches=1), error)
+        report = Report(ReportKind.FILLED, slot=command.slot, epoch=epoch, step=step, batches=1)
+        self._reports.send(report._replace(**CLOCK.take()._asdict()), error)
 
     def close(self) -> None:
         """Give memory back."""

@@ -25,6 +25,7 @@ from lit_async_data.host.processes.remote_errors import unpacked_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import SharedSlots
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.stage_clock import CLOCK
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,8 @@ class WorkerProcesses:
             raise WorkerError(
                 f"{error}, while it read {task}; the next batches are read by a new process", worker=task.worker
             ) from error.__cause__
-        ((_, payload),) = reports
+        ((report, payload),) = reports
+        CLOCK.done_elsewhere(report.work)
         if payload:
             raise unpacked_errors(payload, channel.pid)[0]
 

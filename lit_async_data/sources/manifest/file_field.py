@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 import numpy as np
 
 from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import SourceError
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.manifest.files.decoders import Decoder
 from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
 from lit_async_data.sources.manifest.rows import Paths
@@ -52,13 +54,20 @@ class FileField:
             known = None  # the decoder raises, or copies
         head = bytearray(known or b"")
         nbytes = len(head) + self.spec.nbytes
+        decode_s, stored = 0.0, 0
         for place, (path, key) in enumerate(zip(paths, drawn, strict=True)):
             try:
                 if known is not None and self._prefetcher.fill(path, (head, out[place, ...]), nbytes) and head == known:
                     continue  # takes half the time: the file holds the sample as the batch does
-                self.decoder.decode(self._prefetcher.read(path, MOST_BYTES), out[place, ...], key, path)
+                data = self._prefetcher.read(path, MOST_BYTES)
+                began = time.perf_counter()
+                self.decoder.decode(data, out[place, ...], key, path)
+                decode_s += time.perf_counter() - began
+                stored += len(data)
             except SourceError as error:
                 raise self.paths.rows.with_row(error, int(samples[place]), path) from error.__cause__
+        if stored:
+            CLOCK.decoded(decode_s, stored, out.nbytes)
 
     def fetch(self, samples: Indices) -> bool:
         """Read the files of samples ahead if that helps; returns whether it does."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.reservations import Owner, Reservations
 from lit_async_data.sources.contract.source import Turn
+from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.hdf5.readers.slab_pool import SlabPool
 from lit_async_data.threads import Gate
 
@@ -105,7 +107,9 @@ class DecodedChunkCache:
                 if other is not None:
                     if not wait:
                         return None
+                    began = time.perf_counter()
                     other.ended.wait(POLL_S)
+                    CLOCK.waited_for_others(time.perf_counter() - began)
             slab = decode()
             return self._store(key, slab, own, turn)
         finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.readers.base import h5py_rows
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -134,10 +136,12 @@ class IndexedSlabDecoder:
         offset, size = int(index.offsets[number]), int(index.sizes[number])
         if offset < 0:
             return np.full(index.shape, index.fill, stored.dtype)
+        read, began = self._file.bytes_at(offset, size), time.perf_counter()
         try:
-            data = index.filters.decode(self._file.bytes_at(offset, size), int(index.masks[number]))
+            data = index.filters.decode(read, int(index.masks[number]))
         except CorruptError as error:
             raise self._corrupt(number, error) from error
+        CLOCK.decoded(time.perf_counter() - began, size, data.nbytes)
         return data.view(stored.dtype).reshape(index.shape)
 
     def read_chunks(self, numbers: Indices, where: Indices, out: Array) -> None:
@@ -148,7 +152,7 @@ class IndexedSlabDecoder:
             where: The places to fill.
             out: In native byte order.
         """
-        index = self._index
+        index, began = self._index, time.perf_counter()
         target = out.view(np.uint8).reshape(len(out), -1)
         chosen = numbers[where]
         special = (index.offsets[chosen] < 0) | (index.masks[chosen] != 0)  # never written, or with skipped filters
@@ -159,6 +163,9 @@ class IndexedSlabDecoder:
             self._read_planes(numbers[usual], usual, target)
         else:
             self._copy(numbers[usual], self._decode_usual, usual.tolist(), target)
+        # Once for all of them: these chunks are single samples, and may be small.
+        decoded = len(usual) * target.shape[1]
+        CLOCK.decoded(time.perf_counter() - began, int(index.sizes[numbers[usual]].sum()), decoded)
         if self._stored.dtype.isnative:
             return
         if len(where) == len(out):
@@ -240,6 +247,7 @@ class H5pySlabDecoder:
     def fetch(self, numbers: Indices) -> None: ...
 
     def decode(self, number: int) -> Array:
-        first = number * self.rows
+        first, began = number * self.rows, time.perf_counter()
         rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows), cached=False)
+        CLOCK.decoded(time.perf_counter() - began, 0, rows.nbytes)  # libhdf5 reads and decodes in one call
         return np.ascontiguousarray(rows, rows.dtype.newbyteorder("="))

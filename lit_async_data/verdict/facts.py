@@ -1,0 +1,135 @@
+"""`Facts`: what was measured while a loop ran, per stage and per core; and `Readers`, who read beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from lit_async_data.device.slot_feed import SlotFeed
+from lit_async_data.host.gil import has_gil
+from lit_async_data.host.stages import NO_TIMES, StageTimes
+from lit_async_data.host.stats import LoaderStats, Slowdown
+from lit_async_data.host.workers import cores
+from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.prefetch.loader import PrefetchedLoader
+from lit_async_data.sources.contract.storage_layout import Reading
+
+# `foreign`: somebody else's loader, read by its own workers.
+Kind = Literal["caller", "thread", "process", "foreign"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Readers:
+    """Who reads the batches of a loader.
+
+    Attributes:
+        kind: As in `Workers`; ``"foreign"`` for a loader that is not ours.
+        count: How many there are now; of a foreign loader its ``num_workers``.
+        reading: What reading takes; see `StorageLayout`.
+        gil: Whether they share the loop's GIL.
+        apart: Whether several of them run Python code side by side, in worker processes.
+        tried: Whether ``workers=auto`` has found that another one does not help.
+        queue_depth: Slots that can be ready.
+        shuffle: Of the order.
+        amplification: Samples that are decoded for each one used.
+        stuck: Why nobody but the loop can read; empty if somebody can.
+    """
+
+    kind: Kind = "thread"
+    count: int = 1
+    reading: Reading = "copied"
+    gil: bool = True
+    apart: bool = False
+    tried: bool = False
+    queue_depth: int = 4
+    shuffle: str = "none"
+    amplification: float = 1.0
+    stuck: str = ""
+
+    @classmethod
+    def of(cls, loader: AsyncLoader | PrefetchedLoader, stats: LoaderStats) -> Readers:
+        """The readers of a loader, which has had a batch."""
+        if isinstance(loader, PrefetchedLoader):
+            count = getattr(loader.loader, "num_workers", None)
+            return cls("foreign", -1 if count is None else int(count), "python", gil=not count, apart=True)
+        plan, options = loader.footprint, loader.options
+        workers, now = plan.workers, stats.read.workers
+        auto = options.workers == "auto"
+        return cls(
+            workers.kind,
+            now,
+            "python" if workers.kind == "process" and workers.apart else loader.source.chunks.reading,
+            gil=workers.kind == "thread" and has_gil(),
+            apart=workers.apart,
+            tried=auto and _tuned(loader) and now < workers.most,
+            queue_depth=options.queue_depth,
+            shuffle=loader.order.shuffle,
+            amplification=plan.amplification,
+            stuck=workers.why if workers.kind == "caller" and auto else "",
+        )
+
+
+def _tuned(loader: AsyncLoader) -> bool:
+    """Whether ``workers=auto`` has come to its final number."""
+    engine = loader.engine
+    return engine is not None and isinstance(engine.feed, SlotFeed) and engine.feed.pipeline.tuned
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What was measured over some steps of a loop.
+
+    Attributes:
+        batches: Batches that the loop took.
+        total_s: Seconds of the loop, waiting included.
+        waited_s: Of these, seconds in which the device (or the loop, where it has no streams) waited for data, without
+            those for the first batch.
+        gap_s: Seconds that it waited for the first batch.
+        loop_cpu_s: Seconds in which the loop's thread had a core.
+        process_cpu_s: Seconds of cores that the loop's process took, all threads together, also of readers.
+        cores: Cores that this process may use.
+        elsewhere: How many of them other programs kept busy, on average.
+        starved: How often the loop had to wait, at least; a little time passes in each ``next`` all the same.
+        stages: Of the readers.
+        readers: Who they are.
+        slowdown: What reading takes from the loop beyond waiting; None if that is not known.
+
+    Example:
+        >>> facts = Facts(batches=10, total_s=10.0, waited_s=4.0, gap_s=1.0)
+        >>> facts.share, facts.step_s
+        (0.5, 0.5)
+    """
+
+    batches: int = 0
+    total_s: float = 0.0
+    waited_s: float = 0.0
+    gap_s: float = 0.0
+    loop_cpu_s: float = 0.0
+    process_cpu_s: float = 0.0
+    cores: int = dataclasses.field(default_factory=cores)
+    elsewhere: float = 0.0
+    starved: int = 0
+    stages: StageTimes = NO_TIMES
+    readers: Readers = Readers()
+    slowdown: Slowdown | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the time that was waited."""
+        return (self.waited_s + self.gap_s) / self.total_s if self.total_s else 0.0
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds per batch, but for the wait for the first."""
+        return (self.total_s - self.gap_s) / max(self.batches, 1)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per batch without waiting."""
+        return max(self.total_s - self.waited_s - self.gap_s, 0.0) / max(self.batches, 1)
+
+    @property
+    def others_cpu_s(self) -> float:
+        """Seconds of cores per batch that everything but the readers took in the loop's process."""
+        readers_s = self.stages.cpu_s if self.readers.kind in ("thread", "caller") else 0.0
+        return max(self.process_cpu_s - readers_s, 0.0) / max(self.batches, 1)
