@@ -50,9 +50,12 @@ ROOMS = [
     "verdict",
     "lightning",
     "lightning.predictions",
+    "tools",
+    "tools.inspect",
     "testing",
     "conf",
     "reference",
+    "__main__",
 ]
 FOLDERS = [room for room in ROOMS if (PACKAGE / room.replace(".", "/")).is_dir()]
 MOST_LINES = 400

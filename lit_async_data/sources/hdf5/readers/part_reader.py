@@ -18,13 +18,14 @@ from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
+from lit_async_data.sources.hdf5.readers.choice import choice
 from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.readers.decode_memory import DecodeMemory
 from lit_async_data.sources.hdf5.readers.field_reader import FieldReader
 from lit_async_data.sources.hdf5.readers.persistent_cache import ByteBudget
 from lit_async_data.sources.hdf5.readers.ranged import LengthsReader, PaddedReader, SparseReader
-from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
+from lit_async_data.sources.hdf5.readers.raw import RawReader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
 from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
@@ -114,15 +115,18 @@ class PartReader:
     def _fastest(self, stored: StoredDataset) -> Reader:
         """The fastest reader that fits a dataset."""
         recent = self._recent[self._part.dataset_key(stored)]
-        if is_raw(stored):
-            return RawReader(stored, self._file)
-        if stored.offset is not None and self._file.mapped:
-            return StridedReader(stored, self._file)
-        if stored.index is not None:
-            return ChunkedReader(stored, IndexedSlabDecoder(stored, stored.index, self._file), recent, self._room)
-        if stored.filtered:
-            return ChunkedReader(stored, H5pySlabDecoder(stored, self._file), recent, self._room)
-        return H5pyReader(stored, self._file)
+        match choice(stored, mapped=self._file.mapped):
+            case "raw":
+                return RawReader(stored, self._file)
+            case "strided":
+                return StridedReader(stored, self._file)
+            case "chunks":
+                assert stored.index is not None
+                return ChunkedReader(stored, IndexedSlabDecoder(stored, stored.index, self._file), recent, self._room)
+            case "h5py chunks":
+                return ChunkedReader(stored, H5pySlabDecoder(stored, self._file), recent, self._room)
+            case "h5py rows":
+                return H5pyReader(stored, self._file)
 
 
 class PartReaders:

@@ -130,6 +130,15 @@ def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str 
     return table
 
 
+def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:
+    """The names in the first line of a CSV or TSV file.
+
+    Raises:
+        ManifestError: The file is empty, or its first line is no text in this encoding.
+    """
+    return _header(_File(path, delimiter, codec), RowOrigin([path], np.zeros(2, np.int64)))
+
+
 class _File(NamedTuple):
     """A file and its format."""
 

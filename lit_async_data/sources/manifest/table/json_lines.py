@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from lit_async_data.sources.manifest.table.row_origin import (
 
 # Block sizes of the parser, which also limit the size of a line; the second is used if a line exceeds the first.
 _BLOCKS = (2**24, 2**28)
+# Lines in which `key_names` looks for keys.
+_NAMED_LINES = 1000
 
 
 def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
@@ -63,6 +66,27 @@ def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
     if any(_may_be_rounded(table.column(name)) for name in wanted) and (fault := _rounded(path, table, wanted)):
         raise fault
     return table
+
+
+def key_names(path: str) -> list[str]:
+    """The keys of the objects in the first lines of a file, in the order in which they first occur.
+
+    Raises:
+        ManifestError: A line is not a JSON object.
+    """
+    names: dict[str, None] = {}
+    try:
+        for row, line, content in itertools.islice(_objects(path), _NAMED_LINES):
+            values = json.loads(content)
+            if not isinstance(values, dict):
+                raise _error(path, row, line, f"is {_kind(values)}, not an object")
+            names |= dict.fromkeys(values)
+    except (ValueError, EOFError, OSError) as error:
+        fault = _fault(path, [])
+        raise fault or RowOrigin([path], np.zeros(2, np.int64)).error(
+            f"cannot be read: {quoted(str(error))}"
+        ) from error
+    return list(names)
 
 
 def _with_types_of_first_lines(opened: Callable[[], Any], wanted: Sequence[str]) -> Any:

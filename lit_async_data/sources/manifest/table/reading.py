@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +13,10 @@ import numpy as np
 from lit_async_data.errors import ConfigError, CorruptError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.local_files.descriptors import advice_on, check_listable, listing, raise_if_none_left
+from lit_async_data.sources.manifest.table import delimited, json_lines
 from lit_async_data.sources.manifest.table.arrow import arrow
-from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat, read_delimited
+from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
 from lit_async_data.sources.manifest.table.filters import Filter, rows_meeting
-from lit_async_data.sources.manifest.table.json_lines import read_json_lines
 from lit_async_data.sources.manifest.table.row_origin import (
     NoColumnError,
     RowOrigin,
@@ -38,6 +39,35 @@ _OTHER_FORMATS |= dict.fromkeys((".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz"), 
 _OTHER_FORMATS |= dict.fromkeys((".arrow", ".ipc"), _OTHER_FORMATS[".feather"])
 _OTHER_FORMATS |= dict.fromkeys((".tab", ".dat", ".psv"), _OTHER_FORMATS[".txt"])
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz", ".ndjson.gz")
+
+
+def column_names(path: str, text_format: TextFormat = DEFAULT_FORMAT) -> list[str]:
+    """The names of the columns of a file, without reading its rows.
+
+    Args:
+        path: The file.
+        text_format: How CSV and TSV are written.
+
+    Raises:
+        ConfigError: It is not a table.
+        MissingError: It does not exist.
+        ManifestError: It cannot be read.
+    """
+    suffix = _suffix_of(path)
+    with _opening_errors(path):
+        if suffix == ".parquet":
+            with _parquet_file(path) as file:
+                return list(file.schema_arrow.names)
+        delimiter = _DELIMITERS.get(suffix.removesuffix(".gz"))
+        if delimiter is None:
+            return json_lines.key_names(path)
+        return delimited.column_names(path, text_format.delimiter or delimiter, text_format.codec)
+
+
+def is_table(path: str) -> bool:
+    """Whether a file is a table by its suffix, also of a format that must be converted first."""
+    lower = path.lower()
+    return lower.endswith(_SUFFIXES) or os.path.splitext(lower)[1] in _OTHER_FORMATS
 
 
 class FolderTable(NamedTuple):
@@ -133,22 +163,35 @@ def _check_no_text_format(text_format: TextFormat, what: str) -> None:
 
 
 def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat) -> _Read:
-    suffix = next((each for each in _SUFFIXES if path.lower().endswith(each)), None)
-    if suffix is None:
-        hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], "").format(path=path)
-        message = f"table: {printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
-        raise ConfigError(f"{message}; {hint}" if hint else message, file=path)
+    suffix = _suffix_of(path)
     if suffix.removesuffix(".gz") not in _DELIMITERS:
         _check_no_text_format(text_format, f"{suffix} files")
-    try:
+    with _opening_errors(path):
         if suffix == ".parquet":
             return _Read(*read_parquet(path, wanted, filters))
         names = _all_names(wanted, filters)
         delimiter = _DELIMITERS.get(suffix.removesuffix(".gz"))
         if delimiter is None:
-            table = read_json_lines(path, names)
+            table = json_lines.read_json_lines(path, names)
         else:
-            table = read_delimited(path, text_format.delimiter or delimiter, names, text_format.codec)
+            table = delimited.read_delimited(path, text_format.delimiter or delimiter, names, text_format.codec)
+    return _filtered_table(table, wanted, filters, [path])
+
+
+def _suffix_of(path: str) -> str:
+    suffix = next((each for each in _SUFFIXES if path.lower().endswith(each)), None)
+    if suffix is None:
+        hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], "").format(path=path)
+        message = f"table: {printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
+        raise ConfigError(f"{message}; {hint}" if hint else message, file=path)
+    return suffix
+
+
+@contextlib.contextmanager
+def _opening_errors(path: str) -> Iterator[None]:
+    """Turns errors of the system into those of this package."""
+    try:
+        yield
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise MissingError(f"{printable_path(path)}: cannot be opened: {error.strerror}", file=path) from error
     except (OSError, SourceError) as error:
@@ -156,7 +199,6 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
         if advice is None:
             raise
         raise SourceError(f"{printable_path(path)}: cannot be opened: {advice}", file=path) from error
-    return _filtered_table(table, wanted, filters, [path])
 
 
 def _filtered_table(table: Any, wanted: Sequence[str], filters: Sequence[Filter], files: list[str]) -> _Read:
@@ -291,13 +333,8 @@ def read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) ->
         ManifestError: The file is not Parquet, or a column is missing.
         CorruptError: A page does not decode, or its checksum is wrong.
     """
-    library, parquet = arrow(), arrow("parquet")
-    origin = RowOrigin([path], np.zeros(2, np.int64))
-    try:
-        file = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
-    except (library.ArrowException, OSError) as error:
-        raise origin.error(f"is not a readable Parquet file: {quoted(str(error))}; write it again") from error
-    with file:
+    library, origin = arrow(), RowOrigin([path], np.zeros(2, np.int64))
+    with _parquet_file(path) as file:
         check_columns(file.schema_arrow.names, [*wanted, *(each.column for each in filters)], origin)
         try:
             if not filters:
@@ -307,6 +344,14 @@ def read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) ->
             raise CorruptError(
                 f"{printable_path(path)}: does not decode: {quoted(str(error))}; write it again", file=path
             ) from error
+
+
+def _parquet_file(path: str) -> Any:
+    try:
+        return arrow("parquet").ParquetFile(path, memory_map=True, page_checksum_verification=True)
+    except (arrow().ArrowException, OSError) as error:
+        origin = RowOrigin([path], np.zeros(2, np.int64))
+        raise origin.error(f"is not a readable Parquet file: {quoted(str(error))}; write it again") from error
 
 
 def _all_rows(file: Any, wanted: list[str]) -> Any:

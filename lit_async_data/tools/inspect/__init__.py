@@ -1,0 +1,1 @@
+"""``inspect``: what files hold, how each dataset is read, and the lines that read it."""
