@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-verdict bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-verdict bench-pack bench-gpu clean
 
 train: $(VENV)/installed
 	$(BIN)/python train.py $(ARGS)
@@ -80,6 +80,10 @@ bench-resume: $(VENV)/installed
 # What measuring costs, and whether the verdict is right: about 2 minutes.
 bench-verdict: $(VENV)/installed
 	$(BIN)/python benchmarks/verdict.py $(ARGS)
+
+# Loading before and after packing, and how chunks are chosen: about 4 minutes and 3 GB.
+bench-pack: $(VENV)/installed
+	$(BIN)/python benchmarks/pack.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

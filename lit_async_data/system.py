@@ -7,6 +7,7 @@ have everything that they use; see `system_refusal` in `host/workers.py`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import mmap
 import os
@@ -86,10 +87,23 @@ def give_to_group(descriptor: int, group: int) -> None:
         os.fchown(descriptor, -1, group)
 
 
+def lock(descriptor: int) -> None:
+    """Lock an open file or folder until it is closed, where the system and the file system can do so.
+
+    Raises:
+        BlockingIOError: Another process has locked it.
+    """
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise BlockingIOError(error.errno, error.strerror) from error
+
+
 def lock_folder(path: str) -> int | None:
     """Open a folder and lock it until the descriptor is closed; None where folders cannot be opened (Windows).
-
-    A file system without locks gives none.
 
     Raises:
         BlockingIOError: Another process has locked it.
@@ -98,12 +112,10 @@ def lock_folder(path: str) -> int | None:
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
     except BlockingIOError:
         os.close(descriptor)
         raise
-    except OSError:
-        pass
     return descriptor
 
 

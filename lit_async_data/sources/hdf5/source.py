@@ -196,6 +196,11 @@ class HDF5Source(Source):
             for part in self._stored
         )
 
+    @property
+    def stored_parts(self) -> tuple[StoredPart, ...]:
+        """How each part stores each field: for tools that describe or copy files."""
+        return tuple(self._stored)
+
     def fingerprint(self) -> dict[str, int | str]:
         """Number of samples, fields, number of files and their bytes, and which rows of them are samples."""
         sizes = {path: identity.size for path, identity in self._identities.items()}

@@ -1,0 +1,167 @@
+"""``python -m lit_async_data pack``: arguments, exit status, and what it prints."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import re
+
+import h5py
+import numpy as np
+import pyarrow.csv
+import pytest
+
+from lit_async_data import HDF5Source
+from lit_async_data.tools.command_line import main
+from lit_async_data.tools.pack import packing
+from lit_async_data.tools.pack.progress import Bar, Lines
+
+VALUES = (np.add.outer(np.arange(20), np.arange(12 * 32 * 3).reshape(12, 32, 3)) // 64 % 256).astype("u1")
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))
+
+
+@pytest.fixture
+def scans(h5):
+    for name, part in (("scan1.h5", slice(0, 9)), ("scan2.h5", slice(9, 20))):
+        numbers = np.arange(20, dtype="u1")[part]
+        path = h5(name, images=VALUES[part], labels=numbers, notes=numbers, patient=numbers)
+    return path.replace("scan2", "scan*")
+
+
+@pytest.fixture
+def out(tmp_path):
+    return str(tmp_path / "out.h5")
+
+
+def test_hdf5_files_become_one_and_the_printed_line_reads_it(scans, out, capsys):
+    fields = ["--fields", "x=images", "y=labels", "--layout", "x=NHWC", "--columns", "patient"]
+    assert main(["pack", scans, "-o", out, "--codec", "deflate", *fields, "--chunk", "4"]) == 0
+    told = capsys.readouterr()
+    assert "20 samples" in told.out
+    assert "every value compared" in told.out
+    assert "x  uint8 (12, 32, 3); 4 samples per chunk, deflate 6" in told.out
+    assert "scan1.h5: left out: notes" in told.err
+    packed = eval(told.out.rstrip().rpartition("\n")[2].strip().replace(told.out.split(":")[0], out))
+    assert packed.spec["x"].shape == (3, 12, 32)
+    assert packed[13]["y"] == 13
+    assert np.array_equal(packed[13]["x"].transpose(1, 2, 0), VALUES[13])
+
+
+def test_the_names_and_defaults_are_those_of_the_source(h5, out, capsys):
+    assert main(["pack", h5(data=VALUES, labels=np.arange(20)), "-o", out]) == 0
+    assert "left out" not in capsys.readouterr().err
+    assert HDF5Source(out)[3][1] == 3
+
+
+def test_groups_stay_apart_if_asked(tmp_path, out):
+    with h5py.File(tmp_path / "rec.h5", "w") as file:
+        for name in ("p1", "p2"):
+            file[f"{name}/data"] = np.arange(8.0)[:, None]
+    given = ["pack", str(tmp_path / "rec.h5"), "-o", out, "--fields", "data", "--group", "p*", "--keep-parts"]
+    assert main(given) == 0
+    assert [part.samples for part in HDF5Source(out, ["data"], group="parts/*").parts] == [8, 8]
+
+
+def test_a_table_and_a_folder_of_images(tmp_path, out, capsys):
+    from PIL import Image
+
+    for name in ("auk", "owl"):
+        (tmp_path / "birds" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.fromarray(VALUES[number]).save(tmp_path / "birds" / name / f"{number}.png")
+    assert main(["pack", str(tmp_path / "birds"), "-o", out, "--image-size", "8", "--resize", "crop"]) == 0
+    assert HDF5Source(out, {"x": "x", "y": "y"}).spec["y"].classes == ("auk", "owl")
+    (tmp_path / "birds.csv").write_text("path,label\nbirds/auk/0.png,1\nbirds/owl/2.png,5\n")
+    fields = ["--fields", "x=path", "y=label", "--force"]
+    assert main(["pack", str(tmp_path / "birds.csv"), "-o", out, *fields]) == 0
+    packed = HDF5Source(out, {"x": "x", "y": "y"}, layout={"x": "NHWC"})
+    assert packed[1]["y"] == 5
+    assert np.array_equal(packed[1]["x"].transpose(1, 2, 0), VALUES[2])
+    (tmp_path / "birds" / "owl" / "2.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    capsys.readouterr()
+    assert main(["pack", str(tmp_path / "birds.csv"), "-o", out, *fields]) == 1
+    assert "2.png" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["{h5}", "-o", "{h5}", "--force"], "is also the input"),
+        (["{h5}", "-o", "{out}", "--image-size", "8"], "image_size: only for tables and folders"),
+        (["{h5}", "-o", "{out}", "--codec", "none", "--level", "2"], "level: none has no levels"),
+        (["{folder}", "-o", "{out}"], "is a folder of HDF5 files; write .*/\\*.h5"),
+        (["t.csv", "u.csv", "-o", "{out}"], "t.csv is a table; give one"),
+        (["t.csv", "-o", "{out}"], "fields: missing; which columns of t.csv"),
+        (["{h5}", "-o", "{folder}"], "is a folder; give the name of a file"),
+    ],
+)
+def test_a_wrong_argument_ends_with_2_and_names_it(h5, out, capsys, given, message):
+    path = h5(data=VALUES, labels=np.arange(20))
+    assert main(["pack", *(each.format(h5=path, out=out, folder=os.path.dirname(out)) for each in given)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(f"^pack: .*{message}", error), error
+
+
+def test_argparse_ends_with_2_too(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["pack", "x.h5"])
+    assert ended.value.code == 2
+    capsys.readouterr()
+
+
+def test_a_damaged_chunk_ends_with_1_and_names_file_and_chunk(h5, out, capsys):
+    data = {"data": VALUES, "chunks": (1, 12, 32, 3), "compression": "gzip"}
+    path = h5(data=data, labels=np.arange(20))
+    with h5py.File(path) as file:
+        info = file["data"].id.get_chunk_info(7)
+    with open(path, "r+b") as file:
+        file.seek(info.byte_offset + 10)
+        file.write(b"\xff" * (info.size - 10))
+    assert main(["pack", path, "-o", out]) == 1
+    error = capsys.readouterr().err
+    assert "x.h5:/data, chunk (7, 0, 0, 0)" in error
+    assert main(["pack", path.replace("x.h5", "none.h5"), "-o", out]) == 1
+
+
+def test_ctrl_c_ends_with_130_and_says_how_to_go_on(h5, out, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(packing, "_compare", interrupted)
+    given = ["pack", h5(data=VALUES, labels=np.arange(20)), "-o", out]
+    assert main(given) == 130
+    assert capsys.readouterr().err.endswith(f"pack: interrupted; the same command goes on with {out}.part\n")
+    monkeypatch.undo()
+    assert main(given) == 0
+    assert "20 of 20 samples are packed" in capsys.readouterr().err
+
+
+def test_lines_tell_share_rate_and_time_left():
+    stream = io.StringIO()
+    lines = Lines(stream, clock=itertools.count(0, 4).__next__)
+    lines.begin("packing", 10_000_000_000, 2_000_000_000)
+    for _ in range(6):
+        lines.advance(1_000_000_000)
+    assert stream.getvalue().splitlines() == [
+        "packing: 50 % of 10 GB, 250 MB/s, 0:20 left",
+        "packing: 80 % of 10 GB, 250 MB/s, 0:08 left",
+    ]
+
+
+def test_a_bar_shows_share_rate_and_time_left():
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, record=True)
+    bar = Bar(console)
+    bar.begin("packing", 2_000_000, 500_000)
+    bar.advance(500_000)
+    bar.end()
+    bar.end()
+    told = console.export_text()
+    assert "packing" in told
+    assert "50%" in told
+    assert "1.0/2.0 MB" in told
+    assert "left" in told
