@@ -41,6 +41,12 @@ def hydra_value(value: Any) -> str:
         return str(value)
     if _BARE.fullmatch(value) and value.lower() not in _WORDS and value.strip("."):
         return value
-    # A backslash stands for itself, except before the quote that ends the text, and before an interpolation.
-    quoted = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), value)
-    return '"' + quoted.replace("${", "\\${") + '"'
+    return '"' + _escaped(_escaped(value, r"\$\{"), '"|$') + '"'
+
+
+def _escaped(text: str, special: str) -> str:
+    """Text with a backslash before what is special, first to OmegaConf and then to Hydra.
+
+    Any other backslash stands for itself, but those right before something special are escaped too.
+    """
+    return re.sub(rf"(\\*)({special})", lambda found: found[1] * 2 + ("\\" + found[2] if found[2] else ""), text)

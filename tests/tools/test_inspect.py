@@ -19,7 +19,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from support import examples
@@ -450,7 +450,8 @@ def test_each_command_has_a_module_and_help(capsys):
         main([])
 
 
-@given(st.text(st.characters(blacklist_categories=["Cs", "Cc"]) | st.sampled_from("\\\\\\'\"${}[]:,= ~"), min_size=1))
+@settings(max_examples=400)
+@given(st.text("\\\\\\'\"${}[]a ,é", min_size=1, max_size=8))
 def test_any_text_comes_through_the_shell_hydra_and_omegaconf_unchanged(text):
     (typed,) = shlex.split(override("key", {"name": [text]}))
     (parsed,) = OverridesParser.create().parse_overrides([typed])
