@@ -45,7 +45,7 @@ class Engine:
         queue: DeviceQueue = (
             InlineQueue(feed, depth, transform) if side is None else StreamQueue(feed, side, depth, transform)
         )
-        self.queue = queue if verifier is None else verifier.queue(queue)
+        self.queue: DeviceQueue = queue if verifier is None else verifier.queue(queue)
 
     @property
     def ready(self) -> int:

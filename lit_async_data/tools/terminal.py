@@ -30,9 +30,9 @@ def console(file: IO[str] | None = None) -> Console:
         raise ConfigError(
             "rich, which draws tables, is missing: pip install 'lit-async-data[tools]', or add --json"
         ) from None
-    file = sys.stdout if file is None else file
-    width = None if file.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return Console(file=file, width=width, markup=False, highlight=False, emoji=False)
+    out: IO[str] = sys.stdout if file is None else file
+    width = None if out.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
+    return Console(file=out, width=width, markup=False, highlight=False, emoji=False)
 
 
 def sized(nbytes: float) -> str:

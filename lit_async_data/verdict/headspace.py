@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from lit_async_data.device.inline_queue import DeviceQueue
 from lit_async_data.device.repeating_queue import RepeatingQueue
 from lit_async_data.verdict.watch import Loader
 
@@ -42,7 +45,8 @@ class Headspace:
         """Have a loader repeat, if it runs and does not yet."""
         engine = loader.engine
         if engine is not None and not isinstance(engine.queue, RepeatingQueue):
-            engine.queue = RepeatingQueue(engine.queue, self._real, self._steps)
+            queue = RepeatingQueue(engine.queue, self._real, self._steps)
+            engine.queue = cast(DeviceQueue, queue)  # a property is no attribute to type checkers
 
     def step(self, number: int, now_s: float) -> None:
         """A step has ended.

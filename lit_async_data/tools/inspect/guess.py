@@ -182,7 +182,7 @@ def _axis(node: Node, count: int) -> int | None:
     """The axis that counts samples, given their number: the first, else the last that fits."""
     shape = node.shape or ()
     if node.encoded:
-        return 0 if shape[0] == count else None
+        return 0 if shape[:1] == (count,) else None
     fitting = [axis for axis, n in enumerate(shape) if n == count]
     return None if not fitting else 0 if 0 in fitting else fitting[-1]
 

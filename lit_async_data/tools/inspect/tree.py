@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class Tree:
 
 def tree_of(file: h5py.File) -> Tree:
     """The groups and datasets of an open file."""
-    tree = _Walk(file).group(file["/"], "")
+    tree = _Walk(file).group(cast("h5py.Group", file["/"]), "")
     tree.pytables = "PYTABLES_FORMAT_VERSION" in file.attrs
     return tree
 
@@ -118,16 +118,23 @@ def text(name: str | bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
 
+def _identity(group: h5py.Group) -> object:
+    """The file, of those that are open, and the place in it: groups of other files come through external links."""
+    import h5py
+
+    info = h5py.h5g.get_objinfo(group.id)
+    return info.fileno, info.objno
+
+
 class _Walk:
     def __init__(self, file: h5py.File) -> None:
         self._file, self._left = file, MOST_OBJECTS
-        self._seen: set[int] = set()
+        self._seen: set[object] = set()
 
     def group(self, group: h5py.Group, name: str) -> Tree:
-        import h5py
 
         tree = Tree(name, attributes_of(group))
-        self._seen.add(h5py.h5o.get_info(group.id).addr)
+        self._seen.add(_identity(group))
         try:
             names: list[Any] = list(group)
         except LIBRARY_ERRORS as error:
@@ -160,7 +167,7 @@ class _Walk:
             kind = encoding(node)
             if kind:
                 tree.nodes.append(_encoded(node, name, kind))
-            elif h5py.h5o.get_info(node.id).addr not in self._seen:  # hard links may lead in a circle
+            elif _identity(node) not in self._seen:  # hard links may lead in a circle
                 below = self.group(node, name)
                 tree.groups.append(below)
                 tree.full &= below.full
@@ -203,7 +210,7 @@ def _encoded(group: h5py.Group, name: str, kind: str) -> Node:
         if kind == "categorical":
             shape = values.shape
         elif kind == "variable":
-            shape = (group["offsets"].shape[0] - 1, *values.shape[1:])
+            shape = (cast("h5py.Dataset", group["offsets"]).shape[0] - 1, *values.shape[1:])
     except LIBRARY_ERRORS as error:
         return Node(name, kind, encoded=kind, problem=f"cannot be opened: {error}")
     words = {"csr": "sparse rows", "csc": "sparse columns", "categorical": "categories", "variable": "variable length"}

@@ -9,11 +9,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.tools.pack.codec import LEVELS, NAMES
+
+if TYPE_CHECKING:
+    import h5py
 
 _TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".gz", ".txt")
 # Options of tables, which HDF5 files do not have, and the other way round.
@@ -172,6 +175,6 @@ def _left_out(source: Source, columns: Sequence[str]) -> list[str]:
     above = "" if part.group == "/" else f"{part.group}/"
     taken = {name.removeprefix(above).split("/")[0] for name in used}
     with open_h5py(part.path) as file:
-        names = [name for name in map(str, file[part.group]) if name not in taken]
+        names = [name for name in map(str, cast("h5py.Group", file[part.group])) if name not in taken]
     more = f", … ({len(names)} in all)" if len(names) > MOST_NAMES else ""
     return [f"{part.path}: left out: {', '.join(names[:MOST_NAMES])}{more}"] if names else []

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import h5py
 import numpy as np
@@ -144,6 +144,7 @@ class PartFile:
             )
         for name, chunks in written.chunks.items():
             dataset = self._dataset(piece.section.name(name))
+            assert dataset.chunks is not None
             rows, corner = dataset.chunks[0], [0] * (dataset.ndim - 1)
             for number, chunk in enumerate(chunks):
                 dataset.id.write_direct_chunk((piece.row + number * rows, *corner), chunk)
@@ -152,7 +153,7 @@ class PartFile:
 
     def _dataset(self, name: str) -> h5py.Dataset:
         if name not in self._datasets:
-            self._datasets[name] = self._session("r+")[name]
+            self._datasets[name] = cast(h5py.Dataset, self._session("r+")[name])
         return self._datasets[name]
 
     def _session(self, mode: str) -> h5py.File:
