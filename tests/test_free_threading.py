@@ -207,7 +207,7 @@ def test_ready_batches_are_counted_while_others_are_reported():
     3. A goes on with values that have changed. ``list(values)`` of a dict is one step with and without the GIL. That of
     an OrderedDict is so only with the GIL: without it, CPython 3.14.7 crashed, too rarely for a test."""
     budget = types.SimpleNamespace(slots=1, most_slots=1)
-    workers = types.SimpleNamespace(tuner=lambda: None)
+    workers = types.SimpleNamespace(tuner=lambda: None, threads=1)
     plan, read = types.SimpleNamespace(budget=budget, workers=workers), types.SimpleNamespace(source=None)
     setup = types.SimpleNamespace(layout=None, schedule=None, plan=plan, read=read)
     pipeline = ProcessPipeline(setup, None, None, timeout_s=LONG)

@@ -223,6 +223,7 @@ class DevicePrefetcher(pl.Callback):
         for loader in self._driven:
             loader.externally_driven = False
         self._active = []
+        self._verdicts.release()
         self._takeover.detach(failed=failed)
 
     def _begin_epoch(self, trainer: pl.Trainer) -> None:

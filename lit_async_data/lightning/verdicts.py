@@ -118,6 +118,10 @@ class Verdicts:
         gain = self._headspace.gain
         return {"data/headspace": math.nan if gain is None else 100 * gain}
 
+    def release(self) -> None:
+        """Let the loaders go: the run is over."""
+        self._training, self._evaluation = Watch([]), None
+
     def save(self) -> None:
         """Write the picture, if one is wanted."""
         if self._plot is not None:
