@@ -52,6 +52,7 @@ ROOMS = [
     "lightning.predictions",
     "tools",
     "tools.inspect",
+    "tools.doctor",
     "tools.pack",
     "testing",
     "conf",

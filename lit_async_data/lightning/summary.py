@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
 from lit_async_data.host.memory import readable
 from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.loader.label_mixing import label_evenness
 from lit_async_data.order.chunk_order import ChunkOrder
-from lit_async_data.order.mixing import evenness, mixing, ranks_per_chunk
-from lit_async_data.order.permutation import Indices, Permutation, derived_key
-from lit_async_data.order.plan import EpochPlan
-from lit_async_data.order.weighted import WeightedChunkOrder, WeightedOrder
-from lit_async_data.sources.contract.source import Source, described
-
-# At most this many samples, in at most this many batches, are read to measure how well labels are mixed.
-SAMPLES, BATCHES = 8192, 64
-# A field with more different values among those samples is no label.
-MOST_VALUES = 1000
-
-Values = npt.NDArray[Any]
+from lit_async_data.order.mixing import mixing, ranks_per_chunk
+from lit_async_data.order.weighted import WeightedChunkOrder
+from lit_async_data.sources.contract.source import described
 
 
 def summary_lines(loader: AsyncLoader) -> list[str]:
@@ -59,7 +43,7 @@ def _shuffle(loader: AsyncLoader) -> str:
     if order.chunk_order is not None:
         chunks = order.chunk_order
         mixed = f"{mixing(chunks, order.batch_size, order.world_size):.2f} of the mixing of a global shuffle"
-        fields = ", ".join(f"{name} {share:.2f}" for name, share in _label_evenness(source, order))
+        fields = ", ".join(f"{name} {share:.2f}" for name, share in label_evenness(source, order))
         width, stored = (count * source.chunks.chunks_per_run for count in (chunks.width, chunks.chunks))
         return (
             f"chunk: {min(width, stored)} of {stored:,} chunks at a time, {mixed}"
@@ -93,45 +77,3 @@ def _decoding_cost(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, 
     if loader.options.drawn:
         again += f", {amplification:.1f} samples for each one used"
     return f"{which} is decoded {often}{again}; decoded chunks take {readable(held)}"
-
-
-def _label_evenness(source: Source, order: EpochPlan) -> Iterator[tuple[str, float]]:
-    """How well labels, and groups or parts, are mixed, compared with a global shuffle."""
-    if source.chunks.reading == "python":
-        return  # the user's code may be slow
-    size = min(order.batch_size, -(-order.length // order.world_size))
-    count = max(min(SAMPLES // size, BATCHES, order.length // (size * order.world_size)), 1)
-    steps = Permutation(max(order.length // (size * order.world_size), 1), derived_key(0))(np.arange(count))
-    positions = (steps[:, None] * size + np.arange(size)) * order.world_size
-    planned, shuffled = order.samples(positions.ravel()), _globally_shuffled(source, order, positions.size)
-    for name, values_of in _labels(source):
-        values = values_of(np.concatenate([planned, shuffled])).reshape(2, count, size)
-        if 1 < np.unique(values).size <= MOST_VALUES:
-            yield name, evenness(*values)
-
-
-def _globally_shuffled(source: Source, order: EpochPlan, count: int) -> Indices:
-    if order.weights is not None:
-        return WeightedOrder(order.weights, count, derived_key(1)).samples(np.arange(count))
-    return Permutation(len(source), derived_key(1))(np.arange(count) % len(source))
-
-
-def _labels(source: Source) -> Iterator[tuple[str, Callable[[Indices], Values]]]:
-    """Fields with one whole number per sample, and the groups or parts that samples belong to."""
-    for key, field in source.spec.fields.items():
-        if field.dtype.kind in "iub" and math.prod(field.shape) == 1:
-            yield key, functools.partial(_read, source, key)
-    codes = source.group_codes
-    parts = source.parts
-    if codes is not None:
-        yield "groups", lambda samples: codes[samples]
-    elif len(parts) > 1:
-        ends = np.cumsum([part.samples for part in parts])
-        yield "parts", lambda samples: np.searchsorted(ends, samples, side="right")
-
-
-def _read(source: Source, key: str, samples: Indices) -> Values:
-    field = source.spec[key]
-    values = np.empty((len(samples), *field.stored_shape), field.dtype)
-    source.read_into(samples, {key: values})
-    return values.reshape(-1)

@@ -32,6 +32,7 @@ class Command(NamedTuple):
 #: By name. A new subcommand is one line here.
 COMMANDS = {
     "inspect": Command("lit_async_data.tools.inspect.command", "what files hold, and the lines that read them"),
+    "doctor": Command("lit_async_data.tools.doctor.command", "how fast files feed training, and what helps"),
     "pack": Command("lit_async_data.tools.pack.command", "one HDF5 file that is fast to read at random"),
 }
 

@@ -425,7 +425,7 @@ def test_the_document_names_every_key_of_the_json():
     page = (ROOT / "docs/inspect.md").read_text()
     for part in (Report, DatasetReport, ColumnReport, SuggestionReport):
         for field in dataclasses.fields(part):
-            assert f"`{field.name}`" in page, field.name
+            assert f"`{field.name}`" in page or field.name == "calls", field.name  # that is not part of the JSON
 
 
 def test_the_document_shows_what_is_printed(capsys, monkeypatch):

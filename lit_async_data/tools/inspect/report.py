@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
+
+from lit_async_data.tools.inspect.suggestion import Call
 
 #: Raised if a key of the JSON changes its meaning or goes.
 VERSION = 1
@@ -79,6 +82,7 @@ class SuggestionReport:
         batch: Element type, and shape without N, by batch key.
         reading: How the slowest field is read, as in `StorageLayout`.
         notes: What to know before using it.
+        calls: What builds the sources, by stage; not part of the JSON.
     """
 
     title: str
@@ -88,6 +92,7 @@ class SuggestionReport:
     batch: dict[str, dict[str, Any]]
     reading: str
     notes: tuple[str, ...]
+    calls: Mapping[str, Call] = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,4 +129,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """This report as values of JSON."""
-        return {"version": VERSION, **dataclasses.asdict(self)}
+        values = {"version": VERSION, **dataclasses.asdict(self)}
+        for suggestion in values["suggestions"]:
+            del suggestion["calls"]
+        return values

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lit_async_data.tools.folding import folded_command, folded_python
 from lit_async_data.tools.inspect.report import ColumnReport, DatasetReport, Report, SuggestionReport
-from lit_async_data.tools.terminal import sized
+from lit_async_data.tools.terminal import counted, items, listed, section, sized, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 # Colours of the ways of reading, from the fastest.
 _COLOURS = {"copied": "green", "decoded": "cyan", "locked": "yellow", "python": "yellow", None: "red"}
-# Attributes and differing files that are shown; the others are counted.
-MOST_SHOWN = 12
 _VALUE_CHARACTERS = 60
 # Width of the lines over suggestions, also where the output is wider.
 RULE_COLUMNS = 100
@@ -36,14 +34,14 @@ def print_report(report: Report, console: Console) -> None:
 
     console.print(_title(report))
     console.print()
-    table = _columns(report.columns) if report.kind == "table" else _datasets(report.datasets)
-    console.print(Padding(table, (0, 0, 0, 1), expand=False))
-    _section(console, "Why not a field" if report.kind == "table" else "Why not faster", list(_reasons(report)))
-    _section(console, "Attributes", list(_attributes(report)))
-    _section(console, "Cannot be read", _listed(list(report.unreadable.values()), "files"))
+    drawn = _columns(report.columns) if report.kind == "table" else _datasets(report.datasets)
+    console.print(Padding(drawn, (0, 0, 0, 1), expand=False))
+    section(console, "Why not a field" if report.kind == "table" else "Why not faster", list(_reasons(report)))
+    section(console, "Attributes", list(_attributes(report)))
+    section(console, "Cannot be read", listed(list(report.unreadable.values()), "files"))
     differing = [f"{path}: {', '.join(found)}" for path, found in report.differences.items()]
-    _section(console, f"Unlike {os.path.basename(report.files[0]['path'])}", _listed(differing, "files"))
-    _section(console, "Notes", report.notes)
+    section(console, f"Unlike {os.path.basename(report.files[0]['path'])}", listed(differing, "files"))
+    section(console, "Notes", report.notes)
     for suggestion in report.suggestions:
         _print_suggestion(console, suggestion)
 
@@ -55,46 +53,25 @@ def _title(report: Report) -> Text:
     kind = "table" if report.kind == "table" else f"HDF5{f' of {report.writer}' if report.writer else ''}"
     said = [kind, sized(total)]
     if report.kind == "table":
-        said.append(_counted(report.rows or 0, "row"))
+        said.append(counted(report.rows or 0, "row"))
     else:
-        said.append(_counted(len(report.datasets), "dataset"))
+        said.append(counted(len(report.datasets), "dataset"))
         said += [f"{group['count']:,} groups {group['name']}" for group in report.groups]
     title = Text(files[0]["path"], style="bold")
     if len(files) > 1:
-        title.append(f" and {_counted(len(files) - 1, 'other file')}", style="bold")
+        title.append(f" and {counted(len(files) - 1, 'other file')}", style="bold")
     return title.append("   " + " · ".join(said), style="not bold dim")
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _listed(lines: Sequence[str], what: str) -> list[str]:
-    more = len(lines) - MOST_SHOWN
-    return list(lines) if more <= 1 else [*lines[:MOST_SHOWN], f"and {more:,} more {what}".rstrip()]
-
-
-def _table(*headers: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False)
-    for place, header in enumerate(headers):
-        table.add_column(
-            header, overflow="fold", ratio=None, no_wrap=False, min_width=4, style="bold" if place == 0 else ""
-        )
-    return table
 
 
 def _datasets(datasets: Sequence[DatasetReport]) -> Table:
     from rich.text import Text
 
-    table = _table("dataset", "shape", "type", "stored", "read")
+    drawn = table("dataset", "shape", "type", "stored", "read")
     for each in datasets:
-        table.add_row(
+        drawn.add_row(
             Text(each.name), _shape(each), each.type, _storage(each), Text(each.how, style=_COLOURS[each.reading])
         )
-    return table
+    return drawn
 
 
 def _shape(dataset: DatasetReport) -> str:
@@ -124,9 +101,9 @@ def _storage(dataset: DatasetReport) -> str:
 def _columns(columns: Sequence[ColumnReport]) -> Table:
     from rich.text import Text
 
-    table = _table("column", "type", "values", "missing", "field", "for example")
+    drawn = table("column", "type", "values", "missing", "field", "for example")
     for each in columns:
-        table.add_row(
+        drawn.add_row(
             Text(each.name),
             each.type,
             "" if each.distinct is None else f"{each.distinct:,}",
@@ -134,7 +111,7 @@ def _columns(columns: Sequence[ColumnReport]) -> Table:
             Text(each.kind or "none", style="green" if each.kind else "red"),
             Text(", ".join(each.examples), style="dim"),
         )
-    return table
+    return drawn
 
 
 def _reasons(report: Report) -> Iterator[str]:
@@ -145,7 +122,7 @@ def _reasons(report: Report) -> Iterator[str]:
         if row.why:
             names.setdefault(row.why, []).append(row.name)
     for why, alike in names.items():
-        yield f"{', '.join(_listed(alike, ''))}: {why}"
+        yield f"{', '.join(listed(alike, ''))}: {why}"
 
 
 def _attributes(report: Report) -> Iterator[str]:
@@ -155,38 +132,12 @@ def _attributes(report: Report) -> Iterator[str]:
         for name, attributes in held.items()
         if attributes
     ]
-    yield from _listed(lines, "datasets with attributes")
+    yield from listed(lines, "datasets with attributes")
 
 
 def _value(value: object) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[: _VALUE_CHARACTERS - 1]}…"
-
-
-def _section(console: Console, title: str, lines: Sequence[str]) -> None:
-    from rich.text import Text
-
-    if not lines:
-        return
-    console.print()
-    console.print(Text(title, style="bold"))
-    texts = []
-    for line in lines:
-        name, colon, rest = line.partition(": ")
-        texts.append(Text.assemble((name, "cyan"), colon, rest) if colon and len(name) < 80 else Text(line))
-    console.print(_items(texts))
-
-
-def _items(texts: Sequence[Text]) -> Table:
-    """One below the other; lines that go on are indented."""
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(width=2, justify="right")
-    grid.add_column(overflow="fold")
-    for text in texts:
-        grid.add_row("·", text)
-    return grid
 
 
 def _print_suggestion(console: Console, suggestion: SuggestionReport) -> None:
@@ -213,7 +164,7 @@ def _print_suggestion(console: Console, suggestion: SuggestionReport) -> None:
         console.print(Text(f"  {command}", style="green"), soft_wrap=True)
     if suggestion.notes:
         console.print()
-        console.print(_items([Text(note, style="dim") for note in suggestion.notes]))
+        console.print(items([Text(note, style="dim") for note in suggestion.notes]))
 
 
 def _ruled(title: str, width: int) -> Text:

@@ -50,6 +50,7 @@ def verified(suggestion: Suggestion, *, doubles: bool = False) -> SuggestionRepo
             batch={key: {"dtype": str(each.dtype), "shape": each.shape} for key, each in first.spec.items()},
             reading=slowest(source.chunks.reading for source in sources.values()),
             notes=tuple(dict.fromkeys(notes)),
+            calls=suggestion.calls,
         )
 
 

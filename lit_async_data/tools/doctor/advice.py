@@ -1,0 +1,65 @@
+"""What follows from the measurements: the setting to use, and whether packing helps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lit_async_data.tools.doctor.report import Trial
+
+# An order that mixes this well, as a share of the global shuffle, is as good for training.
+MIXED = 0.8
+# Of settings whose rates are this close, the simpler one is taken: measurements differ by as much.
+CLOSE = 0.9
+# From so many samples decoded for each one used on, another file pays.
+WASTEFUL = 2.0
+# A reader that decodes for this share of its time has nothing else to save.
+DECODING = 0.7
+
+
+def best(trials: Sequence[Trial]) -> int:
+    """The number of the trial to use: the fastest of those that mix well; of close ones, the one with fewer workers.
+
+    Example:
+        >>> def trial(shuffle, workers, rate, mixing):
+        ...     return Trial(shuffle, 64, workers, "process", rate, 1.0, mixing, {}, 0)
+        >>> best([trial("none", 2, 900.0, 0.0), trial("chunk", 2, 800.0, 0.9), trial("chunk", 1, 780.0, 0.9)])
+        2
+        >>> best([trial("chunk", 2, 800.0, 0.2), trial("global", 2, 90.0, 1.0)])
+        1
+    """
+    mixing = [number for number, trial in enumerate(trials) if trial.shuffle != "none" and trial.mixed >= MIXED]
+    known = mixing or range(len(trials))
+    most = max(trials[number].samples_per_s for number in known)
+    close = [number for number in known if trials[number].samples_per_s >= CLOSE * most]
+    return min(close, key=lambda number: (trials[number].workers, -trials[number].mixed, -trials[number].samples_per_s))
+
+
+def why_pack(trials: Sequence[Trial], chosen: Trial, reading: str, decoding: float, *, files: bool) -> str:
+    """Why one packed file would be read faster; empty if it would not.
+
+    Args:
+        trials: All that were measured.
+        chosen: The one that is advised.
+        reading: As in `StorageLayout`.
+        decoding: The share of the readers' time that decoding takes.
+        files: Whether each sample has files of its own.
+
+    Example:
+        >>> chunk = Trial("chunk", 64, 2, "process", 800.0, 1.0, 0.2, {}, 0)
+        >>> random = Trial("global", 64, 2, "process", 90.0, 43.0, 1.0, {}, 0)
+        >>> why_pack([chunk, random], random, "decoded", 0.9, files=False)
+        'the chunk shuffle mixes only 0.20 as well as a global one, which decodes 43.0 samples for each one used'
+    """
+    if reading == "locked":
+        return "h5py reads it under a lock, one thread at a time"
+    if chosen.amplification >= WASTEFUL:
+        chunk = max((trial.mixed for trial in trials if trial.shuffle == "chunk"), default=1.0)
+        if chosen.shuffle == "global" and chunk < MIXED:
+            return (
+                f"the chunk shuffle mixes only {chunk:.2f} as well as a global one, which decodes "
+                f"{chosen.amplification:.1f} samples for each one used"
+            )
+        return f"each sample that is used costs {chosen.amplification:.1f} that are decoded"
+    if files and decoding >= DECODING:
+        return f"readers spend {100 * decoding:.0f} % of their time decoding images, each epoch again"
+    return ""

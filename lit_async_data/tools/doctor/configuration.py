@@ -1,0 +1,109 @@
+"""`of_configuration`: what a Hydra configuration trains on."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.options import LoaderOptions
+from lit_async_data.tools.doctor.examined import Examined
+from lit_async_data.tools.given_source import pack_command
+
+# Arguments of the DataModule that say where samples come from.
+_SOURCES = ("source", "split", "groups", "train", "val", "test", "predict")
+
+
+def is_configuration(path: str) -> bool:
+    """Whether a file is a configuration, by its suffix."""
+    return path.lower().endswith((".yaml", ".yml"))
+
+
+def of_configuration(path: str, overrides: Sequence[str]) -> Examined:
+    """The training set of a configuration, with the transforms and options that it has there.
+
+    Args:
+        path: The configuration.
+        overrides: As on the command line of its program.
+
+    Raises:
+        ConfigError: It cannot be composed, or has no `AsyncDataModule` with a training set.
+        AsyncDataError: Its data cannot be read.
+    """
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not os.path.isfile(path):
+        raise ConfigError(f"{path}: there is no such configuration")
+    folder, name = os.path.split(os.path.abspath(path))
+    os.environ.setdefault("PROJECT_ROOT", os.path.dirname(folder))
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(folder, version_base="1.3"):
+            cfg = hydra.compose(os.path.splitext(name)[0], overrides=list(overrides))
+            at, node = _datamodule(cfg, path)
+            made: functools.partial[Any] = hydra.utils.instantiate(node, _partial_=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error.__cause__ or error).split())}") from error
+    datamodule = made()
+    if not datamodule.sources["train"]:
+        raise ConfigError(f"{path}: {at} has no training set; give one, for example {at}.train.path=FILE")
+    source = datamodule.sources["train"][0]
+    without = dict.fromkeys(_SOURCES)
+
+    def build(options: LoaderOptions) -> Any:
+        return made(**(without | {"train": source, "loader": options})).train_dataloader()
+
+    options = datamodule.train_dataloader().options
+    return Examined(source, options, build, prefix=_prefix(node, at), packing=_packing(node))
+
+
+def _packing(node: Any) -> str:
+    """The command that packs the training set; empty if there is none for it."""
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(node, resolve=True)
+    given = values.get("source") or values.get("train") or {}
+    path = given.pop("path", None) or given.pop("table", None)
+    fields = given.pop("fields", None)
+    if not isinstance(fields, dict) or not path:
+        return ""
+    usual = {"index_cache": "auto", "memory_map": True, "allow_external": False}
+    options = {name: value for name, value in given.items() if name[0] != "_" and value != usual.get(name)}
+    return pack_command([path] if isinstance(path, str) else path, fields, options)
+
+
+def _datamodule(cfg: Any, path: str) -> tuple[str, Any]:
+    """Where the DataModule is in a configuration, and its node."""
+    from omegaconf import OmegaConf
+
+    at = next(_places(OmegaConf.to_container(cfg, resolve=False), ""), None)
+    if at is None:
+        raise ConfigError(
+            f"{path}: has no AsyncDataModule, so there is nothing to examine; give its data files instead"
+        )
+    return at, OmegaConf.select(cfg, at)
+
+
+def _places(values: Any, at: str) -> Iterator[str]:
+    if not isinstance(values, dict):
+        return
+    if str(values.get("_target_", "")).endswith(".AsyncDataModule"):
+        yield at
+    for key, below in values.items():
+        yield from _places(below, f"{at}.{key}" if at else str(key))
+
+
+def _prefix(node: Any, at: str) -> str:
+    """What the loader's options begin with: those of an own section that the DataModule's refers to."""
+    from omegaconf import OmegaConf
+
+    raw = OmegaConf.to_container(node, resolve=False)
+    loader = raw.get("loader") if isinstance(raw, dict) else None
+    if isinstance(loader, str) and loader.startswith("${") and ":" not in loader:
+        return loader.strip("${}").lstrip(".") + "."
+    return f"{at}.loader."

@@ -1,0 +1,108 @@
+"""`Examined`: what is examined: a source, the options of its loader, and how both are typed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.options import LoaderOptions
+from lit_async_data.sources.contract.source import Source
+from lit_async_data.tools.given_source import GivenSource, pack_command
+from lit_async_data.tools.inspect.suggestion import Call, Suggestion
+
+# Samples per batch where nobody says.
+BATCH_SIZE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Examined:
+    """What is examined.
+
+    Attributes:
+        source: The samples of training.
+        options: Of its loader.
+        build: Builds a loader of the source with other options.
+        prefix: Of the loader's options on a command line.
+        python: The line that builds the source; empty if a configuration does.
+        command: The command line of ``train.py`` that reads it; empty likewise.
+        packing: The command that packs it; empty if there is none.
+    """
+
+    source: Source
+    options: LoaderOptions
+    build: Callable[[LoaderOptions], AsyncLoader]
+    prefix: str = "loader."
+    python: str = ""
+    command: str = ""
+    packing: str = ""
+
+
+def of_source(source: Source, options: LoaderOptions, **typed: str) -> Examined:
+    """A source without transforms.
+
+    Args:
+        source: The source.
+        options: Of its loader.
+        typed: ``python``, ``command`` and ``packing``, where they are known.
+
+    Example:
+        >>> import numpy
+        >>> from lit_async_data.testing import ArraySource
+        >>> examined = of_source(ArraySource({"x": numpy.zeros(8)}), LoaderOptions(batch_size=4))
+        >>> len(examined.build(examined.options))
+        2
+    """
+    return Examined(source, options, lambda given: AsyncLoader(source, given), **typed)
+
+
+def of_arguments(paths: Sequence[str], arguments: argparse.Namespace) -> Examined:
+    """What the arguments of a command describe.
+
+    Args:
+        paths: Files.
+        arguments: As parsed.
+
+    Raises:
+        AsyncDataError: The files cannot be read, or the arguments do not fit them.
+    """
+    given = GivenSource.of(paths, arguments)
+    options = LoaderOptions(batch_size=arguments.batch_size or BATCH_SIZE)
+    if given.kind == "folder":
+        return of_source(given.open(), options, packing=_packing(paths, given.options.get("fields", {}), given.options))
+    call = _suggested(paths) if "fields" not in given.options else None
+    call = _with(call, given)
+    typed = Suggestion("", {"all": call})
+    found = [call.path] if isinstance(call.path, str) else call.path
+    packing = _packing(found, call.fields, call.options)
+    return of_source(call.build(), options, python=typed.python(), command=typed.command(), packing=packing)
+
+
+def _packing(paths: Sequence[str], fields: Any, options: Mapping[str, Any]) -> str:
+    named = fields if isinstance(fields, Mapping) else {name: name for name in fields}
+    return pack_command(paths, named, {name: value for name, value in options.items() if name != "fields"})
+
+
+def _suggested(paths: Sequence[str]) -> Call:
+    """The source that ``inspect`` suggests for training."""
+    from lit_async_data.tools.inspect.command import report_on
+
+    report = report_on(paths)
+    if not report.suggestions:
+        raise ConfigError(f"fields: nothing in {paths[0]} looks like samples; name them, as in --fields x=NAME y=NAME")
+    calls = report.suggestions[0].calls
+    return calls.get("train") or next(iter(calls.values()))
+
+
+def _with(call: Call | None, given: GivenSource) -> Call:
+    options = dict(given.options)
+    fields = options.pop("fields", None)
+    if call is not None:
+        return dataclasses.replace(call, options={**call.options, **options})
+    assert fields is not None
+    path = given.paths[0] if len(given.paths) == 1 else list(given.paths)
+    named = fields if isinstance(fields, dict) else {name: name for name in fields}
+    return Call("HDF5Source" if given.kind == "hdf5" else "ManifestSource", path, named, options)

@@ -1,0 +1,139 @@
+"""Draws a report for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lit_async_data.sources.contract.storage_layout import HOW_READ, Reading
+from lit_async_data.tools.doctor.report import DoctorReport, Trial
+from lit_async_data.tools.folding import folded_command, folded_python
+from lit_async_data.tools.terminal import counted, listed, section, sized, table
+
+# For sources that no command line describes.
+PACK_IN_PYTHON = 'from lit_async_data.tools.pack.packing import pack; pack(source, "packed.h5")'
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def print_report(report: DoctorReport, console: Console) -> None:
+    """Print a report.
+
+    Args:
+        report: What was measured.
+        console: Where to.
+    """
+    from rich.padding import Padding
+    from rich.text import Text
+
+    batch = ", ".join(
+        f"{key} {each['dtype']} ({', '.join(map(str, ['N', *each['shape']]))})" for key, each in report.batch.items()
+    )
+    reading: Reading = report.reading  # type: ignore[assignment]
+    facts = f"{counted(report.samples, 'sample')} · {batch} · {HOW_READ[reading]} · {counted(report.cores, 'core')}"
+    console.print(Text.assemble((report.source, "bold"), (f"   {facts}", "dim")))
+    console.print()
+    console.print(Padding(_trials(report), (0, 0, 0, 1), expand=False))
+    section(console, "Prediction", list(_prediction(report)))
+    section(console, "Where the readers' time goes", list(_stages(report)))
+    section(console, "Risks", listed(report.risks, "risks"))
+    section(console, "Notes", report.notes)
+    _print_use(report, console)
+    if report.why_pack:
+        section(console, "Pack", [report.why_pack])
+        for line in folded_command(report.pack, console.width - 4) if report.pack else [PACK_IN_PYTHON]:
+            console.print(Text(f"    {line}", style="green"), soft_wrap=True)
+
+
+def _trials(report: DoctorReport) -> Table:
+    from rich.text import Text
+
+    drawn = table("shuffle", "workers", "samples/s", "steps/s", "decoded per sample", "mixing", "memory", "")
+    for number, trial in enumerate(report.trials):
+        chosen = number == report.chosen
+        drawn.add_row(
+            Text(_shuffle(trial), style="bold" if chosen else "not bold"),
+            f"{trial.workers} ({trial.worker_kind})" if trial.workers else "the loop reads",
+            rounded(trial.samples_per_s),
+            rounded(trial.samples_per_s / report.batch_size),
+            f"{trial.amplification:.1f}",
+            _mixing(trial),
+            sized(trial.memory),
+            Text("use this" if chosen else "", style="green"),
+        )
+    return drawn
+
+
+def _shuffle(trial: Trial) -> str:
+    return f"chunk, {trial.shuffle_chunks}" if trial.shuffle == "chunk" else trial.shuffle
+
+
+def _mixing(trial: Trial) -> str:
+    if trial.shuffle == "none":
+        return "none"
+    labels = ", ".join(f"{name} {share:.2f}" for name, share in trial.labels.items())
+    return f"{trial.mixing:.2f}{f' ({labels})' if labels else ''}"
+
+
+def _prediction(report: DoctorReport) -> Iterator[str]:
+    size = report.batch_size
+    step_ms = 1e3 / max(report.steps_per_s, 1e-9)
+    yield (
+        f"{rounded(report.samples_per_s)} samples/s: it feeds {rounded(report.steps_per_s)} steps/s of {size}; a step "
+        f"of {step_ms:.2g} ms or longer never waits, if it leaves the readers their cores"
+    )
+    warm, cold = report.warm.samples_per_s, report.cold
+    if not report.bytes:
+        return
+    has = f"{counted(report.files, 'file')}, {sized(report.bytes)}"
+    memory = f"{sized(report.free_memory)} of memory that the page cache may take"
+    if report.fits:
+        first = "" if cold is None else f", the first at {rounded(cold.samples_per_s)} samples/s from the disk"
+        yield f"{has}, fit into the {memory}: every epoch but the first is read from there{first}"
+    else:
+        yield f"{has}, do not fit into the {memory}: every epoch is read from the disk"
+        if cold is not None:
+            yield f"from memory it would be {rounded(warm)} samples/s"
+    if cold is None:
+        yield f"from the disk: not measured: {report.why_not_cold}"
+
+
+def _stages(report: DoctorReport) -> Iterator[str]:
+    for where, reading in (("from the page cache", report.warm), ("from the disk", report.cold)):
+        if reading is None:
+            continue
+        words = [f"{rounded(reading.read_mb_per_s)} MB/s while reading"]
+        if reading.decode_mb_per_s:
+            words.append(
+                f"{rounded(reading.decode_mb_per_s)} MB/s while decoding, {100 * reading.decoding:.0f} % of the time"
+            )
+        yield f"{where}: each reader {', '.join(words)}"
+
+
+def _print_use(report: DoctorReport, console: Console) -> None:
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    console.print()
+    console.print(Text("Use", style="bold"))
+    if report.python:
+        code = Syntax("", "python", theme="ansi_dark").highlight(folded_python(report.python, console.width - 4))
+        for line in code.split():
+            console.print(Text("    ").append_text(line), soft_wrap=True)
+        console.print()
+    if not report.override:
+        console.print(Text("    the options as they are", style="green"))
+    for typed in folded_command(f"{report.command} {report.override}".strip(), console.width - 4):
+        console.print(Text(f"    {typed}", style="green"), soft_wrap=True)
+
+
+def rounded(number: float) -> str:
+    """Three digits of a number: measurements are no better.
+
+    Example:
+        >>> rounded(58_929.4), rounded(3.14159), rounded(0.02)
+        ('58,900', '3.14', '0.02')
+    """
+    return f"{float(f'{number:.3g}'):,g}" if number < 100 else f"{int(float(f'{number:.3g}')):,}"

@@ -1,0 +1,300 @@
+"""``doctor``: what it measures is what loaders do, and every line that it prints can be used."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+from support import examples
+from support.command_line import CONFIGS
+
+from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
+from lit_async_data.testing import ArraySource
+from lit_async_data.tools.command_line import main
+from lit_async_data.tools.doctor import examination as measuring
+from lit_async_data.tools.doctor import page_cache, rates
+from lit_async_data.tools.doctor.configuration import of_configuration
+from lit_async_data.tools.doctor.examination import examination
+from lit_async_data.tools.doctor.examined import of_source
+from lit_async_data.tools.doctor.rates import measured
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[3]
+SHORT = ["--seconds", "0.05"]
+
+with contextlib.suppress(ImportError):
+    from pyarrow import csv as arrow_csv
+
+    # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+    arrow_csv.read_csv(io.BytesIO(b"a\n1\n"))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.delenv("PROJECT_ROOT", raising=False)
+    return tmp_path
+
+
+def as_json(capsys, *arguments):
+    assert main(["doctor", "--json", *SHORT, *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def photos():
+    for number in range(12):
+        Path("photos", "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 10), (number, 0, 0)).save(f"photos/{'ab'[number % 2]}/{number}.png")
+    rows = [f"photos/{'ab'[number % 2]}/{number}.png,{number % 2}" for number in range(12)]
+    Path("photos.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(capsys, monkeypatch):
+    monkeypatch.setattr("lit_async_data.host.workers.cores", lambda: 4)
+    examples.images("scan.h5", samples=600)
+    report = as_json(capsys, "scan.h5", "--batch-size", "16")
+    assert (report["samples"], report["batch_size"], report["reading"]) == (600, 16, "decoded")
+    assert report["batch"] == {
+        "x": {"dtype": "uint8", "shape": [3, 16, 12]},
+        "y": {"dtype": "int64", "shape": []},
+    }
+    trials = [(each["shuffle"], each["workers"]) for each in report["trials"]]
+    assert trials == [*(("chunk", n) for n in (4, 2, 1)), *(("global", n) for n in (4, 2, 1)), ("none", 4)]
+    assert all(each["samples_per_s"] > 0 and each["memory"] > 0 for each in report["trials"])
+    chosen = report["trials"][report["chosen"]]
+    assert chosen["shuffle"] != "none"
+    assert report["options"]["shuffle"] == chosen["shuffle"]
+    assert report["options"]["workers"] == chosen["workers"]
+    assert report["steps_per_s"] == pytest.approx(report["samples_per_s"] / 16)
+    assert (report["files"], report["bytes"]) == (1, Path("scan.h5").stat().st_size)
+
+
+def test_copied_samples_are_measured_with_one_worker(capsys):
+    with h5py.File("plain.h5", "w") as file:
+        file["data"], file["labels"] = np.zeros((64, 4), "f4"), np.arange(64)
+    report = as_json(capsys, "plain.h5", "--fields", "x=data", "y=labels")
+    assert [(each["shuffle"], each["workers"]) for each in report["trials"]] == [("global", 1), ("none", 1)]
+    assert report["why_pack"] == report["pack"] == ""
+
+
+def test_mixing_of_labels_is_told_and_more_chunks_are_taken_until_they_mix():
+    with h5py.File("sorted.h5", "w") as file:
+        rows = 64 * 400
+        file.create_dataset("data", data=np.zeros((rows, 2), "u1"), chunks=(64, 2), compression=1)
+        file["labels"] = np.arange(rows) // 64 % 100
+    source = HDF5Source("sorted.h5", {"x": "data", "y": "labels"})
+    options = LoaderOptions(batch_size=256, shuffle_chunks=4)
+    report = examination(of_source(source, options), 0.05, cold=False)
+    chunk = next(each for each in report.trials if each.shuffle == "chunk")
+    assert chunk.shuffle_chunks > 4
+    assert chunk.mixing >= 0.8
+    assert set(chunk.labels) == {"y"}
+    limited = LoaderOptions(batch_size=256, shuffle_chunks=4, memory_budget=40_000)
+    built = of_source(source, limited)
+    assert measuring._mixed_better(built, limited).shuffle_chunks < chunk.shuffle_chunks
+    source.close()
+
+
+def test_the_rate_leaves_out_the_first_batch(monkeypatch):
+    """A clock that only this measurement reads, and that goes on by one second each time."""
+    ticks = iter(range(1000))
+
+    class Clock:
+        perf_counter = staticmethod(lambda: float(next(ticks)))
+
+    monkeypatch.setattr(rates, "time", Clock)
+    loader = AsyncLoader(ArraySource({"x": np.zeros(40)}), LoaderOptions(batch_size=4, workers=0))
+    rate = measured(loader, 5.0)
+    # The first batch comes at second 1; those until second 6 count, four samples each.
+    assert (rate.first_s, rate.samples_per_s) == (1.0, 4.0)
+    with pytest.raises(Exception, match="closed"):
+        next(loader)
+
+
+def test_a_short_epoch_is_measured_again_and_again_but_from_the_disk_once(monkeypatch):
+    source = ArraySource({"x": np.zeros(8)})
+    options = LoaderOptions(batch_size=4, workers=0)
+    assert measured(AsyncLoader(source, options), 0.05).samples > 8
+    assert measured(AsyncLoader(source, options), 60.0, once=True).samples == 8
+
+
+# -- the disk ---------------------------------------------------------------------------------------------------------
+
+
+def test_files_are_dropped_from_the_page_cache_unless_told_otherwise(capsys, monkeypatch):
+    photos()
+    dropped = []
+
+    def drop(paths):
+        dropped.extend(paths)
+        return True
+
+    monkeypatch.setattr(page_cache, "dropped", drop)
+    report = as_json(capsys, "photos.csv", "--warm")
+    assert (dropped, report["cold"], report["why_not_cold"]) == ([], None, "left out (--warm)")
+    assert (report["files"], report["bytes"]) == (
+        12,
+        sum(each.stat().st_size for each in Path("photos").rglob("*.png")),
+    )
+    report = as_json(capsys, "photos.csv")
+    assert {Path(each).suffix for each in dropped} == {".png"}
+    assert len(set(dropped)) == 12
+    assert report["cold"]["samples_per_s"] > 0
+    monkeypatch.setattr(page_cache, "dropped", lambda paths: False)
+    report = as_json(capsys, "photos.csv")
+    assert (report["cold"], report["why_not_cold"]) == (None, "the system keeps the files in the page cache")
+
+
+def test_a_dropped_file_is_cold_or_the_system_says_no(folder):
+    path = folder / "file"
+    path.write_bytes(bytes(2**20))
+    assert page_cache.dropped([str(path)]) in (True, False)
+    assert page_cache.dropped([]) is False
+    with pytest.raises(FileNotFoundError):
+        page_cache.dropped(["absent"])
+
+
+# -- what is printed can be used --------------------------------------------------------------------------------------
+
+
+def test_the_python_lines_run(capsys):
+    examples.images("scan.h5")
+    report = as_json(capsys, "scan.h5", "--batch-size", "8", "--warm")
+    names = {}
+    exec(report["python"], names)
+    with names["loader"] as loader:
+        assert next(loader)["x"].shape == (8, 3, 16, 12)
+        assert loader.options.workers == report["options"]["workers"]
+    names["source"].close()
+
+
+def test_the_pack_command_packs(capsys):
+    examples.images("scan.h5")
+    photos()
+    for arguments in (
+        ["scan.h5"],
+        ["scan.h5", "--fields", "x=images", "--layout", "x=NHWC"],
+        ["photos.csv"],
+        ["photos"],
+    ):
+        size = ["--image-size", "8"] if "photos" in arguments[0] else []
+        examined = _examined([*arguments, *size])
+        _, _, _, command, *typed = shlex.split(examined.packing)
+        assert main([command, *typed, "--force"]) == 0
+        source = HDF5Source(typed[-1], list(examined.source.spec.fields))
+        assert len(source) == len(examined.source)
+        source.close()
+        examined.source.close()
+
+
+def _examined(arguments):
+    import argparse
+
+    from lit_async_data.tools.doctor.command import add_arguments
+    from lit_async_data.tools.doctor.examined import of_arguments
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    parsed = parser.parse_args(arguments)
+    return of_arguments(parsed.files, parsed)
+
+
+# -- configurations ---------------------------------------------------------------------------------------------------
+
+
+class Doubled:
+    """A sample transform, as a configuration names it."""
+
+    def __call__(self, sample):
+        return {**sample, "twice": sample["x"] * 2}
+
+
+def test_a_configuration_is_examined_with_its_transforms(capsys, monkeypatch):
+    examples.images("scan.h5")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    report = as_json(
+        capsys,
+        str(CONFIGS / "train.yaml"),
+        "data=hdf5",
+        "data.train.path=scan.h5",
+        "data.train.fields={x: images, y: labels}",
+        "+data.sample_transform._target_=test_doctor.Doubled",
+        "loader.batch_size=20",
+        "loader.workers=1",
+    )
+    assert report["batch_size"] == 20
+    assert {each["workers"] for each in report["trials"]} == {1}
+    assert report["python"] == report["command"] == ""
+    assert report["override"].startswith("loader.shuffle=")
+    examined = of_configuration(
+        str(CONFIGS / "train.yaml"),
+        ["data=hdf5", "data.train.path=scan.h5", "data.train.fields={x: images, y: labels}"],
+    )
+    assert examined.packing == ("python -m lit_async_data pack scan.h5 --fields x=images y=labels -o scan.packed.h5")
+    examined.source.close()
+
+
+def test_the_loader_of_another_project_has_its_own_place(capsys, folder):
+    for stage in ("train", "val"):
+        with h5py.File(f"waves_{stage}.h5", "w") as file:
+            file["signal"], file["target"] = np.zeros((40, 8), "f4"), np.zeros(40, "f4")
+    examined = of_configuration(str(ROOT / "examples" / "hydra_project" / "conf" / "config.yaml"), [])
+    assert examined.prefix == "data.loader."
+    assert len(examined.source) == 40
+    with examined.build(LoaderOptions(batch_size=10, workers=0)) as loader:
+        assert len(loader) == 4
+    examined.source.close()
+
+
+# -- wrong input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent.h5"], "absent.h5"),
+        (["scan.h5", "--seconds", "0"], "seconds: 0.0 is not from 0.05 to 600"),
+        (["scan.h5", "--image-size", "8"], "image_size: only for tables and folders; leave it out"),
+        (["scan.h5", "--fields", "x=imags"], "imags"),
+        (["scan.h5", "--batch-size", "-1"], "batch_size: -1 is not a whole number from 1 on"),
+        (["numbers.h5"], "fields: nothing in numbers.h5 looks like samples; name them, as in --fields x=NAME y=NAME"),
+        (["absent.yaml"], "absent.yaml: there is no such configuration"),
+        (["empty.yaml"], "empty.yaml: has no AsyncDataModule, so there is nothing to examine"),
+        ([str(CONFIGS / "train.yaml"), "data.absent=1"], "absent"),
+        ([str(CONFIGS / "train.yaml"), "--batch-size", "8"], "batch_size: a configuration sets it"),
+        ([str(CONFIGS / "train.yaml"), "data=hdf5"], "data.train.path"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, message, capsys):
+    examples.images("scan.h5")
+    with h5py.File("numbers.h5", "w") as file:
+        file["text"] = "only this"
+    Path("empty.yaml").write_text("a: 1\n")
+    assert main(["doctor", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_hydra_is_left_as_it_was(monkeypatch):
+    from hydra.core.global_hydra import GlobalHydra
+
+    Path("empty.yaml").write_text("a: 1\n")
+    assert main(["doctor", "empty.yaml"]) == 2
+    assert not GlobalHydra.instance().is_initialized()
+    assert "pytest" in sys.modules
