@@ -33,7 +33,8 @@ from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, Source, prefe
 from lit_async_data.host.stages import StageMeter
 from lit_async_data.sources.contract.stage_clock import CLOCK, StageClock, Work
 from lit_async_data.testing import ArraySource
-from lit_async_data.verdict.diagnosis import Bound, Option, Verdict, verdict
+from lit_async_data.verdict.diagnosis import verdict
+from lit_async_data.verdict.finding import Bound, Option, Verdict
 from lit_async_data.verdict.watch import Loader, Watch
 
 # Modules that count what the stages take.

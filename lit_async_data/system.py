@@ -64,6 +64,20 @@ def core_seconds() -> tuple[float, float]:
     return sum(row[3] + row[4] for row in seconds), sum(map(sum, seconds))
 
 
+def thread_seconds(native_id: int) -> tuple[float, float]:
+    """Seconds that a thread of this process had a core, and that it wanted one and had none; zeros without Linux.
+
+    Args:
+        native_id: Its number in the system, as `threading.get_native_id` gives it.
+    """
+    try:
+        with open(f"/proc/self/task/{native_id}/schedstat", encoding="ascii") as file:
+            had_ns, queued_ns, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return had_ns / 1e9, queued_ns / 1e9
+
+
 def descriptor_limit() -> int:
     """Descriptors that this process may have open."""
     return WINDOWS_DESCRIPTORS if resource is None else int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -18,6 +18,9 @@ from collections.abc import Callable
 
 from lit_async_data.errors import WorkerError
 
+# What the names of the threads of this package begin with.
+OURS = "lit_async_data"
+
 
 def leave_at_exit() -> None:
     """Ends a daemon thread at interpreter exit, when the modules and files that it uses may be closed already.
@@ -149,7 +152,7 @@ class ThreadWorker:
         self._claim = threading.Lock()  # taken by the thread before it works, or by `join` to keep it from working
         self._working = threading.Lock()  # held until the thread has done its last work
         self._working.acquire()
-        self._thread = threading.Thread(target=self._main, name=f"lit_async_data {name} {number}", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=f"{OURS} {name} {number}", daemon=True)
 
     def start(self) -> None:
         """Starts the thread. If an interrupt ends this call, the thread does no work once `join` was called.

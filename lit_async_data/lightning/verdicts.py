@@ -13,7 +13,8 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.host.stats import LoaderStats
 from lit_async_data.lightning.compat import pl, rank_zero_info, rank_zero_warn
 from lit_async_data.lightning.progress import WaitSummary
-from lit_async_data.verdict.diagnosis import Bound, Verdict, verdict
+from lit_async_data.verdict.diagnosis import verdict
+from lit_async_data.verdict.finding import Bound, Verdict
 from lit_async_data.verdict.headspace import Headspace
 from lit_async_data.verdict.plot import Plot
 from lit_async_data.verdict.watch import Loader, Watch
@@ -145,7 +146,7 @@ class Verdicts:
             ranks = strategy.all_gather(mine).reshape(-1, len(mine)).tolist()
             slowest = max(range(len(ranks)), key=lambda rank: ranks[rank][0])
             share, *numbers = ranks[slowest]
-            found = Verdict.of_numbers(numbers)
+            found = Verdict.of_numbers(numbers, found.packing)
             of_rank = f" on rank {slowest}, the slowest of {len(ranks)}," if len(ranks) > 1 else ""
         who = "training" if summary.device_s is None else "the device"
         waited = f"{who}{of_rank} waited {100 * share:.1f} % of {summary.total_s:.1f} s for data"

@@ -1,18 +1,20 @@
-"""`Verdict`: why a loop waits for data, what to change, and what that should gain. Pure: facts in, verdict out.
+"""`verdict`: why a loop waits for data, what to change, and what that should gain. Pure: facts in, verdict out.
 
 The model is small. A loop takes `step_s` per batch. Its readers take `read_s` per batch, and with m instead of n of
 them ``read_s · (n/m)**0.85``: they share memory and storage. All cores together must do the work of both. The longest
 of the three is the time per batch. A cure changes one of them, and its gain is what the time per batch falls by.
+
+A thread that has no core may still have the GIL, so a full GIL is told by the time in which threads that run Python had
+a core or wanted one. It is told apart from busy cores by the cure: a process of their own gains nothing without a core.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import math
 
 from lit_async_data.host.stages import StageTimes
-from lit_async_data.verdict.facts import Facts
+from lit_async_data.verdict.facts import HELD, Facts
+from lit_async_data.verdict.finding import LEAST_GAIN, PACKING, Bound, Option, Verdict
 
 # A loop that waits for less than this share of the time has its data.
 KEEPS_UP = 0.02
@@ -26,131 +28,15 @@ OFF_CORE = 0.5
 STARVED = 0.02
 # A loop whose thread has a core for this share of its steps holds the GIL.
 BUSY = 0.6
-# Python code of readers that has the GIL for this share of the time holds up a loop that needs it as often.
-HELD = 0.25
 # Cores of which this share is busy are full; other programs leave at least so many.
 FULL, LEAST_CORES = 0.8, 0.5
 # How a rate grows with workers.
 SHARED = 0.85
-# A smaller gain is not promised, and a worker that adds less than a tenth of the gain is not asked for.
-LEAST_GAIN, NEARLY = 0.01, 0.9
-
-
-class Bound(enum.IntEnum):
-    """What a loop waits for. The numbers travel between ranks."""
-
-    LOOP = 0
-    READING = 1
-    DECODING = 2
-    TRANSFORM = 3
-    PYTHON = 4
-    LOCK = 5
-    GIL = 6
-    CORES = 7
-    QUEUE = 8
-    COPY = 9
-    CALLER = 10
-    FOREIGN = 11
-    FIRST = 12
-    HANDOVER = 13
-
-
-WORDS = {
-    Bound.LOOP: "data keep up",
-    Bound.READING: "reading-bound (storage)",
-    Bound.DECODING: "decoding-bound",
-    Bound.TRANSFORM: "transform-bound",
-    Bound.PYTHON: "bound by the Python code that reads samples",
-    Bound.LOCK: "bound by the lock of h5py",
-    Bound.GIL: "GIL-bound, readers and loop take it from each other",
-    Bound.CORES: "no core is free for reading",
-    Bound.QUEUE: "slot-bound, a batch is late now and then",
-    Bound.COPY: "copy-bound",
-    Bound.CALLER: "the loop itself reads",
-    Bound.FOREIGN: "bound by your loader",
-    Bound.HANDOVER: "data keep up; each batch was ready, and handing it over takes this long",
-    Bound.FIRST: "nearly all of it for the first batch",
-}
-
-
-class Option(enum.IntEnum):
-    """What to change. The numbers travel between ranks."""
-
-    NOTHING = 0
-    WORKERS = 1
-    PROCESS = 2
-    PROCESS_WORKERS = 3
-    QUEUE_DEPTH = 4
-    SHUFFLE = 5
-    PACK = 6
-    NUM_WORKERS = 7
-    BYTES = 8
-    WHY = 9
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """Why a loop waits, and what helps.
-
-    Attributes:
-        share: Share of the time that it waited.
-        bound: What it waits for.
-        option: What to change.
-        value: The number for it.
-        gain: Share of the time that this should save; 0 if that is not known.
-
-    Example:
-        >>> print(Verdict(0.062, Bound.DECODING, Option.WORKERS, 4, 0.052))
-        decoding-bound; loader.workers=4 should save about 5 %
-    """
-
-    share: float
-    bound: Bound
-    option: Option = Option.NOTHING
-    value: int = 0
-    gain: float = 0.0
-
-    def cure(self, prefix: str = "loader.") -> str:
-        """What to change, as it is typed; empty if nothing helps.
-
-        Args:
-            prefix: Of the loader's options.
-        """
-        return {
-            Option.NOTHING: "",
-            Option.WORKERS: f"{prefix}workers={self.value}",
-            Option.PROCESS: f"{prefix}worker_kind=process",
-            Option.PROCESS_WORKERS: f"{prefix}worker_kind=process {prefix}workers={self.value}",
-            Option.QUEUE_DEPTH: f"{prefix}queue_depth={self.value}",
-            Option.SHUFFLE: f"{prefix}shuffle=chunk",
-            Option.PACK: f"{'' if self.bound is Bound.CORES else 'more workers do not help here; '}files without "
-            "compression, or with a faster codec, are read with less work",
-            Option.WHY: f"{prefix}worker_kind=process says what keeps it from a process of its own",
-            Option.NUM_WORKERS: f"num_workers={self.value} of your DataLoader",
-            Option.BYTES: "hand over fewer bytes, such as uint8, and convert them in device_transform",
-        }[self.option]
-
-    def text(self, prefix: str = "loader.") -> str:
-        """In words, for people."""
-        cure = self.cure(prefix)
-        if not cure:
-            return WORDS[self.bound]
-        if self.gain < LEAST_GAIN:
-            return f"{WORDS[self.bound]}; {cure}"
-        return f"{WORDS[self.bound]}; {cure} should save about {100 * self.gain:.0f} %"
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def numbers(self) -> list[float]:
-        """As numbers, for other ranks."""
-        return [self.share, float(self.bound), float(self.option), float(self.value), self.gain]
-
-    @staticmethod
-    def of_numbers(numbers: list[float]) -> Verdict:
-        """From `numbers`."""
-        share, bound, option, value, gain = numbers
-        return Verdict(share, Bound(round(bound)), Option(round(option)), round(value), gain)
+# A worker that adds less than a tenth of the gain is not asked for.
+NEARLY = 0.9
+# Chunks that decode so many samples for each one used are decoded in vain; and a shuffle by chunks that has so many
+# distinct chunks in a batch, as a share of those of a global shuffle, takes its place.
+IN_VAIN, MIXED = 1.5, 0.5
 
 
 def verdict(facts: Facts) -> Verdict:
@@ -177,6 +63,10 @@ class _Case:
         # Cores that loop and readers have for themselves.
         self.cores = max(facts.cores - facts.elsewhere, LEAST_CORES)
         self.cores_s = (self.cpu_s + facts.others_cpu_s) / self.cores
+        # Seconds per batch in which readers neither worked nor wanted a core: they waited for storage, or for the GIL.
+        self.blocked_s = max(self.worked_s - self.cpu_s - facts.readers_queued_s / per, 0.0)
+        # Seconds of the loop's thread with a core, or without one, but perhaps with the GIL.
+        self.loop_s = facts.loop_cpu_s + facts.loop_queued_s
 
     def verdict(self) -> Verdict:
         facts, slowdown = self.facts, self.facts.slowdown
@@ -187,21 +77,29 @@ class _Case:
         if slowdown is None and self._share_gil():
             return self._in_a_process(Bound.GIL)
         if steady < KEEPS_UP:
-            return self._given(Bound.FIRST if facts.share >= max(2 * steady, KEEPS_UP) else Bound.LOOP)
+            return self._ready(Bound.FIRST if facts.share >= max(2 * steady, KEEPS_UP) else Bound.LOOP)
         return self._waiting()
 
     def _slowed(self, share: float) -> Verdict:
-        if self.readers.gil and self.facts.cores > 1:
-            return self._given(Bound.GIL, Option.PROCESS, gain=share)
-        return self._given(Bound.CORES, *self._less_work())
+        # A loop that wants a core about as long as it is slowed is slowed by that.
+        if not self.readers.gil or self.facts.cores < 2 or self.facts.loop_queued_s > share / 2 * self.facts.total_s:
+            return self._given(Bound.CORES, *self._less_work())
+        gain = min(share, self._gain(max(self.step_s - share * self.batch_s, self.cores_s)))
+        if gain < LEAST_GAIN:
+            return self._given(Bound.GIL, Option.PROCESS_LATER)
+        return self._given(Bound.GIL, Option.PROCESS, gain=gain)
 
     def _share_gil(self) -> bool:
-        """Whether the loop and Python code of readers both run in one process for a good part of the time."""
+        """Whether the loop and Python code of readers both have the GIL for a good part of the time."""
         facts, stages = self.facts, self.facts.stages
         python_s = stages.transform.seconds + (stages.read.seconds if self.readers.reading == "python" else 0.0)
-        # Of what the readers do, as much has a core as of all of it.
-        python_s *= min(stages.cpu_s / max(stages.worked_s, 1e-9), 1.0)
-        return self.readers.gil and min(python_s, facts.loop_cpu_s) > HELD * facts.total_s > 0
+        # Of what the readers do, as much holds the GIL as of all of it.
+        held = (stages.cpu_s + facts.readers_queued_s) / max(stages.worked_s, 1e-9)
+        return self.readers.gil and min(python_s * min(held, 1.0), self.loop_s) > HELD * facts.total_s > 0
+
+    def _ready(self, bound: Bound) -> Verdict:
+        """Batches are ready; other threads may hold up the loop all the same."""
+        return self._given(Bound.OWN, Option.OWN_PROCESS) if self.facts.own_s else self._given(bound)
 
     def _waiting(self) -> Verdict:
         facts = self.facts
@@ -211,7 +109,7 @@ class _Case:
         if copy_s > max(self.step_s, self.read_s):
             return self._given(Bound.COPY, Option.BYTES)
         if facts.starved < STARVED * facts.batches:
-            return self._given(Bound.FIRST if facts.gap_s > facts.waited_s else Bound.HANDOVER)
+            return self._ready(Bound.FIRST if facts.gap_s > facts.waited_s else Bound.HANDOVER)
         if self.readers.kind == "foreign":
             return self._foreign()
         if self.read_s < IDLE * self.step_s:
@@ -223,15 +121,18 @@ class _Case:
 
     def _readers(self) -> Verdict:
         facts, readers, stages = self.facts, self.readers, self.facts.stages
-        waits = self.worked_s - self.cpu_s > OFF_CORE * self.worked_s
-        busy_loop = facts.loop_cpu_s > BUSY * self.step_s * facts.batches
-        if waits and readers.gil and readers.reading != "copied" and busy_loop:
+        if self.worked_s - self.cpu_s <= OFF_CORE * self.worked_s:
+            return self._working(stages)
+        blocked = self.blocked_s > OFF_CORE * self.worked_s
+        python = readers.reading != "copied" or stages.transform.seconds > 0
+        if blocked and readers.gil and python and self.loop_s > BUSY * self.step_s * facts.batches:
             return self._in_a_process(Bound.GIL)
-        if waits:
-            if self.cores_s > FULL * self.batch_s:
-                return self._given(Bound.CORES, *self._less_work())
-            return self._more(Bound.READING, waits=True)
-        return self._working(stages)
+        if blocked and readers.gil and facts.own_s:
+            return self._given(Bound.OWN, Option.OWN_PROCESS)
+        told = readers.gil and facts.readers_queued_s + facts.loop_queued_s > 0
+        if not blocked or (not told and self.cores_s > FULL * self.batch_s):
+            return self._given(Bound.CORES, *self._less_work())
+        return self._more(Bound.READING, waits=True)
 
     def _working(self, stages: StageTimes) -> Verdict:
         readers = self.readers
@@ -260,7 +161,7 @@ class _Case:
         step_s = max(loop_s, self.step_s - self.cpu_s) if bound is Bound.GIL else self.step_s
         found = self._workers(1, read_s=self.cpu_s, step_s=step_s, least=1)
         if found is None and bound is Bound.GIL:
-            return self._given(bound, Option.PROCESS)
+            return self._given(bound, Option.PROCESS_LATER)
         if found is None:
             return self._given(bound, *self._less_work())
         workers, gain = found
@@ -324,7 +225,7 @@ class _Case:
         }
         best = max(gains.values(), default=0.0)
         if best < LEAST_GAIN:
-            return self._given(Bound.FOREIGN, Option.PACK)
+            return self._given(Bound.FOREIGN)
         found = next((workers, gain) for workers, gain in gains.items() if gain >= NEARLY * best)
         return self._given(Bound.FOREIGN, Option.NUM_WORKERS, *found)
 
@@ -332,14 +233,16 @@ class _Case:
 
     def _less_work(self) -> tuple[Option, int, float]:
         """What helps where no more workers do."""
-        readers, decode = self.readers, self.facts.stages.decode
-        if readers.amplification > 1.5 and readers.shuffle == "global":
-            saved_s = decode.seconds / max(self.facts.batches, 1) * (1 - 1 / readers.amplification)
-            share = saved_s / max(self.worked_s, 1e-9)
-            return Option.SHUFFLE, 0, self._gain(max(self.step_s, self.read_s * (1 - share)))
-        if decode.seconds:
-            return Option.PACK, 0, 0.0
-        return Option.NOTHING, 0, 0.0
+        readers, stages = self.readers, self.facts.stages
+        locked = readers.reading == "locked" and readers.compressed
+        if not readers.packing or (2 * stages.decode.seconds < stages.worked_s and not locked):
+            return Option.NOTHING, 0, 0.0
+        if readers.amplification > IN_VAIN and readers.shuffle == "global":
+            share = stages.decode.seconds / max(stages.worked_s, 1e-9) * (1 - 1 / readers.amplification)
+            # Chunks that are decoded once are faster than samples that are packed one by one.
+            option = Option.SHUFFLE if readers.mixing >= MIXED else Option.PACK
+            return option, 0, self._gain(max(self.step_s, self.read_s * (1 - share)))
+        return (Option.PACK_DECODED if readers.compressed and not locked else Option.PACK), 0, 0.0
 
     def _gain(self, batch_s: float) -> float:
         """The share of the time that is saved if a batch takes so long."""
@@ -348,4 +251,4 @@ class _Case:
 
     def _given(self, bound: Bound, option: Option = Option.NOTHING, value: int = 0, gain: float = 0.0) -> Verdict:
         gain = 0.0 if math.isnan(gain) else gain
-        return Verdict(self.facts.share, bound, option, value, gain)
+        return Verdict(self.facts.share, bound, option, value, gain, self.readers.packing or PACKING)

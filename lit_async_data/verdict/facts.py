@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import shlex
 from typing import Literal
 
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.host.gil import has_gil
+from lit_async_data.host.schedule import schedule_of
 from lit_async_data.host.stages import NO_TIMES, StageTimes
 from lit_async_data.host.stats import LoaderStats, Slowdown
 from lit_async_data.host.workers import cores
 from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.order.mixing import mixing
 from lit_async_data.prefetch.loader import PrefetchedLoader
+from lit_async_data.sources.contract.pack_arguments import pack_arguments
+from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import Reading
+from lit_async_data.verdict.finding import PACKING
 
 # `foreign`: somebody else's loader, read by its own workers.
 Kind = Literal["caller", "thread", "process", "foreign"]
+# Python code that has the GIL for this share of the time holds up a loop that needs it as often.
+HELD = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +41,9 @@ class Readers:
         queue_depth: Slots that can be ready.
         shuffle: Of the order.
         amplification: Samples that are decoded for each one used.
+        compressed: Whether samples are stored in compressed chunks.
+        mixing: Where chunks are decoded in vain: how well a shuffle by chunks would mix; see `mixing`.
+        packing: The command that packs the samples; empty where a packed file would hold something else.
         stuck: Why nobody but the loop can read; empty if somebody can.
     """
 
@@ -44,6 +56,9 @@ class Readers:
     queue_depth: int = 4
     shuffle: str = "none"
     amplification: float = 1.0
+    compressed: bool = False
+    mixing: float = 1.0
+    packing: str = PACKING
     stuck: str = ""
 
     @classmethod
@@ -51,7 +66,7 @@ class Readers:
         """The readers of a loader, which has had a batch."""
         if isinstance(loader, PrefetchedLoader):
             count = getattr(loader.loader, "num_workers", None)
-            return cls("foreign", -1 if count is None else int(count), "python", gil=not count, apart=True)
+            return cls("foreign", -1 if count is None else int(count), "python", gil=not count, apart=True, packing="")
         plan, options = loader.footprint, loader.options
         workers, now = plan.workers, stats.read.workers
         auto = options.workers == "auto"
@@ -65,8 +80,36 @@ class Readers:
             queue_depth=options.queue_depth,
             shuffle=loader.order.shuffle,
             amplification=plan.amplification,
+            compressed=loader.source.chunks.compressed,
+            mixing=_mixing(loader) if plan.amplification > 1 and loader.order.shuffle == "global" else 1.0,
+            packing=packing_of(loader.source),
             stuck=workers.why if workers.kind == "caller" and auto else "",
         )
+
+
+def packing_of(source: Source) -> str:
+    """The command that packs the samples of a source, as it is typed; empty if each epoch has other samples.
+
+    Example:
+        >>> import numpy
+        >>> from lit_async_data.testing import ArraySource
+        >>> packing_of(ArraySource({"x": numpy.zeros(8)}))
+        "pack(source, 'packed.h5') of lit_async_data.tools.pack.packing"
+    """
+    if source.is_random:
+        return ""
+    words = pack_arguments(source)
+    # The files come first, and options with several values may stand before nothing else.
+    inputs = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
+    command = ["python", "-m", "lit_async_data", "pack", *inputs, "-o", "packed.h5", *words[len(inputs) :]]
+    return shlex.join(command) if words else PACKING
+
+
+def _mixing(loader: AsyncLoader) -> float:
+    """How well a shuffle by chunks would mix, with the other options as they are."""
+    options = dataclasses.replace(loader.options, shuffle="chunk")
+    plan = schedule_of(loader.source, options, loader.rank, loader.world_size).plan(0)
+    return 0.0 if plan.chunk_order is None else mixing(plan.chunk_order, plan.batch_size, plan.world_size)
 
 
 def _tuned(loader: AsyncLoader) -> bool:
@@ -88,6 +131,10 @@ class Facts:
         loop_cpu_s: Seconds in which the loop's thread had a core.
         process_cpu_s: Seconds of cores that the loop's process took, all threads together, also of readers.
         cores: Cores that this process may use.
+        loop_queued_s: Seconds in which the loop's thread wanted a core and had none, as far as the system tells.
+        readers_queued_s: The same for reader threads, together; 0 for those of other processes.
+        own_s: Seconds in which Python threads of the program's own had a core, or wanted one; 0 if they leave the GIL
+            to the loop.
         elsewhere: How many of them other programs kept busy, on average.
         starved: How often the loop had to wait, at least; a little time passes in each ``next`` all the same.
         stages: Of the readers.
@@ -107,6 +154,9 @@ class Facts:
     loop_cpu_s: float = 0.0
     process_cpu_s: float = 0.0
     cores: int = dataclasses.field(default_factory=cores)
+    loop_queued_s: float = 0.0
+    readers_queued_s: float = 0.0
+    own_s: float = 0.0
     elsewhere: float = 0.0
     starved: int = 0
     stages: StageTimes = NO_TIMES

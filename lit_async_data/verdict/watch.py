@@ -2,28 +2,70 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lit_async_data.host.gil import gil_is_taken
 from lit_async_data.host.stats import DeviceWait, LoaderStats
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch.loader import PrefetchedLoader
-from lit_async_data.system import core_seconds
-from lit_async_data.verdict.facts import Facts, Readers
+from lit_async_data.system import core_seconds, thread_seconds
+from lit_async_data.threads import OURS
+from lit_async_data.verdict.facts import HELD, Facts, Readers
 
 Loader = AsyncLoader | PrefetchedLoader
 
 
 class Cpu(NamedTuple):
-    """Seconds of cores: of the calling thread, and of its process."""
+    """Seconds of cores.
+
+    Attributes:
+        thread_s: In which the loop's thread had one.
+        process_s: In which its process had one, all threads together.
+        queued_s: In which the loop's thread wanted one and had none.
+        readers_queued_s: The same for threads of this package, together.
+        own_s: In which other Python threads of the program had one, or wanted one and had none, together.
+    """
 
     thread_s: float = 0.0
     process_s: float = 0.0
+    queued_s: float = 0.0
+    readers_queued_s: float = 0.0
+    own_s: float = 0.0
 
-    @classmethod
-    def now(cls) -> Cpu:
-        return cls(time.thread_time(), time.process_time())
+    def less(self, other: Cpu) -> Cpu:
+        """These seconds without some others."""
+        return Cpu(*(mine - others for mine, others in zip(self, other, strict=True)))
+
+
+class Moment:
+    """Sums at one moment, taken in the loop's thread."""
+
+    def __init__(self) -> None:
+        self.wall_s, self._thread_s, self._process_s = time.perf_counter(), time.thread_time(), time.process_time()
+        #: Of each living Python thread, by its number in the system: its name, and what `thread_seconds` says.
+        self._threads = {
+            number: (thread.name, *thread_seconds(number))
+            for thread in threading.enumerate()
+            if (number := thread.native_id) is not None
+        }
+
+    def since(self, before: Moment) -> Cpu:
+        """What came after an earlier moment. Threads that have ended in between are in ``process_s`` only."""
+        here, queued_s, readers_queued_s, own_s = threading.get_native_id(), 0.0, 0.0, 0.0
+        for number, (name, had_now_s, queued_now_s) in self._threads.items():
+            _, had_before_s, queued_before_s = before._threads.get(number, ("", 0.0, 0.0))
+            had_s, wanted_s = max(had_now_s - had_before_s, 0.0), max(queued_now_s - queued_before_s, 0.0)
+            if number == here:
+                queued_s = wanted_s
+            elif name.startswith(OURS):
+                readers_queued_s += wanted_s
+            else:
+                own_s += had_s + wanted_s
+        thread_s, process_s = self._thread_s - before._thread_s, self._process_s - before._process_s
+        return Cpu(thread_s, process_s, queued_s, readers_queued_s, own_s)
 
 
 class Cores(NamedTuple):
@@ -50,24 +92,19 @@ class Watch:
     def __init__(self, loaders: Sequence[Loader]) -> None:
         self.loaders = list(loaders)
         self._before = [loader.stats() for loader in loaders]
-        self._began_s, self._cpu = time.perf_counter(), Cpu.now()
+        self._began, self._cores = Moment(), Cores.now()
         self._left_out_s, self._left_out = 0.0, Cpu()
-        self._cores, self._all = Cores.now(), Cpu.now()
 
     def leave_out(self, other: Watch) -> None:
         """Something else, such as a validation, has run in between: all that another watch has seen until now."""
         wall_s, cpu = other.spent()
         self._left_out_s += wall_s
-        self._left_out = Cpu(self._left_out.thread_s + cpu.thread_s, self._left_out.process_s + cpu.process_s)
+        self._left_out = Cpu(*map(sum, zip(self._left_out, cpu, strict=True)))
 
     def spent(self) -> tuple[float, Cpu]:
         """Seconds since the beginning, and seconds of cores, without what was left out."""
-        now, left_out = Cpu.now(), self._left_out
-        cpu = Cpu(
-            now.thread_s - self._cpu.thread_s - left_out.thread_s,
-            now.process_s - self._cpu.process_s - left_out.process_s,
-        )
-        return time.perf_counter() - self._began_s - self._left_out_s, cpu
+        now = Moment()
+        return now.wall_s - self._began.wall_s - self._left_out_s, now.since(self._began).less(self._left_out)
 
     def facts(self, total_s: float | None = None) -> Facts:
         """What was measured until now, of the loader that was waited for longest.
@@ -90,6 +127,9 @@ class Watch:
             gap_s=sum(gap_s for _, gap_s in waits),
             loop_cpu_s=cpu.thread_s,
             process_cpu_s=cpu.process_s,
+            loop_queued_s=cpu.queued_s,
+            readers_queued_s=cpu.readers_queued_s,
+            own_s=cpu.own_s if cpu.own_s > HELD * wall_s and gil_is_taken() else 0.0,
             elsewhere=self._elsewhere(stages.cpu_s if readers.kind == "process" else 0.0),
             starved=now.read.starved - before.read.starved,
             stages=stages,
@@ -99,8 +139,8 @@ class Watch:
 
     def _elsewhere(self, readers_s: float) -> float:
         """How many cores other programs kept busy, on average. Readers in processes of their own are no others."""
-        now, process_s = Cores.now(), time.process_time() - self._all.process_s
-        wall_s = time.perf_counter() - self._began_s
+        now, moment = Cores.now(), Moment()
+        wall_s, process_s = moment.wall_s - self._began.wall_s, moment.since(self._began).process_s
         total_s, idle_s = now.total_s - self._cores.total_s, now.idle_s - self._cores.idle_s
         if any(isinstance(loader, PrefetchedLoader) for loader in self.loaders) or total_s < wall_s / 2:
             return 0.0  # nobody knows what workers of a DataLoader take, or what all cores do

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from lit_async_data.host.stages import Stage, StageTimes
 from lit_async_data.host.stats import Slowdown
-from lit_async_data.verdict.diagnosis import Bound, Option, Verdict, verdict
+from lit_async_data.verdict.diagnosis import verdict
 from lit_async_data.verdict.facts import Facts, Readers
+from lit_async_data.verdict.finding import Bound, Option, Verdict
 
 BATCHES = 100
 
@@ -62,7 +63,9 @@ PROCESS = {"kind": "process", "gil": False}
         ),
         (facts(read=0.02, apart=True, **PYTHON, **PROCESS), Bound.PYTHON, "loader.workers=3"),
         (facts(read=0.012, cpu=0.004, busy=0.009, **PYTHON), Bound.GIL, "loader.worker_kind=process"),
-        (facts(decode=0.012, reading="locked", **PROCESS), Bound.LOCK, "more workers do not help"),
+        (facts(decode=0.012, reading="locked", compressed=True, **PROCESS), Bound.LOCK, "pack(source, 'packed.h5')"),
+        (facts(read=0.012, reading="locked", compressed=True, **PROCESS), Bound.LOCK, "pack(source, 'packed.h5')"),
+        (facts(read=0.012, reading="locked", **PROCESS), Bound.LOCK, ""),
         (facts(0.01, copy=0.02), Bound.COPY, "uint8"),
         (facts(0.01, read=0.01, kind="caller", count=0), Bound.CALLER, "loader.workers=1"),
         (facts(0.01, read=0.01, kind="caller", count=0, stuck="a lambda"), Bound.CALLER, "says what keeps it"),
@@ -85,14 +88,42 @@ def test_a_loader_that_is_read_by_the_loop_should_get_a_worker():
     assert verdict(measured).gain == pytest.approx(0.5)
 
 
-def test_decoding_that_a_chunk_shuffle_saves_is_told_where_no_core_is_free():
-    measured = facts(decode=0.02, cores=1, reading="decoded", shuffle="global", amplification=4.0)
+PACK = {"packing": "python -m lit_async_data pack x.h5 -o packed.h5", "reading": "decoded", "compressed": True}
+IN_VAIN = {"shuffle": "global", "amplification": 4.0, **PACK}
+
+
+def test_decoding_in_vain_is_saved_by_a_chunk_shuffle_that_mixes_well_and_else_by_packing():
+    measured = facts(decode=0.02, cores=1, mixing=0.6, **IN_VAIN)
     found = verdict(measured)
     assert (found.bound, found.cure()) == (Bound.DECODING, "loader.shuffle=chunk")
     assert found.gain == pytest.approx(0.5)
-    stuck = verdict(facts(decode=0.02, cores=1, reading="decoded"))
-    assert stuck.option is Option.PACK
-    assert "should save" not in str(stuck)
+    packed = verdict(facts(decode=0.02, cores=1, mixing=0.1, **IN_VAIN))
+    line = "decoding-bound; python -m lit_async_data pack x.h5 -o packed.h5 writes a file that is read with less work"
+    assert str(packed) == f"{line} should save about 50 %"
+
+
+def test_where_nothing_is_decoded_in_vain_only_a_file_without_compression_takes_less_work():
+    found = verdict(facts(decode=0.02, cores=1, **PACK))
+    assert found.cure() == f"{PACK['packing']} --codec none writes a larger file that needs no decoding"
+    assert "should save" not in str(found)
+    in_memory = verdict(facts(decode=0.02, cores=1, reading="decoded", compressed=True))
+    assert in_memory.cure().startswith("pack(source, 'packed.h5', codec='none') of lit_async_data")
+    images = verdict(facts(decode=0.02, cores=1, **PACK | {"compressed": False}))
+    assert images.cure() == f"{PACK['packing']} writes a file that is read with less work"
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        facts(decode=0.004, read=0.016, cores=1, **PACK),
+        facts(decode=0.001, transform=0.02, cores=1, **PACK),
+        facts(decode=0.02, cores=1, **PACK | {"packing": ""}),
+        facts(0.01, decode=0.05, kind="foreign", count=4),
+    ],
+    ids=["reading", "a transform", "random crops", "a foreign loader"],
+)
+def test_packing_is_not_proposed_where_something_else_takes_the_time_or_it_would_pack_something_else(measured):
+    assert verdict(measured).option is Option.NOTHING
 
 
 def test_what_workers_auto_has_tried_is_not_proposed():
@@ -116,6 +147,10 @@ def test_cores_that_other_programs_take_are_no_slow_storage_and_not_promised():
     assert verdict(alone).bound is Bound.READING
     crowded = verdict(dataclasses.replace(alone, elsewhere=1.5))
     assert (crowded.bound, crowded.option) == (Bound.CORES, Option.PACK)
+    told = dataclasses.replace(alone, elsewhere=1.5, readers=Readers(reading="decoded"), readers_queued_s=0.02)
+    assert verdict(told).bound is Bound.READING  # nearly all of the time they wanted no core
+    queued = dataclasses.replace(told, readers_queued_s=1.5)
+    assert verdict(queued).bound is Bound.CORES
 
 
 def test_readers_that_could_keep_up_want_a_deeper_queue():
@@ -144,6 +179,86 @@ def test_a_loop_that_readers_slow_down_without_any_waiting():
     assert verdict(uncertain).bound is Bound.LOOP
 
 
+# -- a full GIL --------------------------------------------------------------------------------------------------------
+
+
+def shared(*, busy, busy_queued, python, python_queued, batch_s, waited=0.0, elsewhere=0.0, **readers):
+    """A loop beside a thread that runs Python, with seconds per batch of each."""
+    return Facts(
+        batches=BATCHES,
+        total_s=BATCHES * batch_s,
+        waited_s=BATCHES * waited,
+        loop_cpu_s=BATCHES * busy,
+        loop_queued_s=BATCHES * busy_queued,
+        process_cpu_s=BATCHES * (busy + python),
+        readers_queued_s=BATCHES * python_queued,
+        cores=2,
+        elsewhere=elsewhere,
+        starved=BATCHES if waited else 0,
+        stages=StageTimes(transform=Stage(BATCHES * batch_s), cpu_s=BATCHES * python),
+        readers=Readers(**readers),
+    )
+
+
+# A step of 4 ms and a transform of 4 ms, in threads of one process. Together they take 8 ms, since they share the GIL;
+# and 16 ms if each has a core for half of the time only, since a thread without a core keeps the GIL.
+ALONE = {"busy": 0.004, "busy_queued": 0.0, "python": 0.004, "python_queued": 0.0, "batch_s": 0.008}
+CROWDED = {"busy": 0.004, "busy_queued": 0.004, "python": 0.004, "python_queued": 0.004, "batch_s": 0.016}
+
+
+@pytest.mark.parametrize("reading", ["copied", "decoded", "locked", "python"])
+@pytest.mark.parametrize("waited", [0.0, 0.005])
+def test_a_full_gil_is_named_whatever_the_source(reading, waited):
+    found = verdict(shared(**ALONE, waited=waited, reading=reading))
+    assert (found.bound, found.cure()) == (Bound.GIL, "loader.worker_kind=process")
+    assert found.gain == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("waited", [0.0, 0.005])
+def test_a_full_gil_is_named_also_where_the_cores_are_busy(waited):
+    crowded = shared(**CROWDED, waited=waited, elsewhere=1.5)
+    found = verdict(crowded)
+    assert (found.bound, found.gain) == (Bound.GIL, 0.0)
+    assert found.cure() == "loader.worker_kind=process, once a core is free for it"
+    # Without the time in which they wanted a core, nobody could tell.
+    untold = dataclasses.replace(crowded, loop_queued_s=0.0, readers_queued_s=0.0)
+    assert verdict(untold).bound is not Bound.GIL
+
+
+def test_readers_that_wait_for_the_gil_of_the_loop_are_no_slow_storage():
+    measured = facts(0.01, read=0.001, transform=0.018, cpu=0.003, busy=0.007, reading="copied")
+    assert verdict(measured).bound is Bound.GIL
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        facts(busy=0.01),
+        dataclasses.replace(facts(read=0.005), total_s=1.1, waited_s=0.1),
+        facts(read=0.02, cpu=0.001, reading="copied"),
+    ],
+    ids=["the loop", "handing over", "readers"],
+)
+def test_threads_of_the_program_that_hold_the_gil_are_named(measured):
+    assert verdict(measured).bound is not Bound.OWN
+    found = verdict(dataclasses.replace(measured, own_s=0.5))
+    assert found.bound is Bound.OWN
+    assert str(found) == "GIL-bound, threads of your own program hold it; do what they do in a process of its own"
+
+
+def test_a_reader_process_waits_for_no_gil():
+    measured = dataclasses.replace(facts(read=0.02, cpu=0.001, **PROCESS), own_s=0.5)
+    assert verdict(measured).bound is Bound.READING
+
+
+def test_a_slowdown_is_put_down_to_the_cores_if_the_loop_wanted_one_meanwhile():
+    slowed = dataclasses.replace(facts(busy=0.01), slowdown=Slowdown(0.3, 0.01))
+    assert verdict(slowed).bound is Bound.GIL
+    assert verdict(dataclasses.replace(slowed, loop_queued_s=0.25)).bound is Bound.CORES
+    crowded = dataclasses.replace(slowed, cores=2, elsewhere=1.2, loop_queued_s=0.1)
+    assert verdict(crowded).cure() == "loader.worker_kind=process, once a core is free for it"
+
+
 seconds = st.floats(0, 0.1)
 
 
@@ -160,17 +275,20 @@ measurements = st.fixed_dictionaries(
         "reading": st.sampled_from(["copied", "decoded", "locked", "python"]),
         "apart": st.booleans(),
         "gil": st.booleans(),
+        "compressed": st.booleans(),
+        "packing": st.sampled_from(["", "pack"]),
+        "mixing": st.floats(0, 1),
     }
 )
 
 
-@given(measurements)
-def test_no_cure_takes_more_workers_than_cores_or_promises_more_than_was_lost(drawn):
-    measured = facts(**drawn)
+@given(measurements, st.floats(0, 2), st.floats(0, 2), st.floats(0, 2))
+def test_no_cure_takes_more_workers_than_cores_or_promises_more_than_was_lost(drawn, queued_s, wanted_s, own_s):
+    measured = dataclasses.replace(facts(**drawn), loop_queued_s=queued_s, readers_queued_s=wanted_s, own_s=own_s)
     found = verdict(measured)
     # Steps become shorter, too, if the loop has the GIL for itself.
     assert 0 <= found.gain <= (1 if found.bound is Bound.GIL else measured.share + 1e-9)
     if found.option in (Option.WORKERS, Option.PROCESS_WORKERS, Option.NUM_WORKERS):
         assert found.value <= measured.cores
-    again = Verdict.of_numbers(found.numbers())
+    again = Verdict.of_numbers(found.numbers(), found.packing)
     assert (again.bound, again.option, again.value, str(again)) == (found.bound, found.option, found.value, str(found))

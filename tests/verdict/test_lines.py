@@ -18,7 +18,7 @@ import lit_async_data as lad
 from lit_async_data.errors import ConfigError
 from lit_async_data.host.stages import Stage, StageTimes
 from lit_async_data.testing import ArraySource
-from lit_async_data.verdict.diagnosis import Bound, Option, Verdict
+from lit_async_data.verdict.finding import Bound, Option, Verdict
 from lit_async_data.verdict.headspace import Headspace
 from lit_async_data.verdict.plot import MOST, Plot
 

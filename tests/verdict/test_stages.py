@@ -18,8 +18,9 @@ from lit_async_data.sources.contract.stage_clock import StageClock, Work
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.testing import ArraySource
 from lit_async_data.verdict import watch as watch_module
-from lit_async_data.verdict.diagnosis import Bound, verdict
+from lit_async_data.verdict.diagnosis import verdict
 from lit_async_data.verdict.facts import Readers
+from lit_async_data.verdict.finding import Bound
 from lit_async_data.verdict.watch import Watch
 
 SAMPLES, BATCH, ROWS = 32, 8, 16
