@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lit_async_data.errors import ConfigError
@@ -11,7 +12,17 @@ from lit_async_data.host.stages import StageTimes
 
 # Points that are kept; when there are more, every second one is dropped.
 MOST = 2048
-COLOURS = {"read": "#1f6feb", "decode": "#bf3989", "transform": "#9a6700", "copy": "#1a7f37"}
+# Bars that are drawn at most: each is the mean of as many points as it takes.
+COLUMNS = 360
+STAGES = ("read", "decode", "transform", "copy")
+COLOURS = {
+    "step": "#c9d1d9",
+    "waiting for data": "#cf222e",
+    "read": "#1f6feb",
+    "decode": "#bf3989",
+    "transform": "#9a6700",
+    "copy": "#1a7f37",
+}
 
 
 class _Point(NamedTuple):
@@ -68,7 +79,7 @@ class Plot:
             stages: All that the loader has done so far.
         """
         since, self._before = stages.since(self._before), stages
-        seconds = tuple(max(getattr(since, name).seconds, 0.0) for name in COLOURS)
+        seconds = tuple(max(getattr(since, name).seconds, 0.0) for name in STAGES)
         self._steps += 1
         self._open.append(_Point(self._steps, 1, waited_s, busy_s, float(fill), seconds))
         if len(self._open) == self._together:
@@ -85,39 +96,43 @@ class Plot:
         if not self.points:
             return
         figure: Any = importlib.import_module("matplotlib.figure").Figure((9, 7), layout="constrained")
-        axes = figure.subplots(3, 1, sharex=True)
-        steps = [point.step for point in self.points]
-        axes[0].stackplot(
-            steps,
-            [1e3 * point.busy_s for point in self.points],
-            [1e3 * point.waited_s for point in self.points],
-            labels=["step", "waiting for data"],
-            colors=["#c9d1d9", "#cf222e"],
-            step="pre",
-        )
-        axes[0].set_ylabel("milliseconds of the loop")
-        for number, (name, colour) in enumerate(COLOURS.items()):
-            values = [1e3 * point.stages[number] for point in self.points]
-            if any(values):
-                axes[1].step(steps, values, label=name, color=colour, linewidth=1)
-        axes[1].set_ylabel("milliseconds of workers")
-        axes[2].step(steps, [point.fill for point in self.points], color="#57606a", linewidth=1)
-        axes[2].set_ylabel("batches ready")
-        axes[2].set_ylim(bottom=0)
-        axes[2].set_xlabel("training step")
-        tops = [point.busy_s + point.waited_s for point in self.points], [max(point.stages) for point in self.points]
-        for panel, values in zip(axes[:2], tops, strict=True):
-            panel.set_ylim(0, max(1e3 * _usual(values), 1e-3))
-            if panel.get_legend_handles_labels()[0]:
-                panel.legend(loc="upper right", frameon=False, fontsize=8)
-        for panel in axes:
+        loop, workers, queue = figure.subplots(3, 1, sharex=True)
+        together = -(-len(self.points) // COLUMNS)
+        points = [_mean(self.points[first : first + together]) for first in range(0, len(self.points), together)]
+        edges = [points[0].step - points[0].steps, *(point.step for point in points)]
+
+        busy, waited = [1e3 * point.busy_s for point in points], [1e3 * point.waited_s for point in points]
+        _bars(loop, "Loop", edges, {"step": busy, "waiting for data": waited})
+        stages = {name: [1e3 * point.stages[at] for point in points] for at, name in enumerate(STAGES)}
+        _bars(workers, "Workers, all together", edges, {name: each for name, each in stages.items() if any(each)})
+        fill = [point.fill for point in points]
+        queue.stairs(fill, edges, fill=True, color="#8c959f")
+        queue.set_title("Queue", loc="left", fontsize=10)
+        queue.set_ylabel("batches ready")
+        queue.set_ylim(0, max(1.05 * max(fill), 1.0))
+        queue.set_xlabel("training step")
+        queue.set_xlim(edges[0], edges[-1])
+        for axis in (queue.xaxis, queue.yaxis):
+            axis.get_major_locator().set_params(integer=True)
+        for panel in (loop, workers, queue):
             panel.spines[["top", "right"]].set_visible(False)
         figure.savefig(self.path, dpi=120)
 
 
-def _usual(values: list[float]) -> float:
-    """Room for nearly all values: first batches take so long that nothing else would be seen."""
-    return 1.3 * sorted(values)[int(0.98 * (len(values) - 1))]
+def _bars(panel: Any, title: str, edges: list[int], named: Mapping[str, list[float]]) -> None:
+    """Draw milliseconds on top of each other."""
+    top = [0.0] * (len(edges) - 1)
+    for name, values in named.items():
+        below, top = top, [under + value for under, value in zip(top, values, strict=True)]
+        panel.stairs(top, edges, baseline=below, fill=True, label=name, color=COLOURS[name])
+    # First batches take so long that nothing else would be seen.
+    most, longest = max(1.15 * sorted(top)[int(0.98 * (len(top) - 1))], 1e-3), max(top)
+    panel.set_ylim(0, most)
+    cut = f" (cut off: up to {longest:,.0f} ms)" if longest > most else ""
+    panel.set_title(f"{title}{cut}", loc="left", fontsize=10)
+    panel.set_ylabel("ms per step")
+    if named:  # above the panel, where it hides nothing
+        panel.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(named), frameon=False, fontsize=9)
 
 
 def _mean(points: list[_Point]) -> _Point:
@@ -132,5 +147,5 @@ def _mean(points: list[_Point]) -> _Point:
         mean(lambda point: point.waited_s),
         mean(lambda point: point.busy_s),
         mean(lambda point: point.fill),
-        tuple(mean(lambda point, at=at: point.stages[at]) for at in range(len(COLOURS))),
+        tuple(mean(lambda point, at=at: point.stages[at]) for at in range(len(STAGES))),
     )

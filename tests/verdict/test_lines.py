@@ -213,7 +213,7 @@ def test_a_copy_of_the_callback_keeps_its_options():
 
 
 class Anything:
-    """A figure, or a part of one."""
+    """A figure, or a part of one: whatever is called returns another part."""
 
     def __init__(self, saved):
         self.saved = saved
@@ -224,18 +224,14 @@ class Anything:
     def savefig(self, path, **_):
         self.saved.append(path)
 
-    def get_legend_handles_labels(self):
-        return [], []
-
-    @property
-    def spines(self):
-        return self
-
     def __getitem__(self, key):
         return self
 
     def __getattr__(self, name):
-        return lambda *_, **__: None
+        return self
+
+    def __call__(self, *_, **__):
+        return self
 
 
 @pytest.fixture

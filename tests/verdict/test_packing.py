@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import shlex
 
 import numpy as np
@@ -15,6 +16,9 @@ from lit_async_data.testing import ArraySource
 from lit_async_data.tools.pack.command import add_arguments, opened
 from lit_async_data.verdict.facts import Readers, packing_of
 from lit_async_data.verdict.finding import PACKING
+
+# Its first table starts threads that stay.
+pytest.importorskip("pyarrow.csv", reason="pip install 'lit-async-data[manifest]'").read_csv(io.BytesIO(b"a\n1\n"))
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +74,6 @@ def test_of_files_elsewhere_and_of_selected_rows(h5, tmp_path, monkeypatch):
 
 
 def test_of_tables_and_folders(tmp_path):
-    pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
     for name in ("auk", "owl"):
         (tmp_path / "birds" / name).mkdir(parents=True)
         Image.new("RGB", (40, 30)).save(tmp_path / "birds" / name / "1.png")
