@@ -7,8 +7,10 @@ blocks that alternate; the median of the ratios. Small batches, so that it costs
 stands what the measuring of one slot costs by itself, over the seconds of a slot.
 
 `causes`: each cause of waiting is built in on purpose: slow storage, slow decoding, a slow transform, a full GIL, a
-loop that reads for itself, a foreign loader, a slow step. The verdict names one, its cure is followed, and the two runs
-alternate. A figure is the share of the time that was gained, over the share that was promised.
+full GIL beside busy cores, a thread of the program that holds it, a loop that reads for itself, a foreign loader, a
+slow step. The verdict names one, its cure is followed, and the two runs alternate. A figure is the share of the time
+that was gained, over the share that was promised. Beside it stands how many cores other programs took: the promise
+holds for what was free when it was made.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ import dataclasses
 import importlib
 import os
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,6 +37,7 @@ from measuring.program import Figures, Goal, argument_parser, run_parts
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, Source, prefetched
 from lit_async_data.host.stages import StageMeter
 from lit_async_data.sources.contract.stage_clock import CLOCK, StageClock, Work
+from lit_async_data.system import usable_cores
 from lit_async_data.testing import ArraySource
 from lit_async_data.verdict.diagnosis import verdict
 from lit_async_data.verdict.finding import Bound, Option, Verdict
@@ -215,6 +221,7 @@ class Cause:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     transform: Any = None
     step: Callable[[float], None] = time.sleep
+    beside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     @contextlib.contextmanager
     def loader(self, run: Run, **changes: Any) -> Iterator[Loader]:
@@ -229,6 +236,35 @@ class Cause:
         options = LoaderOptions.of({"batch_size": BATCH, "workers": 1, **self.options, **changes})
         with AsyncLoader(self.source(run), options, batch_transform=self.transform) as ours:
             yield ours
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """Programs that take all the cores they can get."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    with contextlib.ExitStack() as stack:
+        for _ in range(usable_cores()):
+            program = stack.enter_context(subprocess.Popen(spin))
+            stack.callback(program.kill)
+        yield
+
+
+@contextlib.contextmanager
+def busy_thread() -> Iterator[None]:
+    """A thread of Python code, which knows nothing of loaders."""
+    ended = threading.Event()
+
+    def spin() -> None:
+        while not ended.is_set():
+            pass
+
+    thread = threading.Thread(target=spin, name="a thread of the program")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def arrays(run: Run) -> Source:
@@ -258,14 +294,24 @@ CAUSES = (
     Cause("slow decoding", (Bound.DECODING,), compressed, {"worker_kind": "process", "shuffle_chunks": 8}),
     Cause("slow transform", (Bound.TRANSFORM,), arrays, {"worker_kind": "process"}, SlowTransform()),
     Cause("a full GIL", (Bound.GIL,), arrays, {"worker_kind": "thread"}, SlowTransform(), launched),
+    Cause(
+        "a full GIL, busy cores",
+        (Bound.GIL,),
+        arrays,
+        {"worker_kind": "thread"},
+        SlowTransform(),
+        launched,
+        busy_cores,
+    ),
+    Cause("a busy thread", (Bound.OWN,), arrays, {"worker_kind": "thread"}, step=launched, beside=busy_thread),
     Cause("the loop reads", (Bound.CALLER,), slow_storage, {"workers": 0}),
     Cause("a foreign loader", (Bound.FOREIGN,), None),
     Cause("slow step", (Bound.LOOP, Bound.HANDOVER), arrays, step=lambda seconds: time.sleep(5 * seconds)),
 )
 
 
-def timed(loader: Loader, step: Callable[[float], None], steps: int) -> tuple[float, Verdict]:
-    """Seconds per step of a loop, and the verdict on it; a few steps come before."""
+def timed(loader: Loader, step: Callable[[float], None], steps: int) -> tuple[float, Verdict, float]:
+    """Seconds per step of a loop, the verdict on it, and the cores of others; a few steps come before."""
     batches = forever(loader)
     for _ in range(steps // 5):
         next(batches)
@@ -274,7 +320,8 @@ def timed(loader: Loader, step: Callable[[float], None], steps: int) -> tuple[fl
     for _ in range(steps):
         next(batches)
         step(STEP_S)
-    return (time.perf_counter() - began) / steps, verdict(watch.facts())
+    seconds, facts = (time.perf_counter() - began) / steps, watch.facts()
+    return seconds, verdict(facts), facts.elsewhere
 
 
 def forever(loader: Loader) -> Iterator[Any]:
@@ -301,16 +348,16 @@ def causes(run: Run) -> Figures:
     """Each cause, its verdict, and what following it gains."""
     figures: Figures = []
     for cause in CAUSES:
-        with cause.loader(run) as loader:
-            _, found = timed(loader, cause.step, run.steps)
+        with cause.loader(run) as loader, cause.beside():
+            _, found, elsewhere = timed(loader, cause.step, run.steps)
             gains = []
             changes = changes_of(found)
             if changes:
                 with cause.loader(run, **changes) as other:
                     timed(other, cause.step, run.steps)  # its processes start
                     for _ in range(1 if run.quick else 3):
-                        before_s, _ = timed(loader, cause.step, run.steps)
-                        after_s, _ = timed(other, cause.step, run.steps)
+                        before_s, *_ = timed(loader, cause.step, run.steps)
+                        after_s, *_ = timed(other, cause.step, run.steps)
                         gains.append(1 - after_s / before_s)
         gained = statistics.median(gains) if gains else 0.0
         row = {
@@ -318,13 +365,17 @@ def causes(run: Run) -> Figures:
             "named": found.bound in cause.bounds,
             "said": str(found),
             "waited": found.share,
+            "elsewhere": elsewhere,
             "promised": found.gain,
             "gained": gained,
             "ratio": gained / found.gain if found.gain else None,
         }
         figures.append(row)
         told = f"gained {100 * gained:.0f} %" if gains else "nothing to follow"
-        print(f"{cause.name:<18} waited {100 * found.share:4.1f} %: {found}; {told}", flush=True)
+        print(
+            f"{cause.name:<22} waited {100 * found.share:4.1f} %, {elsewhere:.1f} cores for others: {found}; {told}",
+            flush=True,
+        )
     return figures
 
 

@@ -308,7 +308,7 @@ def changed(loader, drawn):
     """Ask for what a callback or a notebook may ask for between two batches."""
     what = drawn.randrange(8)
     if what == 0:
-        loader.prefetch()
+        loader.machinery.prefetch()
     elif what == 1 and loader.device_depth:
         loader.device_depth = drawn.choice((1, 2, 3))
     return what == 2

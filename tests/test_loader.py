@@ -136,7 +136,7 @@ def test_keeping_batches_makes_more_slots_and_letting_go_frees_them():
         del kept
         for _ in range(3):
             seen(loader)
-        pipeline = loader.engine.feed.pipeline
+        pipeline = loader.machinery.engine.feed.pipeline
         assert pipeline.pool.held == 0
 
 
@@ -210,7 +210,7 @@ def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
             assert seen(batches) == list(range(length))
             kept += batches if keep else []
         del batches, kept
-        pipeline = loader.engine.feed.pipeline
+        pipeline = loader.machinery.engine.feed.pipeline
         assert pipeline.pool.held == 0
         until(pipeline, lambda: pipeline.ready == pipeline.pool.count(READY) == len(pipeline.pool))
 
@@ -226,7 +226,7 @@ def test_set_epoch_chooses_the_next_pass():
 
 def test_next_goes_on_into_the_next_epoch():
     with loader_of() as loader:
-        loader.prefetch()
+        loader.machinery.prefetch()
         assert seen(loader.next() for _ in range(10)) == order(0) + order(1)
 
 
@@ -239,7 +239,7 @@ def test_prefetch_reads_without_being_asked_for_a_batch():
             read.set()
 
     with loader_of(Telling({"y": np.arange(LENGTH)})) as loader:
-        loader.prefetch()
+        loader.machinery.prefetch()
         assert read.wait(30)
 
 
@@ -315,7 +315,7 @@ def test_a_closed_loader_says_so():
     next(loader)
     loader.close()
     loader.close()
-    for call in (loader.next, loader.prefetch, lambda: next(loader)):
+    for call in (loader.next, loader.machinery.prefetch, lambda: next(loader)):
         with pytest.raises(ClosedError, match="build a new one"):
             call()
 

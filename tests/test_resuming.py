@@ -252,7 +252,7 @@ def test_one_line_says_where_it_goes_on(caplog):
     caplog.set_level(logging.INFO)
     with loader_of() as loader:
         loader.load_state_dict(saved(2, 3))
-        loader.prefetch()
+        loader.machinery.prefetch()
         list(loader), list(loader)
     assert [record.message for record in caplog.records if record.name.endswith("resuming")] == [
         "resumed at epoch 3, sample 8 of 22"
@@ -271,8 +271,8 @@ def test_a_running_loader_drops_what_it_has_read_ahead():
 def test_what_is_read_before_the_first_batch_is_of_the_place():
     with loader_of(workers=1) as loader:
         loader.load_state_dict(saved(2, 3))
-        loader.prefetch()
-        loader.read_ahead()
+        loader.machinery.prefetch()
+        loader.machinery.read_ahead()
         assert seen(loader) == whole(3)[2:]
 
 
@@ -282,7 +282,7 @@ def test_at_the_end_of_an_epoch_that_epoch_is_empty_and_the_next_is_whole(shuffl
     assert state["position"] == LENGTH
     with loader_of(shuffle=shuffle) as loader:
         loader.load_state_dict(state)
-        loader.prefetch()
+        loader.machinery.prefetch()
         assert seen(loader) == whole(4, shuffle=shuffle)
         loader.load_state_dict(state)
         for epoch, batches in [(3, []), (4, whole(4, shuffle=shuffle)), (3, whole(3, shuffle=shuffle))]:
@@ -300,7 +300,7 @@ def test_an_empty_pass_is_followed_by_the_next_epoch():
 def test_what_was_read_ahead_of_the_whole_epoch_is_dropped():
     with loader_of(workers=1) as loader:
         loader.set_epoch(3)
-        loader.prefetch()
+        loader.machinery.prefetch()
         loader.load_state_dict(saved(2, 3))
         assert seen(loader) == whole(3)[2:]
 

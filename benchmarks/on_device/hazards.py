@@ -117,7 +117,7 @@ class Scene:
         deadline = time.monotonic() + PATIENCE
         while (ready := queue.ready) < batches:
             assert time.monotonic() < deadline, "no batch came on the host"
-            self.loader.prefetch()
+            self.loader.machinery.prefetch()
             if queue.ready == ready and pool.count(COPYING) == len(pool):
                 return  # nothing more can be read before the device goes on
 
@@ -128,8 +128,8 @@ class Scene:
 
     @property
     def _engine(self) -> Any:
-        assert self.loader.engine is not None
-        return self.loader.engine
+        assert self.loader.machinery.engine is not None
+        return self.loader.machinery.engine
 
     def warm_up(self, *, ahead: bool) -> None:
         """Take some batches; with ``ahead``, each while the previous one is still in use."""
@@ -139,7 +139,7 @@ class Scene:
                 self.submit()
             self.read(batch)
             del batch
-            self.loader.prefetch()
+            self.loader.machinery.prefetch()
         self.rig.finish()
 
     def wrong(self) -> bool:
@@ -305,7 +305,7 @@ def write_after_read(scene: Scene) -> None:
         scene.rig.hold()
         scene.read(batch)
         del batch
-        scene.loader.prefetch()
+        scene.loader.machinery.prefetch()
 
 
 def slot_rewritten(scene: Scene) -> None:
@@ -330,7 +330,7 @@ def transformed_over(scene: Scene) -> None:
     """
     scene.warm_up(ahead=False)
     batch = scene.next()
-    scene.loader.prefetch()
+    scene.loader.machinery.prefetch()
     scene.rig.hold()
     scene.read(batch)
     del batch

@@ -201,7 +201,7 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
                 sleep(cycles)
             sleep(cycles)
             started = time.perf_counter()
-            loader.prefetch()
+            loader.machinery.prefetch()
             seconds = time.perf_counter() - started
             assert engine_of(loader).queue.ready == 1, "nothing was submitted"
             if number >= SETTLE:
@@ -212,8 +212,8 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
 
 
 def engine_of(loader: AsyncLoader) -> Any:
-    assert loader.engine is not None
-    return loader.engine
+    assert loader.machinery.engine is not None
+    return loader.machinery.engine
 
 
 def wait_until(reached: Callable[[], Any]) -> None:

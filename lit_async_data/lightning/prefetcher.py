@@ -285,11 +285,11 @@ class DevicePrefetcher(pl.Callback):
     def _read_ahead(self, trainer: pl.Trainer, loaders: list[DrivenLoader]) -> None:
         for loader in loaders[:1]:
             self._drive(trainer, loader)
-            loader.read_ahead()
+            loader.machinery.read_ahead()
 
     def _top_up(self) -> None:
         for loader in self._active:
-            loader.prefetch()
+            loader.machinery.prefetch()
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
@@ -394,7 +394,7 @@ class DevicePrefetcher(pl.Callback):
 
     def _top_up_evaluation(self, trainer: pl.Trainer, batch_idx: int, number: int) -> None:
         for loader in self._active:
-            if loader.started:  # usually one; all of them in a CombinedLoader that takes from each
-                loader.prefetch()
+            if loader.machinery.started:  # usually one; all of them in a CombinedLoader that takes from each
+                loader.machinery.prefetch()
         if batch_idx == 0:
             self._read_ahead(trainer, self._active[number + 1 :])

@@ -228,23 +228,13 @@ class AsyncLoader(Shown, ResumableLoader):
             self._cursor.restart()
         return self.__next__()
 
-    def prefetch(self) -> None:
-        """Start reading and copying the next batches; returns at once.
-
-        Raises:
-            WorkerError, ClosedError: See `__next__`.
-        """
+    def _prefetch(self) -> None:
         engine = self._running()
         with self._request():
             self._begin(engine)
             engine.queue.top_up(self._cursor.wanted)
 
-    def read_ahead(self) -> None:
-        """Start reading the next batches into host memory only: for a loader whose turn is yet to come.
-
-        Raises:
-            WorkerError, ClosedError: See `__next__`.
-        """
+    def _read_ahead(self) -> None:
         if self._depth:
             engine = self._running()
             with self._request():
@@ -252,8 +242,7 @@ class AsyncLoader(Shown, ResumableLoader):
                 engine.queue.read_ahead(self._cursor.wanted)
 
     @property
-    def started(self) -> bool:
-        """Whether the pass has had its first batch."""
+    def _started(self) -> bool:
         return self._cursor.started
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

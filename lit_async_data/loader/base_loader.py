@@ -8,8 +8,8 @@ import dataclasses
 import logging
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -59,17 +59,37 @@ class Run:
     probe: SlowdownProbe | None = None
 
 
+class Machinery(NamedTuple):
+    """What callbacks, tests and benchmarks use of a loader.
+
+    Attributes:
+        engine: The running part at this moment; None before the first batch.
+        started: Whether the pass has had its first batch.
+        prefetch: Starts reading and copying the next batches; returns at once. A pass over somebody else's loader
+            begins with its first batch only. May raise `WorkerError` and `ClosedError`.
+        read_ahead: Starts reading the next batches into host memory only: for a loader whose turn is yet to come. May
+            raise the same.
+    """
+
+    engine: Engine | None
+    started: bool
+    prefetch: Callable[[], None]
+    read_ahead: Callable[[], None]
+
+
 class BaseLoader(abc.ABC):
     """A loader whose engine starts with the first batch, is replaced after an interrupt, and ends with the loader.
 
+    ``help`` shows what a class has. So what is not for users begins with _, is set on instances, or is in `machinery`.
+
     Attributes:
-        externally_driven: Whether a callback starts the next copy with `prefetch`; else the end of each ``next`` does.
+        externally_driven: Whether a callback starts the next copy; else the end of each ``next`` does.
         label: What log lines call the loader, such as its stage; empty for none.
         said: Log lines that were logged; loaders that share it log each once.
     """
 
-    externally_driven = False
-    label = ""
+    externally_driven: bool
+    label: str
     said: set[str]
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int) -> None:
@@ -78,7 +98,7 @@ class BaseLoader(abc.ABC):
         self._depth = non_negative_int("device_depth", device_depth)
         self._verify_copies = non_negative_int("verify_copies", verify_copies)
         self._run = Run()
-        self.said = set()
+        self.externally_driven, self.label, self.said = False, "", set()
         self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
     @abc.abstractmethod
@@ -87,6 +107,16 @@ class BaseLoader(abc.ABC):
     @abc.abstractmethod
     def _reconfigure(self) -> None:
         """Called when device, depth or verification have changed."""
+
+    @property
+    @abc.abstractmethod
+    def _started(self) -> bool: ...
+
+    @abc.abstractmethod
+    def _prefetch(self) -> None: ...
+
+    @abc.abstractmethod
+    def _read_ahead(self) -> None: ...
 
     @property
     def device(self) -> torch.device:
@@ -123,9 +153,9 @@ class BaseLoader(abc.ABC):
             self._reconfigure()
 
     @property
-    def engine(self) -> Engine | None:
-        """The running part, for tests and benchmarks; None before the first batch."""
-        return self._run.engine
+    def machinery(self) -> Machinery:
+        """For callbacks, tests and benchmarks; nothing for users."""
+        return Machinery(self._run.engine, self._started, self._prefetch, self._read_ahead)
 
     @property
     def fill(self) -> QueueFill:

@@ -34,6 +34,9 @@ from lit_async_data.shown import Sheet, Shown
 
 log = logging.getLogger(__name__)
 
+# Attributes of instances that are never those of the loader inside.
+OWN = frozenset({"loader", "externally_driven", "label", "said"})
+
 
 class PrefetchedLoader(Shown, BaseLoader):
     """What `prefetched` returns. One thread may iterate at a time, and one pass goes at a time.
@@ -105,8 +108,7 @@ class PrefetchedLoader(Shown, BaseLoader):
         at.step, at.before, at.state, run.interrupted, run.inside = taken.step + 1, at.state, taken.state, False, {}
         return taken.batch
 
-    def prefetch(self) -> None:
-        """Start copying the next batches; returns at once. A pass begins with its first batch only."""
+    def _prefetch(self) -> None:
         at = self._at
         if self._run.interrupted:
             return  # the next batch reports it
@@ -115,7 +117,7 @@ class PrefetchedLoader(Shown, BaseLoader):
             with self._request():
                 engine.queue.top_up(self._wanted)
 
-    def read_ahead(self) -> None:
+    def _read_ahead(self) -> None:
         """Do nothing: a pass that began before its turn would begin before its epoch has been named."""
 
     @property
@@ -128,8 +130,7 @@ class PrefetchedLoader(Shown, BaseLoader):
         self._device = streams.checked_device(device)
 
     @property
-    def started(self) -> bool:
-        """Whether the pass has had its first batch."""
+    def _started(self) -> bool:
         return not self._at.fresh
 
     def stop(self) -> None:
@@ -146,7 +147,7 @@ class PrefetchedLoader(Shown, BaseLoader):
         return getattr(self.loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = name.startswith("_") or name == "loader" or hasattr(type(self), name)
+        own = name.startswith("_") or name in OWN or hasattr(type(self), name)
         if own or not hasattr(self.loader, name):
             object.__setattr__(self, name, value)
         else:

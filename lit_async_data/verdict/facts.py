@@ -114,7 +114,7 @@ def _mixing(loader: AsyncLoader) -> float:
 
 def _tuned(loader: AsyncLoader) -> bool:
     """Whether ``workers=auto`` has come to its final number."""
-    engine = loader.engine
+    engine = loader.machinery.engine
     return engine is not None and isinstance(engine.feed, SlotFeed) and engine.feed.pipeline.tuned
 
 

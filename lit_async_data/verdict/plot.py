@@ -126,7 +126,7 @@ def _bars(panel: Any, title: str, edges: list[int], named: Mapping[str, list[flo
         below, top = top, [under + value for under, value in zip(top, values, strict=True)]
         panel.stairs(top, edges, baseline=below, fill=True, label=name, color=COLOURS[name])
     # First batches take so long that nothing else would be seen.
-    most, longest = max(1.15 * sorted(top)[int(0.98 * (len(top) - 1))], 1e-3), max(top)
+    most, longest = 1.15 * sorted(top)[int(0.98 * (len(top) - 1))] or 1.0, max(top)
     panel.set_ylim(0, most)
     cut = f" (cut off: up to {longest:,.0f} ms)" if longest > most else ""
     panel.set_title(f"{title}{cut}", loc="left", fontsize=10)

@@ -272,7 +272,7 @@ def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, ex
             streams.synchronize()
             assert batch["y"].tolist() == batch["x"][:, -1].tolist() == list(range(4 * step, 4 * step + 4))
             if externally_driven:
-                loader.prefetch()
+                loader.machinery.prefetch()
         streams.synchronize()
 
 

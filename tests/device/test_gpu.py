@@ -82,7 +82,7 @@ def test_a_slot_is_not_filled_again_while_it_is_copied():
         held = queue.streams.record(queue.streams.side)
 
         def submitted():
-            loader.prefetch()
+            loader.machinery.prefetch()
             return queue.ready == 2
 
         measures.wait_until(submitted)
@@ -291,7 +291,7 @@ def collated(batch):
 def held_back(batches):
     """Let both streams begin what comes next some milliseconds late."""
     sleep(10**7)
-    with batches.engine.queue.streams.on_side():
+    with batches.machinery.engine.queue.streams.on_side():
         sleep(10**7)
 
 

@@ -393,10 +393,10 @@ def test_what_is_read_ahead_is_not_copied_to_the_device(streams):
 
 def test_reading_ahead_again_changes_nothing(streams):
     with on_device(Gate(after=3)) as loader:
-        loader.read_ahead()
+        loader.machinery.read_ahead()
         assert loader.source.read.wait(10)
-        loader.read_ahead()
+        loader.machinery.read_ahead()
         assert next(loader)["index"].tolist() == plan(0)[0]
-        loader.read_ahead()  # the next one is on its way to the device
+        loader.machinery.read_ahead()  # the next one is on its way to the device
         assert [next(loader)["index"].tolist() for _ in range(5)] == plan(0)[1:]
         assert loader.source.reads == [*plan(0), *plan(1)][: len(loader.source.reads)]

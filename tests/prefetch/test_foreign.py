@@ -108,7 +108,7 @@ def seeded(made, name, *, wrapped=True, pace=None):
 
 def full(batches):
     """Wait until nothing more is read ahead; at once where nobody reads ahead."""
-    found = batches.engine.feed.reader
+    found = batches.machinery.engine.feed.reader
     if found is not None and found.worker is not None:
         until(found, lambda: found.ready >= found.depth or not found.reading)
 
@@ -173,11 +173,11 @@ def test_a_loader_that_draws_is_read_in_the_thread_of_its_consumer_pass_after_pa
     with prefetched(loader, 2, device="cpu") as batches:
         for _ in range(3):
             for _ in batches:
-                assert batches.engine.feed.reader.worker is None
+                assert batches.machinery.engine.feed.reader.worker is None
         assert batches.fill.host_depth == 0
         batches.device_depth = 3
         next(iter(batches))
-        assert batches.engine.feed.reader.worker is None
+        assert batches.machinery.engine.feed.reader.worker is None
     assert caplog.text.count("draws random numbers") == 1
 
 
@@ -209,7 +209,7 @@ def test_an_order_that_is_drawn_with_the_first_batch_is_read_ahead(made, caplog)
             assert sorted(batches) == list(range(BATCHES))
         next(iter(batches))
         next(batches)
-        assert batches.engine.feed.reader.worker is not None
+        assert batches.machinery.engine.feed.reader.worker is not None
     assert "is_random" not in caplog.text
 
 
@@ -247,7 +247,7 @@ def test_samplers_of_torch_are_known_to_draw_when_a_pass_begins(sampler, known):
 def test_a_known_loader_is_read_ahead_from_its_first_batch_on():
     with prefetched([1, 2, 3], 2, device="cpu") as batches:
         next(batches)
-        assert batches.engine.feed.reader.worker is not None
+        assert batches.machinery.engine.feed.reader.worker is not None
     assert not DrawWatch(iter([1])).over
 
 
@@ -383,7 +383,7 @@ def test_marks_are_right_where_the_end_is_known_before_the_last_batch_is_handed_
     with prefetched(loader, 2, device="cpu") as batches:
         for batch in batches:
             full(batches)
-            batches.prefetch()
+            batches.machinery.prefetch()
             seen.append((batch, state.end_of_dataloader, state.remainder))
         seen.append(("end", state.end_of_dataloader, state.remainder, len(state.references)))
     assert seen == wanted

@@ -113,7 +113,7 @@ def steps(batches):
 
 def read_ahead(loader, count):
     """Wait until so many batches are ready on the host."""
-    found = loader.engine.feed.reader
+    found = loader.machinery.engine.feed.reader
     until(found, lambda: found.ready >= count)
 
 
@@ -149,7 +149,7 @@ def test_iter_is_called_with_the_first_batch_and_after_set_epoch():
     with prefetched(loader, device="cpu") as batches:
         iter(batches)
         iter(batches)
-        batches.prefetch()
+        batches.machinery.prefetch()
         assert loader.log == []
         for epoch in range(2):
             batches.set_epoch(epoch)
@@ -161,7 +161,7 @@ def test_the_next_pass_is_not_begun_before_it_is_asked_for():
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         assert steps(batches) == list(range(6))
-        batches.prefetch()
+        batches.machinery.prefetch()
         with pytest.raises(StopIteration):
             next(batches)
         assert loader.log == ["iter"]
@@ -326,7 +326,7 @@ def test_after_an_error_nothing_is_read_before_it_is_asked_for():
         read_ahead(batches, 1)
         for thread in reader():
             thread.join(LONG)
-        batches.prefetch()
+        batches.machinery.prefetch()
         assert len(loader.threads) == 2
         with pytest.raises(MineError):
             next(batches)
@@ -385,7 +385,7 @@ def test_a_keyboard_interrupt_while_waiting_ends_the_pass(monkeypatch):
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
         next(batches)
-        arrived = batches.engine.feed.reader.arrived
+        arrived = batches.machinery.engine.feed.reader.arrived
         with monkeypatch.context() as patch:
             patch.setattr(arrived, "wait", lambda timeout: (_ for _ in ()).throw(KeyboardInterrupt))
             assert loader.waiting.wait(LONG)
@@ -447,7 +447,7 @@ def test_close_is_final_and_may_come_twice():
     batches.close()
     batches.close()
     assert reader() == []
-    for call in (batches.prefetch, lambda: next(batches)):
+    for call in (batches.machinery.prefetch, lambda: next(batches)):
         with pytest.raises(ClosedError):
             call()
     assert batches.stats().batches == 1
@@ -512,7 +512,7 @@ def test_a_fork_is_told(monkeypatch):
         fork.setattr(os, "getpid", lambda: -1)
         with pytest.raises(WorkerError, match="cannot be used in its fork"):
             next(batches)
-        batches.engine.close()  # nothing of another process is touched
+        batches.machinery.engine.close()  # nothing of another process is touched
         assert len(reader()) == 1
     batches.close()
 
@@ -627,7 +627,7 @@ def test_states_are_not_those_of_batches_on_their_way_to_the_device(streamed, sl
     with prefetched(Stateful(), 2) as batches:
         for given in range(1, 7):
             next(batches)
-            batches.prefetch()
+            batches.machinery.prefetch()
             assert batches.state_dict() == {"given": given}
         with pytest.raises(StopIteration):
             next(batches)
@@ -653,11 +653,11 @@ def test_batches_of_any_form_arrive_on_a_device_with_streams(streamed, slow, ext
         for _ in range(3):
             for number, batch in enumerate(batches):
                 if externally_driven:
-                    batches.prefetch()
+                    batches.machinery.prefetch()
                 step(batch, detection(number))
                 del batch
                 if externally_driven:
-                    batches.prefetch()
+                    batches.machinery.prefetch()
         next(iter(batches))  # a pass that is left early
         for number, batch in zip(range(2), batches, strict=False):
             step(batch, detection(number))
@@ -687,8 +687,8 @@ def test_the_end_of_a_pass_leaves_nothing_on_the_device(streamed):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), 2) as batches:
         list(batches)
-        assert not batches.engine.queue.tickets
-        assert not batches.engine.queue.copying
+        assert not batches.machinery.engine.queue.tickets
+        assert not batches.machinery.engine.queue.copying
 
 
 def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
@@ -696,7 +696,7 @@ def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
     with prefetched(DataLoader(range(20), batch_size=2), 3) as batches:
         for _ in range(4):
             next(batches)
-        assert [ticket.allocated is not None for ticket in batches.engine.queue.tickets] == [True]
+        assert [ticket.allocated is not None for ticket in batches.machinery.engine.queue.tickets] == [True]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -709,7 +709,7 @@ def test_what_the_canary_finds_about_a_batch_costs_none_of_those_behind_it(strea
         first["x"].numpy()[...] = 7
         if depth:
             read_ahead(batches, depth)
-            batches.prefetch()
+            batches.machinery.prefetch()
         assert next(batches)["step"] == 1
         with pytest.raises(TransferError, match="x of batch 0 of epoch 0"):
             next(batches)
@@ -723,9 +723,9 @@ def test_nothing_is_reserved_for_batches_after_the_last(streamed):
         for _ in range(6):
             next(batches)
         read_ahead(batches, 1)
-        batches.prefetch()  # the end is found
-        batches.prefetch()
-        assert {ticket.block for ticket in batches.engine.queue.tickets} == {None}
+        batches.machinery.prefetch()  # the end is found
+        batches.machinery.prefetch()
+        assert {ticket.block for ticket in batches.machinery.engine.queue.tickets} == {None}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -762,13 +762,13 @@ def test_a_device_that_is_set_serves_from_the_next_pass_on(monkeypatch):
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         next(batches)
-        before = batches.engine
+        before = batches.machinery.engine
         batches.device = "mps"
         assert batches.device == torch.device("mps")
         assert steps(next(batches) for _ in range(2)) == [1, 2]
         assert steps(batches) == list(range(6))
-        assert batches.engine is not before
-        assert batches.engine.device == torch.device("mps")
+        assert batches.machinery.engine is not before
+        assert batches.machinery.engine.device == torch.device("mps")
         assert batches.stats().read.batches >= 9
 
 
@@ -883,7 +883,7 @@ def test_an_error_in_a_worker_is_that_which_the_dataloader_raises():
         assert "Caught MineError in DataLoader worker process 0" in str(caught.value)
         assert next(batches)["name"] == ["8", "9"]
         # Torch's own error refers to itself and to the iterator: without this, the collector would end the worker.
-        shut_down(batches.engine.feed.reader.iterator)
+        shut_down(batches.machinery.engine.feed.reader.iterator)
 
 
 @pytest.mark.usefixtures("feeders_end")
@@ -976,7 +976,7 @@ def test_a_generator_that_was_left_goes_on(depth):
             if number == 1:
                 break
         if depth:  # until those that a new pass would lose have been read
-            pulling = batches.engine.feed.reader
+            pulling = batches.machinery.engine.feed.reader
             until(pulling, lambda: pulling.ready == depth)
         assert list(batches) == [2, 3, 4]
         assert list(batches) == []

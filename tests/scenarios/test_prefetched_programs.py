@@ -602,7 +602,15 @@ def test_iter_is_called_after_set_epoch_on_the_main_thread(depth, anywhere):
 def test_building_asking_and_iter_start_nothing(anywhere):
     loader = Logged()
     with prefetched(loader, device="cpu") as batches:
-        len(batches), bool(batches), repr(batches), iter(batches), batches.fill, batches.stats(), batches.prefetch()
+        (
+            len(batches),
+            bool(batches),
+            repr(batches),
+            iter(batches),
+            batches.fill,
+            batches.stats(),
+            batches.machinery.prefetch(),
+        )
         assert [loader.calls, our_threads()] == [[], []]
 
 

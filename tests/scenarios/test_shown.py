@@ -221,6 +221,21 @@ def test_help_shows_what_a_user_may_call():
     assert not {name for name in dir(lad.SubsetSource) if name.startswith(("routed", "sheet", "rows_of"))}
 
 
+def test_help_of_a_loader_shows_no_machinery():
+    def shown(kind):
+        return {name for name in dir(kind) if name[0] != "_"}
+
+    settings = {"device", "device_depth", "verify_copies"}
+    looks = {"fill", "stats", "machinery"}
+    assert shown(lad.AsyncLoader) == {
+        *settings,
+        *looks,
+        *{"close", "next", "set_epoch", "state_dict", "load_state_dict", "spec", "order", "footprint"},
+    }
+    wrapped = type(lad.prefetched(DataLoader(range(5), batch_size=2), device="cpu"))
+    assert shown(wrapped) == {*settings, *looks, "close", "stop", "counted", "sharded_by_trainer"}
+
+
 def test_a_spec_is_a_mapping_of_its_fields():
     spec = ArraySource({"x": np.zeros((5, 2)), "y": np.zeros(5)}).spec
     assert list(spec) == ["x", "y"]

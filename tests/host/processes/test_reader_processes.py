@@ -241,7 +241,7 @@ def test_a_process_killed_by_a_signal_without_a_name_is_an_error():
 
 
 def pid_of(loader):
-    pipeline = loader.engine.feed.pipeline
+    pipeline = loader.machinery.engine.feed.pipeline
     assert isinstance(pipeline, ProcessPipeline)
     return pipeline.process_id
 
@@ -267,7 +267,7 @@ def test_a_process_that_does_not_answer_is_a_stall_that_says_what_it_reads():
     options = {"batch_size": 10, "shuffle": False, "worker_kind": "process"}
     with AsyncLoader(Numbers(33, acts.stop), options) as loader:
         assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
-        loader.engine.feed.pipeline.timeout_s = 0.5  # the start of the process may take longer
+        loader.machinery.engine.feed.pipeline.timeout_s = 0.5  # the start of the process may take longer
         with pytest.raises(StalledError, match=r"batch 3 of epoch 0 .* reads sample 30 and 9 more"):
             next(loader)
 
@@ -336,7 +336,7 @@ def test_the_process_ends_when_the_trainer_is_killed_even_if_a_fork_of_it_lives(
         "next(loader)\n"
         "fork = os.fork()\n"
         "if not fork: signal.pause()\n"
-        "print(loader.engine.feed.pipeline.process_id, fork, flush=True)\n"
+        "print(loader.machinery.engine.feed.pipeline.process_id, fork, flush=True)\n"
         "signal.pause()\n"
     )
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as trainer:
@@ -494,7 +494,7 @@ def come_to_rest(pipeline):
 def test_a_paused_reader_process_reads_nothing_until_it_must(file):
     with contextlib.closing(source_of(file)) as source, loader_of(source, workers=2, shuffle=False) as loader:
         taken = [next(loader)["y"].tolist()]
-        pipeline = loader.engine.feed.pipeline
+        pipeline = loader.machinery.engine.feed.pipeline
         assert not pipeline.quiet
         pipeline.pause(LONG_S)
         come_to_rest(pipeline)
@@ -513,7 +513,7 @@ def test_a_paused_reader_process_reads_nothing_until_it_must(file):
 def test_a_pause_of_a_reader_process_is_not_taken_for_the_one_before(file):
     with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
         next(loader)
-        pipeline = loader.engine.feed.pipeline
+        pipeline = loader.machinery.engine.feed.pipeline
         pipeline.pause(LONG_S)
         come_to_rest(pipeline)
         pipeline.resume()
@@ -531,14 +531,14 @@ def test_another_epoch_ends_the_pause_of_a_reader_process(file):
         wanted = [batch["y"].tolist() for batch in _epoch(loader, 7)]
     with contextlib.closing(source_of(file)) as source, loader_of(source, seed=5) as loader:
         next(loader)
-        loader.engine.feed.pipeline.pause(LONG_S)
+        loader.machinery.engine.feed.pipeline.pause(LONG_S)
         assert [batch["y"].tolist() for batch in _epoch(loader, 7)] == wanted
 
 
 def test_a_reader_process_that_dies_in_a_pause_is_an_error(file):
     with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
         next(loader)
-        pipeline = loader.engine.feed.pipeline
+        pipeline = loader.machinery.engine.feed.pipeline
         pipeline.pause(LONG_S)
         os.kill(pipeline.process_id, signal.SIGKILL)
         with pytest.raises(WorkerError, match="was killed by SIGKILL"):
@@ -554,7 +554,7 @@ def test_a_loader_whose_reports_are_not_read_does_not_hold_up_the_others(act):
     good = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process", "timeout_s": 30})
     sharing(flooded, good)
     iter(flooded)
-    flooded.read_ahead()
+    flooded.machinery.read_ahead()
     for _ in range(20):
         assert len(list(good)) == 10
     with contextlib.suppress(ReadError):
@@ -571,7 +571,9 @@ def test_the_end_of_a_loader_reaches_a_shared_process_though_a_fork_keeps_its_pi
         next(loader)
     reader = Path("/proc") / str(pid_of(loaders[0])) / "fd"
     both = len(list(reader.iterdir()))
-    copies = [os.dup(end.fileno()) for end in loaders[1].engine.feed.pipeline._channel._commands if not end.closed]
+    copies = [
+        os.dup(end.fileno()) for end in loaders[1].machinery.engine.feed.pipeline._channel._commands if not end.closed
+    ]
     loaders[1].close()
     while len(list(reader.iterdir())) > both - 4:  # its setup, its slots and two pipes
         next(iter(loaders[0].next, None))

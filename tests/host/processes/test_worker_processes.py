@@ -31,7 +31,7 @@ def in_worker_processes(loader):
     """Take passes until both worker processes read; returns their ids."""
     for _ in range(PASSES):
         found = {batch["process"][0].item() for batch in loader}
-        workers = children(loader.engine.feed.pipeline.process_id)
+        workers = children(loader.machinery.engine.feed.pipeline.process_id)
         if len(workers) == 2 and found == workers:
             return workers
     raise AssertionError("the worker processes never started")
@@ -65,7 +65,7 @@ def test_worker_processes_read_the_rest_of_a_resumed_epoch():
         loader.load_state_dict(place)
         for step, batch in enumerate(loader, 1):
             assert batch["y"].tolist() == list(range(10 * step, 10 * step + 10))
-            if batch["process"][0].item() != loader.engine.feed.pipeline.process_id:
+            if batch["process"][0].item() != loader.machinery.engine.feed.pipeline.process_id:
                 return
     raise AssertionError("the worker processes never started")
 
@@ -75,7 +75,7 @@ def test_each_worker_has_a_process_and_all_end_with_the_loader():
         assert loader.footprint.workers.processes == 2
         assert "a reader process with 2 worker processes" in str(loader.footprint.workers)
         workers = in_worker_processes(loader)
-        reader = loader.engine.feed.pipeline.process_id
+        reader = loader.machinery.engine.feed.pipeline.process_id
         names = {(Path("/proc") / str(pid) / "comm").read_text() for pid in workers}
         assert names == {"lit_data worker\n"}
         assert (Path("/proc") / str(reader) / "comm").read_text() == "lit_data reader\n"
@@ -87,7 +87,7 @@ def test_worker_processes_end_with_a_reader_process_that_is_killed():
     with loader_of(PythonNumbers()) as loader:
         workers = in_worker_processes(loader)
         ends = [os.pidfd_open(pid) for pid in workers]
-        os.kill(loader.engine.feed.pipeline.process_id, signal.SIGKILL)
+        os.kill(loader.machinery.engine.feed.pipeline.process_id, signal.SIGKILL)
         for end in ends:
             _wait(end)
         with pytest.raises(WorkerError, match="was killed by SIGKILL"):
@@ -98,7 +98,7 @@ def test_one_worker_reads_in_the_reader_process_itself():
     with loader_of(PythonNumbers(), workers=1) as loader:
         assert loader.footprint.workers.processes == 0
         reader = {batch["process"][0].item() for batch in loader}
-        assert reader == {loader.engine.feed.pipeline.process_id}
+        assert reader == {loader.machinery.engine.feed.pipeline.process_id}
 
 
 def test_an_error_comes_at_its_place_with_type_and_traceback():
@@ -194,7 +194,7 @@ def test_worker_processes_transform_what_the_reader_process_has_decoded(file, ch
             if options.get("workers") == 2:
                 workers = in_worker_processes(loader)
                 assert not any(str(file) in mapped(pid) for pid in workers)
-                assert str(file) in mapped(loader.engine.feed.pipeline.process_id)
+                assert str(file) in mapped(loader.machinery.engine.feed.pipeline.process_id)
         return found
 
     assert passes(workers=2, worker_kind="process") == passes(workers=0)
