@@ -77,7 +77,7 @@ bench-scale: $(VENV)/installed
 bench-resume: $(VENV)/installed
 	$(BIN)/python benchmarks/resume.py $(ARGS)
 
-# What measuring costs, and whether the verdict is right: about 2 minutes.
+# What measuring costs, and whether the verdict is right: about 4 minutes, and longer beside other programs.
 bench-verdict: $(VENV)/installed
 	$(BIN)/python benchmarks/verdict.py $(ARGS)
 

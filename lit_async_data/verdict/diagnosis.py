@@ -30,6 +30,8 @@ STARVED = 0.02
 BUSY = 0.6
 # Cores of which this share is busy are full; other programs leave at least so many.
 FULL, LEAST_CORES = 0.8, 0.5
+# Threads that queue for a core for this share of the time in which they have one are too many for the cores.
+QUEUED = 0.25
 # How a rate grows with workers.
 SHARED = 0.85
 # A worker that adds less than a tenth of the gain is not asked for.
@@ -65,6 +67,9 @@ class _Case:
         self.cores_s = (self.cpu_s + facts.others_cpu_s) / self.cores
         # Seconds per batch in which readers neither worked nor wanted a core: they waited for storage, or for the GIL.
         self.blocked_s = max(self.worked_s - self.cpu_s - facts.readers_queued_s / per, 0.0)
+        # Whether loop and readers had to queue for cores: then nothing that takes another core gains.
+        queued_s = facts.loop_queued_s + facts.readers_queued_s
+        self.crowded = queued_s > QUEUED * (facts.loop_cpu_s + facts.stages.cpu_s)
         # Seconds of the loop's thread with a core, or without one, but perhaps with the GIL.
         self.loop_s = facts.loop_cpu_s + facts.loop_queued_s
 
@@ -85,7 +90,7 @@ class _Case:
         if not self.readers.gil or self.facts.cores < 2 or self.facts.loop_queued_s > share / 2 * self.facts.total_s:
             return self._given(Bound.CORES, *self._less_work())
         gain = min(share, self._gain(max(self.step_s - share * self.batch_s, self.cores_s)))
-        if gain < LEAST_GAIN:
+        if gain < LEAST_GAIN or self.crowded:
             return self._given(Bound.GIL, Option.PROCESS_LATER)
         return self._given(Bound.GIL, Option.PROCESS, gain=gain)
 
@@ -160,7 +165,7 @@ class _Case:
         loop_s = self.facts.loop_cpu_s / max(self.facts.batches, 1)
         step_s = max(loop_s, self.step_s - self.cpu_s) if bound is Bound.GIL else self.step_s
         found = self._workers(1, read_s=self.cpu_s, step_s=step_s, least=1)
-        if found is None and bound is Bound.GIL:
+        if bound is Bound.GIL and (found is None or self.crowded):
             return self._given(bound, Option.PROCESS_LATER)
         if found is None:
             return self._given(bound, *self._less_work())

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lit_async_data.host.gil import gil_is_taken
+from lit_async_data.host.stages import StageTimes
 from lit_async_data.host.stats import DeviceWait, LoaderStats
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch.loader import PrefetchedLoader
-from lit_async_data.system import core_seconds, thread_seconds
+from lit_async_data.system import children_seconds, core_seconds, thread_seconds
 from lit_async_data.threads import OURS
 from lit_async_data.verdict.facts import HELD, Facts, Readers
 
@@ -92,7 +93,7 @@ class Watch:
     def __init__(self, loaders: Sequence[Loader]) -> None:
         self.loaders = list(loaders)
         self._before = [loader.stats() for loader in loaders]
-        self._began, self._cores = Moment(), Cores.now()
+        self._began, self._cores, self._children_s = Moment(), Cores.now(), children_seconds()
         self._left_out_s, self._left_out = 0.0, Cpu()
 
     def leave_out(self, other: Watch) -> None:
@@ -130,21 +131,27 @@ class Watch:
             loop_queued_s=cpu.queued_s,
             readers_queued_s=cpu.readers_queued_s,
             own_s=cpu.own_s if cpu.own_s > HELD * wall_s and gil_is_taken() else 0.0,
-            elsewhere=self._elsewhere(stages.cpu_s if readers.kind == "process" else 0.0),
+            elsewhere=self._elsewhere(self._workers_s(readers, stages)),
             starved=now.read.starved - before.read.starved,
             stages=stages,
             readers=readers,
             slowdown=now.slowdown,
         )
 
-    def _elsewhere(self, readers_s: float) -> float:
-        """How many cores other programs kept busy, on average. Readers in processes of their own are no others."""
+    def _workers_s(self, readers: Readers, stages: StageTimes) -> float:
+        """Seconds of cores that workers in processes of their own took."""
+        if readers.kind == "foreign":  # a DataLoader does not say which processes are its workers
+            return children_seconds() - self._children_s
+        return stages.cpu_s if readers.kind == "process" else 0.0
+
+    def _elsewhere(self, workers_s: float) -> float:
+        """How many cores other programs kept busy, on average."""
         now, moment = Cores.now(), Moment()
         wall_s, process_s = moment.wall_s - self._began.wall_s, moment.since(self._began).process_s
         total_s, idle_s = now.total_s - self._cores.total_s, now.idle_s - self._cores.idle_s
-        if any(isinstance(loader, PrefetchedLoader) for loader in self.loaders) or total_s < wall_s / 2:
-            return 0.0  # nobody knows what workers of a DataLoader take, or what all cores do
-        return max((total_s - idle_s - process_s - readers_s) / wall_s, 0.0)
+        if total_s < wall_s / 2:
+            return 0.0  # the system does not say what all cores do
+        return max((total_s - idle_s - process_s - workers_s) / wall_s, 0.0)
 
 
 def _waited(before: LoaderStats, now: LoaderStats) -> tuple[float, float]:

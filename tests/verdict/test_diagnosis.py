@@ -220,6 +220,8 @@ def test_a_full_gil_is_named_also_where_the_cores_are_busy(waited):
     found = verdict(crowded)
     assert (found.bound, found.gain) == (Bound.GIL, 0.0)
     assert found.cure() == "loader.worker_kind=process, once a core is free for it"
+    # A little time was left idle, which does not mean that more could have been had.
+    assert verdict(dataclasses.replace(crowded, elsewhere=1.2)).gain == 0
     # Without the time in which they wanted a core, nobody could tell.
     untold = dataclasses.replace(crowded, loop_queued_s=0.0, readers_queued_s=0.0)
     assert verdict(untold).bound is not Bound.GIL
