@@ -143,13 +143,16 @@ class Verdicts:
         if trainer.world_size > 1:
             mine = torch.tensor([share, *found.numbers()], dtype=torch.float32, device=device)
             # Every rank is here: Lightning's own reductions at the end of an epoch need that as well.
-            ranks = strategy.all_gather(mine).reshape(-1, len(mine)).tolist()
+            # A sum of rows of zeros: Lightning's own gathering warns of what it uses of torch.
+            table = torch.zeros(trainer.world_size, len(mine), device=device)
+            table[trainer.global_rank] = mine
+            ranks = strategy.reduce(table, reduce_op="sum").tolist()
             slowest = max(range(len(ranks)), key=lambda rank: ranks[rank][0])
             share, *numbers = ranks[slowest]
             found = Verdict.of_numbers(numbers, found.packing)
             of_rank = f" on rank {slowest}, the slowest of {len(ranks)}," if len(ranks) > 1 else ""
         who = "training" if summary.device_s is None else "the device"
-        waited = f"{who}{of_rank} waited {100 * share:.1f} % of {summary.total_s:.1f} s for data"
+        waited = f"{who}{of_rank} waited {100 * share:.1f} % of {_duration(summary.total_s)} for data"
         gap = f" ({summary.gap_s:.3f} s for the first batch)" if summary.gap_s > 0.005 * summary.total_s else ""
         return f"epoch {trainer.current_epoch}: {waited}{gap}: {found}{self._beside}"
 
@@ -186,9 +189,13 @@ class Verdicts:
         self.evaluated[stage] = self.evaluated.get(stage, WaitSummary()) + waited
         name, prefix = STAGES[stage]
         found = verdict(facts)
-        text = f"{100 * facts.share:.1f} % of {facts.total_s:.1f} s"
+        text = f"{100 * facts.share:.1f} % of {_duration(facts.total_s)}"
         why = f": {found.text(prefix)}" if facts.total_s >= SHORT_S else ""
         if trainer.state.fn == "fit":
             self._beside = f"; {name} waited {text}{'' if found.bound is Bound.LOOP else why}"
             return ""
         return f"{name}: {'the device' if device else 'the loop'} waited {text} for data{why}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1e3 * seconds:.0f} ms"  # noqa: PLR2004  # else 0.0 s

@@ -198,7 +198,9 @@ class _Case:
         read_s = self.read_s if read_s is None else read_s
         step_s = self.step_s if step_s is None else step_s
         gains = {}
-        for workers in range(now + 1 if least is None else least, self.facts.cores + 1):
+        # Those that wait need no core each; one core may be all that a rank has.
+        most = max(self.facts.cores, 2 * now) if waits else self.facts.cores
+        for workers in range(now + 1 if least is None else least, most + 1):
             shared_s = read_s * (now / workers) ** SHARED
             cores_s = 0.0 if waits else self.cores_s
             gains[workers] = self._gain(max(step_s, shared_s, cores_s))

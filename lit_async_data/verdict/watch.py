@@ -10,9 +10,10 @@ from typing import NamedTuple
 from lit_async_data.host.gil import gil_is_taken
 from lit_async_data.host.stages import StageTimes
 from lit_async_data.host.stats import DeviceWait, LoaderStats
+from lit_async_data.host.workers import cores
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch.loader import PrefetchedLoader
-from lit_async_data.system import children_seconds, core_seconds, thread_seconds
+from lit_async_data.system import children_seconds, core_seconds, thread_seconds, usable_cores
 from lit_async_data.threads import OURS
 from lit_async_data.verdict.facts import HELD, Facts, Readers
 
@@ -145,13 +146,17 @@ class Watch:
         return stages.cpu_s if readers.kind == "process" else 0.0
 
     def _elsewhere(self, workers_s: float) -> float:
-        """How many cores other programs kept busy, on average."""
+        """How many of this process's cores other programs kept busy, on average.
+
+        Of the ranks on a machine, each has its share of the cores; what the others leave idle of theirs is free, too.
+        """
         now, moment = Cores.now(), Moment()
         wall_s, process_s = moment.wall_s - self._began.wall_s, moment.since(self._began).process_s
         total_s, idle_s = now.total_s - self._cores.total_s, now.idle_s - self._cores.idle_s
         if total_s < wall_s / 2:
             return 0.0  # the system does not say what all cores do
-        return max((total_s - idle_s - process_s - workers_s) / wall_s, 0.0)
+        others = (total_s - idle_s - process_s - workers_s) / wall_s
+        return max(others - (usable_cores() - cores()), 0.0)
 
 
 def _waited(before: LoaderStats, now: LoaderStats) -> tuple[float, float]:

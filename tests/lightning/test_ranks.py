@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -87,6 +88,8 @@ def test_ranks_share_the_samples(way, ranks, tmp_path, monkeypatch):
         check_test_and_predict(found("22 samples"))
         check_drop_last(found("drop_last"))
         check_resumed(found("resumed"), ranks)
+        if way == "slurm":  # where each rank has an output of its own
+            check_said([(tmp_path / f"{rank}.txt").read_text() for rank in range(ranks)])
         for fact in found("one sample"):
             assert f"1 samples cannot be shared by {ranks} ranks" in fact["error"]
 
@@ -136,6 +139,17 @@ def check_resumed(facts, ranks):
             assert sorted(itertools.chain(*dealt)) == sorted(rest[: OTHER_BATCH * ranks]), (epoch, step)
             del rest[: OTHER_BATCH * ranks]
         assert not rest
+
+
+def check_said(outputs):
+    """Rank 0 says once per epoch how long the slowest waited, and which one that is; the others say nothing."""
+    said = [[line for line in output.splitlines() if " waited " in line] for output in outputs]
+    epochs = [line for line in said[0] if line.startswith("epoch ")]
+    assert len(epochs) >= EPOCHS * len(LENGTHS)
+    assert all(
+        re.match(rf"epoch \d+: training on rank \d, the slowest of {len(outputs)}, waited", line) for line in epochs
+    )
+    assert not any(said[1:])
 
 
 def check_drop_last(facts):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import json
-import logging
 import os
 import sys
 import warnings
@@ -198,5 +197,4 @@ def fabric(folder, ranks):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     globals()[sys.argv[2]](sys.argv[1], int(sys.argv[3]))

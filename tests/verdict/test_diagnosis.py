@@ -53,6 +53,7 @@ PROCESS = {"kind": "process", "gil": False}
         (facts(0.02, decode=0.01), Bound.LOOP, ""),
         (facts(read=0.02, cpu=0.001), Bound.READING, "loader.workers=3"),
         (facts(read=0.02, cpu=0.001, cores=2), Bound.READING, "loader.workers=2"),
+        (facts(read=0.02, cpu=0.001, cores=1), Bound.READING, "loader.workers=2"),
         (facts(decode=0.018, reading="decoded", **PROCESS), Bound.DECODING, "loader.workers=2"),
         (facts(decode=0.06, reading="decoded", **PROCESS), Bound.DECODING, "loader.workers=4"),
         (facts(read=0.001, transform=0.018, apart=True, **PYTHON, **PROCESS), Bound.TRANSFORM, "loader.workers=2"),
@@ -291,6 +292,7 @@ def test_no_cure_takes_more_workers_than_cores_or_promises_more_than_was_lost(dr
     # Steps become shorter, too, if the loop has the GIL for itself.
     assert 0 <= found.gain <= (1 if found.bound is Bound.GIL else measured.share + 1e-9)
     if found.option in (Option.WORKERS, Option.PROCESS_WORKERS, Option.NUM_WORKERS):
-        assert found.value <= measured.cores
+        waits = found.bound is Bound.READING  # needs no core each
+        assert found.value <= max(measured.cores, 2 * max(measured.readers.count, 1) if waits else 0)
     again = Verdict.of_numbers(found.numbers(), found.packing)
     assert (again.bound, again.option, again.value, str(again)) == (found.bound, found.option, found.value, str(found))

@@ -204,6 +204,62 @@ def test_what_other_programs_take_of_the_cores_is_all_that_is_not_idle_or_ours(c
     assert facts.elsewhere == pytest.approx((8.0 - 2.0 - 4.0) / 4.0)
 
 
+def test_cores_of_other_ranks_are_not_taken_from_this_one(clock, monkeypatch):
+    cores = iter([watch_module.Cores(0.0, 0.0), watch_module.Cores(1.0, 16.0)])
+    monkeypatch.setattr(watch_module.Cores, "now", lambda: next(cores))
+    monkeypatch.setattr(watch_module, "usable_cores", lambda: 4)
+    monkeypatch.setattr(watch_module, "cores", lambda: 1)
+    watch = Watch([])
+    clock.works(4.0)
+    # Of 16 s, 11 s are of others: 2.75 cores, all of them of the three of other ranks.
+    assert watch._elsewhere(0.0) == 0.0
+    cores = iter([watch_module.Cores(0.0, 0.0), watch_module.Cores(0.0, 16.0)])
+    watch = Watch([])
+    clock.works(4.0)
+    assert watch._elsewhere(2.0) == 0.0
+    cores = iter([watch_module.Cores(0.0, 0.0), watch_module.Cores(0.0, 18.0)])
+    watch = Watch([])
+    clock.works(4.0)
+    assert watch._elsewhere(0.0) == 0.5
+
+
+# Seconds with a core, and seconds of waiting for one, by thread.
+class Thread:
+    def __init__(self, name, native_id):
+        self.name, self.native_id = name, native_id
+
+
+@pytest.fixture
+def threads(clock, monkeypatch):
+    """Threads that take cores only when a test says so: ``threads[name] = (seconds with a core, and without)``."""
+    spent = {"MainThread": (0.0, 0.0), "lit_async_data reader 0": (0.0, 0.0), "Thread-1 (augment)": (0.0, 0.0)}
+    numbers = {name: number for number, name in enumerate(spent)}
+    now = [Thread(*each) for each in numbers.items()]
+    fake = types.SimpleNamespace(enumerate=lambda: now, get_native_id=lambda: numbers["MainThread"])
+    monkeypatch.setattr(watch_module, "threading", fake)
+    names = {number: name for name, number in numbers.items()}
+    monkeypatch.setattr(watch_module, "thread_seconds", lambda number: spent[names[number]])
+    return spent
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_waits_for_cores_are_told_by_thread_and_threads_of_the_program_count_if_they_keep_the_gil(
+    clock, threads, monkeypatch, taken
+):
+    tried = []
+    monkeypatch.setattr(watch_module, "gil_is_taken", lambda: tried.append(1) or taken)
+    loader = AsyncLoader(Storage(lambda: None), {"batch_size": BATCH, "workers": 0})
+    watch = Watch([loader])
+    clock.waits(10.0)
+    threads["MainThread"], threads["lit_async_data reader 0"] = (4.0, 1.0), (3.0, 2.0)
+    facts = watch.facts()
+    assert (facts.loop_queued_s, facts.readers_queued_s, facts.own_s, tried) == (1.0, 2.0, 0.0, [])
+    threads["Thread-1 (augment)"] = (2.0, 0.4)
+    assert (watch.facts().own_s, tried) == (0.0, [])  # too little for a try
+    threads["Thread-1 (augment)"] = (2.0, 1.0)
+    assert (watch.facts().own_s, tried) == (3.0 if taken else 0.0, [1])
+
+
 def test_where_the_system_says_nothing_of_cores_nobody_else_takes_any(clock, monkeypatch):
     monkeypatch.setattr(watch_module, "open", lambda *_, **__: io.StringIO("none\n"), raising=False)
     with AsyncLoader(Storage(lambda: clock.works(0.5)), {"batch_size": BATCH, "workers": 0}) as loader:
