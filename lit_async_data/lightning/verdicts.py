@@ -198,4 +198,4 @@ class Verdicts:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1e3 * seconds:.0f} ms"  # noqa: PLR2004  # else 0.0 s
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1e3 * seconds:.0f} ms"  # else 0.0 s
