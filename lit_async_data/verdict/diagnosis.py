@@ -1,8 +1,9 @@
 """`verdict`: why a loop waits for data, what to change, and what that should gain. Pure: facts in, verdict out.
 
 The model is small. A loop takes `step_s` per batch. Its readers take `read_s` per batch, and with m instead of n of
-them ``read_s · (n/m)**0.85``: they share memory and storage. All cores together must do the work of both. The longest
-of the three is the time per batch. A cure changes one of them, and its gain is what the time per batch falls by.
+them ``read_s · (n/m)**0.85``: they share memory and storage. The longer of the two is the time per batch, if there are
+cores enough. All cores together need `cores_s` for the work of both. They are waited for before they are quite full:
+with them it is ``(longer³ + cores_s³)**(1/3)``. A cure changes one of these, and its gain is what the time falls by.
 
 A thread that has no core may still have the GIL, so a full GIL is told by the time in which threads that run Python had
 a core or wanted one. It is told apart from busy cores by the cure: a process of their own gains nothing without a core.
@@ -48,7 +49,7 @@ def verdict(facts: Facts) -> Verdict:
         >>> from lit_async_data.host.stages import Stage, StageTimes
         >>> stages = StageTimes(read=Stage(1.0), decode=Stage(9.0), cpu_s=10.0)
         >>> print(verdict(Facts(100, total_s=10.5, waited_s=4.5, cores=4, starved=100, stages=stages)))
-        decoding-bound; loader.workers=2 should save about 43 %
+        decoding-bound; loader.workers=2 should save about 42 %
     """
     return _Case(facts).verdict()
 
@@ -203,7 +204,7 @@ class _Case:
         for workers in range(now + 1 if least is None else least, most + 1):
             shared_s = read_s * (now / workers) ** SHARED
             cores_s = 0.0 if waits else self.cores_s
-            gains[workers] = self._gain(max(step_s, shared_s, cores_s))
+            gains[workers] = self._gain(_on_cores(max(step_s, shared_s), cores_s))
         best = max(gains.values(), default=0.0)
         if best < LEAST_GAIN:
             return None
@@ -213,7 +214,7 @@ class _Case:
         if self.readers.stuck:
             return self._given(Bound.CALLER, Option.WHY)
         # What is waited for includes reading; beside the loop it takes as long, if there is a core for it.
-        beside_s = max(self.step_s, self.worked_s, self.cores_s)
+        beside_s = _on_cores(max(self.step_s, self.worked_s), self.cores_s)
         return self._given(Bound.CALLER, Option.WORKERS, 1, self._gain(beside_s))
 
     def _foreign(self) -> Verdict:
@@ -259,3 +260,8 @@ class _Case:
     def _given(self, bound: Bound, option: Option = Option.NOTHING, value: int = 0, gain: float = 0.0) -> Verdict:
         gain = 0.0 if math.isnan(gain) else gain
         return Verdict(self.facts.share, bound, option, value, gain, self.readers.packing or PACKING)
+
+
+def _on_cores(longer_s: float, cores_s: float) -> float:
+    """Seconds per batch of something that takes so long by itself, on cores that are busy for so long."""
+    return math.cbrt(longer_s**3 + cores_s**3)

@@ -212,7 +212,7 @@ CROWDED = {"busy": 0.004, "busy_queued": 0.004, "python": 0.004, "python_queued"
 def test_a_full_gil_is_named_whatever_the_source(reading, waited):
     found = verdict(shared(**ALONE, waited=waited, reading=reading))
     assert (found.bound, found.cure()) == (Bound.GIL, "loader.worker_kind=process")
-    assert found.gain == pytest.approx(0.5)
+    assert found.gain == pytest.approx(0.37, abs=0.01)  # of 0.5, since both cores are full then
 
 
 @pytest.mark.parametrize("waited", [0.0, 0.005])
