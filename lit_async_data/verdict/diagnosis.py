@@ -78,7 +78,7 @@ class _Case:
         facts, slowdown = self.facts, self.facts.slowdown
         steady = facts.waited_s / max(facts.total_s - facts.gap_s, 1e-9)
         slowed = 0.0 if slowdown is None or slowdown.share < 2 * slowdown.error else slowdown.share
-        if slowed >= max(SLOWED, steady):
+        if slowed >= max(SLOWED, steady, facts.own_s / max(facts.total_s, 1e-9)):
             return self._slowed(slowed)
         if slowdown is None and self._share_gil():
             return self._in_a_process(Bound.GIL)

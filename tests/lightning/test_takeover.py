@@ -233,7 +233,7 @@ def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch
         return made
 
     monkeypatch.setattr(Takeover, "wrap", named)
-    monkeypatch.setattr(PrefetchedLoader, "prefetch", prefetch)
+    monkeypatch.setattr(PrefetchedLoader, "_prefetch", prefetch)
     trainer(lad.DevicePrefetcher()).validate(
         Evaluated(), pl.utilities.CombinedLoader([numbers(), numbers()], mode), verbose=False
     )

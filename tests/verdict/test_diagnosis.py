@@ -249,6 +249,12 @@ def test_threads_of_the_program_that_hold_the_gil_are_named(measured):
     assert str(found) == "GIL-bound, threads of your own program hold it; do what they do in a process of its own"
 
 
+def test_threads_of_the_program_that_take_more_than_the_readers_come_first():
+    slowed = dataclasses.replace(facts(busy=0.01), slowdown=Slowdown(0.3, 0.01), own_s=0.8)
+    assert verdict(slowed).bound is Bound.OWN
+    assert verdict(dataclasses.replace(slowed, own_s=0.26)).bound is Bound.GIL
+
+
 def test_a_reader_process_waits_for_no_gil():
     measured = dataclasses.replace(facts(read=0.02, cpu=0.001, **PROCESS), own_s=0.5)
     assert verdict(measured).bound is Bound.READING
