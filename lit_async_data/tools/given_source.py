@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from lit_async_data.errors import ConfigError
@@ -103,39 +102,6 @@ class GivenSource:
 
 
 _KINDS = {"hdf5": "HDF5 files", "table": "tables", "folder": "folders"}
-
-
-def pack_command(paths: Sequence[str], fields: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """The command that packs the samples of a source; empty if it cannot describe them, as with windows.
-
-    Args:
-        paths: Files; those of a table or folder are one.
-        fields: By batch key; empty for those of a folder.
-        options: Further arguments of the source that are not its defaults.
-
-    Example:
-        >>> pack_command(["a b.h5"], {"x": "images"}, {"layout": {"x": "NHWC"}, "group": None})
-        "python -m lit_async_data pack 'a b.h5' --fields x=images --layout x=NHWC -o 'a b.packed.h5'"
-        >>> pack_command(["a.h5"], {"x": "waves"}, {"stride": 4})
-        ''
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    known = {name for names in _OPTIONS.values() for name in names}
-    if not (given.keys() <= known and all(isinstance(name, str) for name in [*fields.values(), *paths])):
-        return ""
-    words = [*paths]
-    for name, value in {"fields": fields, **given}.items():
-        if not value:
-            continue
-        words.append(f"--{name.replace('_', '-')}")
-        if isinstance(value, Mapping):
-            words += [f"{key}={each}" for key, each in value.items()]
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            words += map(str, value)
-        else:
-            words.append(str(value))
-    stem = os.path.splitext(os.path.basename(paths[0].rstrip("/")))[0].strip("*_-") or "all"
-    return shlex.join(["python", "-m", "lit_async_data", "pack", *words, "-o", f"{stem}.packed.h5"])
 
 
 def _kind(paths: Sequence[str]) -> Literal["hdf5", "table", "folder"]:

@@ -104,8 +104,12 @@ class _Case:
         return self.readers.gil and min(python_s * min(held, 1.0), self.loop_s) > HELD * facts.total_s > 0
 
     def _ready(self, bound: Bound) -> Verdict:
-        """Batches are ready; other threads may hold up the loop all the same."""
-        return self._given(Bound.OWN, Option.OWN_PROCESS) if self.facts.own_s else self._given(bound)
+        """Batches are ready; other threads may hold up the loop all the same, or what it does with them."""
+        if self.facts.own_s:
+            return self._given(Bound.OWN, Option.OWN_PROCESS)
+        if bound is Bound.HANDOVER and self.readers.in_loop:
+            return self._given(Bound.IN_LOOP, Option.BATCH_TRANSFORM)
+        return self._given(bound)
 
     def _waiting(self) -> Verdict:
         facts = self.facts

@@ -45,6 +45,7 @@ class Readers:
         mixing: Where chunks are decoded in vain: how well a shuffle by chunks would mix; see `mixing`.
         packing: The command that packs the samples; empty where a packed file would hold something else.
         stuck: Why nobody but the loop can read; empty if somebody can.
+        in_loop: Whether the loop itself runs ``device_transform``, since its device has no streams.
     """
 
     kind: Kind = "thread"
@@ -60,6 +61,7 @@ class Readers:
     mixing: float = 1.0
     packing: str = PACKING
     stuck: str = ""
+    in_loop: bool = False
 
     @classmethod
     def of(cls, loader: AsyncLoader | PrefetchedLoader, stats: LoaderStats) -> Readers:
@@ -67,7 +69,7 @@ class Readers:
         if isinstance(loader, PrefetchedLoader):
             count = getattr(loader.loader, "num_workers", None)
             return cls("foreign", -1 if count is None else int(count), "python", gil=not count, apart=True, packing="")
-        plan, options = loader.footprint, loader.options
+        plan, options, engine = loader.footprint, loader.options, loader.machinery.engine
         workers, now = plan.workers, stats.read.workers
         auto = options.workers == "auto"
         return cls(
@@ -84,6 +86,7 @@ class Readers:
             mixing=_mixing(loader) if plan.amplification > 1 and loader.order.shuffle == "global" else 1.0,
             packing=packing_of(loader.source),
             stuck=workers.why if workers.kind == "caller" and auto else "",
+            in_loop=engine is not None and engine.transforms and not engine.copies,
         )
 
 

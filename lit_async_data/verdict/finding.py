@@ -29,6 +29,7 @@ class Bound(enum.IntEnum):
     FIRST = 12
     HANDOVER = 13
     OWN = 14
+    IN_LOOP = 15
 
 
 WORDS = {
@@ -46,6 +47,7 @@ WORDS = {
     Bound.CALLER: "the loop itself reads",
     Bound.FOREIGN: "bound by your loader",
     Bound.HANDOVER: "data keep up; each batch was ready, and handing it over takes this long",
+    Bound.IN_LOOP: "data keep up; each batch was ready, and the loop itself runs device_transform, on a CPU",
     Bound.FIRST: "nearly all of it for the first batch",
 }
 
@@ -66,6 +68,7 @@ class Option(enum.IntEnum):
     PACK_DECODED = 10
     PROCESS_LATER = 11
     OWN_PROCESS = 12
+    BATCH_TRANSFORM = 13
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Verdict:
             Option.PACK_DECODED: f"{_undecoded(self.packing)} writes a larger file that needs no decoding",
             Option.PROCESS_LATER: f"{prefix}worker_kind=process, once a core is free for it",
             Option.OWN_PROCESS: "do what they do in a process of its own",
+            Option.BATCH_TRANSFORM: "as batch_transform, in numpy, the readers run it",
             Option.WHY: f"{prefix}worker_kind=process says what keeps it from a process of its own",
             Option.NUM_WORKERS: f"num_workers={self.value} of your DataLoader",
             Option.BYTES: "hand over fewer bytes, such as uint8, and convert them in device_transform",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lit_async_data import AsyncLoader
 from lit_async_data.host.stages import Stage, StageTimes
 from lit_async_data.host.stats import Slowdown
+from lit_async_data.testing import ArraySource
 from lit_async_data.verdict.diagnosis import verdict
 from lit_async_data.verdict.facts import Facts, Readers
 from lit_async_data.verdict.finding import Bound, Option, Verdict
@@ -162,6 +165,17 @@ def test_readers_that_could_keep_up_want_a_deeper_queue():
 def test_the_price_of_a_hand_over_is_no_lack_of_data():
     ready = dataclasses.replace(facts(read=0.005), total_s=1.1, waited_s=0.1)
     assert verdict(ready).bound is Bound.HANDOVER
+    # A transform that the loop runs by itself is waited for as well.
+    transforms = dataclasses.replace(ready, readers=dataclasses.replace(ready.readers, in_loop=True))
+    assert str(verdict(transforms)).startswith("data keep up; each batch was ready, and the loop itself runs device_tr")
+
+
+@pytest.mark.parametrize(("transform", "in_loop"), [(lambda batch: batch, True), (None, False)])
+def test_a_device_transform_runs_in_the_loop_on_a_cpu(transform, in_loop):
+    source = ArraySource({"x": np.zeros(8)})
+    with AsyncLoader(source, {"batch_size": 4}, device_transform=transform) as loader:
+        next(loader)
+        assert Readers.of(loader, loader.stats()).in_loop is in_loop
 
 
 def test_the_first_batch_of_an_epoch_is_told_apart():

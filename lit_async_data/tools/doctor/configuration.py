@@ -10,7 +10,6 @@ from typing import Any
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.tools.doctor.examined import Examined
-from lit_async_data.tools.given_source import pack_command
 
 # Arguments of the DataModule that say where samples come from.
 _SOURCES = ("source", "split", "groups", "train", "val", "test", "predict")
@@ -59,22 +58,7 @@ def of_configuration(path: str, overrides: Sequence[str]) -> Examined:
         return made(**(without | {"train": source, "loader": options})).train_dataloader()
 
     options = datamodule.train_dataloader().options
-    return Examined(source, options, build, prefix=_prefix(node, at), packing=_packing(node))
-
-
-def _packing(node: Any) -> str:
-    """The command that packs the training set; empty if there is none for it."""
-    from omegaconf import OmegaConf
-
-    values: Any = OmegaConf.to_container(node, resolve=True)
-    given = values.get("source") or values.get("train") or {}
-    path = given.pop("path", None) or given.pop("table", None)
-    fields = given.pop("fields", None)
-    if not isinstance(fields, dict) or not path:
-        return ""
-    usual = {"index_cache": "auto", "memory_map": True, "allow_external": False}
-    options = {name: value for name, value in given.items() if name[0] != "_" and value != usual.get(name)}
-    return pack_command([path] if isinstance(path, str) else path, fields, options)
+    return Examined(source, options, build, prefix=_prefix(node, at))
 
 
 def _datamodule(cfg: Any, path: str) -> tuple[str, Any]:

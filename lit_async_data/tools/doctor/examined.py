@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.tools.given_source import GivenSource, pack_command
+from lit_async_data.tools.given_source import GivenSource
 from lit_async_data.tools.inspect.suggestion import Call, Suggestion
 
 # Samples per batch where nobody says.
@@ -29,7 +28,6 @@ class Examined:
         prefix: Of the loader's options on a command line.
         python: The line that builds the source; empty if a configuration does.
         command: The command line of ``train.py`` that reads it; empty likewise.
-        packing: The command that packs it; empty if there is none.
     """
 
     source: Source
@@ -38,7 +36,6 @@ class Examined:
     prefix: str = "loader."
     python: str = ""
     command: str = ""
-    packing: str = ""
 
 
 def of_source(source: Source, options: LoaderOptions, **typed: str) -> Examined:
@@ -47,7 +44,7 @@ def of_source(source: Source, options: LoaderOptions, **typed: str) -> Examined:
     Args:
         source: The source.
         options: Of its loader.
-        typed: ``python``, ``command`` and ``packing``, where they are known.
+        typed: ``python`` and ``command``, where they are known.
 
     Example:
         >>> import numpy
@@ -72,18 +69,11 @@ def of_arguments(paths: Sequence[str], arguments: argparse.Namespace) -> Examine
     given = GivenSource.of(paths, arguments)
     options = LoaderOptions(batch_size=arguments.batch_size or BATCH_SIZE)
     if given.kind == "folder":
-        return of_source(given.open(), options, packing=_packing(paths, given.options.get("fields", {}), given.options))
+        return of_source(given.open(), options)
     call = _suggested(paths) if "fields" not in given.options else None
     call = _with(call, given)
     typed = Suggestion("", {"all": call})
-    found = [call.path] if isinstance(call.path, str) else call.path
-    packing = _packing(found, call.fields, call.options)
-    return of_source(call.build(), options, python=typed.python(), command=typed.command(), packing=packing)
-
-
-def _packing(paths: Sequence[str], fields: Any, options: Mapping[str, Any]) -> str:
-    named = fields if isinstance(fields, Mapping) else {name: name for name in fields}
-    return pack_command(paths, named, {name: value for name, value in options.items() if name != "fields"})
+    return of_source(call.build(), options, python=typed.python(), command=typed.command())
 
 
 def _suggested(paths: Sequence[str]) -> Call:

@@ -10,9 +10,6 @@ from lit_async_data.tools.doctor.report import DoctorReport, Trial
 from lit_async_data.tools.folding import folded_command, folded_python
 from lit_async_data.tools.terminal import counted, listed, section, sized, table
 
-# For sources that no command line describes.
-PACK_IN_PYTHON = 'from lit_async_data.tools.pack.packing import pack; pack(source, "packed.h5")'
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -43,7 +40,7 @@ def print_report(report: DoctorReport, console: Console) -> None:
     _print_use(report, console)
     if report.why_pack:
         section(console, "Pack", [report.why_pack])
-        for line in folded_command(report.pack, console.width - 4) if report.pack else [PACK_IN_PYTHON]:
+        for line in folded_command(report.pack, console.width - 4):
             console.print(Text(f"    {line}", style="green"), soft_wrap=True)
 
 

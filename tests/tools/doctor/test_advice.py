@@ -143,7 +143,6 @@ def test_why_and_how_to_pack():
     text = printed(dataclasses.replace(REPORT, why_pack="it is slow", pack="python -m lit_async_data pack scan.h5"))
     assert "it is slow" in text
     assert "    python -m lit_async_data pack scan.h5" in text
-    assert "pack(source" in printed(dataclasses.replace(REPORT, why_pack="it is slow"))
 
 
 def test_values_for_programs():

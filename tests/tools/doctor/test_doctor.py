@@ -25,6 +25,7 @@ from lit_async_data.tools.doctor.configuration import of_configuration
 from lit_async_data.tools.doctor.examination import examination
 from lit_async_data.tools.doctor.examined import of_source
 from lit_async_data.tools.doctor.rates import measured
+from lit_async_data.verdict.facts import packing_of
 
 pytestmark = pytest.mark.processes
 
@@ -193,9 +194,9 @@ def test_the_pack_command_packs(capsys):
     ):
         size = ["--image-size", "8"] if "photos" in arguments[0] else []
         examined = _examined([*arguments, *size])
-        _, _, _, command, *typed = shlex.split(examined.packing)
+        _, _, _, command, *typed = shlex.split(packing_of(examined.source))
         assert main([command, *typed, "--force"]) == 0
-        source = HDF5Source(typed[-1], list(examined.source.spec.fields))
+        source = HDF5Source("packed.h5", list(examined.source.spec.fields))
         assert len(source) == len(examined.source)
         source.close()
         examined.source.close()
@@ -240,12 +241,6 @@ def test_a_configuration_is_examined_with_its_transforms(capsys, monkeypatch):
     assert {each["workers"] for each in report["trials"]} == {1}
     assert report["python"] == report["command"] == ""
     assert report["override"].startswith("loader.shuffle=")
-    examined = of_configuration(
-        str(CONFIGS / "train.yaml"),
-        ["data=hdf5", "data.train.path=scan.h5", "data.train.fields={x: images, y: labels}"],
-    )
-    assert examined.packing == ("python -m lit_async_data pack scan.h5 --fields x=images y=labels -o scan.packed.h5")
-    examined.source.close()
 
 
 def test_the_loader_of_another_project_has_its_own_place(capsys, folder):
