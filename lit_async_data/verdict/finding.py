@@ -101,6 +101,7 @@ class Verdict:
         Args:
             prefix: Of the loader's options.
         """
+        packed = "" if self.gain >= LEAST_GAIN else " writes a file that is read with less work"
         return {
             Option.NOTHING: "",
             Option.WORKERS: f"{prefix}workers={self.value}",
@@ -108,7 +109,7 @@ class Verdict:
             Option.PROCESS_WORKERS: f"{prefix}worker_kind=process {prefix}workers={self.value}",
             Option.QUEUE_DEPTH: f"{prefix}queue_depth={self.value}",
             Option.SHUFFLE: f"{prefix}shuffle=chunk",
-            Option.PACK: self.packing + ("" if self.gain >= LEAST_GAIN else " writes a file that is read with less work"),
+            Option.PACK: f"{self.packing}{packed}",
             Option.PACK_DECODED: f"{_undecoded(self.packing)} writes a larger file that needs no decoding",
             Option.PROCESS_LATER: f"{prefix}worker_kind=process, once a core is free for it",
             Option.OWN_PROCESS: "do what they do in a process of its own",

@@ -13,7 +13,8 @@ from PIL import Image
 import lit_async_data as lad
 from lit_async_data import AsyncLoader
 from lit_async_data.testing import ArraySource
-from lit_async_data.tools.pack.command import add_arguments, opened
+from lit_async_data.tools.given_source import GivenSource
+from lit_async_data.tools.pack.command import add_arguments
 from lit_async_data.verdict.facts import Readers, packing_of
 from lit_async_data.verdict.finding import PACKING
 
@@ -33,7 +34,7 @@ def typed(command):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     args = parser.parse_args(words[4:])
-    return opened(args)[0], args.output
+    return GivenSource.of(args.input, args).open(), args.output
 
 
 def same(source, command):
