@@ -35,9 +35,14 @@ def console(file: IO[str] | None = None) -> Console:
         raise ConfigError(
             "rich, which draws tables, is missing: pip install 'lit-async-data[tools]', or add --json"
         ) from None
+
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # the command line ends well; rich would exit with 1
+
     out: IO[str] = sys.stdout if file is None else file
     width = None if out.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return Console(file=out, width=width, markup=False, highlight=False, emoji=False)
+    return Piped(file=out, width=width, markup=False, highlight=False, emoji=False)
 
 
 def sized(nbytes: float) -> str:

@@ -12,6 +12,7 @@ import argparse
 import glob
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -110,7 +111,10 @@ def _folder(path: str) -> str:
         os.path.splitext(name)[1].lower() in IMAGES for name in os.listdir(os.path.join(path, below))
     )
     if images:
-        return f"{path}: is a folder of images by class; ManifestSource.from_folder({path!r}, image_size=224) reads it"
+        return (
+            f"{path}: is a folder of images by class; ManifestSource.from_folder({path!r}, image_size=224) reads it, "
+            f"and doctor {shlex.quote(path)} --image-size 224 measures it"
+        )
     if any(os.path.splitext(name)[1].lower() in IMAGES for name in names):
         return f"{path}: is a folder of images; ManifestSource reads them by a table with a column of their paths"
     return f"{path}: is a folder without HDF5 files or tables; give files"

@@ -143,6 +143,11 @@ def _is(node: Node, known: set[str]) -> bool:
     return any(word.lower() in known for word in words(node.last))
 
 
+def is_label(node: Node) -> bool:
+    """Whether a dataset has the name of a label."""
+    return _is(node, LABELS)
+
+
 def _can_be_input(node: Node) -> bool:
     if node.scale or node.encoded == "categorical" or not node.shape or node.dtype is None:
         return False
@@ -226,7 +231,8 @@ def _what(node: Node) -> str:
         return "sequences"
     if len(sides) == 2:
         return "images" if max(sides) <= 4 * min(sides) else "series"
-    return "images" if len(sides) > 2 else "rows"
+    channels = layout_of(node.shape or (), 0) is not None
+    return "rows" if len(sides) < 2 else "images" if len(sides) - channels == 2 else "volumes"
 
 
 def _labelled(scope: Scope, node: Node, label: Label, axis: int, *, writer: str | None) -> Guess:

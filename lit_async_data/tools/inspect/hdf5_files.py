@@ -13,7 +13,7 @@ from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 from lit_async_data.tools.inspect.differences import differences
-from lit_async_data.tools.inspect.guess import Guess, guesses
+from lit_async_data.tools.inspect.guess import Guess, guesses, is_label
 from lit_async_data.tools.inspect.how import How, how
 from lit_async_data.tools.inspect.report import DatasetReport, Report
 from lit_async_data.tools.inspect.scope import Scope, common_start, scopes_of, stage_of
@@ -47,7 +47,7 @@ def hdf5_report(paths: Sequence[str]) -> Report:
     first, tree = next(iter(trees.items()))
     writer, scopes = _writer(first, tree), scopes_of(tree)
     described = _described(first, scopes)
-    notes = list(_notes(tree, scopes, described))
+    notes = list(_notes(first, tree, scopes, described))
     suggestions = []
     for scope in scopes:
         usable = [node for node in scope.nodes if node.name in described and described[node.name].field is not None]
@@ -59,7 +59,11 @@ def hdf5_report(paths: Sequence[str]) -> Report:
             else:
                 suggestions.append(found)
             described |= _with_layout(first, scope, alternatives[0])
-    if not suggestions:
+    if not described:
+        notes.append("there are no datasets in it")
+    elif not any(found.field for found in described.values()):
+        notes.append("no dataset can be read as it is")
+    elif not suggestions:
         notes.append('no dataset looks like samples of a network: name yours in fields={"x": NAME, "y": NAME}')
     return Report(
         "hdf5",
@@ -135,15 +139,21 @@ def _dataset(scope: Scope, node: Node, found: How | None) -> DatasetReport:
     )
 
 
-def _notes(tree: Tree, scopes: Sequence[Scope], described: Mapping[str, How]) -> Iterator[str]:
+def _notes(path: str, tree: Tree, scopes: Sequence[Scope], described: Mapping[str, How]) -> Iterator[str]:
     if not tree.full:
         yield "the file holds more objects than are shown"
-    for node in (node for scope in scopes for node in scope.nodes):
+    for scope, node in ((scope, node) for scope in scopes for node in scope.nodes):
         if node.dtype is not None and node.dtype.names is not None:
             names = ", ".join(f"{name!r}" for name in node.dtype.names)
             yield (
                 f"{node.name} holds compound values: copy its parts once, with h5py.File(NEW, 'w') as out: "
                 f"[out.create_dataset(name, data=file[{node.name!r}][name]) for name in ({names})]"
+            )
+        elif node.type == "text" and len(node.shape or ()) == 1 and is_label(node) and not scope.groups:
+            codes = f"{node.name}_code"
+            yield (
+                f"{node.name} holds text: store class numbers once, with h5py.File({path!r}, 'r+') as file: "
+                f"names, file[{codes!r}] = numpy.unique(file[{node.name!r}].asstr()[:], return_inverse=True)"
             )
         elif node.encoded == "csc" and node.name in described:
             yield f"{node.name}: {described[node.name].why}"

@@ -94,7 +94,9 @@ def _root(column: ColumnReport, table: Table, root: RootDirectory) -> dict[str, 
     """The folder of the files, where it is not that of the table."""
     first = str(table.first(column.name))
     if os.path.isabs(first):
-        return {} if first.startswith(root.root + os.sep) else {"root": os.path.dirname(first)}
+        paths = [str(each) for each in table.array(column.name).unique().drop_null().to_pylist()]
+        above = os.path.commonpath([os.path.dirname(each) for each in paths if os.path.isabs(each)])
+        return {} if os.path.commonpath([above, root.root]) == root.root else {"root": above}
     if os.path.exists(os.path.join(root.root, first)):
         return {}
     with os.scandir(root.root) as entries:

@@ -36,7 +36,9 @@ def print_report(report: Report, console: Console) -> None:
     console.print()
     drawn = _columns(report.columns) if report.kind == "table" else _datasets(report.datasets)
     console.print(Padding(drawn, (0, 0, 0, 1), expand=False))
-    section(console, "Why not a field" if report.kind == "table" else "Why not faster", list(_reasons(report)))
+    section(console, "Why not a field", list(_reasons(report.columns)))
+    section(console, "Why not read", list(_reasons([each for each in report.datasets if each.reading is None])))
+    section(console, "Why not faster", list(_reasons([each for each in report.datasets if each.reading])))
     section(console, "Attributes", list(_attributes(report)))
     section(console, "Cannot be read", listed(list(report.unreadable.values()), "files"))
     differing = [f"{path}: {', '.join(found)}" for path, found in report.differences.items()]
@@ -114,9 +116,8 @@ def _columns(columns: Sequence[ColumnReport]) -> Table:
     return drawn
 
 
-def _reasons(report: Report) -> Iterator[str]:
-    """Why things are not faster: datasets with one reason together."""
-    rows: list[DatasetReport | ColumnReport] = [*report.datasets, *report.columns]
+def _reasons(rows: Sequence[DatasetReport | ColumnReport]) -> Iterator[str]:
+    """Why things are as they are: those with one reason together."""
     names: dict[str, list[str]] = {}
     for row in rows:
         if row.why:

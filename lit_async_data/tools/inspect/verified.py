@@ -41,13 +41,14 @@ def verified(suggestion: Suggestion, *, doubles: bool = False) -> SuggestionRepo
         values = _labels(first)
         if doubles and values is not None and _are_classes(values):
             return verified(_with_int64(suggestion))
-        notes = [*suggestion.notes, *_about_labels(first, values), *_about_the_demo(first.spec), *said]
+        spec = first.spec
+        notes = [*suggestion.notes, *_about_labels(first, values), *_about_types(spec), *_about_the_demo(spec), *said]
         return SuggestionReport(
             title=suggestion.title,
             python=suggestion.python(),
             command=suggestion.command(),
             samples={stage: len(source) for stage, source in sources.items()},
-            batch={key: {"dtype": str(each.dtype), "shape": each.shape} for key, each in first.spec.items()},
+            batch={key: {"dtype": str(each.dtype), "shape": each.shape} for key, each in spec.items()},
             reading=slowest(source.chunks.reading for source in sources.values()),
             notes=tuple(dict.fromkeys(notes)),
             calls=suggestion.calls,
@@ -62,12 +63,13 @@ def _built(call: Call, opened: contextlib.ExitStack) -> Source:
 
 @contextlib.contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collects what the package would log."""
+    """Collects what the package would log, but for what the report tells of each dataset."""
     said: list[str] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            if "is read by h5py" not in record.msg:
+                said.append(record.getMessage())
 
     log, handler = logging.getLogger("lit_async_data"), Collect(logging.WARNING)
     propagate, log.propagate = log.propagate, False
@@ -108,6 +110,20 @@ def _about_labels(source: Source, values: npt.NDArray[Any] | None) -> Iterator[s
         yield f"y is from {low:,} to {high:,}{first}"
     elif values.dtype.kind == "f" and np.isnan(values).any():
         yield f"y is NaN in {int(np.isnan(values).sum()):,} of {len(values):,} samples"
+
+
+def _about_types(spec: BatchSpec) -> Iterator[str]:
+    """How to make what networks compute with, where values as they are stored are something else."""
+    wide = [key for key, each in spec.items() if each.dtype == np.float64]
+    small = [key for key, each in spec.items() if key == "x" and each.dtype.kind == "u"]
+    if wide or small:
+        keys = sorted([*wide, *small])
+        fields = ", ".join(f'"{key}"' for key in keys)
+        made = f"ToFloat({fields if len(keys) == 1 else f'[{fields}]'})"
+        yield (
+            f"values come as they are stored: device_transform={made}, of AsyncLoader or AsyncDataModule, makes "
+            f"float32 of {' and '.join(keys)}{', from 0 to 1' if small else ''}"
+        )
 
 
 def _about_the_demo(spec: BatchSpec) -> Iterator[str]:
