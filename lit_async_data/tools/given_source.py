@@ -11,8 +11,6 @@ from typing import Any, Literal
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.contract.source import Source
 
-_TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".gz", ".txt")
-_HDF5 = (".h5", ".hdf5")
 # Options of each kind of input, as the command line and the constructors name them.
 _OPTIONS = {
     "hdf5": ("layout", "group", "rows"),
@@ -105,18 +103,22 @@ _KINDS = {"hdf5": "HDF5 files", "table": "tables", "folder": "folders"}
 
 
 def _kind(paths: Sequence[str]) -> Literal["hdf5", "table", "folder"]:
-    is_folder = os.path.isdir(os.path.expanduser(paths[0]))
-    is_table = paths[0].lower().endswith(_TABLES)
-    if (is_table or is_folder) and len(paths) > 1:
+    from lit_async_data.sources.manifest.column import HDF5
+    from lit_async_data.sources.manifest.table.reading import is_table
+
+    is_folder, of_rows = os.path.isdir(os.path.expanduser(paths[0])), is_table(paths[0])
+    if (of_rows or is_folder) and len(paths) > 1:
         raise ConfigError(
             f"input: {paths[0]} is a {'folder' if is_folder else 'table'}; give one, or several HDF5 files"
         )
     if is_folder:
-        names = [name.lower() for name in os.listdir(os.path.expanduser(paths[0]))]
-        if any(name.endswith(_HDF5) for name in names):
-            raise ConfigError(f"input: {paths[0]} is a folder of HDF5 files; write {paths[0].rstrip('/')}/*.h5")
-        is_table = any(name.endswith(".parquet") for name in names)
-    return "table" if is_table else "folder" if is_folder else "hdf5"
+        ends = {os.path.splitext(name)[1].lower() for name in os.listdir(os.path.expanduser(paths[0]))}
+        if found := sorted(ends & set(HDF5)):
+            raise ConfigError(
+                f"input: {paths[0]} is a folder of HDF5 files; write {os.path.join(paths[0], '*')}{found[0]}"
+            )
+        of_rows = ".parquet" in ends
+    return "table" if of_rows else "folder" if is_folder else "hdf5"
 
 
 def _named(given: Sequence[str]) -> dict[str, str] | list[str]:

@@ -7,8 +7,10 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,7 +27,8 @@ from omegaconf import OmegaConf
 from support import examples
 from support.command_line import CONFIGS
 
-from lit_async_data import AsyncLoader, HDF5Source, split
+import lit_async_data
+from lit_async_data import AsyncLoader, HDF5Source, ToFloat, split
 from lit_async_data.tools.command_line import COMMANDS, main
 from lit_async_data.tools.folding import folded_command, folded_python
 from lit_async_data.tools.inspect.command import report_on
@@ -112,8 +115,10 @@ def test_images_with_labels(folder):
         "'data.train.layout={x: NHWC}'"
     )
     assert check(suggestion)["all"]["x"].shape == (4, 3, 16, 12)
-    note, said = suggestion.notes
+    note, said, floats = suggestion.notes
     assert said == "y is from 0 to 4"
+    assert 'device_transform=ToFloat("x")' in floats
+    assert "float32 of x, from 0 to 1" in floats
     names = {"split": split}
     exec(suggestion.python, names)
     sides = eval(note.partition(" keeps each patient")[0], names)
@@ -125,6 +130,45 @@ def test_labels_of_several_columns():
     with h5py.File("onehot.h5", "w") as file:
         file["x"], file["y"] = np.zeros((20, 8, 8, 3), "f4"), np.eye(10)[np.arange(20) % 10]
     assert check(only(report_on(["onehot.h5"])))["all"]["y"].shape == (4, 10)
+
+
+def test_text_labels_come_with_the_line_that_numbers_them(capsys):
+    with h5py.File("birds.h5", "w") as file:
+        file["images"] = np.zeros((6, 8, 8, 3), "u1")
+        file["species"] = ["owl", "auk", "owl", "jay", "jay", "auk"]
+    assert main(["inspect", "birds.h5"]) == 0
+    said = capsys.readouterr().out
+    assert "Why not read" in said
+    assert "Why not faster" not in said
+    (note,) = report_on(["birds.h5"]).notes
+    exec(note.partition("once, ")[2], {"h5py": h5py, "numpy": np})
+    suggestion = only(report_on(["birds.h5"]))
+    assert '"y": "species_code"' in suggestion.python
+    assert check(suggestion)["all"]["y"].tolist() == [2, 0, 2, 1]
+
+
+def test_float64_comes_with_what_makes_it_float32():
+    with h5py.File("x.h5", "w") as file:
+        file["inputs"], file["targets"] = np.ones((9, 5)), np.ones((9, 2))
+    suggestion = only(report_on(["x.h5"]))
+    (note,) = [each for each in suggestion.notes if "float32" in each]
+    transform = eval(note.partition("device_transform=")[2].partition(", of ")[0], {"ToFloat": ToFloat})
+    (source,) = built_by_python(suggestion).values()
+    with AsyncLoader(source, {"batch_size": 4}, device_transform=transform) as loader:
+        assert {str(values.dtype) for values in next(loader).values()} == {"torch.float32"}
+    source.close()
+
+
+def test_a_file_without_samples_says_so(capsys):
+    with h5py.File("empty.h5", "w") as file:
+        file["x"] = np.zeros((0, 8))
+    assert report_on(["empty.h5"]).notes == ["no dataset can be read as it is"]
+    with h5py.File("groups.h5", "w") as file:
+        file.create_group("a/b")
+    assert main(["inspect", "groups.h5"]) == 0
+    said = capsys.readouterr().out
+    assert "there are no datasets in it" in said
+    assert "shape" not in said
 
 
 def test_images_with_masks():
@@ -221,6 +265,24 @@ def test_a_path_with_everything_that_shells_hydra_and_patterns_treat_specially()
     check(only(report_on(["names.h5"])))
 
 
+@pytest.mark.parametrize("table", ["tables/birds.csv", "photos/birds.csv"])
+def test_absolute_paths_start_from_the_folder_that_all_of_them_are_in(folder, table):
+    pytest.importorskip("pyarrow")
+    image = pytest.importorskip("PIL.Image")
+    rows = ["file,species"]
+    for name in ("auk", "owl"):
+        (folder / "photos" / name).mkdir(parents=True)
+        image.new("RGB", (8, 8)).save(f"photos/{name}/1.png")
+        rows += [f"{folder}/photos/{name}/1.png,{name}"] * 4
+    Path("tables").mkdir()
+    Path(table).write_text("\n".join(rows))
+    report = report_on([table])
+    (source,) = built_by_python(only(report)).values()
+    assert [source[number]["y"] for number in (0, 7)] == [0, 1]
+    source.close()
+    assert report.columns[0].examples[0].endswith("photos/auk/1.png")
+
+
 @pytest.fixture(params=["csv", "semicolons", "parquet", "jsonl"])
 def birds(request, folder):
     pytest.importorskip("pyarrow")
@@ -296,7 +358,7 @@ def test_a_dataset_is_read_as_a_source_of_it_alone_would_read_it():
         why["gzip"] == "2 samples share a chunk and are decoded together; the chunk shuffle decodes them once per epoch"
     )
     assert why["gzip_split"].startswith("each sample is spread over 4 chunks")
-    assert why["scale_offset"] == "it has filters that only libhdf5 decodes"
+    assert why["scale_offset"].startswith("it has filters that only libhdf5 decodes; pack ")
     assert why["text"].startswith("holds text; ")
     assert why["single"].startswith("holds a single value; ")
     assert why["soft"].startswith("is a broken link")
@@ -363,7 +425,9 @@ def test_wrong_input_ends_with_one_line_and_status_2(capsys, folder):
     assert "missing.h5: no such file" in failure(capsys, "missing.h5")
     assert "*.nope: matches no file" in failure(capsys, "*.nope")
     assert "text.h5: is not an HDF5 file" in failure(capsys, "text.h5")
-    assert "short.h5: is not an HDF5 file, or is damaged" in failure(capsys, "short.h5")
+    assert "short.h5: is damaged: shorter than when it was written; copy it again" in failure(capsys, "short.h5")
+    Path("nothing.h5").touch()
+    assert "it is empty; copy it again" in failure(capsys, "nothing.h5")
     assert f"{folder}: is a folder; inspect its files: '{folder}/*.h5'" in failure(capsys, str(folder))
     assert "ManifestSource.from_folder('photos', image_size=224) reads it" in failure(capsys, "photos")
     if "pyarrow" in sys.modules:
@@ -448,6 +512,51 @@ def test_each_command_has_a_module_and_help(capsys):
         assert command.summary
     with pytest.raises(SystemExit, match="2"):
         main([])
+    said = capsys.readouterr().err
+    assert all(name in said for name in COMMANDS)
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert lit_async_data.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["inspct", "x.h5"], "inspct: no such command; did you mean inspect?"),
+        (["x.h5"], "x.h5: no such command; choose from inspect, doctor, pack"),
+        (["inspect", "x.h5", "--jsn"], "--jsn: no such option of inspect; did you mean --json?"),
+        (["doctor", "--secnds=3", "x.h5"], "--secnds=3: no such option of doctor; did you mean --seconds?"),
+        (["inspect", "x.h5", "--json", "y.h5"], "y.h5: not expected here; name files before options"),
+    ],
+)
+def test_what_was_probably_meant_by_a_wrong_word_is_said(capsys, typed, said):
+    assert main(typed) == 2
+    assert capsys.readouterr() == ("", f"error: {said}\n")
+
+
+def test_a_folder_that_may_not_be_listed_is_one_line(capsys, monkeypatch):
+    def refused(path, listed=os.listdir):
+        if path == "mine":
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    Path("mine").mkdir()
+    monkeypatch.setattr("os.listdir", refused)
+    for command in (["inspect", "mine"], ["pack", "mine", "-o", "x.h5"]):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert error == "error: mine: Permission denied; check the path, and whether this user may use it\n"
+
+
+@pytest.mark.parametrize("given", [[], ["--json"]])
+def test_a_reader_that_has_read_enough_is_no_error(given):
+    examples.images("x.h5", 8)
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "lit_async_data", "inspect", "x.h5", *given]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @settings(max_examples=400)

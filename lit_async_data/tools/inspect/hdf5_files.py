@@ -142,7 +142,7 @@ def _dataset(scope: Scope, node: Node, found: How | None) -> DatasetReport:
 def _notes(path: str, tree: Tree, scopes: Sequence[Scope], described: Mapping[str, How]) -> Iterator[str]:
     if not tree.full:
         yield "the file holds more objects than are shown"
-    for scope, node in ((scope, node) for scope in scopes for node in scope.nodes):
+    for scope, node in ((each, node) for each in scopes for node in each.nodes):
         if node.dtype is not None and node.dtype.names is not None:
             names = ", ".join(f"{name!r}" for name in node.dtype.names)
             yield (

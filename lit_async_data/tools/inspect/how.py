@@ -88,7 +88,7 @@ def _why(stored: StoredDataset, way: Choice, *, ranges: bool) -> str:
         return ""
     reasons = []
     if stored.slow:
-        reasons.append(stored.slow)
+        reasons.append(f"{stored.slow}; pack writes it once in a way that needs no lock")
     elif way == "h5py chunks":
         reasons.append("the library that decodes its filters is missing: pip install 'lit-async-data[codecs]'")
     elif way == "strided" or stored.axis:

@@ -157,8 +157,9 @@ def _kind(name: str, peek: Peek) -> tuple[str | None, str | None]:
 
 
 def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _EXAMPLE_CHARACTERS else f"{text[: _EXAMPLE_CHARACTERS - 1]}…"
+    """A value that is cut: of a path the begin, which is the same in all rows."""
+    text, most = str(value), _EXAMPLE_CHARACTERS
+    return text if len(text) <= most else f"…{text[1 - most :]}" if "/" in text else f"{text[: most - 1]}…"
 
 
 def _differences(first: Sequence[str], other: Sequence[str]) -> list[str]:

@@ -33,9 +33,10 @@ def print_report(report: Report, console: Console) -> None:
     from rich.padding import Padding
 
     console.print(_title(report))
-    console.print()
-    drawn = _columns(report.columns) if report.kind == "table" else _datasets(report.datasets)
-    console.print(Padding(drawn, (0, 0, 0, 1), expand=False))
+    if report.columns or report.datasets:
+        console.print()
+        drawn = _columns(report.columns) if report.columns else _datasets(report.datasets)
+        console.print(Padding(drawn, (0, 0, 0, 1), expand=False))
     section(console, "Why not a field", list(_reasons(report.columns)))
     section(console, "Why not read", list(_reasons([each for each in report.datasets if each.reading is None])))
     section(console, "Why not faster", list(_reasons([each for each in report.datasets if each.reading])))

@@ -24,7 +24,8 @@ from lit_async_data.tools.pack.origin import NUMBERS, PARTS, Origin
 from lit_async_data.tools.pack.part_file import PartFile
 from lit_async_data.tools.pack.plan import COMMIT_BYTES, PackedField, Plan
 from lit_async_data.tools.pack.plan import PARTS as PART_GROUP
-from lit_async_data.tools.pack.progress import Progress, Silent, size
+from lit_async_data.tools.pack.progress import Progress, Silent
+from lit_async_data.tools.terminal import sized
 
 # Of the estimate, to stay free: samples may compress worse than those of the trial, and chunks need an index.
 SPARE = 1.1
@@ -239,8 +240,8 @@ def _check_space(part: str, nbytes: int) -> None:
     free = shutil.disk_usage(os.path.dirname(part)).free
     if nbytes - taken > free:
         raise SourceError(
-            f"{part}: needs about {size(nbytes - taken)}, but {os.path.dirname(part)} has {size(free)} left; free some "
-            "space, or write to another disk",
+            f"{part}: needs about {sized(nbytes - taken)}, but {os.path.dirname(part)} has {sized(free)} left; free "
+            "some space, or write to another disk",
             file=part,
         )
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
+from lit_async_data.tools.terminal import sized
+
 # Seconds between two lines, and between two pictures of the bar.
 LINE_S, PICTURE_S = 10.0, 0.1
 
@@ -50,8 +52,8 @@ class Lines:
         >>> import itertools
         >>> lines = Lines(sys.stdout, clock=itertools.count(0, 20).__next__)
         >>> lines.begin("packing", 4_000_000_000); lines.advance(1_000_000_000); lines.advance(1_000_000_000)
-        packing: 25 % of 4 GB, 50 MB/s, 1:00 left
-        packing: 50 % of 4 GB, 50 MB/s, 0:40 left
+        packing: 25 % of 4.0 GB, 50.0 MB/s, 1:00 left
+        packing: 50 % of 4.0 GB, 50.0 MB/s, 0:40 left
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,7 +75,7 @@ class Lines:
         rate = (self._done - self._begun_at) / (now - self._started)
         left = duration((self._total - self._done) / rate)
         percent = 100 * self._done // max(self._total, 1)
-        self.say(f"{self._what}: {percent} % of {size(self._total)}, {size(rate)}/s, {left} left")
+        self.say(f"{self._what}: {percent} % of {sized(self._total)}, {sized(rate)}/s, {left} left")
 
     def end(self) -> None: ...
 
@@ -137,19 +139,6 @@ def chosen(stream: TextIO = sys.stderr) -> Progress:
         return Lines(stream)
     console = Console(file=stream)
     return Bar(console) if console.is_terminal else Lines(stream)
-
-
-def size(nbytes: float) -> str:
-    """Bytes, readable.
-
-    Example:
-        >>> size(1_234_567), size(999), size(2e9)
-        ('1.23 MB', '999 bytes', '2 GB')
-    """
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.3g} {unit}"
-    return f"{nbytes:.0f} bytes"
 
 
 def duration(seconds: float) -> str:

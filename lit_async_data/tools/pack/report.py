@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from lit_async_data.tools.inspect.suggestion import Call, Suggestion
 from lit_async_data.tools.pack.packing import Packed
 from lit_async_data.tools.pack.plan import PARTS, PackedField, Plan
-from lit_async_data.tools.pack.progress import duration, size
+from lit_async_data.tools.pack.progress import duration
+from lit_async_data.tools.terminal import sized
 
 
 def report(packed: Packed, path: str) -> str:
@@ -15,11 +19,12 @@ def report(packed: Packed, path: str) -> str:
         path: The file, as the user calls it.
     """
     plan = packed.plan
-    sizes = f"{size(packed.nbytes)} ({size(packed.decoded)} decoded)"
+    sizes = f"{sized(packed.nbytes)} ({sized(packed.decoded)} decoded)"
     lines = [f"{path}: {packed.samples:,} samples, {sizes}, every value compared, in {duration(packed.seconds)}"]
     width = max(len(field.key) for field in plan.fields)
     lines += [f"  {field.key:<{width}}  {field}; {_storage(field, plan)}" for field in plan.fields]
-    return "\n".join([*lines, "Read it with", f"  {reading(plan, path)}", ""])
+    program = Suggestion("", {"all": reading(plan, path)}).python().splitlines()
+    return "\n".join([*lines, "Read it with", *(f"  {line}" for line in program), ""])
 
 
 def _storage(field: PackedField, plan: Plan) -> str:
@@ -29,15 +34,11 @@ def _storage(field: PackedField, plan: Plan) -> str:
     return f"{rows} per chunk, {'shuffle and ' if field.shuffle else ''}{plan.codec}"
 
 
-def reading(plan: Plan, path: str) -> str:
-    """The Python expression that reads a packed file."""
-    fields = ", ".join(f'"{field.key}": {_field(field)}' for field in plan.fields)
+def reading(plan: Plan, path: str) -> Call:
+    """What reads a packed file."""
+    fields = {field.key: field.field if field.field.classes else field.key for field in plan.fields}
     layouts = {field.key: field.layout for field in plan.fields if field.layout is not None}
-    layout = ", layout={" + ", ".join(f'"{key}": "{text}"' for key, text in layouts.items()) + "}" if layouts else ""
-    group = f', group="{PARTS}/*"' if plan.sections[0].group else ""
-    return f'HDF5Source("{path}", fields={{{fields}}}{layout}{group})'
-
-
-def _field(field: PackedField) -> str:
-    options = field.field
-    return f'"{field.key}"' if options.classes is None else f'Field("{field.key}", classes={list(options.classes)})'
+    options: dict[str, Any] = {"layout": layouts} if layouts else {}
+    if plan.sections[0].group:
+        options["group"] = f"{PARTS}/*"
+    return Call("HDF5Source", path, fields, options)

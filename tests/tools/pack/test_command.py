@@ -6,6 +6,9 @@ import io
 import itertools
 import os
 import re
+import shlex
+import textwrap
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -43,7 +46,9 @@ def test_hdf5_files_become_one_and_the_printed_line_reads_it(scans, out, capsys)
     assert "every value compared" in told.out
     assert "x  uint8 (12, 32, 3); 4 samples per chunk, deflate 6" in told.out
     assert "scan1.h5: left out: notes" in told.err
-    packed = eval(told.out.rstrip().rpartition("\n")[2].strip().replace(told.out.split(":")[0], out))
+    names = {}
+    exec(textwrap.dedent(told.out.partition("Read it with\n")[2]), names)
+    packed = names["source"]
     assert packed.spec["x"].shape == (3, 12, 32)
     assert packed[13]["y"] == 13
     assert np.array_equal(packed[13]["x"].transpose(1, 2, 0), VALUES[13])
@@ -105,6 +110,22 @@ def test_a_wrong_argument_ends_with_2_and_names_it(h5, out, capsys, given, messa
     assert re.search(f"^pack: .*{message}", error), error
 
 
+@pytest.mark.parametrize("name", ["scan.h5", "scans.csv"])
+def test_without_fields_the_error_ends_with_the_command_to_type(h5, out, capsys, monkeypatch, name):
+    from PIL import Image
+
+    monkeypatch.chdir(os.path.dirname(out))
+    h5("scan.h5", images=VALUES, labels=np.arange(20) % 3)
+    Image.fromarray(VALUES[0]).save("0.png")
+    Path("scans.csv").write_text("file,species\n0.png,owl\n0.png,auk\n0.png,owl\n0.png,auk\n")
+    assert main(["pack", name, "-o", out]) == 2
+    error = capsys.readouterr().err
+    program, *words = shlex.split(error.partition("for example: ")[2])
+    assert program == "python"
+    assert main(words[2:]) == 0
+    assert len(HDF5Source(out, ["x", "y"])) in (4, 20)
+
+
 def test_argparse_ends_with_2_too(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["pack", "x.h5"])
@@ -146,8 +167,8 @@ def test_lines_tell_share_rate_and_time_left():
     for _ in range(6):
         lines.advance(1_000_000_000)
     assert stream.getvalue().splitlines() == [
-        "packing: 50 % of 10 GB, 250 MB/s, 0:20 left",
-        "packing: 80 % of 10 GB, 250 MB/s, 0:08 left",
+        "packing: 50 % of 10.0 GB, 250 MB/s, 0:20 left",
+        "packing: 80 % of 10.0 GB, 250 MB/s, 0:08 left",
     ]
 
 

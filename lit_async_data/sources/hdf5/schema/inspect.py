@@ -260,7 +260,8 @@ def _suggestion(file: h5py.File, name: str) -> str:
     near = difflib.get_close_matches(last, _names_of(group), n=3, cutoff=0.5) if group is holder else []
     if near:
         return "; did you mean " + " or ".join(f"{above}/{n}" if above else n for n in near) + "?"
-    return f'; {_names_in(group)}; choose datasets by fields={{"x": NAME, "y": NAME}}'
+    names = 'fields={"x": NAME, "y": NAME}'
+    return f"; {_names_in(group)}; choose datasets by {names}, as python -m lit_async_data inspect suggests"
 
 
 def _names_in(group: h5py.Group) -> str:

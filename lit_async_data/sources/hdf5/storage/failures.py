@@ -178,6 +178,10 @@ def _why_not_hdf5(path: str, error: BaseException) -> str:
     with contextlib.suppress(OSError, SourceError):
         with open_raw(path) as file:
             head = file.read(4)
+        if not head:
+            return "is not an HDF5 file, or is damaged: it is empty; copy it again"
         if head in NETCDF3:
             return f"is a classic NetCDF file (format 3), not HDF5; convert it with nccopy -k nc4 {path} new.nc"
-    return "is not an HDF5 file, or is damaged"
+    if "truncated file" in str(error):
+        return "is damaged: shorter than when it was written; copy it again"
+    return "is not an HDF5 file, or is damaged; check the path, or copy it again"
