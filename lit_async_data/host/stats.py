@@ -152,6 +152,8 @@ class QueueFill:
         host 4/4 device 2/2
         >>> print(QueueFill(3, 4))
         host 3/4
+        >>> print(QueueFill())
+        no queue
     """
 
     host: int = 0
@@ -160,8 +162,9 @@ class QueueFill:
     device_depth: int = 0
 
     def __str__(self) -> str:
-        host = f"host {self.host}/{self.host_depth}"
-        return f"{host} device {self.device}/{self.device_depth}" if self.device_depth else host
+        host = [f"host {self.host}/{self.host_depth}"] if self.host_depth else []
+        device = [f"device {self.device}/{self.device_depth}"] if self.device_depth else []
+        return " ".join([*host, *device]) or "no queue"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ from lit_async_data.lightning.classes import (
     with_training_classes,
 )
 from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.lines import tell
 from lit_async_data.lightning.loader_arguments import LoaderArguments
 from lit_async_data.lightning.replay import Replayed, replayed
 from lit_async_data.lightning.stages import (
@@ -39,7 +40,6 @@ from lit_async_data.lightning.stages import (
     stage_transforms,
 )
 from lit_async_data.lightning.summary import summary_lines
-from lit_async_data.lightning.verdicts import tell
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.shown import Sheet, Shown

@@ -15,6 +15,7 @@ from lit_async_data.device import streams
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.host.stats import LoaderStats
 from lit_async_data.lightning.compat import pl, rank_zero_warn
+from lit_async_data.lightning.lines import tell
 from lit_async_data.lightning.progress import QueueGauge, WaitSummary, device_wait
 from lit_async_data.lightning.resume import (
     begin_whole_epoch,
@@ -28,7 +29,7 @@ from lit_async_data.lightning.resume import (
 )
 from lit_async_data.lightning.stages import DrivenLoader, driven_loaders
 from lit_async_data.lightning.takeover import Takeover, overridden_host_hook
-from lit_async_data.lightning.verdicts import Verdicts, tell
+from lit_async_data.lightning.verdicts import Verdicts
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import non_negative_int
 from lit_async_data.verdict.headspace import Headspace
@@ -112,9 +113,7 @@ class DevicePrefetcher(pl.Callback):
         self.device_depth = non_negative_int("device_depth", device_depth)
         self.verify_copies = non_negative_int("verify_copies", verify_copies)
         if headspace and self.verify_copies:
-            raise ConfigError(
-                "headspace: repeated batches are not copied, so verify_copies has nothing to verify; set one"
-            )
+            raise ConfigError("headspace: repeated batches are not copied, so verify_copies has nothing to do; set one")
         self.headspace, self.quiet = headspace, quiet
         self.plot = None if plot is None else Plot(plot)
         self.waited = WaitSummary()

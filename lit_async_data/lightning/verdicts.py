@@ -1,8 +1,7 @@
-"""`Verdicts`: what the Trainer's loops waited for, as one line per epoch; and `tell`, which prints lines."""
+"""`Verdicts`: what the Trainer's loops waited for, as one line per epoch."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.host.stats import LoaderStats
-from lit_async_data.lightning.compat import pl, rank_zero_info, rank_zero_warn
+from lit_async_data.lightning.compat import pl, rank_zero_warn
 from lit_async_data.lightning.progress import WaitSummary
 from lit_async_data.verdict.diagnosis import verdict
 from lit_async_data.verdict.finding import Bound, Verdict
@@ -28,13 +27,6 @@ STAGES = {
 
 # Shorter evaluations begin and end, and tell nothing about their readers.
 SHORT_S = 0.5
-
-
-def tell(line: str) -> None:
-    """Log a line on rank 0, as Lightning does, unless the logger ``lit_async_data`` has a level above INFO."""
-    level = logging.getLogger("lit_async_data").level
-    if level <= logging.INFO:  # NOTSET, which most programs leave it at, is below
-        rank_zero_info(line)
 
 
 class Verdicts:
