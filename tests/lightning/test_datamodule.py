@@ -79,7 +79,7 @@ def test_a_stage_may_differ_and_null_inherits():
     [
         ({"loader": None}, "loader.batch_size: missing"),
         ({"loader": {"batch_size": 0}}, "loader.batch_size: 0 is not"),
-        ({"loader": 64}, "loader: 64 is neither LoaderOptions nor a mapping"),
+        ({"loader": 64}, 'loader: 64 is neither LoaderOptions nor a mapping; write {"batch_size": 64}'),
         ({"val_loader": {"batch_sise": 3}}, "val_loader.batch_sise: no such option; did you mean batch_size"),
         ({"predict_loader": {"workers": -1}}, "predict_loader.workers: -1 is not"),
         ({"train": [source()]}, "train: .* is not a source"),

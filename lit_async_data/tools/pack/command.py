@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import re
 import shlex
 import sys
@@ -77,17 +76,18 @@ def run(args: argparse.Namespace) -> int:
         finally:
             source.close()
     except KeyboardInterrupt:
-        _tell(f"interrupted; the same command goes on with {args.output}.part")
+        _tell(f"pack: interrupted; the same command goes on with {args.output}.part")
         return 130
     except ConfigError as error:
-        _tell(str(error))
+        _tell(f"error: {error}")
         return 2
     except AsyncDataError as error:
-        _tell(str(error))
+        _tell(f"error: {error}")
         return 1
+    from lit_async_data.sources.contract.pack_arguments import shown_path
     from lit_async_data.tools.pack.report import report
 
-    sys.stdout.write(report(packed, os.path.relpath(packed.path)))
+    sys.stdout.write(report(packed, shown_path(packed.path)))
     return 0
 
 
@@ -120,7 +120,7 @@ def _example(given: GivenSource, output: str) -> str:
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"pack: {' '.join(text.split())}\n")
+    sys.stderr.write(f"{' '.join(text.split())}\n")
 
 
 def _left_out(source: Source, columns: Sequence[str]) -> list[str]:

@@ -107,7 +107,7 @@ def test_a_wrong_argument_ends_with_2_and_names_it(h5, out, capsys, given, messa
     assert main(["pack", *(each.format(h5=path, out=out, folder=os.path.dirname(out)) for each in given)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert re.search(f"^pack: .*{message}", error), error
+    assert re.search(f"^error: .*{message}", error), error
 
 
 @pytest.mark.parametrize("name", ["scan.h5", "scans.csv"])

@@ -84,7 +84,10 @@ def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tupl
     else:
         pairs = []
     if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):
-        raise ConfigError(f"fields: {fields!r} is not a mapping from batch key to dataset name or a list of names")
+        example = f"; write {{'x': {fields!r}}}" if isinstance(fields, str) and fields else ""
+        raise ConfigError(
+            f"fields: {fields!r} is not a mapping from batch key to dataset name or a list of names{example}"
+        )
     chosen = {key: Field.of(each, f"fields.{key}.") for key, each in pairs}
     if len(chosen) < len(pairs):
         names = [key for key, _ in pairs]
