@@ -213,8 +213,10 @@ class LoaderOptions:
         if isinstance(given, LoaderOptions):
             return given
         if given is not None and not isinstance(given, Mapping):
-            name = where.rstrip(".") or "options"
-            raise ConfigError(f'{name}: {given!r} is neither LoaderOptions nor a mapping; write {{"batch_size": 64}}')
+            raise ConfigError(
+                f"{where.rstrip('.') or 'options'}: {given!r} is neither LoaderOptions nor a mapping; "
+                'write {"batch_size": 64}'
+            )
         values = dict(given or {})
         try:
             check_names(values, [field.name for field in dataclasses.fields(cls)])  # before **, which needs str keys
