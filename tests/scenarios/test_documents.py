@@ -83,6 +83,8 @@ def workplace(tmp_path, monkeypatch):
         images(f"scans/train/{number}.h5")
     images("scans/val.h5")
     images("x.h5", channels_last=False)
+    with h5py.File("cells.h5", "w") as file:
+        file["images"], file["labels"] = np.zeros((80, 8, 8, 3), np.uint8), np.arange(80) % 2
     with h5py.File("rec.h5", "w") as file:
         for patient in range(10):
             file[f"patient_{patient}/data"] = np.zeros((1000, 4), np.float32)
