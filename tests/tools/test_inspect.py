@@ -159,6 +159,13 @@ def test_float64_comes_with_what_makes_it_float32():
     source.close()
 
 
+def test_what_does_not_fit_is_not_called_unlikely():
+    examples.images("a.h5", 8)
+    examples.masks("b.h5")
+    (note,) = report_on(["a.h5", "b.h5"]).notes
+    assert "does not fit: " in note
+
+
 def test_a_file_without_samples_says_so(capsys):
     with h5py.File("empty.h5", "w") as file:
         file["x"] = np.zeros((0, 8))

@@ -330,9 +330,12 @@ def _(source: HDF5Source) -> list[str]:
     asked, paths = source._request, source._given  # noqa: SLF001  # in the same module
     if asked.allow_external:
         return []
+    keys: dict[str, str] = {}  # of each dataset the first, so that it is packed once
+    for key, field in asked.fields.items():
+        keys.setdefault(field.name, key)
     return [
         *map(shown_path, paths),
-        *option("fields", {key: field.name for key, field in asked.fields.items()}),
+        *option("fields", {key: name for name, key in keys.items()}),
         *option("layout", asked.layouts),
         *option("group", asked.group),
         *option("rows", asked.rows),

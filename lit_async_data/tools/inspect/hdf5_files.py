@@ -63,7 +63,7 @@ def hdf5_report(paths: Sequence[str]) -> Report:
         notes.append("there are no datasets in it")
     elif not any(found.field for found in described.values()):
         notes.append("no dataset can be read as it is")
-    elif not suggestions:
+    elif not suggestions and not any("does not fit" in note for note in notes):
         notes.append('no dataset looks like samples of a network: name yours in fields={"x": NAME, "y": NAME}')
     return Report(
         "hdf5",

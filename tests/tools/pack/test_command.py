@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow.csv
 import pytest
 
-from lit_async_data import HDF5Source
+from lit_async_data import Field, HDF5Source
+from lit_async_data.sources.contract.pack_arguments import pack_arguments
 from lit_async_data.tools.command_line import main
 from lit_async_data.tools.pack import packing
 from lit_async_data.tools.pack.progress import Bar, Lines
@@ -124,6 +125,13 @@ def test_without_fields_the_error_ends_with_the_command_to_type(h5, out, capsys,
     assert program == "python"
     assert main(words[2:]) == 0
     assert len(HDF5Source(out, ["x", "y"])) in (4, 20)
+
+
+def test_a_dataset_of_several_fields_is_packed_once(h5):
+    path = h5("rec.h5", signal=np.zeros((90, 2), "f4"), labels=np.zeros((90, 3), "i4"))
+    windows = {"x": Field("signal", window=(0, 8)), "next": Field("signal", window=(8, 9)), "y": Field("labels")}
+    words = pack_arguments(HDF5Source(path, windows))
+    assert words[1:] == ["--fields", "x=signal", "y=labels"]
 
 
 def test_argparse_ends_with_2_too(capsys):
