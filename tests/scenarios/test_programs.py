@@ -191,7 +191,7 @@ def test_the_progress_bar_shows_how_full_the_queues_are(bar, workers, pretended,
     made = getattr(pl.callbacks, bar)(refresh_rate=1)
     fitted(made, enable_progress_bar=True, workers=workers, max_epochs=2)
     text = "".join(capsys.readouterr())
-    assert "host" in text
+    assert ("host" in text) == (workers > 0)  # a loader that reads in the loop has no queue
     assert "device" in text
 
 
