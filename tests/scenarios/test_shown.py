@@ -215,7 +215,7 @@ def test_errors_are_found_at_the_top():
 
 def test_help_shows_what_a_user_may_call():
     shown = pydoc.plain(pydoc.render_doc(lad.LoaderOptions))
-    assert "LoaderOptions(*, batch_size: 'int', shuffle: " in shown
+    assert "batch_size: 'int'," in shown  # Python 3.13 writes a line for each argument
     assert inspect.signature(lad.LoaderOptions).parameters["batch_size"].default is inspect.Parameter.empty
     assert "of_batch" not in dir(lad.ReadError)
     assert not {name for name in dir(lad.SubsetSource) if name.startswith(("routed", "sheet", "rows_of"))}
