@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -63,6 +64,8 @@ def main(given: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return _ended(f"{error.filename or 'output'}: {error.strerror}; free some, or write elsewhere")
         if error.filename is None:
             raise
         return _ended(f"{error.filename}: {error.strerror}; check the path, and whether this user may use it")

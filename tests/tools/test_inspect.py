@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -584,3 +585,15 @@ def test_long_lines_are_broken_without_a_change_of_meaning():
     assert shlex.split(" ".join(line.removesuffix("\\") for line in folded_command(command, 10))) == shlex.split(
         command
     )
+
+
+def test_a_full_disk_is_one_line(monkeypatch, capsys):
+    examples.images("scan.h5")
+
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+    assert main(["inspect", "--json", "scan.h5"]) == 2
+    assert capsys.readouterr().err == "error: output: No space left on device; free some, or write elsewhere\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,11 +14,13 @@ from lit_async_data.tools.doctor.examined import Examined
 
 # Arguments of the DataModule that say where samples come from.
 _SOURCES = ("source", "split", "groups", "train", "val", "test", "predict")
+# What the lines of Hydra's messages begin with that help only those who know its insides.
+_INSIDES = ("full_key:", "object_type=", "Config search path:")
 
 
 def is_configuration(path: str) -> bool:
-    """Whether a file is a configuration, by its suffix."""
-    return path.lower().endswith((".yaml", ".yml"))
+    """Whether a file is a configuration, or a program that reads one, by its suffix."""
+    return path.lower().endswith((".yaml", ".yml", ".py"))
 
 
 def of_configuration(path: str, overrides: Sequence[str]) -> Examined:
@@ -34,8 +37,10 @@ def of_configuration(path: str, overrides: Sequence[str]) -> Examined:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+    if path.endswith(".py"):
+        raise ConfigError(f"{path}: is a program; give the configuration that it reads, as in configs/train.yaml")
     if not os.path.isfile(path):
         raise ConfigError(f"{path}: there is no such configuration")
     folder, name = os.path.split(os.path.abspath(path))
@@ -46,8 +51,10 @@ def of_configuration(path: str, overrides: Sequence[str]) -> Examined:
             cfg = hydra.compose(os.path.splitext(name)[0], overrides=list(overrides))
             at, node = _datamodule(cfg, path)
             made: functools.partial[Any] = hydra.utils.instantiate(node, _partial_=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{path}: {error.full_key} is missing; give it, as in {error.full_key}=VALUE") from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error.__cause__ or error).split())}") from error
+        raise ConfigError(f"{path}: {_said(error.__cause__ or error)}") from error
     datamodule = made()
     if not datamodule.sources["train"]:
         raise ConfigError(f"{path}: {at} has no training set; give one, for example {at}.train.path=FILE")
@@ -59,6 +66,12 @@ def of_configuration(path: str, overrides: Sequence[str]) -> Examined:
 
     options = datamodule.train_dataloader().options
     return Examined(source, options, build, prefix=_prefix(node, at))
+
+
+def _said(error: BaseException) -> str:
+    """What an error of Hydra says, without the details of the configuration's insides."""
+    lines = itertools.takewhile(lambda line: not line.strip().startswith(_INSIDES), str(error).splitlines())
+    return " ".join(" ".join(lines).split())
 
 
 def _datamodule(cfg: Any, path: str) -> tuple[str, Any]:

@@ -19,14 +19,17 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.tools.doctor import advice, page_cache
 from lit_async_data.tools.doctor.examined import Examined
-from lit_async_data.tools.doctor.rates import Rate, measured
+from lit_async_data.tools.doctor.rates import MOST_TIMES, Rate, measured
 from lit_async_data.tools.doctor.report import DoctorReport, Reading, Trial
 from lit_async_data.tools.doctor.risks import risks
 from lit_async_data.tools.overrides import override
+from lit_async_data.tools.terminal import counted
 from lit_async_data.verdict.facts import packing_of
 
 # Files of a table that are dropped from the page cache, and looked at, at most.
 MOST_FILES = 20_000
+# A short epoch is read from the disk so often, at most; the median counts.
+MOST_COLD = 3
 # The most chunks that a better mixing may take.
 MOST_CHUNKS = 4096
 
@@ -50,7 +53,7 @@ class Files:
     apart: bool
 
 
-def examination(examined: Examined, seconds: float, *, cold: bool, say: Say = str) -> DoctorReport:
+def examination(examined: Examined, seconds: float, *, cold: bool, say: Say = lambda _: None) -> DoctorReport:
     """Measure a source.
 
     Args:
@@ -65,14 +68,13 @@ def examination(examined: Examined, seconds: float, *, cold: bool, say: Say = st
     """
     source, rates, trials = examined.source, list[Rate](), list[Trial]()
     for options in _settings(examined):
-        loader = examined.build(options)
-        say(f"{_shuffle(loader)}, {options.workers} worker{'' if options.workers == 1 else 's'}")
-        # The first look brings the files into the page cache.
-        if not rates:
+        say(f"shuffle={options.shuffle}, {counted(int(options.workers), 'worker')}")
+        # The first look brings what this order reads into the page cache.
+        if not trials or trials[-1].shuffle != options.shuffle:
             measured(examined.build(options), seconds / 2, once=True)
-        trial = _trial(loader)
+        loader = examined.build(options)
         rates.append(measured(loader, seconds))
-        trials.append(_measured(trial, source, rates[-1]))
+        trials.append(_trial(loader, rates[-1]))
     chosen = advice.best(trials)
     options = _options(examined.options, trials[chosen])
     files = _files(source)
@@ -80,7 +82,7 @@ def examination(examined: Examined, seconds: float, *, cold: bool, say: Say = st
     from_disk, why_not = _cold(examined, options, rates[chosen], seconds) if cold else (None, "left out (--warm)")
     warm = _reading(rates[chosen])
     why = advice.why_pack(trials, trials[chosen], source.chunks.reading, warm.decoding, files=files.apart)
-    changed = _changed(options)
+    changed = _changed(examined.options, options)
     return DoctorReport(
         source=source.name,
         samples=len(source),
@@ -103,7 +105,7 @@ def examination(examined: Examined, seconds: float, *, cold: bool, say: Say = st
         command=examined.command,
         pack=packing_of(source) if why else "",
         why_pack=why,
-        notes=list(_notes(source, options)),
+        notes=list(_notes(source, options, trials[chosen])),
     )
 
 
@@ -151,32 +153,22 @@ def _mixing(loader: AsyncLoader) -> float:
     return 0.0 if order.shuffle == "none" else 1.0
 
 
-def _shuffle(loader: AsyncLoader) -> str:
-    return f"shuffle={loader.order.shuffle}"
-
-
-def _trial(loader: AsyncLoader) -> Trial:
-    """What is known of a setting before it is measured."""
-    plan, options = loader.footprint, loader.options
-    labels = {} if loader.order.shuffle == "global" else dict(label_evenness(loader.source, loader.order))
+def _trial(loader: AsyncLoader, rate: Rate) -> Trial:
+    """A setting that was measured."""
+    plan, source = loader.footprint, loader.source
+    # What was decoded for each sample, where that can be told from its bytes.
+    whole, decoded = source.decodable_bytes / len(source), rate.decoded / max(rate.samples, 1)
     return Trial(
         loader.order.shuffle,
-        options.shuffle_chunks,
+        loader.options.shuffle_chunks,
         plan.workers.threads,
         plan.workers.kind,
-        0.0,
-        plan.amplification,
+        rate.samples_per_s,
+        decoded / whole if whole and decoded else plan.amplification,
         _mixing(loader),
-        labels,
+        {} if loader.order.shuffle == "global" else dict(label_evenness(source, loader.order)),
         plan.budget.total,
     )
-
-
-def _measured(trial: Trial, source: Source, rate: Rate) -> Trial:
-    """A trial with its rate; and what was decoded for each sample, where that can be told from its bytes."""
-    whole, decoded = source.decodable_bytes / len(source), rate.stages.decode.bytes / max(rate.samples, 1)
-    amplification = decoded / whole if whole and decoded else trial.amplification
-    return dataclasses.replace(trial, samples_per_s=rate.samples_per_s, amplification=amplification)
 
 
 def _reading(rate: Rate) -> Reading:
@@ -187,15 +179,20 @@ def _cold(examined: Examined, options: LoaderOptions, warm: Rate, seconds: float
     """The same setting with the files that it reads on the disk; or why that cannot be measured."""
     source = examined.source
     with examined.build(options) as loader:
-        wanted = min(int(2 * warm.samples_per_s * seconds) + warm.samples, loader.order.length)
+        wanted = min(int(MOST_TIMES * seconds * warm.samples_per_s) + warm.samples, loader.order.length)
         paths = _paths(source, loader.order.samples(np.arange(wanted)))[:MOST_FILES]
-    source.close()  # the pages of mapped files would stay
-    try:
-        if not page_cache.dropped(paths):
-            return None, "the system keeps the files in the page cache"
-    except OSError as error:
-        return None, f"{error.filename or paths[0]}: {error.strerror}"
-    return _reading(measured(examined.build(options), seconds, once=True)), ""
+    rates = list[Rate]()
+    while len(rates) < MOST_COLD and sum(rate.seconds for rate in rates) < seconds:
+        source.close()  # the pages of mapped files would stay
+        try:
+            if not page_cache.dropped(paths):
+                return None, "the system keeps the files in the page cache, or does not tell"
+        except OSError as error:
+            return None, f"{error.filename or paths[0]}: {error.strerror}"
+        rates.append(measured(examined.build(options), seconds, once=True))
+        if not rates[-1].samples_per_s:
+            return None, "the samples are too few: all are read with the first batches"
+    return _reading(sorted(rates, key=lambda rate: rate.samples_per_s)[len(rates) // 2]), ""
 
 
 def _paths(source: Source, samples: Indices) -> list[str]:
@@ -224,16 +221,13 @@ def _files(source: Source) -> Files:
 
 def _options(given: LoaderOptions, trial: Trial) -> LoaderOptions:
     shuffle: Any = trial.shuffle
-    return dataclasses.replace(
-        given, shuffle=shuffle, shuffle_chunks=trial.shuffle_chunks, workers=max(trial.workers, 0)
-    )
+    return dataclasses.replace(given, shuffle=shuffle, shuffle_chunks=trial.shuffle_chunks, workers=trial.workers)
 
 
-def _changed(options: LoaderOptions) -> dict[str, Any]:
-    """The options that decide about speed, where they are not the defaults."""
+def _changed(given: LoaderOptions, options: LoaderOptions) -> dict[str, Any]:
+    """The options that decide about speed, where they are not as given."""
     names = ("shuffle", "shuffle_chunks", "workers")
-    usual = LoaderOptions(batch_size=1)
-    return {name: value for name in names if (value := getattr(options, name)) != getattr(usual, name)}
+    return {name: value for name in names if (value := getattr(options, name)) != getattr(given, name)}
 
 
 def _python(examined: Examined, options: LoaderOptions, changed: dict[str, Any]) -> str:
@@ -247,9 +241,10 @@ def _python(examined: Examined, options: LoaderOptions, changed: dict[str, Any])
     return f"{begin}{', '.join(names)}\n{rest}\n{loader}"
 
 
-def _notes(source: Source, options: LoaderOptions) -> Iterator[str]:
+def _notes(source: Source, options: LoaderOptions, trial: Trial) -> Iterator[str]:
     nbytes, budget = source.decodable_bytes, page_cache.free_memory() // 4
-    if 0 < nbytes <= budget and not options.cache_bytes:
+    kept = round(trial.amplification, 1) < 1
+    if 0 < nbytes <= budget and not options.cache_bytes and not kept:
         yield (
             f"all chunks together take {nbytes / 1e6:,.0f} MB of memory when they are decoded: cache_bytes={nbytes} "
             "decodes each of them once in the whole run"

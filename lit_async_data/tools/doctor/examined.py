@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 from collections.abc import Callable, Sequence
 
 from lit_async_data.errors import ConfigError
@@ -11,7 +12,7 @@ from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.tools.given_source import GivenSource
-from lit_async_data.tools.inspect.suggestion import Call, Suggestion
+from lit_async_data.tools.inspect.suggestion import Call, Suggestion, literal
 
 # Samples per batch where nobody says.
 BATCH_SIZE = 64
@@ -26,8 +27,8 @@ class Examined:
         options: Of its loader.
         build: Builds a loader of the source with other options.
         prefix: Of the loader's options on a command line.
-        python: The line that builds the source; empty if a configuration does.
-        command: The command line of ``train.py`` that reads it; empty likewise.
+        python: The lines that build the source; empty if a configuration does.
+        command: The command line of ``train.py`` that reads it; empty likewise, and for a folder.
     """
 
     source: Source
@@ -67,9 +68,9 @@ def of_arguments(paths: Sequence[str], arguments: argparse.Namespace) -> Examine
         AsyncDataError: The files cannot be read, or the arguments do not fit them.
     """
     given = GivenSource.of(paths, arguments)
-    options = LoaderOptions(batch_size=arguments.batch_size or BATCH_SIZE)
+    options = LoaderOptions(batch_size=BATCH_SIZE if arguments.batch_size is None else arguments.batch_size)
     if given.kind == "folder":
-        return of_source(given.open(), options)
+        return of_source(given.open(), options, python=_of_folder(given))
     call = _suggested(paths) if "fields" not in given.options else None
     call = _with(call, given)
     typed = Suggestion("", {"all": call})
@@ -82,9 +83,18 @@ def _suggested(paths: Sequence[str]) -> Call:
 
     report = report_on(paths)
     if not report.suggestions:
-        raise ConfigError(f"fields: nothing in {paths[0]} looks like samples; name them, as in --fields x=NAME y=NAME")
+        raise ConfigError(
+            f"fields: nothing in {paths[0]} looks like samples; python -m lit_async_data inspect "
+            f"{shlex.quote(paths[0])} says why; name them, as in --fields x=NAME y=NAME"
+        )
     calls = report.suggestions[0].calls
     return calls.get("train") or next(iter(calls.values()))
+
+
+def _of_folder(given: GivenSource) -> str:
+    options = "".join(f", {name}={literal(value)}" for name, value in given.options.items())
+    source = f"ManifestSource.from_folder({literal(given.paths[0])}{options})"
+    return f"from lit_async_data import ManifestSource\nsource = {source}"
 
 
 def _with(call: Call | None, given: GivenSource) -> Call:

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lit_async_data.host.memory import machine_memory
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 
-# Places of a file that are looked at to see whether it is in memory.
-PLACES = 16
-# The share of these that may be in memory still, in a file that was dropped.
+# Of so many files, so many places are looked at, this many bytes apart or more, to see whether files left memory.
+FILES, PLACES, APART = 64, 16, 2**20
+# The share of these that may be in memory still.
 LEFT = 0.1
 
 
-def dropped(paths: Iterable[str]) -> bool:
+def dropped(paths: Sequence[str]) -> bool:
     """Drop files from the page cache, and return whether that worked. No process may have them mapped."""
     if not hasattr(os, "posix_fadvise"):
         return False
-    warm = seen = 0
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            size = os.fstat(descriptor).st_size
-            os.fsync(descriptor)  # what was written just now stays otherwise
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            cold = [is_cold(descriptor, size * place // PLACES) for place in range(PLACES if size else 0)]
-        finally:
-            os.close(descriptor)
-        warm += cold.count(False) + cold.count(None)
-        seen += len(cold)
-    return bool(seen) and warm <= LEFT * seen
+        with open(path, "rb", buffering=0) as file:
+            os.fsync(file.fileno())  # what was written just now stays otherwise
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    seen = [cold for path in paths[:: max(len(paths) // FILES, 1)] for cold in _looked_at(path)]
+    return bool(seen) and seen.count(False) <= LEFT * len(seen)
+
+
+def _looked_at(path: str) -> list[bool]:
+    """Whether places of a dropped file are not in memory, as far as the system tells."""
+    with open(path, "rb", buffering=0) as file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        places = range(0, size, max(size // PLACES, APART))
+        cold = [is_cold(descriptor, place) is True for place in places]
+        # To look at a byte has Linux read it, with its neighbours: all of a small file. Once that is done, drop them.
+        for place in places:
+            os.pread(descriptor, 1, place)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    return cold
 
 
 def free_memory() -> int:

@@ -6,6 +6,7 @@ import time
 from typing import Any, NamedTuple
 
 from lit_async_data.host.stages import StageTimes
+from lit_async_data.host.stats import ReadStats
 from lit_async_data.loader.async_loader import AsyncLoader
 
 # A slow loader is measured for at most this many times the seconds that it should take.
@@ -13,21 +14,25 @@ MOST_TIMES = 4
 # Groups of the chunk shuffle that a measurement spans: work comes with each new group.
 GROUPS = 2
 
+NOTHING_READ = ReadStats()
+
 
 class Rate(NamedTuple):
     """What was measured.
 
     Attributes:
-        samples_per_s: Samples per second, after the first batch; with it, if there was no other.
-        first_s: Seconds to the first batch.
-        stages: Of the readers, all together.
-        samples: Samples that were read for it, also those that were read ahead.
+        samples_per_s: Samples per second; 0 if the one epoch that was allowed was over before.
+        seconds: How long that was measured.
+        stages: What the readers did in that time, all together.
+        samples: Samples that were read since the loader started, also those that were read ahead.
+        decoded: Bytes that were decoded for them.
     """
 
     samples_per_s: float
-    first_s: float
+    seconds: float
     stages: StageTimes
     samples: int
+    decoded: int
 
     @property
     def decoding(self) -> float:
@@ -38,10 +43,13 @@ class Rate(NamedTuple):
 def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate:
     """Take batches of a new loader as fast as they come, and close it.
 
+    The first batch of each reader does not count: with it, a reader imports what it decodes with.
+
     Args:
         loader: The loader.
         seconds: How long, at least; longer if groups of the chunk shuffle are large, at most `MOST_TIMES` as long.
-        once: Read one epoch, as far as `MOST_TIMES` allows: where what was read once is faster the next time.
+        once: Read one epoch, as far as `MOST_TIMES` allows: where what was read once is faster the next time. What was
+            read ahead with the first batches does not count, either.
 
     Raises:
         SourceError, ReadError, TransformError: As the loader raises them.
@@ -49,25 +57,33 @@ def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate
     order = loader.order.chunk_order
     least = min(order.length, GROUPS * order.width * order.rows) if order is not None else 0
     least = loader.order.length if once else least
-    taken, first, ended = 0, 0, False
+    first, batches, taken, ended = max(loader.footprint.workers.threads, 1), 0, 0, False
+    since = now = 0.0
+    before = NOTHING_READ
     with loader:
-        began = time.perf_counter()
-        first_s, since, now = 0.0, began, began
         while not ended:
             for batch in loader:
-                now, size = time.perf_counter(), samples_in(batch)
-                if first_s:
-                    taken += size
-                else:
-                    first_s, since, first = now - began, now, size
-                passed = now - since
-                if passed >= MOST_TIMES * seconds or (passed >= seconds and taken >= least):
+                batches += 1
+                if batches == first:
+                    before, since = loader.stats().read, time.perf_counter()
+                if batches <= first:
+                    continue
+                now = time.perf_counter()
+                taken += samples_in(batch)
+                if now - since >= MOST_TIMES * seconds or (now - since >= seconds and taken >= least):
                     ended = True
                     break
             ended |= once
-        stats, sample_bytes = loader.stats(), sum(each.nbytes for each in loader.spec.fields.values())
-    rate = taken / (now - since) if taken else first / first_s
-    return Rate(rate, first_s, stats.stages, stats.read.bytes // max(sample_bytes, 1))
+        stats, sample_bytes = loader.stats().read, sum(each.nbytes for each in loader.spec.fields.values())
+    if once:
+        taken = min(taken, (stats.bytes - before.bytes) // max(sample_bytes, 1))
+    return Rate(
+        taken / (now - since) if taken else 0.0,
+        now - since if taken else 0.0,
+        stats.stages.since(before.stages),
+        stats.bytes // max(sample_bytes, 1),
+        stats.stages.decode.bytes,
+    )
 
 
 def samples_in(batch: Any) -> int:

@@ -83,10 +83,11 @@ class DoctorReport:
         bytes: Of these files.
         free_memory: Bytes that the page cache may take.
         risks: What may go wrong, or be slower than measured.
-        options: The options that are advised and are not the defaults, by name.
+        options: The options that are advised and are not as given (by a configuration; else the defaults), by name.
         override: The same, as arguments of a command line.
         python: The lines that build the loader; empty for a configuration.
-        command: The command line of ``train.py`` that reads the files, without the override; empty likewise.
+        command: The command line of ``train.py`` that reads the files, without the override; empty for a configuration,
+            and for a folder, which no configuration of ``train.py`` reads.
         pack: The command that writes the samples into one file that is read faster; empty if that would not help.
         why_pack: Why it would; empty likewise.
         notes: What else helps.
@@ -131,9 +132,14 @@ class DoctorReport:
         return self.warm.samples_per_s if self.fits or self.cold is None else self.cold.samples_per_s
 
     @property
+    def step_samples(self) -> int:
+        """Samples of a step: a batch, or all if they are fewer."""
+        return min(self.batch_size, self.samples)
+
+    @property
     def steps_per_s(self) -> float:
-        """The largest number of steps per second that never waits for data."""
-        return self.samples_per_s / self.batch_size
+        """The most steps per second that this feeds."""
+        return self.samples_per_s / self.step_samples
 
     def as_dict(self) -> dict[str, Any]:
         """This report as values of JSON."""

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING
 from lit_async_data.sources.contract.storage_layout import HOW_READ, Reading
 from lit_async_data.tools.doctor.report import DoctorReport, Trial
 from lit_async_data.tools.folding import folded_command, folded_python
-from lit_async_data.tools.terminal import counted, listed, section, sized, table
+from lit_async_data.tools.terminal import PIPE_COLUMNS, counted, items, listed, section, sized, table
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+
+# Columns of a compact table whose words go below each other, and something as wide as they should be at least.
+_WRAPPED = {"decoded per sample": "", "mixing": "(y 1.00)", "": ""}
 
 
 def print_report(report: DoctorReport, console: Console) -> None:
@@ -32,7 +37,9 @@ def print_report(report: DoctorReport, console: Console) -> None:
     facts = f"{counted(report.samples, 'sample')} · {batch} · {HOW_READ[reading]} · {counted(report.cores, 'core')}"
     console.print(Text.assemble((report.source, "bold"), (f"   {facts}", "dim")))
     console.print()
-    console.print(Padding(_trials(report), (0, 0, 0, 1), expand=False))
+    tables = (_trials(report), _trials(report, compact=True))
+    fitting = next((each for each in tables if _width(each, console) < console.width), None)
+    console.print(Padding(fitting, (0, 0, 0, 1), expand=False) if fitting else items(list(_lines(report))))
     section(console, "Prediction", list(_prediction(report)))
     section(console, "Where the readers' time goes", list(_stages(report)))
     section(console, "Risks", listed(report.risks, "risks"))
@@ -44,7 +51,8 @@ def print_report(report: DoctorReport, console: Console) -> None:
             console.print(Text(f"    {line}", style="green"), soft_wrap=True)
 
 
-def _trials(report: DoctorReport) -> Table:
+def _trials(report: DoctorReport, *, compact: bool = False) -> Table:
+    """The settings, each on one line; if compact, long cells take several, and columns are closer."""
     from rich.text import Text
 
     drawn = table("shuffle", "workers", "samples/s", "steps/s", "decoded per sample", "mixing", "memory", "")
@@ -52,15 +60,46 @@ def _trials(report: DoctorReport) -> Table:
         chosen = number == report.chosen
         drawn.add_row(
             Text(_shuffle(trial), style="bold" if chosen else "not bold"),
-            f"{trial.workers} ({trial.worker_kind})" if trial.workers else "the loop reads",
+            _workers(trial),
             rounded(trial.samples_per_s),
-            rounded(trial.samples_per_s / report.batch_size),
+            rounded(trial.samples_per_s / report.step_samples),
             f"{trial.amplification:.1f}",
-            _mixing(trial),
+            _mixing(trial).replace(" (", "\n(") if compact else _mixing(trial),
             sized(trial.memory),
             Text("use this" if chosen else "", style="green"),
         )
+    for column in drawn.columns:
+        column.no_wrap = not compact or column.header not in _WRAPPED
+        if not column.no_wrap:
+            words = " ".join(map(str, [column.header, *column.cells])).split()
+            column.width = max(len(word) for word in [*words, _WRAPPED[str(column.header)]])
+    if compact:
+        drawn.padding = (0, 1, 0, 0)
     return drawn
+
+
+def _width(drawn: Table, console: Console) -> int:
+    """Columns of a table that has all the room it wants."""
+    return console.measure(drawn, options=console.options.update(max_width=PIPE_COLUMNS)).maximum
+
+
+def _lines(report: DoctorReport) -> Iterator[Text]:
+    from rich.text import Text
+
+    for number, trial in enumerate(report.trials):
+        chosen = number == report.chosen
+        rates = (
+            f"{rounded(trial.samples_per_s)} samples/s, {rounded(trial.samples_per_s / report.step_samples)} steps/s"
+        )
+        yield Text.assemble(
+            (f"{_shuffle(trial)}; workers: {_workers(trial)}", "bold" if chosen else ""),
+            f": {rates}; decoded per sample {trial.amplification:.1f}; mixing {_mixing(trial)}; {sized(trial.memory)}",
+            ("; use this" if chosen else "", "green"),
+        )
+
+
+def _workers(trial: Trial) -> str:
+    return f"{trial.workers} ({trial.worker_kind})" if trial.workers else "the loop reads"
 
 
 def _shuffle(trial: Trial) -> str:
@@ -75,11 +114,11 @@ def _mixing(trial: Trial) -> str:
 
 
 def _prediction(report: DoctorReport) -> Iterator[str]:
-    size = report.batch_size
     step_ms = 1e3 / max(report.steps_per_s, 1e-9)
     yield (
-        f"{rounded(report.samples_per_s)} samples/s: it feeds {rounded(report.steps_per_s)} steps/s of {size}; a step "
-        f"of {step_ms:.2g} ms or longer never waits, if it leaves the readers their cores"
+        f"{rounded(report.samples_per_s)} samples/s, at most {rounded(report.steps_per_s)} steps/s of "
+        f"{report.step_samples:,}: a step shorter than {rounded(step_ms)} ms waits for data, and so does one that "
+        "takes the readers' cores"
     )
     warm, cold = report.warm.samples_per_s, report.cold
     if not report.bytes:
@@ -101,11 +140,13 @@ def _stages(report: DoctorReport) -> Iterator[str]:
     for where, reading in (("from the page cache", report.warm), ("from the disk", report.cold)):
         if reading is None:
             continue
+        if not reading.read_mb_per_s:
+            yield f"{where}: nothing is read any more; readers copy from decoded chunks, which are kept"
+            continue
         words = [f"{rounded(reading.read_mb_per_s)} MB/s while reading"]
         if reading.decode_mb_per_s:
-            words.append(
-                f"{rounded(reading.decode_mb_per_s)} MB/s while decoding, {100 * reading.decoding:.0f} % of the time"
-            )
+            share = f"{100 * reading.decoding:.0f} % of its time"
+            words.append(f"{rounded(reading.decode_mb_per_s)} MB/s while decoding, which takes {share}")
         yield f"{where}: each reader {', '.join(words)}"
 
 
@@ -119,9 +160,14 @@ def _print_use(report: DoctorReport, console: Console) -> None:
         code = Syntax("", "python", theme="ansi_dark").highlight(folded_python(report.python, console.width - 4))
         for line in code.split():
             console.print(Text("    ").append_text(line), soft_wrap=True)
+        if not report.command:
+            return
         console.print()
     if not report.override:
         console.print(Text("    the options as they are", style="green"))
+        return
+    if not report.command:
+        console.print(Text("    on the command line of your program:"))
     for typed in folded_command(f"{report.command} {report.override}".strip(), console.width - 4):
         console.print(Text(f"    {typed}", style="green"), soft_wrap=True)
 

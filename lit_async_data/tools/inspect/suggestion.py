@@ -35,9 +35,9 @@ class Call:
 
     def python(self) -> str:
         """The call as an expression."""
-        fields = ", ".join(f"{_literal(key)}: {_literal(given)}" for key, given in self.fields.items())
-        options = "".join(f", {name}={_literal(value)}" for name, value in self.options.items())
-        return f"{self.source}({_literal(self.path)}, {{{fields}}}{options})"
+        fields = ", ".join(f"{literal(key)}: {literal(given)}" for key, given in self.fields.items())
+        options = "".join(f", {name}={literal(value)}" for name, value in self.options.items())
+        return f"{self.source}({literal(self.path)}, {{{fields}}}{options})"
 
     def build(self) -> Source:
         """The source. Raises what its constructor raises."""
@@ -121,15 +121,21 @@ def _options(field: Field) -> dict[str, Any]:
     return found
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """A value as it is written in Python.
+
+    Example:
+        >>> literal({"x": "images", "size": (2, 3)})
+        '{"x": "images", "size": (2, 3)}'
+    """
     if isinstance(value, Field):
         options = {name: tuple(each) if isinstance(each, list) else each for name, each in _options(value).items()}
         name = options.pop("name")
-        return f"Field({_literal(name)}{''.join(f', {key}={_literal(each)}' for key, each in options.items())})"
+        return f"Field({literal(name)}{''.join(f', {key}={literal(each)}' for key, each in options.items())})"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=not value.isprintable())
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_literal(key)}: {_literal(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{literal(key)}: {literal(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_literal, value)) + "]"
+        return "[" + ", ".join(map(literal, value)) + "]"
     return repr(value)

@@ -121,13 +121,43 @@ def printed(report):
 
 def test_a_report_in_words():
     text = printed(REPORT)
-    assert "12,300 samples/s: it feeds 193 steps/s of 64; a step of 5.2 ms or longer never waits" in text
+    assert "12,300 samples/s, at most 193 steps/s of 64: a step shorter than 5.18 ms waits for data" in text
     assert "1 file, 1.7 MB, fit into the 8.0 GB" in text
     assert "the first at 9,000 samples/s from the disk" in text
-    assert "from the disk: each reader 100 MB/s while reading, 380 MB/s while decoding, 40 % of the time" in text
+    assert "from the disk: each reader 100 MB/s while reading, 380 MB/s while decoding, which takes 40 %" in text
     assert "0.98 (y 0.91)" in text
     assert "python train.py data=hdf5 loader.workers=2" in text
     assert "Pack" not in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_no_word_of_the_settings_breaks_in_a_narrow_terminal(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    settings = printed(REPORT).partition("Prediction")[0]
+    assert max(map(len, settings.splitlines())) <= width
+    words = [word.strip(",;:") for word in settings.split()]
+    assert {"12,300", "15,000", "samples/s", "193", "(process)", "0.98", "(y", "0.91)", "10.0", "use"} <= {*words}
+
+
+def test_fewer_samples_than_a_batch_are_a_step():
+    report = dataclasses.replace(REPORT, samples=10)
+    assert report.steps_per_s == 1_234.56
+    assert "1,230 steps/s of 10: a step shorter than 0.81 ms" in printed(report)
+
+
+def test_readers_that_keep_all_chunks_have_no_speed():
+    text = printed(dataclasses.replace(REPORT, warm=Reading(12_345.6, 0.0, 0.0, 0.0)))
+    assert "from the page cache: nothing is read any more" in text
+    assert " 0 MB/s" not in text
+
+
+def test_what_to_use_can_be_pasted():
+    """Options of a configuration go to another program; a folder has no command line."""
+    text = printed(dataclasses.replace(REPORT, command=""))
+    assert "on the command line of your program:\n    loader.workers=2\n" in text
+    text = printed(dataclasses.replace(REPORT, command="", python="source = ManifestSource.from_folder('a')"))
+    assert text.endswith("    source = ManifestSource.from_folder('a')\n")
+    assert "the options as they are" in printed(dataclasses.replace(REPORT, command="", override=""))
 
 
 def test_files_that_do_not_fit_are_read_from_the_disk():

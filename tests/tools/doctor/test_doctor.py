@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -17,6 +20,8 @@ from support import examples
 from support.command_line import CONFIGS
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
+from lit_async_data.host.stages import Stage, StageTimes
+from lit_async_data.host.stats import ReadStats
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.command_line import main
 from lit_async_data.tools.doctor import examination as measuring
@@ -25,6 +30,7 @@ from lit_async_data.tools.doctor.configuration import of_configuration
 from lit_async_data.tools.doctor.examination import examination
 from lit_async_data.tools.doctor.examined import of_source
 from lit_async_data.tools.doctor.rates import measured
+from lit_async_data.tools.doctor.report import Trial
 from lit_async_data.verdict.facts import packing_of
 
 pytestmark = pytest.mark.processes
@@ -110,20 +116,120 @@ def test_mixing_of_labels_is_told_and_more_chunks_are_taken_until_they_mix():
     source.close()
 
 
-def test_the_rate_leaves_out_the_first_batch(monkeypatch):
-    """A clock that only this measurement reads, and that goes on by one second each time."""
+@pytest.fixture
+def ticking(monkeypatch):
+    """A clock that only a measurement reads, and that goes on by one second each time."""
     ticks = iter(range(1000))
 
     class Clock:
         perf_counter = staticmethod(lambda: float(next(ticks)))
 
     monkeypatch.setattr(rates, "time", Clock)
+
+
+@pytest.mark.usefixtures("ticking")
+def test_the_rate_leaves_out_the_first_batch():
     loader = AsyncLoader(ArraySource({"x": np.zeros(40)}), LoaderOptions(batch_size=4, workers=0))
     rate = measured(loader, 5.0)
-    # The first batch comes at second 1; those until second 6 count, four samples each.
-    assert (rate.first_s, rate.samples_per_s) == (1.0, 4.0)
+    assert (rate.samples_per_s, rate.seconds, loader.stats().batches) == (4.0, 5.0, 1 + 5)
     with pytest.raises(Exception, match="closed"):
         next(loader)
+
+
+@pytest.mark.usefixtures("ticking")
+def test_the_first_batch_of_every_reader_is_left_out():
+    options = LoaderOptions(batch_size=4, workers=3, worker_kind="thread")
+    loader = AsyncLoader(ArraySource({"x": np.zeros(400)}), options)
+    assert measured(loader, 5.0).seconds == 5.0
+    assert loader.stats().batches == 3 + 5
+
+
+class Ahead:
+    """A loader of eight batches of four bytes, of which some are read when the first is handed out."""
+
+    order = SimpleNamespace(chunk_order=None, length=32)
+    footprint = SimpleNamespace(workers=SimpleNamespace(threads=1))
+    spec = SimpleNamespace(fields={"x": SimpleNamespace(nbytes=1)})
+
+    def __init__(self, batches):
+        decoded = [StageTimes(decode=Stage(seconds, 10)) for seconds in (4.0, 5.0)]
+        self._read = iter([ReadStats(bytes=4 * batches, stages=decoded[0]), ReadStats(bytes=32, stages=decoded[1])])
+
+    def __iter__(self):
+        return iter([np.zeros(4)] * 8)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def stats(self):
+        return SimpleNamespace(read=next(self._read))
+
+
+@pytest.mark.usefixtures("ticking")
+def test_from_the_disk_only_what_was_read_meanwhile_counts():
+    rate = measured(Ahead(5), 60.0, once=True)
+    assert (rate.samples_per_s, rate.seconds, rate.samples) == (12 / 7, 7.0, 32)
+    assert rate.stages.decode.seconds == 1.0  # and not the imports of the first batch
+    assert measured(Ahead(8), 60.0, once=True).samples_per_s == 0.0
+
+
+def _fake_rate(samples_per_s, seconds):
+    return rates.Rate(samples_per_s, seconds, StageTimes(), 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([(10.0, 2.0), (30.0, 2.0)], 10.0),  # one was long enough
+        ([(10.0, 0.1), (30.0, 0.1), (20.0, 0.1), (99.0, 0.1)], 20.0),
+        ([(0.0, 0.0)], "the samples are too few: all are read with the first batches"),
+    ],
+)
+def test_a_short_epoch_is_read_from_the_disk_three_times(found, expected, monkeypatch):
+    measurements = (_fake_rate(*each) for each in found)
+    monkeypatch.setattr(measuring, "measured", lambda *_, once: next(measurements))
+    monkeypatch.setattr(page_cache, "dropped", lambda paths: True)
+    options = LoaderOptions(batch_size=4, workers=0)
+    examined = of_source(ArraySource({"x": np.zeros(8)}), options)
+    cold, why_not = measuring._cold(examined, options, _fake_rate(100.0, 1.0), 1.0)
+    assert (cold.samples_per_s if cold else why_not) == expected
+
+
+def test_each_order_is_looked_at_before_it_is_measured(monkeypatch):
+    calls = []
+
+    def recorded(loader, seconds, *, once=False):
+        calls.append((loader.order.shuffle, loader.options.workers, once))
+        return _fake_rate(1.0, seconds)
+
+    monkeypatch.setattr(measuring, "measured", recorded)
+    monkeypatch.setattr("lit_async_data.host.workers.cores", lambda: 4)
+    examples.images("scan.h5")
+    source = HDF5Source("scan.h5", {"x": "images"})
+    examination(of_source(source, LoaderOptions(batch_size=4)), 0.05, cold=False)
+    source.close()
+    for shuffle, workers in (("chunk", (4, 2, 1)), ("global", (4, 2, 1)), ("none", (4,))):
+        found = [call[1:] for call in calls if call[0] == shuffle]
+        assert found == [(4, True), *((number, False) for number in workers)]
+
+
+def test_what_differs_from_the_configuration_is_advised():
+    given = LoaderOptions(batch_size=4, shuffle="chunk", shuffle_chunks=2, workers=1)
+    better = dataclasses.replace(given, shuffle_chunks=LoaderOptions(batch_size=4).shuffle_chunks)
+    assert measuring._changed(given, better) == {"shuffle_chunks": better.shuffle_chunks}
+    assert measuring._changed(given, given) == {}
+
+
+@pytest.mark.parametrize(("amplification", "notes"), [(0.1, 0), (1.0, 1), (20.0, 1)])
+def test_a_cache_is_advised_unless_chunks_are_kept_anyway(amplification, notes):
+    examples.images("scan.h5")
+    source = HDF5Source("scan.h5", {"x": "images"})
+    trial = Trial("chunk", 64, 1, "thread", 1.0, amplification, 1.0, {}, 0)
+    assert len(list(measuring._notes(source, LoaderOptions(batch_size=4), trial))) == notes
+    source.close()
 
 
 def test_a_short_epoch_is_measured_again_and_again_but_from_the_disk_once(monkeypatch):
@@ -154,10 +260,14 @@ def test_files_are_dropped_from_the_page_cache_unless_told_otherwise(capsys, mon
     report = as_json(capsys, "photos.csv")
     assert {Path(each).suffix for each in dropped} == {".png"}
     assert len(set(dropped)) == 12
-    assert report["cold"]["samples_per_s"] > 0
+    assert report["cold"] is None
+    assert report["why_not_cold"].startswith("the samples are too few")  # one batch
     monkeypatch.setattr(page_cache, "dropped", lambda paths: False)
     report = as_json(capsys, "photos.csv")
-    assert (report["cold"], report["why_not_cold"]) == (None, "the system keeps the files in the page cache")
+    assert (report["cold"], report["why_not_cold"]) == (
+        None,
+        "the system keeps the files in the page cache, or does not tell",
+    )
 
 
 def test_a_dropped_file_is_cold_or_the_system_says_no(folder):
@@ -169,12 +279,34 @@ def test_a_dropped_file_is_cold_or_the_system_says_no(folder):
         page_cache.dropped(["absent"])
 
 
+def test_looking_at_small_files_does_not_bring_them_back(folder):
+    """Where the system drops files at all; to look whether a byte is in memory has Linux read its neighbours."""
+    large, small = folder / "large", [folder / str(number) for number in range(20)]
+    large.write_bytes(bytes(2**22))
+    for path in small:
+        path.write_bytes(bytes(5000))
+    assert page_cache.dropped([str(path) for path in small]) == page_cache.dropped([str(large)])
+
+
+def test_what_looking_brings_back_is_waited_for_and_dropped(folder, monkeypatch):
+    (folder / "file").write_bytes(bytes(5000))
+    done = []
+    monkeypatch.setattr(page_cache, "is_cold", lambda *_: done.append("look") or True)
+    monkeypatch.setattr(os, "pread", lambda *_: done.append("wait"))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_: done.append("drop"), raising=False)
+    monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
+    assert page_cache.dropped(["file"])
+    assert done == ["drop", "look", "wait", "drop"]
+
+
 # -- what is printed can be used --------------------------------------------------------------------------------------
 
 
-def test_the_python_lines_run(capsys):
+@pytest.mark.parametrize("arguments", [["scan.h5"], ["photos", "--image-size", "16", "12", "--resize", "crop"]])
+def test_the_python_lines_run(arguments, capsys):
     examples.images("scan.h5")
-    report = as_json(capsys, "scan.h5", "--batch-size", "8", "--warm")
+    photos()
+    report = as_json(capsys, *arguments, "--batch-size", "8", "--warm")
     names = {}
     exec(report["python"], names)
     with names["loader"] as loader:
@@ -265,13 +397,18 @@ def test_the_loader_of_another_project_has_its_own_place(capsys, folder):
         (["scan.h5", "--seconds", "0"], "seconds: 0.0 is not from 0.05 to 600"),
         (["scan.h5", "--image-size", "8"], "image_size: only for tables and folders; leave it out"),
         (["scan.h5", "--fields", "x=imags"], "imags"),
-        (["scan.h5", "--batch-size", "-1"], "batch_size: -1 is not a whole number from 1 on"),
-        (["numbers.h5"], "fields: nothing in numbers.h5 looks like samples; name them, as in --fields x=NAME y=NAME"),
+        (["scan.h5", "--batch-size", "0"], "batch_size: 0 is not a whole number from 1 on"),
+        (["numbers.h5"], "nothing in numbers.h5 looks like samples; python -m lit_async_data inspect numbers.h5 says"),
+        (["train.py", "data=hdf5"], "train.py: is a program; give the configuration that it reads"),
         (["absent.yaml"], "absent.yaml: there is no such configuration"),
         (["empty.yaml"], "empty.yaml: has no AsyncDataModule, so there is nothing to examine"),
         ([str(CONFIGS / "train.yaml"), "data.absent=1"], "absent"),
         ([str(CONFIGS / "train.yaml"), "--batch-size", "8"], "batch_size: a configuration sets it"),
-        ([str(CONFIGS / "train.yaml"), "data=hdf5"], "data.train.path"),
+        ([str(CONFIGS / "train.yaml"), "data=absent"], "'data': digits digits_manifest hdf5 hdf5_split manifest "),
+        (
+            [str(CONFIGS / "train.yaml"), "data=hdf5"],
+            "data.train.path is missing; give it, as in data.train.path=VALUE",
+        ),
     ],
 )
 def test_wrong_input_is_one_line(arguments, message, capsys):
@@ -284,6 +421,8 @@ def test_wrong_input_is_one_line(arguments, message, capsys):
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1
+    assert "full_key" not in error
+    assert "search path" not in error
 
 
 def test_hydra_is_left_as_it_was(monkeypatch):
