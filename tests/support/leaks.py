@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tqdm import TMonitor
+
 # Files that libraries open once and keep open.
 KEPT = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/", "anon_inode:")
 
@@ -35,7 +37,8 @@ def shared_memory() -> set[str]:
 
 def alive() -> dict[str, set[Any]]:
     return {
-        "threads": {thread.name for thread in threading.enumerate()},
+        # Lightning 2.5 leaves the thread running that tqdm redraws its bars from.
+        "threads": {thread.name for thread in threading.enumerate() if not isinstance(thread, TMonitor)},
         "processes": {child.pid for child in multiprocessing.active_children()},
         "open files": open_files(),
         "shared memory": shared_memory(),

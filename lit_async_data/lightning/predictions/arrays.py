@@ -12,6 +12,7 @@ import numpy.typing as npt
 from lit_async_data.lightning.predictions.locations import NUMBERS
 from lit_async_data.lightning.predictions.values import PredictedField
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk, write_chunk
 
 # Samples of whole numbers in this range of bytes are compressed, each as one chunk; HDF5 knows no larger chunks.
 COMPRESSED_BYTES = range(4096, 2**32)
@@ -117,5 +118,4 @@ def _copy(source: Any, target: Any, rows: range, rank: int, ranks: int) -> None:
         return
     rest = (0,) * (source.ndim - 1)
     for row in rows:
-        mask, chunk = source.id.read_direct_chunk((row, *rest))
-        target.id.write_direct_chunk((rank + ranks * row, *rest), chunk, mask)
+        write_chunk(target, (rank + ranks * row, *rest), *read_chunk(source, (row, *rest)))

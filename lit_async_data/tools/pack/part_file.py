@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 from lit_async_data.batch.spec import Array
+from lit_async_data.sources.hdf5.storage.stored_chunk import write_chunk
 from lit_async_data.tools.pack import writes
 from lit_async_data.tools.pack.journal import Commit, Journal
 from lit_async_data.tools.pack.plan import PackedField, Piece, Plan
@@ -147,7 +148,7 @@ class PartFile:
             assert dataset.chunks is not None
             rows, corner = dataset.chunks[0], [0] * (dataset.ndim - 1)
             for number, chunk in enumerate(chunks):
-                dataset.id.write_direct_chunk((piece.row + number * rows, *corner), chunk)
+                write_chunk(dataset, (piece.row + number * rows, *corner), 0, chunk)
         for name, texts in written.texts.items():
             self._dataset(piece.section.name(name))[piece.row : piece.row + len(texts)] = texts
 

@@ -388,7 +388,7 @@ def test_filters_in_any_order_and_number_are_undone(new, path, filters, content,
         create(file, "data", SHAPE, dtype, chunks=(4, 3, 5), filters=filters)[...] = values
     with h5py.File(path) as file:
         if "scaleoffset" in filters and content == "random" and h5py.version.hdf5_version_tuple < (2,):
-            with pytest.raises(OSError, match="minimum number of bits exceeds size of type|filter returned failure"):
+            with pytest.raises(OSError, match=r"minimum number of bits|filter returned failure"):
                 file["data"][...]
             pytest.skip("HDF5 1.14 cannot read values that it stored with scale-offset, if they need all bits")
         assert (file["data"][...] == values).all()

@@ -23,6 +23,7 @@ from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIE
 from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, read_columns
 from lit_async_data.sources.hdf5.storage.records import check_records, columns_of, corners_known, grid_of, plausible
+from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk
 
 if TYPE_CHECKING:
     import h5py
@@ -215,7 +216,7 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
         corner = tuple(int(n) * c for n, c in zip(np.unravel_index(number, index.grid), index.shape, strict=True))
         handle, size, offset = dataset.file.id.get_vfd_handle(), int(index.sizes[number]), int(index.offsets[number])
         try:
-            mask, stored = retry_once(functools.partial(dataset.id.read_direct_chunk, corner))
+            mask, stored = retry_once(functools.partial(read_chunk, dataset, corner))
             found = retry_once(functools.partial(system.pread, handle, size, offset))
         except LIBRARY_ERRORS as error:
             if errno_of(error) in REMEDIES:

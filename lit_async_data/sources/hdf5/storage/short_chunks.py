@@ -20,6 +20,7 @@ from lit_async_data.errors import CorruptError
 from lit_async_data.sources.hdf5.storage.codecs import DEFLATE, FLETCHER32, SHUFFLE, SUM_BYTES, Filter, filters_of
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.hdf5.storage.records import corners_known
+from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk
 
 if TYPE_CHECKING:
     import h5py
@@ -47,7 +48,7 @@ def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) 
     corners[axis] = range(first // chunk[axis] * chunk[axis], end, chunk[axis])
     for corner in itertools.product(*corners):
         try:
-            mask, stored = dataset.id.read_direct_chunk(corner)
+            mask, stored = read_chunk(dataset, corner)
         except LIBRARY_ERRORS:
             continue  # the chunk was never written, or h5py will raise the same error
         at_edge = any(at + c > n for at, c, n in zip(corner, chunk, shape, strict=True))

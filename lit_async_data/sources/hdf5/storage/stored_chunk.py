@@ -1,0 +1,46 @@
+"""`read_chunk` and `write_chunk`: chunks as they are stored, under h5py's lock.
+
+Before version 3.16, h5py does not take its lock for these two. Another thread may then be inside libhdf5 at the same
+time, which makes reads fail, and can end the process: https://github.com/h5py/h5py/pull/2764.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    import h5py
+
+
+def read_chunk(dataset: h5py.Dataset, corner: tuple[int, ...]) -> tuple[int, bytes]:
+    """A chunk as it is stored.
+
+    Args:
+        dataset: An open, chunked dataset.
+        corner: Where its first value lies.
+
+    Returns:
+        The filter mask, of which bit i means that filter i was skipped; and the bytes.
+
+    Raises:
+        OSError, RuntimeError, ValueError: As h5py raises them; the chunk may never have been written.
+    """
+    from h5py._objects import phil
+
+    with phil:
+        return cast("tuple[int, bytes]", dataset.id.read_direct_chunk(corner))
+
+
+def write_chunk(dataset: h5py.Dataset, corner: tuple[int, ...], mask: int, data: bytes) -> None:
+    """Write what `read_chunk` has read from another dataset with the same filters.
+
+    Args:
+        dataset: An open, chunked dataset.
+        corner: Where the chunk's first value lies.
+        mask: The filter mask.
+        data: The bytes.
+    """
+    from h5py._objects import phil
+
+    with phil:
+        dataset.id.write_direct_chunk(corner, data, mask)
