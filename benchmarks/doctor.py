@@ -36,6 +36,8 @@ SIDE = 224
 # The share of the predicted rate at which a loop should not wait, and how many of its batches may be late.
 FED, MOST_LATE = 0.8, 0.05
 NEAR = 0.25
+# An epoch from the disk may take so many times as long: it gets faster while the kernel reads ahead.
+WHOLE = 10
 # The share of files that must have left the page cache.
 DROPPED = 0.9
 
@@ -145,7 +147,7 @@ def one_round(each: Input, run: Run) -> dict[str, Any]:
     from_memory = rate(each.opened(), options, run.seconds)
     waits = late(each.opened(), options, FED * warm, run.seconds)
     on_disk = sum(page_cache.drop_file(path) for path in each.files) > DROPPED * len(each.files)
-    from_disk = rate(each.opened(), options, run.seconds, epochs=1) if on_disk and cold else None
+    from_disk = rate(each.opened(), options, WHOLE * run.seconds, epochs=1) if on_disk and cold else None
     return {
         "predicted": warm,
         "memory": from_memory / warm,

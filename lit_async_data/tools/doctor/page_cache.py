@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from lit_async_data import system
 from lit_async_data.host.memory import machine_memory
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 
@@ -35,7 +36,7 @@ def _looked_at(path: str) -> list[bool]:
         cold = [is_cold(descriptor, place) is True for place in places]
         # To look at a byte has Linux read it, with its neighbours: all of a small file. Once that is done, drop them.
         for place in places:
-            os.pread(descriptor, 1, place)
+            system.pread(descriptor, 1, place)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     return cold
 

@@ -19,7 +19,7 @@ from PIL import Image
 from support import examples
 from support.command_line import CONFIGS
 
-from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
+from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, system
 from lit_async_data.host.stages import Stage, StageTimes
 from lit_async_data.host.stats import ReadStats
 from lit_async_data.testing import ArraySource
@@ -292,7 +292,7 @@ def test_what_looking_brings_back_is_waited_for_and_dropped(folder, monkeypatch)
     (folder / "file").write_bytes(bytes(5000))
     done = []
     monkeypatch.setattr(page_cache, "is_cold", lambda *_: done.append("look") or True)
-    monkeypatch.setattr(os, "pread", lambda *_: done.append("wait"))
+    monkeypatch.setattr(system, "pread", lambda *_: done.append("wait"))
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: done.append("drop"), raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
     assert page_cache.dropped(["file"])
