@@ -49,7 +49,7 @@ def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate
         loader: The loader.
         seconds: How long, at least; longer if groups of the chunk shuffle are large, at most `MOST_TIMES` as long.
         once: Read one epoch, as far as `MOST_TIMES` allows: where what was read once is faster the next time. What was
-            read ahead with the first batches does not count, either.
+            read or decoded ahead with the first batches does not count, either.
 
     Raises:
         SourceError, ReadError, TransformError: As the loader raises them.
@@ -75,15 +75,16 @@ def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate
                     break
             ended |= once
         stats, sample_bytes = loader.stats().read, sum(each.nbytes for each in loader.spec.fields.values())
-    if once:
-        taken = min(taken, (stats.bytes - before.bytes) // max(sample_bytes, 1))
-    return Rate(
-        taken / (now - since) if taken else 0.0,
-        now - since if taken else 0.0,
+    stages, samples, decoded = (
         stats.stages.since(before.stages),
         stats.bytes // max(sample_bytes, 1),
         stats.stages.decode.bytes,
     )
+    if once:
+        taken = min(taken, (stats.bytes - before.bytes) // max(sample_bytes, 1))
+        if decoded:
+            taken = min(taken, samples * stages.decode.bytes // decoded)
+    return Rate(taken / (now - since) if taken else 0.0, now - since if taken else 0.0, stages, samples, decoded)
 
 
 def samples_in(batch: Any) -> int:

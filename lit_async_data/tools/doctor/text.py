@@ -127,9 +127,11 @@ def _prediction(report: DoctorReport) -> Iterator[str]:
     memory = f"{sized(report.free_memory)} of memory that the page cache may take"
     if report.fits:
         first = "" if cold is None else f", the first at {rounded(cold.samples_per_s)} samples/s from the disk"
-        yield f"{has}, fit into the {memory}: every epoch but the first is read from there{first}"
+        fit = "fits" if report.files == 1 else "fit"
+        yield f"{has}, {fit} into the {memory}: every epoch but the first is read from there{first}"
     else:
-        yield f"{has}, do not fit into the {memory}: every epoch is read from the disk"
+        fit = "does not fit" if report.files == 1 else "do not fit"
+        yield f"{has}, {fit} into the {memory}: every epoch is read from the disk"
         if cold is not None:
             yield f"from memory it would be {rounded(warm)} samples/s"
     if cold is None:

@@ -122,7 +122,7 @@ def printed(report):
 def test_a_report_in_words():
     text = printed(REPORT)
     assert "12,300 samples/s, at most 193 steps/s of 64: a step shorter than 5.18 ms waits for data" in text
-    assert "1 file, 1.7 MB, fit into the 8.0 GB" in text
+    assert "1 file, 1.7 MB, fits into the 8.0 GB" in text
     assert "the first at 9,000 samples/s from the disk" in text
     assert "from the disk: each reader 100 MB/s while reading, 380 MB/s while decoding, which takes 40 %" in text
     assert "0.98 (y 0.91)" in text
@@ -164,7 +164,7 @@ def test_files_that_do_not_fit_are_read_from_the_disk():
     report = dataclasses.replace(REPORT, bytes=9 * 10**9)
     assert report.samples_per_s == 9_000.0
     text = printed(report)
-    assert "do not fit into the 8.0 GB" in text
+    assert "does not fit into the 8.0 GB" in text
     assert "from memory it would be 12,300 samples/s" in text
     assert printed(dataclasses.replace(report, cold=None, why_not_cold="left out")).count("left out") == 1
 

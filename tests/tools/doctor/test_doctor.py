@@ -145,15 +145,15 @@ def test_the_first_batch_of_every_reader_is_left_out():
 
 
 class Ahead:
-    """A loader of eight batches of four bytes, of which some are read when the first is handed out."""
+    """A loader of eight batches of four bytes, of which some are read and decoded when the first is handed out."""
 
     order = SimpleNamespace(chunk_order=None, length=32)
     footprint = SimpleNamespace(workers=SimpleNamespace(threads=1))
     spec = SimpleNamespace(fields={"x": SimpleNamespace(nbytes=1)})
 
-    def __init__(self, batches):
-        decoded = [StageTimes(decode=Stage(seconds, 10)) for seconds in (4.0, 5.0)]
-        self._read = iter([ReadStats(bytes=4 * batches, stages=decoded[0]), ReadStats(bytes=32, stages=decoded[1])])
+    def __init__(self, batches, decoded=10):
+        first, last = (StageTimes(decode=Stage(*each)) for each in ((4.0, decoded), (5.0, 80)))
+        self._read = iter([ReadStats(bytes=4 * batches, stages=first), ReadStats(bytes=32, stages=last)])
 
     def __iter__(self):
         return iter([np.zeros(4)] * 8)
@@ -174,6 +174,8 @@ def test_from_the_disk_only_what_was_read_meanwhile_counts():
     assert (rate.samples_per_s, rate.seconds, rate.samples) == (12 / 7, 7.0, 32)
     assert rate.stages.decode.seconds == 1.0  # and not the imports of the first batch
     assert measured(Ahead(8), 60.0, once=True).samples_per_s == 0.0
+    assert measured(Ahead(5, decoded=60), 60.0, once=True).samples_per_s == 8 / 7
+    assert measured(Ahead(5, decoded=80), 60.0, once=True).samples_per_s == 0.0
 
 
 def _fake_rate(samples_per_s, seconds):
@@ -185,7 +187,7 @@ def _fake_rate(samples_per_s, seconds):
     [
         ([(10.0, 2.0), (30.0, 2.0)], 10.0),  # one was long enough
         ([(10.0, 0.1), (30.0, 0.1), (20.0, 0.1), (99.0, 0.1)], 20.0),
-        ([(0.0, 0.0)], "the samples are too few: all are read with the first batches"),
+        ([(0.0, 0.0)], "the samples are too few: all are read or decoded with the first batches"),
     ],
 )
 def test_a_short_epoch_is_read_from_the_disk_three_times(found, expected, monkeypatch):
