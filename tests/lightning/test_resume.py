@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -409,9 +410,10 @@ def test_nothing_is_read_of_another_epoch(tmp_path):
     path = saved(tmp_path, "on_train_batch_end", 2)
     fit, dm = fitted(loader={"workers": 2})
     fit.fit(Continued(), datamodule=dm, ckpt_path=path)
-    read = [sample for samples in dm.sources["train"][0].reads for sample in samples]
-    batches = [*WHOLE[1][2:], *WHOLE[2], *plan(3)]  # and ahead, but of nothing before
-    assert read == flat(batches)[: len(read)]
+    # Two threads read two batches at once, so any may be first.
+    read = Counter(tuple(samples) for samples in dm.sources["train"][0].reads)
+    trained = Counter(map(tuple, [*WHOLE[1][2:], *WHOLE[2]]))
+    assert trained <= read <= trained + Counter(map(tuple, plan(3)))  # and ahead, but of nothing before
 
 
 # -- what does not fit -------------------------------------------------------------------------------------------------
