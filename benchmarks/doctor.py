@@ -36,7 +36,8 @@ SIDE = 224
 # The share of the predicted rate at which a loop should not wait, and how many of its batches may be late.
 FED, MOST_LATE = 0.8, 0.05
 NEAR = 0.25
-# An epoch from the disk may take so many times as long: it gets faster while the kernel reads ahead.
+# The time limit for an epoch from the disk, as a multiple of the other measurements' time. Its rate rises as the page
+# cache fills, so a shorter measurement would be too low.
 WHOLE = 10
 # The share of files that must have left the page cache.
 DROPPED = 0.9

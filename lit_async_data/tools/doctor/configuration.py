@@ -14,7 +14,7 @@ from lit_async_data.tools.doctor.examined import Examined
 
 # Arguments of the DataModule that say where samples come from.
 _SOURCES = ("source", "split", "groups", "train", "val", "test", "predict")
-# What the lines of Hydra's messages begin with that help only those who know its insides.
+# Lines of Hydra's messages that begin with these tell only of Hydra's internals.
 _INSIDES = ("full_key:", "object_type=", "Config search path:")
 
 
@@ -69,7 +69,7 @@ def of_configuration(path: str, overrides: Sequence[str]) -> Examined:
 
 
 def _said(error: BaseException) -> str:
-    """What an error of Hydra says, without the details of the configuration's insides."""
+    """The message of an error of Hydra, without the lines on Hydra's internals."""
     lines = itertools.takewhile(lambda line: not line.strip().startswith(_INSIDES), str(error).splitlines())
     return " ".join(" ".join(lines).split())
 

@@ -28,7 +28,7 @@ from lit_async_data.verdict.facts import packing_of
 
 # Files of a table that are dropped from the page cache, and looked at, at most.
 MOST_FILES = 20_000
-# A short epoch is read from the disk so often, at most; the median counts.
+# A short epoch is read from the disk up to this many times; the median counts.
 MOST_COLD = 3
 # The most chunks that a better mixing may take.
 MOST_CHUNKS = 4096

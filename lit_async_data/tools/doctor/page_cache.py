@@ -9,9 +9,10 @@ from lit_async_data import system
 from lit_async_data.host.memory import machine_memory
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 
-# Of so many files, so many places are looked at, this many bytes apart or more, to see whether files left memory.
+# To see whether files have left memory, about FILES of them are probed, each at up to PLACES places that are at least
+# APART bytes apart.
 FILES, PLACES, APART = 64, 16, 2**20
-# The share of these that may be in memory still.
+# The share of these places that may still be in memory.
 LEFT = 0.1
 
 
@@ -23,18 +24,18 @@ def dropped(paths: Sequence[str]) -> bool:
         with open(path, "rb", buffering=0) as file:
             os.fsync(file.fileno())  # what was written just now stays otherwise
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    seen = [cold for path in paths[:: max(len(paths) // FILES, 1)] for cold in _looked_at(path)]
+    seen = [cold for path in paths[:: max(len(paths) // FILES, 1)] for cold in _probed(path)]
     return bool(seen) and seen.count(False) <= LEFT * len(seen)
 
 
-def _looked_at(path: str) -> list[bool]:
-    """Whether places of a dropped file are not in memory, as far as the system tells."""
+def _probed(path: str) -> list[bool]:
+    """For each probed place of a dropped file, whether it is known not to be in memory. Drops the file again."""
     with open(path, "rb", buffering=0) as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
         places = range(0, size, max(size // PLACES, APART))
         cold = [is_cold(descriptor, place) is True for place in places]
-        # To look at a byte has Linux read it, with its neighbours: all of a small file. Once that is done, drop them.
+        # A probe makes Linux read ahead: a small file comes back whole. Wait until it has, and drop it again.
         for place in places:
             system.pread(descriptor, 1, place)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

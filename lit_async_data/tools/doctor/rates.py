@@ -75,11 +75,8 @@ def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate
                     break
             ended |= once
         stats, sample_bytes = loader.stats().read, sum(each.nbytes for each in loader.spec.fields.values())
-    stages, samples, decoded = (
-        stats.stages.since(before.stages),
-        stats.bytes // max(sample_bytes, 1),
-        stats.stages.decode.bytes,
-    )
+    stages, decoded = stats.stages.since(before.stages), stats.stages.decode.bytes
+    samples = stats.bytes // max(sample_bytes, 1)
     if once:
         taken = min(taken, (stats.bytes - before.bytes) // max(sample_bytes, 1))
         if decoded:

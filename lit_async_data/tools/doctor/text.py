@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-# Columns of a compact table whose words go below each other, and something as wide as they should be at least.
+# Columns of a compact table whose cells wrap between words, and a text that sets the least width of each.
 _WRAPPED = {"decoded per sample": "", "mixing": "(y 1.00)", "": ""}
 
 

@@ -157,7 +157,7 @@ def _kind(name: str, peek: Peek) -> tuple[str | None, str | None]:
 
 
 def _shown(value: object) -> str:
-    """A value that is cut: of a path the begin, which is the same in all rows."""
+    """A value, shortened: a path loses its beginning, which is the same in all rows."""
     text, most = str(value), _EXAMPLE_CHARACTERS
     return text if len(text) <= most else f"…{text[1 - most :]}" if "/" in text else f"{text[: most - 1]}…"
 

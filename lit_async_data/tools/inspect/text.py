@@ -118,7 +118,7 @@ def _columns(columns: Sequence[ColumnReport]) -> Table:
 
 
 def _reasons(rows: Sequence[DatasetReport | ColumnReport]) -> Iterator[str]:
-    """Why things are as they are: those with one reason together."""
+    """The reasons of datasets or columns; those that share one are named together."""
     names: dict[str, list[str]] = {}
     for row in rows:
         if row.why:
