@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.rank_program import BATCH, EPOCHS, LENGTHS, LONG, OTHER_BATCH, SAVED, VAL
-from support.ranks import free_port, run_together
+from support.ranks import as_ranks, free_port, run_together
 from support.slurm import environment
 
 from lit_async_data.order.plan import EpochPlan
@@ -30,8 +30,7 @@ def started_by_srun(program, ranks, folder):
 
 
 def started_one_by_one(program, ranks, folder):
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": ranks, "NODE_RANK": 0}
-    return [(program, common | {"RANK": rank, "LOCAL_RANK": rank}) for rank in range(ranks)]
+    return as_ranks(program, ranks)
 
 
 def started_by_torchrun(program, ranks, folder):

@@ -17,19 +17,19 @@ import itertools
 import json
 import logging
 import math
-import os
 import pickle
-import subprocess
 import sys
 import tempfile
 import threading
 import weakref
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from support.device import pretend
 from support.programs import HOOKS, PROGRAMS, BrokenError, ByEpoch, broken_at
+from support.ranks import as_ranks, run_together
 from support.runs import (
     BATCH,
     SAMPLES,
@@ -430,28 +430,7 @@ def ranks(tmp_path_factory):
     """Runs two processes, ``ranks(program, workers, callbacks)``, and returns the facts of each."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "program.py").write_text(RANKS)
-    with contextlib.closing(__import__("socket").socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {"TESTS": os.path.dirname(os.path.abspath(__file__)), "OMP_NUM_THREADS": "1"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    # Not through pipes: a rank whose pipe is full would wait for its reader, and the other rank for it.
-    logs = [folder / f"rank {rank}.txt" for rank in range(2)]
-    with contextlib.ExitStack() as stack:
-        children = []
-        for rank, log in enumerate(logs):
-            child = subprocess.Popen(
-                [sys.executable, str(folder / "program.py"), str(folder)],
-                env=common | {"LOCAL_RANK": str(rank), "RANK": str(rank)},
-                cwd=folder,
-                stdout=stack.enter_context(log.open("w")),
-                stderr=subprocess.STDOUT,
-            )
-            stack.callback(child.wait)
-            stack.callback(child.kill)
-            children.append(child)
-        codes = [child.wait(timeout=250) for child in children]
-    assert codes == [0, 0], "\n".join(log.read_text()[-4000:] for log in logs)
+    run_together(as_ranks([sys.executable, "program.py", folder], TESTS=Path(__file__).parent), folder)
 
     def facts(name, workers, callbacks):
         return [json.loads((folder / f"{name}-{workers}-{callbacks}-{rank}.json").read_text()) for rank in range(2)]

@@ -1,30 +1,60 @@
-"""Starts the processes of a distributed run, and waits for all of them."""
+"""Processes of a distributed run: their environment, and waiting for all of them."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import subprocess
+import time
 
 # Seconds. Each process imports torch and Lightning, on a machine that may have one core.
 PATIENCE_S = 250
 
 
+# Not those that the system gives to outgoing connections: one could take the port before the first rank listens there.
+_PORTS = itertools.count(20_000 + os.getpid() * 10 % 10_000)
+
+
 def free_port():
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """A port that nobody listens on, another one for each call in this process."""
+    for port in _PORTS:
+        with contextlib.closing(socket.socket()) as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
 
 
-def end(child):
+def send(number, child):
+    """Sends a signal to a process and to all that it has started."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+        os.killpg(child.pid, number)
+
+
+def codes_of(children):
+    """Waits until all processes have ended, one has failed, or time is up: their codes, None for those that run."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        codes = [child.poll() for child in children]
+        if None not in codes or any(codes):
+            return codes
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            children[codes.index(None)].wait(timeout=0.1)
+    return [child.poll() for child in children]
+
+
+def as_ranks(command, ranks=2, **variables):
+    """A command once per rank of one machine, with its environment variables, as `run_together` takes them."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": ranks, "NODE_RANK": 0} | variables
+    return [(command, common | {"RANK": rank, "LOCAL_RANK": rank}) for rank in range(ranks)]
 
 
 def run_together(commands, folder):
     """Runs commands at the same time, and asserts that all succeed.
+
+    If one fails or hangs, the stacks of those that still run are in the message.
 
     Args:
         commands: Pairs of arguments and environment variables, which are added to those of this process.
@@ -32,19 +62,25 @@ def run_together(commands, folder):
     """
     # Not through pipes: a process whose pipe is full would wait for its reader, and the others for it.
     logs = [folder / f"{number}.txt" for number in range(len(commands))]
+    common = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     with contextlib.ExitStack() as stack:
         children = []
         for (arguments, variables), log in zip(commands, logs):
             child = subprocess.Popen(
                 arguments,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in variables.items()},
+                env=common | {name: str(value) for name, value in variables.items()},
                 cwd=folder,
                 stdout=stack.enter_context(log.open("w")),
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # to end also what it started
             )
             stack.callback(child.wait)
-            stack.callback(end, child)
+            stack.callback(send, signal.SIGKILL, child)
             children.append(child)
-        codes = [child.wait(timeout=PATIENCE_S) for child in children]
-    assert not any(codes), "\n".join(log.read_text()[-4000:] for log in logs)
+        codes = codes_of(children)
+        for child, code in zip(children, codes):
+            if code is None:
+                send(signal.SIGABRT, child)  # faulthandler writes the stacks
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=10)
+    assert codes == [0] * len(codes), f"{codes}\n" + "\n".join(log.read_text()[-8000:] for log in logs)

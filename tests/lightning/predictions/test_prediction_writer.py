@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import pickle
 import signal
-import subprocess
 import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from support.predictions import arrays_in, check_files, numbered, predicted_of, rows_in
+from support.ranks import as_ranks, run_together
 from support.trainer import NO_STAGES, CountingSource, Recorder, datamodule, pl, trainer
 from torch.utils.data import DataLoader
 
@@ -405,28 +405,7 @@ with open(f"{os.environ['LOCAL_RANK']}.json", "w") as file:
 
 def test_two_ranks(tmp_path):
     (tmp_path / "program.py").write_text(RANKS)
-    with contextlib.closing(__import__("socket").socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {"TESTS": os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    common |= {"OMP_NUM_THREADS": "1"}
-    logs = [tmp_path / f"rank {rank}.txt" for rank in range(2)]
-    with contextlib.ExitStack() as stack:
-        children = []
-        for rank, log in enumerate(logs):
-            child = subprocess.Popen(
-                [sys.executable, "program.py"],
-                env=common | {"LOCAL_RANK": str(rank), "RANK": str(rank)},
-                cwd=tmp_path,
-                stdout=stack.enter_context(log.open("w")),
-                stderr=subprocess.STDOUT,
-            )
-            stack.callback(child.wait)
-            stack.callback(child.kill)
-            children.append(child)
-        codes = [child.wait(timeout=250) for child in children]
-    assert codes == [0, 0], "\n".join(log.read_text()[-4000:] for log in logs)
+    run_together(as_ranks([sys.executable, "program.py"], TESTS=Path(__file__).parents[2]), tmp_path)
     check_files(tmp_path / "out", range(21))
     facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for each in facts:
