@@ -17,12 +17,12 @@ import itertools
 import json
 import logging
 import math
+import os
 import pickle
 import sys
 import tempfile
 import threading
 import weakref
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -341,9 +341,8 @@ def test_a_batch_of_any_form_reaches_the_step(pretended):
 # -- two processes -----------------------------------------------------------------------------------------------------
 
 RANKS = """
-import json, logging, os, sys, warnings
+import json, logging, multiprocessing, os, sys, warnings
 warnings.simplefilter("ignore")
-sys.path[:0] = [os.path.dirname(os.environ["TESTS"]), os.environ["TESTS"]]
 import torch
 torch.set_num_threads(1)
 from support.programs import Writer
@@ -406,22 +405,26 @@ def unsharded(run, fit):
     except Exception as error:
         run.note(type(error).__name__, str(error))
 
-def main(name, workers, callbacks, out):
+def main(name, workers, callbacks, folder):
     run = Run(workers, "", callbacks)
     def fit(*more, **options):
         return run.trainer(*more, devices=2, strategy="ddp", **options)
     globals()[name](run, fit)
     rank = torch.distributed.get_rank()
     facts = {"batches": run.model.journal, "notes": run.notes, "losses": run.model.losses}
-    with open(f"{out}/{name}-{workers}-{len(callbacks)}-{rank}.json", "w") as file:
+    with open(f"{folder}/{name}-{workers}-{len(callbacks)}-{rank}.json", "w") as file:
         json.dump(facts, file)
 
-out = sys.argv[1]
-for workers in (0, 1):
-    for name in ("shuffled", "evaluated", "predicted", "limited", "streamed", "of_their_own", "by_hand", "failing"):
-        for callbacks in ([], [DevicePrefetcher()]):
-            main(name, workers, callbacks, out)
-main("unsharded", 1, [], out)
+if __name__ == "__main__":
+    # A worker that is forked beside gloo's threads may hang before its first line, with or without the callback:
+    # Python before 3.11.8 waits there for a lock that such a thread held (gh-112275).
+    torch.multiprocessing.set_start_method("forkserver")
+    multiprocessing.set_forkserver_preload(["support.runs"])
+    for workers in (0, 1):
+        for name in ("shuffled", "evaluated", "predicted", "limited", "streamed", "of_their_own", "by_hand", "failing"):
+            for callbacks in ([], [DevicePrefetcher()]):
+                main(name, workers, callbacks, sys.argv[1])
+    main("unsharded", 1, [], sys.argv[1])
 """
 
 
@@ -430,7 +433,8 @@ def ranks(tmp_path_factory):
     """Runs two processes, ``ranks(program, workers, callbacks)``, and returns the facts of each."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "program.py").write_text(RANKS)
-    run_together(as_ranks([sys.executable, "program.py", folder], TESTS=Path(__file__).parent), folder)
+    path = os.pathsep.join(sys.path)
+    run_together(as_ranks([sys.executable, "program.py", folder], PYTHONPATH=path), folder)
 
     def facts(name, workers, callbacks):
         return [json.loads((folder / f"{name}-{workers}-{callbacks}-{rank}.json").read_text()) for rank in range(2)]
