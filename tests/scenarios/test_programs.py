@@ -419,7 +419,7 @@ if __name__ == "__main__":
     # A worker that is forked beside gloo's threads may hang before its first line, with or without the callback:
     # Python before 3.11.8 waits there for a lock that such a thread held (gh-112275).
     torch.multiprocessing.set_start_method("forkserver")
-    multiprocessing.set_forkserver_preload(["support.runs"])
+    multiprocessing.set_forkserver_preload(["support.programs"])
     for workers in (0, 1):
         for name in ("shuffled", "evaluated", "predicted", "limited", "streamed", "of_their_own", "by_hand", "failing"):
             for callbacks in ([], [DevicePrefetcher()]):
