@@ -31,8 +31,8 @@ from readers import tables as table_readers
 from readers.hdf5 import Batch, Contender
 
 from lit_async_data import AsyncLoader, Field, HDF5Source, Source
-from lit_async_data.host.stats import Slowdown
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.host.metrics.stats import Slowdown
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 
 Figures = list[dict[str, Any]]
 Step = Callable[[Batch], None]

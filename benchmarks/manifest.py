@@ -43,7 +43,7 @@ from readers.hdf5 import OURS, Contender
 from lit_async_data import AsyncLoader
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 from lit_async_data.sources.manifest.files.stored_file import fetched, read_file
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 
 SIDE = 224
 STRETCHED, CROPPED = "JPEG stretched to 224²", "JPEG random crop to 224²"

@@ -37,7 +37,7 @@ import torch
 from measuring.program import Figures, Goal, argument_parser, run_parts
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, Source, prefetched
-from lit_async_data.host.stages import StageMeter
+from lit_async_data.host.metrics.stages import StageMeter
 from lit_async_data.sources.contract.stage_clock import CLOCK, StageClock, Work
 from lit_async_data.system import usable_cores
 from lit_async_data.testing import ArraySource

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lit_async_data.sources.contract.storage_layout import StorageLayout as StorageLayout
     from lit_async_data.sources.hdf5.schema.field import Field as Field
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
-    from lit_async_data.sources.manifest.column import Column as Column
+    from lit_async_data.sources.manifest.fields.column import Column as Column
     from lit_async_data.sources.manifest.source import ManifestSource as ManifestSource
     from lit_async_data.sources.torch_dataset.source import DatasetSource as DatasetSource
 
@@ -55,7 +55,7 @@ _HOMES = {
     "BatchSpec": "batch.spec",
     "ChangedError": "errors",
     "ClosedError": "errors",
-    "Column": "sources.manifest.column",
+    "Column": "sources.manifest.fields.column",
     "ConcatSource": "sources.composed.concat",
     "ConfigError": "errors",
     "CorruptError": "errors",

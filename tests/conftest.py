@@ -70,9 +70,10 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 def threads_unless_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps readers in threads, except in tests that are marked ``processes``: each process takes 0.3 s to start."""
     if request.node.get_closest_marker("processes") is None:
-        monkeypatch.setattr("lit_async_data.host.workers.system_refusal", lambda: "this is a test of threads")
+        monkeypatch.setattr("lit_async_data.host.resources.workers.system_refusal", lambda: "this is a test of threads")
     else:
-        monkeypatch.setattr("lit_async_data.host.workers.has_gil", lambda: True)  # without it, threads would be chosen
+        # Without the GIL, threads would be chosen.
+        monkeypatch.setattr("lit_async_data.host.resources.workers.has_gil", lambda: True)
 
 
 # Test modules in which several threads share objects.

@@ -18,7 +18,7 @@ import torch
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.device import streams
 from lit_async_data.device.streams import Streams
-from lit_async_data.host import memory
+from lit_async_data.host.resources import memory
 from lit_async_data.testing import FakeEvent, FakeStream, FakeStreams, raw
 
 # Fields up to this many bytes are copied in no time.

@@ -21,7 +21,7 @@ from measuring.training import in_memory
 from readers.hdf5 import Batch, endless_epochs
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 from processes import contenders as loaders
 from processes.contenders import Transformed
 from processes.process_tree import cpu_seconds, descendants

@@ -7,8 +7,8 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from lit_async_data.device.streams import Streams
-from lit_async_data.host.stages import Stage
-from lit_async_data.host.stats import DeviceWait
+from lit_async_data.host.metrics.stages import Stage
+from lit_async_data.host.metrics.stats import DeviceWait
 
 
 class _Wait(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lit_async_data.host.stats import ReadStats
+from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex
 
 Batch = Any

@@ -12,9 +12,9 @@ import torch
 
 from lit_async_data.batch.spec import Array, BatchLayout
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
+from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import FilledSlot
-from lit_async_data.host.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex, Schedule
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, Fee
 from lit_async_data.device.profiling import COPY, profiled, ranged
 from lit_async_data.device.streams import Streams
 from lit_async_data.device.transform import Transform
-from lit_async_data.host.stats import DeviceWait
+from lit_async_data.host.metrics.stats import DeviceWait
 from lit_async_data.order.plan import BatchIndex
 
 log = logging.getLogger(__name__)

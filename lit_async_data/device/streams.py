@@ -10,7 +10,7 @@ import torch
 
 from lit_async_data.device.checksum import checksum
 from lit_async_data.errors import ConfigError
-from lit_async_data.host.memory import pinned
+from lit_async_data.host.resources.memory import pinned
 
 
 def has_streams(device: torch.device) -> bool:

@@ -17,8 +17,8 @@ import torch
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, TransferError, TransformError
 from lit_async_data.hooks.host_hooks import HostHooks
-from lit_async_data.host.memory import readable
 from lit_async_data.host.processes.reader_process import ReaderProcess
+from lit_async_data.host.resources.memory import readable
 from lit_async_data.lightning.classes import (
     check_same_classes,
     class_names,
@@ -26,11 +26,12 @@ from lit_async_data.lightning.classes import (
     with_saved_classes,
     with_training_classes,
 )
-from lit_async_data.lightning.compat import pl
-from lit_async_data.lightning.lines import tell
+from lit_async_data.lightning.display.lines import tell
+from lit_async_data.lightning.display.summary import summary_lines
 from lit_async_data.lightning.loader_arguments import LoaderArguments
 from lit_async_data.lightning.replay import Replayed, replayed
-from lit_async_data.lightning.stages import (
+from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.lightning.trainer.stages import (
     STAGES,
     ByStage,
     Stage,
@@ -39,7 +40,6 @@ from lit_async_data.lightning.stages import (
     split_sources,
     stage_transforms,
 )
-from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.shown import Sheet, Shown

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import torch
 
-from lit_async_data.host.memory import default_budget
-from lit_async_data.lightning.compat import pl
-from lit_async_data.lightning.resume import training_steps
-from lit_async_data.lightning.stages import Stage, steps_wanted
+from lit_async_data.host.resources.memory import default_budget
+from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.lightning.trainer.resume import training_steps
+from lit_async_data.lightning.trainer.stages import Stage, steps_wanted
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source

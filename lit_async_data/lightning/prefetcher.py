@@ -13,11 +13,12 @@ import torch
 
 from lit_async_data.device import streams
 from lit_async_data.errors import ConfigError, TransferError
-from lit_async_data.host.stats import LoaderStats
-from lit_async_data.lightning.compat import pl, rank_zero_warn
-from lit_async_data.lightning.lines import tell
-from lit_async_data.lightning.progress import QueueGauge, WaitSummary, device_wait
-from lit_async_data.lightning.resume import (
+from lit_async_data.host.metrics.stats import LoaderStats
+from lit_async_data.lightning.display.lines import tell
+from lit_async_data.lightning.display.progress import QueueGauge, WaitSummary, device_wait
+from lit_async_data.lightning.display.verdicts import Verdicts
+from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
+from lit_async_data.lightning.trainer.resume import (
     begin_whole_epoch,
     check_begun,
     count_again,
@@ -27,9 +28,8 @@ from lit_async_data.lightning.resume import (
     trained,
     training_steps,
 )
-from lit_async_data.lightning.stages import DrivenLoader, driven_loaders
-from lit_async_data.lightning.takeover import Takeover, overridden_host_hook
-from lit_async_data.lightning.verdicts import Verdicts
+from lit_async_data.lightning.trainer.stages import DrivenLoader, driven_loaders
+from lit_async_data.lightning.trainer.takeover import Takeover, overridden_host_hook
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import non_negative_int
 from lit_async_data.verdict.headspace import Headspace

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.trainer.compat import pl
 
 # What `sbatch --signal` sends before the time limit, and what Lightning listens to; 0 on Windows, which has none.
 SIGNAL: int = getattr(signal, "SIGUSR1", 0)

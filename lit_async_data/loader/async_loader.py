@@ -31,7 +31,7 @@ from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.processes.pipelines import StaysHereError, process_pipeline, thread_pipeline
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
-from lit_async_data.host.resource_plan import AHEAD, ResourcePlan, slow
+from lit_async_data.host.resources.plan import AHEAD, ResourcePlan, slow
 from lit_async_data.host.sample_reader import SampleReader, batch_seed, indexed_spec
 from lit_async_data.host.schedule import schedule_of
 from lit_async_data.loader.engine import Engine

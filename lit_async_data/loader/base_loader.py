@@ -15,10 +15,10 @@ import torch
 
 from lit_async_data.device import streams
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
-from lit_async_data.host.gil import log_why_gil
+from lit_async_data.host.metrics.slowdown import SlowdownMeter
+from lit_async_data.host.metrics.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
 from lit_async_data.host.pipeline.slowdown_probe import SlowdownProbe
-from lit_async_data.host.slowdown import SlowdownMeter
-from lit_async_data.host.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
+from lit_async_data.host.resources.gil import log_why_gil
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.loader.engine import Engine
 from lit_async_data.options import non_negative_int

@@ -17,7 +17,7 @@ import torch
 
 from lit_async_data.batch.tree import leaves_in
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
-from lit_async_data.host.stats import ReadStats
+from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.accelerate_marks import Mark, Marks
 from lit_async_data.prefetch.draw_watch import DrawWatch

@@ -18,7 +18,7 @@ from lit_async_data.device.profiling import NEXT, profiled, ranged
 from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import ClosedError, TransferError
 from lit_async_data.hooks.callables import Function
-from lit_async_data.host import memory
+from lit_async_data.host.resources import memory
 from lit_async_data.loader.base_loader import BaseLoader
 from lit_async_data.loader.engine import Engine
 from lit_async_data.order.permutation import derived_key

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from lit_async_data.batch.spec import ALIGNMENT, Bytes
-from lit_async_data.host.memory import readable
+from lit_async_data.host.resources.memory import readable
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from lit_async_data.errors import ConfigError, MissingError
-from lit_async_data.lightning.compat import pl, rank_zero_warn
+from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.source import ManifestSource
 

@@ -103,7 +103,7 @@ _KINDS = {"hdf5": "HDF5 files", "table": "tables", "folder": "folders"}
 
 
 def _kind(paths: Sequence[str]) -> Literal["hdf5", "table", "folder"]:
-    from lit_async_data.sources.manifest.column import HDF5
+    from lit_async_data.sources.manifest.fields.column import HDF5
     from lit_async_data.sources.manifest.table.reading import is_table
 
     is_folder, of_rows = os.path.isdir(os.path.expanduser(paths[0])), is_table(paths[0])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from lit_async_data.host.stages import StageTimes
+from lit_async_data.host.metrics.stages import StageTimes
 from lit_async_data.verdict.facts import HELD, Facts
 from lit_async_data.verdict.finding import LEAST_GAIN, PACKING, Bound, Option, Verdict
 
@@ -46,7 +46,7 @@ def verdict(facts: Facts) -> Verdict:
     """Why a loop waited.
 
     Example:
-        >>> from lit_async_data.host.stages import Stage, StageTimes
+        >>> from lit_async_data.host.metrics.stages import Stage, StageTimes
         >>> stages = StageTimes(read=Stage(1.0), decode=Stage(9.0), cpu_s=10.0)
         >>> print(verdict(Facts(100, total_s=10.5, waited_s=4.5, cores=4, starved=100, stages=stages)))
         decoding-bound; loader.workers=2 should save about 42 %

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.host.stages import StageTimes
+from lit_async_data.host.metrics.stages import StageTimes
 
 # Points that are kept; when there are more, every second one is dropped.
 MOST = 2048

@@ -276,7 +276,7 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
 
     monkeypatch.setattr(SlotPool, "lend", lend)
     # One batch to a slot.
-    monkeypatch.setattr("lit_async_data.host.resource_plan.coalesced_batches", lambda nbytes, most: 1)
+    monkeypatch.setattr("lit_async_data.host.resources.plan.coalesced_batches", lambda nbytes, most: 1)
     source, options = Gated(), LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
     with AsyncLoader(source, options, verify_copies=1) as loader:
         next(loader)

@@ -16,9 +16,9 @@ from support.device import STEPS, pretend, queue_on, write_numbers
 import lit_async_data as lad
 from lit_async_data.device.clock import DeviceClock
 from lit_async_data.errors import ReadError
-from lit_async_data.host.stages import Stage
-from lit_async_data.host.stats import DeviceWait
-from lit_async_data.lightning.progress import WaitSummary
+from lit_async_data.host.metrics.stages import Stage
+from lit_async_data.host.metrics.stats import DeviceWait
+from lit_async_data.lightning.display.progress import WaitSummary
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex

@@ -10,8 +10,8 @@ import pytest
 
 from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
 from lit_async_data.errors import ConfigError, MemoryBudgetError, TransformError
-from lit_async_data.host.resource_plan import ResourcePlan
-from lit_async_data.lightning.summary import summary_lines
+from lit_async_data.host.resources.plan import ResourcePlan
+from lit_async_data.lightning.display.summary import summary_lines
 from lit_async_data.testing import ArraySource
 
 

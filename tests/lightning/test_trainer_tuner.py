@@ -37,7 +37,7 @@ from support.trainer import (
 
 import lit_async_data as lad
 from lit_async_data.errors import ClosedError, ReadError, TransformError
-from lit_async_data.host.stats import Slowdown
+from lit_async_data.host.metrics.stats import Slowdown
 
 pytestmark = NO_STAGES
 

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from torch.utils.data import WeightedRandomSampler as Weighted
 
 from lit_async_data import DevicePrefetcher, prefetched
-from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.trainer.compat import pl
 from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.testing import FakeStreams
 

@@ -24,8 +24,8 @@ from torch.nn.utils.rnn import pack_sequence
 from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.device.feed import Arrived
 from lit_async_data.device.stream_queue import StreamQueue
-from lit_async_data.host.memory import pinned
 from lit_async_data.host.pipeline.slots import Lease
+from lit_async_data.host.resources.memory import pinned
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.prefetch.packing import Packer, moves
@@ -466,7 +466,7 @@ def test_objects_are_pinned_in_their_own_way():
 
 
 def test_what_cannot_be_pinned_is_moved_all_the_same():
-    from lit_async_data.host.memory import pinned
+    from lit_async_data.host.resources.memory import pinned
 
     class Stubborn:
         def pin_memory(self):

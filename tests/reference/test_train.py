@@ -270,7 +270,7 @@ def test_a_foreign_file_says_what_is_left_out(composed, tmp_path, monkeypatch):
         sys.path.remove(str(ROOT))
     said = []
     for module in (
-        "lit_async_data.lightning.lines",
+        "lit_async_data.lightning.display.lines",
         "pytorch_lightning.utilities",
         "pytorch_lightning.utilities.rank_zero",
     ):

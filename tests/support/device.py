@@ -16,8 +16,8 @@ from lit_async_data.device.copy_verifier import CopyVerifier
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.device.transform import DeviceTransform
-from lit_async_data.host import memory
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.host.resources import memory
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.testing import FakeStreams, raw
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader
-from lit_async_data.host.stages import Stage, StageTimes
-from lit_async_data.host.stats import Slowdown
+from lit_async_data.host.metrics.stages import Stage, StageTimes
+from lit_async_data.host.metrics.stats import Slowdown
 from lit_async_data.testing import ArraySource
 from lit_async_data.verdict.diagnosis import verdict
 from lit_async_data.verdict.facts import Facts, Readers

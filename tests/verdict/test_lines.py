@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError
-from lit_async_data.host.stages import Stage, StageTimes
+from lit_async_data.host.metrics.stages import Stage, StageTimes
 from lit_async_data.testing import ArraySource
 from lit_async_data.verdict.finding import Bound, Option, Verdict
 from lit_async_data.verdict.headspace import Headspace

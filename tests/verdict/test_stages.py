@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.host.stages import Stage, StageMeter, StageTimes
+from lit_async_data.host.metrics.stages import Stage, StageMeter, StageTimes
 from lit_async_data.sources.contract.stage_clock import StageClock, Work
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.testing import ArraySource

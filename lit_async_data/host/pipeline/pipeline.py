@@ -33,12 +33,12 @@ from collections.abc import Iterable
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
+from lit_async_data.host.metrics.stages import StageMeter
+from lit_async_data.host.metrics.stats import ReadMeter, ReadStats
 from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.slots import SlotPool
-from lit_async_data.host.stages import StageMeter
-from lit_async_data.host.stats import ReadMeter, ReadStats
-from lit_async_data.host.worker_tuner import WorkerTuner
+from lit_async_data.host.resources.worker_tuner import WorkerTuner
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.threads import ProcessGuard, leave_at_exit
 

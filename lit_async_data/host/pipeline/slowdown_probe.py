@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 
+from lit_async_data.host.metrics.slowdown import SlowdownMeter
 from lit_async_data.host.pipeline.pipeline import Pipeline
-from lit_async_data.host.slowdown import SlowdownMeter
 
 # Steps before the first pause; between pauses, for each step of the last one; and between two tries.
 FIRST, BETWEEN, RETRY = 16, 4, 4

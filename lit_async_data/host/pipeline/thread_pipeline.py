@@ -17,8 +17,8 @@ from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.host.pipeline.slots import SlotPool
+from lit_async_data.host.resources.worker_tuner import WorkerTuner
 from lit_async_data.host.unexpected import Unexpected
-from lit_async_data.host.worker_tuner import WorkerTuner
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
 from lit_async_data.sources.contract.stage_clock import CLOCK

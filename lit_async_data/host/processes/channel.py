@@ -13,11 +13,11 @@ import select
 import subprocess
 
 from lit_async_data.errors import WorkerError
-from lit_async_data.host.processes.given_slots import packed_slots
-from lit_async_data.host.processes.messages import REPORT_BYTES, Command, CommandKind, Report, ReportKind
+from lit_async_data.host.processes.ipc.given_slots import packed_slots
+from lit_async_data.host.processes.ipc.messages import REPORT_BYTES, Command, CommandKind, Report, ReportKind
+from lit_async_data.host.processes.ipc.remote_errors import unpacked_errors
+from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
 from lit_async_data.host.processes.reader_process import ReaderProcess, how_it_ended
-from lit_async_data.host.processes.remote_errors import unpacked_errors
-from lit_async_data.host.processes.shared_slots import SharedSlots
 
 # Bytes that are read at a time.
 READ_BYTES = 2**16

@@ -14,18 +14,18 @@ import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import WorkerError
+from lit_async_data.host.metrics.stages import StageMeter
 from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.host.pipeline.slots import LENT
 from lit_async_data.host.processes.channel import Channel
-from lit_async_data.host.processes.given_slots import MOST_SLOTS
-from lit_async_data.host.processes.messages import Command, CommandKind, Report, ReportKind
+from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
+from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report, ReportKind
+from lit_async_data.host.processes.ipc.remote_errors import unpacked_errors
+from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
 from lit_async_data.host.processes.reader_process import ReaderProcess
-from lit_async_data.host.processes.remote_errors import unpacked_errors
 from lit_async_data.host.processes.setup import ReaderSetup
-from lit_async_data.host.processes.shared_slots import SharedSlots
-from lit_async_data.host.stages import StageMeter
 from lit_async_data.order.plan import BatchIndex, Schedule
 
 # Seconds between two checks whether a slot was freed by another thread.

@@ -6,11 +6,11 @@ import functools
 import math
 
 from lit_async_data.errors import ConfigError, MemoryBudgetError
-from lit_async_data.host import memory
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
+from lit_async_data.host.resources import memory
 
 # A source whose pickled arrays take more than this is copied to a reader process only on demand.
 MOST_COPIED_BYTES = 2**28

@@ -14,9 +14,9 @@ from typing import Any
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 from lit_async_data.host.decode_ahead import DecodeAhead
-from lit_async_data.host.memory import readable
-from lit_async_data.host.processes.shared_file import SharedFile
-from lit_async_data.host.resource_plan import ResourcePlan
+from lit_async_data.host.processes.ipc.shared_file import SharedFile
+from lit_async_data.host.resources.memory import readable
+from lit_async_data.host.resources.plan import ResourcePlan
 from lit_async_data.host.sample_reader import SampleReader
 from lit_async_data.order.plan import Schedule
 

@@ -13,7 +13,7 @@ import torch
 
 from lit_async_data.device import streams as device_streams
 from lit_async_data.errors import ConfigError
-from lit_async_data.host import memory
+from lit_async_data.host.resources import memory
 from lit_async_data.lightning.predictions.locations import LOCATION_COLUMNS
 
 # The name of predictions that come without one.

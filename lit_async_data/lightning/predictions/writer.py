@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.lightning.compat import pl, rank_zero_info
 from lit_async_data.lightning.predictions.folder import ResultFolder
 from lit_async_data.lightning.predictions.loader_predictions import LoaderPredictions
 from lit_async_data.lightning.predictions.ranks import on_rank_zero
-from lit_async_data.lightning.stages import loaders_in
+from lit_async_data.lightning.trainer.compat import pl, rank_zero_info
+from lit_async_data.lightning.trainer.stages import loaders_in
 from lit_async_data.loader.async_loader import AsyncLoader
 
 

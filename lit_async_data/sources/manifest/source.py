@@ -23,10 +23,10 @@ from lit_async_data.sources.contract.source import Source, Turn, check_range, wh
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.local_files.descriptors import listing
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
-from lit_async_data.sources.manifest.column import Column, Given
-from lit_async_data.sources.manifest.fields import Fields
+from lit_async_data.sources.manifest.fields.column import Column, Given
+from lit_async_data.sources.manifest.fields.fields import Fields
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 from lit_async_data.sources.manifest.table.arrow import numpy_values
 from lit_async_data.sources.manifest.table.delimited import TextFormat
 from lit_async_data.sources.manifest.table.row_origin import NoColumnError

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_async_data.sources.contract.pack_arguments import option, shown_path
-from lit_async_data.sources.manifest.column import Column
+from lit_async_data.sources.manifest.fields.column import Column
 from lit_async_data.sources.manifest.table.reading import FolderTable
 
 # Options that the command line has, too.

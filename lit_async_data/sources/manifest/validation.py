@@ -15,9 +15,9 @@ from tqdm import tqdm
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import AsyncDataError, FormatError, ManifestError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.file_field import FileField
-from lit_async_data.sources.manifest.hdf5_fields import HDF5Fields
-from lit_async_data.sources.manifest.rows import Rows
+from lit_async_data.sources.manifest.fields.file import FileField
+from lit_async_data.sources.manifest.fields.hdf5 import HDF5Fields
+from lit_async_data.sources.manifest.fields.rows import Rows
 from lit_async_data.system import usable_cores
 
 Check = Literal["first", "all", "none"]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from lit_async_data import system
-from lit_async_data.host.memory import machine_memory
+from lit_async_data.host.resources.memory import machine_memory
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 
 # To see whether files have left memory, about FILES of them are probed, each at up to PLACES places that are at least

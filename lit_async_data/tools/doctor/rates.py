@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
-from lit_async_data.host.stages import StageTimes
-from lit_async_data.host.stats import ReadStats
+from lit_async_data.host.metrics.stages import StageTimes
+from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.loader.async_loader import AsyncLoader
 
 # A slow loader is measured for at most this many times the seconds that it should take.

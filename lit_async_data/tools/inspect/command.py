@@ -98,7 +98,7 @@ def _expanded(given: str) -> list[str]:
 
 def _folder(path: str) -> str:
     """What to do about a folder, from what is in it."""
-    from lit_async_data.sources.manifest.column import HDF5, IMAGES
+    from lit_async_data.sources.manifest.fields.column import HDF5, IMAGES
     from lit_async_data.sources.manifest.table.reading import is_table
 
     names = sorted(os.listdir(path))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lit_async_data.errors import AsyncDataError
-from lit_async_data.sources.manifest.column import Column, kind_of
+from lit_async_data.sources.manifest.fields.column import Column, kind_of
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.table.arrow import arrow, is_number, is_text
 from lit_async_data.sources.manifest.table.delimited import TextFormat

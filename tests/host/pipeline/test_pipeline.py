@@ -19,10 +19,10 @@ from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.device.inline_queue import InlineQueue
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.errors import ClosedError, ReadError, SourceError, StalledError, WorkerError
-from lit_async_data.host.memory import allocated
 from lit_async_data.host.pipeline import thread_pipeline as pipeline_module
 from lit_async_data.host.pipeline.slots import FILLING, READY, SlotPool
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.host.resources.memory import allocated
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.threads import ThreadWorker
 

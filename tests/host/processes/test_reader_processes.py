@@ -25,11 +25,11 @@ from support.reader_sources import BadInChild, BadInChildAtLength, Numbers
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
-from lit_async_data.host.processes.child import Endpoint, LogToParent
-from lit_async_data.host.processes.given_slots import MOST_SLOTS
-from lit_async_data.host.processes.messages import REPORT_BYTES, Report, ReportKind
+from lit_async_data.host.processes.child.__main__ import Endpoint, LogToParent
+from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
+from lit_async_data.host.processes.ipc.messages import REPORT_BYTES, Report, ReportKind
+from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
 from lit_async_data.host.processes.pipeline import ProcessPipeline
-from lit_async_data.host.processes.shared_slots import SharedSlots
 from lit_async_data.order.plan import BatchIndex
 
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
@@ -93,7 +93,7 @@ def test_auto_takes_a_process_where_chunks_are_decoded_and_a_core_is_free(file, 
         workers = AsyncLoader(source, {"batch_size": 4}).footprint.workers
         assert (workers.kind, workers.why) == ("process", "chunks are decoded")
         assert str(workers).startswith("a reader process with ")
-        monkeypatch.setattr("lit_async_data.host.workers.cores", lambda: 1)
+        monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda: 1)
         workers = AsyncLoader(source, {"batch_size": 4}).footprint.workers
         assert str(workers) == "1 reader thread (no core is free)"
         for options in ({"workers": 0}, {"worker_kind": "thread"}):

@@ -17,7 +17,7 @@ from support.predictions import Rank, check_files, numbered, predict_with_ranks,
 from lit_async_data import SubsetSource
 from lit_async_data.device import streams as device_streams
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, MissingError
-from lit_async_data.host import memory
+from lit_async_data.host.resources import memory
 from lit_async_data.lightning.predictions import arrays, ranks, tables
 from lit_async_data.lightning.predictions.folder import ResultFolder
 from lit_async_data.lightning.predictions.values import HostCopies, PredictedField, field_of

@@ -23,7 +23,7 @@ from lit_async_data import (
     split,
 )
 from lit_async_data.errors import ChangedError, ConfigError, CorruptError, ManifestError, ResumeError
-from lit_async_data.sources.manifest import hdf5_fields
+from lit_async_data.sources.manifest.fields import hdf5 as hdf5_fields
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.

@@ -8,13 +8,13 @@ import threading
 
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import FormatError
-from lit_async_data.sources.manifest.images.cropping import Crop
-from lit_async_data.sources.manifest.images.image_bytes import BMP, JPEG, PNG, TIFF, WEBP, is_lossless
-from lit_async_data.sources.manifest.images.image_shape import DEEP, ImageShape
+from lit_async_data.sources.manifest.images.formats.image_bytes import BMP, JPEG, PNG, TIFF, WEBP, is_lossless
+from lit_async_data.sources.manifest.images.formats.png import copied_bytes
+from lit_async_data.sources.manifest.images.formats.tiff import strip_bytes
+from lit_async_data.sources.manifest.images.geometry.cropping import Crop
+from lit_async_data.sources.manifest.images.geometry.image_shape import DEEP, ImageShape
 from lit_async_data.sources.manifest.images.picture import Picture
 from lit_async_data.sources.manifest.images.pixels import codecs_for, factor_of, is_direct, wants_codecs
-from lit_async_data.sources.manifest.images.png import copied_bytes
-from lit_async_data.sources.manifest.images.tiff import strip_bytes
 from lit_async_data.system import after_fork_in_child
 
 # Decoding in at most this many bytes is always allowed and never waits.

@@ -14,9 +14,8 @@ from typing import Any
 
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
-from lit_async_data.sources.manifest.images.cropping import Box, Crop, crop_of
 from lit_async_data.sources.manifest.images.decode_memory import check_memory, decode_bytes, turn_for
-from lit_async_data.sources.manifest.images.image_bytes import (
+from lit_async_data.sources.manifest.images.formats.image_bytes import (
     BMP,
     GIF,
     JPEG,
@@ -27,16 +26,22 @@ from lit_async_data.sources.manifest.images.image_bytes import (
     early_size,
     format_of,
 )
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.images.jpeg import head_of as head_of_jpeg
-from lit_async_data.sources.manifest.images.orientation import ORIENTATION, UPRIGHT, orientation_of, upright_size
+from lit_async_data.sources.manifest.images.formats.jpeg import head_of as head_of_jpeg
+from lit_async_data.sources.manifest.images.formats.png import Parts, exif_of_png, file_of_pixels, whole_png, xmp_of_png
+from lit_async_data.sources.manifest.images.formats.tiff import check_page, keep_as_stored, pages_of, unsupported_tiff
+from lit_async_data.sources.manifest.images.geometry.cropping import Box, Crop, crop_of
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.geometry.orientation import (
+    ORIENTATION,
+    UPRIGHT,
+    orientation_of,
+    upright_size,
+)
+from lit_async_data.sources.manifest.images.geometry.resizing import write_resized
+from lit_async_data.sources.manifest.images.geometry.strips import Pixels
 from lit_async_data.sources.manifest.images.picture import Picture, head_of
 from lit_async_data.sources.manifest.images.pixels import pixels_of, write_as_stored
-from lit_async_data.sources.manifest.images.png import Parts, exif_of_png, file_of_pixels, whole_png, xmp_of_png
-from lit_async_data.sources.manifest.images.resizing import write_resized
 from lit_async_data.sources.manifest.images.stored_values import SIXTEEN_BITS, bits_of, check_mode, white_is_zero
-from lit_async_data.sources.manifest.images.strips import Pixels
-from lit_async_data.sources.manifest.images.tiff import check_page, keep_as_stored, pages_of, unsupported_tiff
 
 # Modes of Pillow that can be converted; others have more than 8 bits, or colours that Pillow does not convert.
 _SUPPORTED_MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", *SIXTEEN_BITS)

@@ -12,8 +12,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lit_async_data.sources.manifest.images.image_bytes import PNG
-from lit_async_data.sources.manifest.images.png import HEAD, Parts
+from lit_async_data.sources.manifest.images.formats.image_bytes import PNG
+from lit_async_data.sources.manifest.images.formats.png import HEAD, Parts
 
 # PNG: modes of 8 bits that imagecodecs decodes, by colour type.
 _MODES = {0: "L", 2: "RGB", 6: "RGBA"}

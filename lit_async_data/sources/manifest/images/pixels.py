@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.batch.spec import Array, Bytes
-from lit_async_data.sources.manifest.images.cropping import Box, Crop, whole_pixels
-from lit_async_data.sources.manifest.images.fax import check_fax
-from lit_async_data.sources.manifest.images.image_bytes import JPEG, PNG, TIFF, WEBP, has_frames
-from lit_async_data.sources.manifest.images.image_shape import CHANNELS, DEEP, INDICES, ImageShape
-from lit_async_data.sources.manifest.images.jpeg import jpeg_pixels
-from lit_async_data.sources.manifest.images.orientation import UPRIGHT, Part, mirrored, upright, upright_size
+from lit_async_data.sources.manifest.images.formats.fax import check_fax
+from lit_async_data.sources.manifest.images.formats.image_bytes import JPEG, PNG, TIFF, WEBP, has_frames
+from lit_async_data.sources.manifest.images.formats.jpeg import jpeg_pixels
+from lit_async_data.sources.manifest.images.formats.png import INTERLACED, check_rows, png_pixels
+from lit_async_data.sources.manifest.images.formats.tiff import check_jpegs, is_plain, strip_bytes
+from lit_async_data.sources.manifest.images.geometry.cropping import Box, Crop, whole_pixels
+from lit_async_data.sources.manifest.images.geometry.image_shape import CHANNELS, DEEP, INDICES, ImageShape
+from lit_async_data.sources.manifest.images.geometry.orientation import UPRIGHT, Part, mirrored, upright, upright_size
+from lit_async_data.sources.manifest.images.geometry.strips import LARGE, Pixels, Strips, part_of
 from lit_async_data.sources.manifest.images.picture import Picture, imagecodecs
-from lit_async_data.sources.manifest.images.png import INTERLACED, check_rows, png_pixels
 from lit_async_data.sources.manifest.images.stored_values import SIXTEEN_BITS
-from lit_async_data.sources.manifest.images.strips import LARGE, Pixels, Strips, part_of
-from lit_async_data.sources.manifest.images.tiff import check_jpegs, is_plain, strip_bytes
 
 # A JPEG is decoded at half, a quarter or an eighth of its size if this many times the output pixels remain in each
 # direction. On photographs this changes values about as much as JPEG compression itself (0.4 to 0.9 of 255 on average);

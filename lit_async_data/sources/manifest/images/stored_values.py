@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lit_async_data.errors import FormatError
-from lit_async_data.sources.manifest.images.image_bytes import JPEG, PNG, TIFF
-from lit_async_data.sources.manifest.images.image_shape import DEEP, INDICES, ImageShape
+from lit_async_data.sources.manifest.images.formats.image_bytes import JPEG, PNG, TIFF
+from lit_async_data.sources.manifest.images.geometry.image_shape import DEEP, INDICES, ImageShape
 
 # Pillow's modes with values of more than 8 bits, and those with palette indices.
 SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")

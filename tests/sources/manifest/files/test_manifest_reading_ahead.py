@@ -16,7 +16,7 @@ import pytest
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.errors import MissingError
 from lit_async_data.host.decode_ahead import DecodeAhead
-from lit_async_data.host.resource_plan import AHEAD
+from lit_async_data.host.resources.plan import AHEAD
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 

@@ -13,9 +13,10 @@ import pytest
 
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.manifest.images import image as images
-from lit_async_data.sources.manifest.images import jpeg, picture, pixels, tiff
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.images.orientation import orientation_of
+from lit_async_data.sources.manifest.images import picture, pixels
+from lit_async_data.sources.manifest.images.formats import jpeg, tiff
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.geometry.orientation import orientation_of
 
 pytest.importorskip("PIL")
 from PIL import Image, ImageOps, PngImagePlugin

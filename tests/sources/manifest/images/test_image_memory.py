@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from lit_async_data.errors import CorruptError, FormatError
-from lit_async_data.sources.manifest.images import decode_memory, picture, pixels, png, resizing, strips
+from lit_async_data.sources.manifest.images import decode_memory, picture, pixels
 from lit_async_data.sources.manifest.images import image as images
-from lit_async_data.sources.manifest.images.image_shape import INTERPOLATIONS, ImageShape
-from lit_async_data.sources.manifest.images.orientation import stored_part, upright, upright_size
+from lit_async_data.sources.manifest.images.formats import png
+from lit_async_data.sources.manifest.images.geometry import resizing, strips
+from lit_async_data.sources.manifest.images.geometry.image_shape import INTERPOLATIONS, ImageShape
+from lit_async_data.sources.manifest.images.geometry.orientation import stored_part, upright, upright_size
 
 Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
 PngImagePlugin = pytest.importorskip("PIL.PngImagePlugin")
@@ -201,7 +203,7 @@ MEASURE = """
 import ctypes, sys
 import numpy as np
 from lit_async_data.sources.manifest.images import image as images, picture, pixels
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 
 def kept(name):
     lines = open("/proc/self/status").read().splitlines()

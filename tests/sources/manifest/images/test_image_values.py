@@ -13,7 +13,7 @@ from lit_async_data import AsyncDataModule, AsyncLoader, LoaderOptions, Manifest
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.sources.manifest.images import image as images
 from lit_async_data.sources.manifest.images import picture
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")

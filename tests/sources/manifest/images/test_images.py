@@ -16,10 +16,11 @@ import torch
 
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.manifest.images import image as images
-from lit_async_data.sources.manifest.images import jpeg, picture, pixels, png
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.images.orientation import mirrored, orientation_of
-from lit_async_data.sources.manifest.images.resizing import write_resized
+from lit_async_data.sources.manifest.images import picture, pixels
+from lit_async_data.sources.manifest.images.formats import jpeg, png
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.geometry.orientation import mirrored, orientation_of
+from lit_async_data.sources.manifest.images.geometry.resizing import write_resized
 
 PIL = pytest.importorskip("PIL")
 from PIL import Image, ImageOps  # noqa: E402
@@ -534,7 +535,7 @@ def test_bombs_are_refused_by_their_first_bytes(data):
 
 
 def test_sizes_of_webp_are_read_as_pillow_reads_them(photo):
-    from lit_async_data.sources.manifest.images.image_bytes import early_size
+    from lit_async_data.sources.manifest.images.formats.image_bytes import early_size
 
     small = photo.resize((301, 277))
     with_alpha = small.copy()

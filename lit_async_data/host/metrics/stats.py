@@ -1,0 +1,271 @@
+"""Frozen snapshots of what a loader did; under each field stands what it means, with its unit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lit_async_data.host.metrics.stages import NO_TIMES, NOT_RUN, Stage, StageMeter, StageTimes
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadStats:
+    """What the readers did since the loader was built.
+
+    Attributes:
+        batches: Batches read.
+        bytes: Bytes of samples written to slots.
+        seconds: Seconds that workers spent reading, summed over the workers.
+        ready: Batches that wait on the host at this moment.
+        slots: Slots of memory at this moment, each for one batch, or for several that are small.
+        slot_bytes: Bytes of one slot.
+        workers: Workers at this moment; 0 where the consumer reads.
+        starved: How often the loop had to wait for a batch, or for several that are read together.
+        stages: Where these seconds went, and how long workers waited.
+
+    Example:
+        >>> ReadStats(batches=2, bytes=6_000_000, seconds=0.5).mb_per_s
+        12.0
+    """
+
+    batches: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    ready: int = 0
+    slots: int = 0
+    slot_bytes: int = 0
+    workers: int = 0
+    starved: int = 0
+    stages: StageTimes = NO_TIMES
+
+    @property
+    def mb_per_s(self) -> float:
+        """Megabytes (10⁶ bytes) read per second of reading; 0 before the first."""
+        return self.bytes / 1e6 / self.seconds if self.seconds else 0.0
+
+    def since(self, before: ReadStats) -> ReadStats:
+        """What came after an earlier snapshot."""
+        return dataclasses.replace(
+            self,
+            batches=self.batches - before.batches,
+            bytes=self.bytes - before.bytes,
+            seconds=self.seconds - before.seconds,
+            starved=self.starved - before.starved,
+            stages=self.stages.since(before.stages),
+        )
+
+    def after(self, before: ReadStats) -> ReadStats:
+        """This with the sums of an earlier engine added."""
+        return dataclasses.replace(
+            self,
+            batches=self.batches + before.batches,
+            bytes=self.bytes + before.bytes,
+            seconds=self.seconds + before.seconds,
+            starved=self.starved + before.starved,
+            stages=self.stages.after(before.stages),
+        )
+
+    def plus(self, batches: int, read_bytes: int, seconds: float) -> ReadStats:
+        """The sums with some more batches."""
+        read = Stage(self.stages.read.seconds + seconds, self.stages.read.bytes + read_bytes)
+        return ReadStats(
+            self.batches + batches, self.bytes + read_bytes, self.seconds + seconds, stages=StageTimes(read)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceWait:
+    """How long a device with streams had nothing to do but wait for data, as far as is known by now.
+
+    Attributes:
+        batches: Batches that are counted, but for the first of each epoch.
+        wait_s: Seconds that the device waited for these.
+        gap_s: Seconds that it waited for the first batches of epochs.
+        last_s: Seconds that it waited for the last batch of which that is known: one or two before the last.
+        copy: Copies to the device, by its clock.
+
+    Example:
+        >>> DeviceWait().plus(0.5, first=True).plus(0.25, first=False)
+        DeviceWait(batches=1, wait_s=0.25, gap_s=0.5, last_s=0.25, copy=Stage(seconds=0.0, bytes=0))
+    """
+
+    batches: int = 0
+    wait_s: float = 0.0
+    gap_s: float = 0.0
+    last_s: float = 0.0
+    copy: Stage = NOT_RUN
+
+    def plus(self, waited_s: float, *, first: bool) -> DeviceWait:
+        """This with one more batch."""
+        if first:
+            return DeviceWait(self.batches, self.wait_s, self.gap_s + waited_s, waited_s, self.copy)
+        return DeviceWait(self.batches + 1, self.wait_s + waited_s, self.gap_s, waited_s, self.copy)
+
+    def since(self, before: DeviceWait) -> DeviceWait:
+        """What came after an earlier snapshot."""
+        return dataclasses.replace(
+            self,
+            batches=self.batches - before.batches,
+            wait_s=self.wait_s - before.wait_s,
+            gap_s=self.gap_s - before.gap_s,
+            copy=Stage(self.copy.seconds - before.copy.seconds, self.copy.bytes - before.copy.bytes),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Slowdown:
+    """How much longer the steps of a training loop take because batches are read beside it: an estimate.
+
+    Steps are compared with steps during which the readers pause. The readers take the GIL, cores and memory bandwidth
+    from the loop. Waiting for batches is not part of this.
+
+    Attributes:
+        share: Share of the loop's time. Random errors can take it a little below 0.
+        error: Its standard error.
+
+    Example:
+        >>> print(Slowdown(0.312, 0.008))
+        31.2 ± 0.8 %
+    """
+
+    share: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.share:.1f} ± {100 * self.error:.1f} %"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class QueueFill:
+    """How full the queues of a loader are at this moment.
+
+    Attributes:
+        host: Batches that wait in host memory.
+        host_depth: How many there can be.
+        device: Batches on the device, or on their way there, that are yet to be handed out.
+        device_depth: How many there can be; 0 where batches are handed out in host memory.
+
+    Example:
+        >>> print(QueueFill(4, 4, 2, 2))
+        host 4/4 device 2/2
+        >>> print(QueueFill(3, 4))
+        host 3/4
+        >>> print(QueueFill())
+        no queue
+    """
+
+    host: int = 0
+    host_depth: int = 0
+    device: int = 0
+    device_depth: int = 0
+
+    def __str__(self) -> str:
+        host = [f"host {self.host}/{self.host_depth}"] if self.host_depth else []
+        device = [f"device {self.device}/{self.device_depth}"] if self.device_depth else []
+        return " ".join([*host, *device]) or "no queue"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderStats:
+    """What the consumer saw since the loader was built.
+
+    Attributes:
+        batches: Batches handed out.
+        wait_s: Seconds spent inside ``next``, over all batches but the first of each epoch.
+        last_wait_s: Seconds spent inside the last ``next``.
+        epoch_gap_s: Seconds spent inside ``next`` for the first batch of the last epoch begun.
+        gap_s: Seconds spent inside ``next`` for the first batches of all epochs.
+        queue_fill: Batches that were ready, on host and device together, when the last one was asked for.
+        copied: Batches handed out as ordinary copies, because everything that was handed out before is still in use
+            and the memory budget is spent.
+        read: What the readers did.
+        device: How long the device waited; None where it has no streams, and waits whenever the consumer does.
+        slowdown: What reading takes from the loop beyond waiting; None as long as that is not known.
+    """
+
+    batches: int = 0
+    wait_s: float = 0.0
+    last_wait_s: float = 0.0
+    epoch_gap_s: float = 0.0
+    queue_fill: int = 0
+    copied: int = 0
+    read: ReadStats = ReadStats()
+    device: DeviceWait | None = None
+    slowdown: Slowdown | None = None
+    gap_s: float = 0.0
+
+    def of(
+        self, read: ReadStats, *, copied: int, device: DeviceWait | None, slowdown: Slowdown | None = None
+    ) -> LoaderStats:
+        """This, with what the readers did, what the device waited, and what reading takes from the loop."""
+        return dataclasses.replace(self, read=read, copied=copied, device=device, slowdown=slowdown)
+
+    @property
+    def stages(self) -> StageTimes:
+        """Where the time of all batches went so far, stage by stage."""
+        copy = NOT_RUN if self.device is None else self.device.copy
+        return dataclasses.replace(self.read.stages, copy=copy)
+
+    def metrics(self) -> dict[str, float]:
+        """The last step as metrics: milliseconds, batches, 10⁶ bytes per second, and percent.
+
+        ``data/slowdown`` is missing as long as it is not known.
+        """
+        slowdown = {} if self.slowdown is None else {"data/slowdown": 100 * self.slowdown.share}
+        return slowdown | {
+            "data/wait_ms": self.last_wait_s * 1e3,
+            "data/device_wait_ms": (self.last_wait_s if self.device is None else self.device.last_s) * 1e3,
+            "data/queue_fill": float(self.queue_fill),
+            "data/epoch_gap_ms": self.epoch_gap_s * 1e3,
+            "data/read_mb_s": self.read.mb_per_s,
+        }
+
+
+class ReadMeter:
+    """Counts what workers read; a snapshot of it is made only when somebody asks. See `ReadStats`."""
+
+    def __init__(self) -> None:
+        self.batches = self.bytes = 0
+
+    def add(self, batches: int, read_bytes: int) -> None:
+        """Some more batches were read."""
+        self.batches += batches
+        self.bytes += read_bytes
+
+    def stats(
+        self, stages: StageMeter, *, ready: int, slots: int, slot_bytes: int, workers: int, starved: int
+    ) -> ReadStats:
+        """What was counted so far."""
+        read = self.batches, self.bytes, stages.seconds
+        return ReadStats(*read, ready, slots, slot_bytes, workers, starved, stages.times(self.bytes))
+
+
+class WaitMeter:
+    """Counts what one consumer waits; a snapshot of it is made only when somebody asks."""
+
+    def __init__(self) -> None:
+        self._batches = self._queue_fill = 0
+        self._wait_s = self._last_wait_s = self._epoch_gap_s = self._gap_s = 0.0
+
+    def add(self, waited_s: float, *, first: bool, queue_fill: int) -> None:
+        """One more batch was handed out.
+
+        Args:
+            waited_s: Seconds inside ``next``.
+            first: Whether it is the first of an epoch.
+            queue_fill: Batches that were ready when it was asked for.
+        """
+        self._batches += 1
+        self._last_wait_s, self._queue_fill = waited_s, queue_fill
+        if first:
+            self._epoch_gap_s = waited_s
+            self._gap_s += waited_s
+        else:
+            self._wait_s += waited_s
+
+    def stats(self) -> LoaderStats:
+        """What was counted so far."""
+        waits = self._wait_s, self._last_wait_s, self._epoch_gap_s
+        return LoaderStats(self._batches, *waits, self._queue_fill, gap_s=self._gap_s)

@@ -1,0 +1,37 @@
+"""`NotedRead`: notes in shared memory what is read, so that it is known if the process crashes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
+from lit_async_data.order.permutation import Indices
+
+
+class NotedRead:
+    """Reads samples, and notes for each thread what it reads.
+
+    Args:
+        read: Reads the samples.
+        slots: Has the notes.
+        first: Number of the first note to be used.
+    """
+
+    def __init__(self, read: Callable[[int, Indices, Any], None], slots: SharedSlots, first: int = 0) -> None:
+        self._read = read
+        self._notes = slots.notes
+        self._numbers = itertools.count(first)
+        self._thread = threading.local()
+
+    def __call__(self, epoch: int, samples: Indices, out: Any) -> None:
+        if not hasattr(self._thread, "number"):
+            self._thread.number = next(self._numbers) % len(self._notes)
+        note = self._notes[self._thread.number]
+        note[:] = epoch, samples[0], len(samples)
+        try:
+            self._read(epoch, samples, out)
+        finally:
+            note[2] = 0

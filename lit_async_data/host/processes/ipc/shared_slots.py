@@ -1,0 +1,105 @@
+"""`SharedSlots`: memory for slots that the trainer's process and a reader process both map.
+
+They lie in one `SharedFile`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from lit_async_data.batch.spec import Bytes
+from lit_async_data.errors import MemoryBudgetError
+from lit_async_data.host.processes.ipc.shared_file import SharedFile
+from lit_async_data.host.resources.memory import readable
+
+# The file begins with a page in which each worker notes what it reads: int64, shape (workers, NOTE).
+NOTES_BYTES = mmap.PAGESIZE
+# Epoch, first sample, and number of samples that a worker reads; 0 samples if it reads nothing.
+NOTE = 3
+MOST_NOTES = NOTES_BYTES // (8 * NOTE)
+
+
+class SharedSlots:
+    """The slots of one loader, in shared memory.
+
+    Args:
+        slot_bytes: Bytes of one slot.
+        fd: Descriptor of the file, in the process that did not create it; it stays open.
+
+    Attributes:
+        notes: What each worker reads.
+    """
+
+    def __init__(self, slot_bytes: int, fd: int | None = None) -> None:
+        self._stride = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._slot_bytes = slot_bytes
+        self._created: SharedFile | None = None
+        if fd is None:
+            self._created = SharedFile("lit_async_data slots")
+            self._file = self._created.file
+            try:
+                with self._refused(NOTES_BYTES, "the notes of workers"):
+                    self._created.reach(NOTES_BYTES)
+            except MemoryBudgetError:
+                self._file.close()
+                raise
+        else:
+            self._file = io.FileIO(fd, "r+b", closefd=False)
+        page = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64)
+        self.notes = page[: MOST_NOTES * NOTE].reshape(MOST_NOTES, NOTE)
+        self._slots: list[Bytes] = []
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the file."""
+        return self._file.fileno()
+
+    def add(self, count: int) -> list[Bytes]:
+        """More slots, for the creator of the file. Their memory is not touched yet.
+
+        Raises:
+            MemoryBudgetError: The system refuses the memory.
+        """
+        known = len(self._slots)
+        if not count:
+            return []
+        assert self._created is not None
+        with self._refused(count * self._stride, f"{count} slots"):
+            self._created.reach(NOTES_BYTES + (known + count) * self._stride)
+            self._map()
+        return self._slots[known:]
+
+    @contextlib.contextmanager
+    def _refused(self, nbytes: int, what: str) -> Iterator[None]:
+        assert self._created is not None
+        try:
+            yield
+        except OSError as error:
+            raise MemoryBudgetError(
+                f"memory_budget: the system refuses {readable(nbytes)} for {what} ({error.strerror}); "
+                f"{self._created.advice()}"
+            ) from error
+
+    def slot(self, number: int) -> Bytes:
+        """The memory of a slot."""
+        if number >= len(self._slots):
+            self._map()
+        return self._slots[number]
+
+    def _map(self) -> None:
+        """Map the slots that the file has and that are not mapped, at once: each map holds a descriptor."""
+        begin = NOTES_BYTES + len(self._slots) * self._stride
+        memory = np.frombuffer(mmap.mmap(self.fd, os.fstat(self.fd).st_size - begin, offset=begin), np.uint8)
+        self._slots += [memory[first : first + self._slot_bytes] for first in range(0, len(memory), self._stride)]
+
+    def close(self) -> None:
+        """Close the descriptor. Memory lives on with the arrays that see it."""
+        self._slots.clear()
+        self.notes = self.notes[:0].copy()
+        self._file.close()

@@ -1,0 +1,176 @@
+"""`ResourcePlan`: the threads and the memory that a loader will take, known before it takes any."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from lit_async_data.batch.spec import BatchLayout, BatchSpec
+from lit_async_data.host.resources.memory import Budget, default_budget
+from lit_async_data.host.resources.workers import Workers
+from lit_async_data.options import LoaderOptions
+from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
+from lit_async_data.order.weighted import WeightedChunkOrder
+from lit_async_data.sources.contract.source import Source
+
+# Batches between what is read and what is fetched from the disk, if that must be.
+AHEAD = 8
+# Room for files that are read ahead: twice the estimated bytes of the next batches, between these bounds, and at most
+# half of what slots and chunks leave of the budget, since a user who keeps batches needs more slots.
+LEAST_FETCHED, MOST_FETCHED = 2**25, 2**30
+# Small batches are coalesced: read at once into one slot, up to this many bytes and batches. Samples per second against
+# one batch at a time, two cores: batches of 3 MiB 1.2 to 1.4 times at 2, 1.2 to 1.5 at 4; of 128 KiB 1.9 times at 16,
+# 2.1 at 32, 2.2 at 64.
+COALESCED_BYTES, COALESCED_BATCHES = 12 * 2**20, 32
+# Samples decoded for each one used.
+WORTH_A_WARNING = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class ResourcePlan:
+    """What a loader takes.
+
+    Attributes:
+        workers: Who reads.
+        layout: Where the batches of a slot lie in it, and how many there are.
+        budget: Memory, against what there may be.
+        chunks: Decoded chunks that are in use at a time: those that samples are dealt from, and those of the group
+            that is decoded meanwhile. 0 where the order does not go by chunks.
+        amplification: Samples that are decoded for each one used; see `plan.amplification`.
+    """
+
+    workers: Workers
+    layout: BatchLayout
+    budget: Budget
+    chunks: int
+    amplification: float
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        spec: BatchSpec,
+        options: LoaderOptions,
+        schedule: Schedule,
+        *,
+        ahead: bool,
+        streams: bool,
+        scratch: int | None = None,
+        refusal: str = "",
+    ) -> ResourcePlan:
+        """The footprint of a loader.
+
+        Args:
+            source: Where samples come from.
+            spec: The fields of its batches.
+            options: As given.
+            schedule: Its order.
+            ahead: Whether anything is read ahead.
+            streams: Whether batches are copied to a device with streams.
+            scratch: Bytes in which each thread transforms samples; None without host hooks.
+            refusal: Why no reader process can be used; empty if one can.
+        """
+        hooks = scratch is not None
+        workers = Workers.of(source, options, ahead=ahead, hooks=hooks, refusal=refusal)
+        if scratch and workers.most > workers.threads:
+            # Every thread and every worker process has scratch memory: as many as take a quarter of the budget.
+            room = (options.memory_budget or default_budget()) // (8 * scratch)
+            workers = workers._replace(most=max(workers.threads, min(workers.most, room)))
+        slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
+        limit = options.memory_budget or default_budget()
+        order = schedule.plan(0).chunk_order
+        chunks = 0
+        if order is not None:
+            # Groups that are read at a time: one, unless workers have more samples in hand than are in one.
+            in_hand = max(workers.most, 1) * options.batch_size * schedule.plan(0).world_size
+            groups = -(-in_hand // (order.width * order.rows))
+            chunks = min((groups + 1) * order.width, order.chunks)
+        decoded = source.decoded_bytes(chunks) + max(workers.most, 1) * source.decode_bytes
+        cache = min(options.cache_bytes, source.decodable_bytes)
+        layout = BatchLayout(spec, schedule.capacity)
+        if ahead and source.chunks.reading == "copied" and not (streams or hooks):
+            left = limit - decoded - cache
+            most = min(left // (slots * layout.nbytes), schedule.steps)
+            layout = BatchLayout(spec, schedule.capacity, coalesced_batches(layout.nbytes, most))
+        # While a worker process starts, the thread that it belongs to reads.
+        scratches = max(workers.most, 1) + workers.processes
+        budget = Budget(slots, layout.nbytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
+        if workers.threads:
+            fetched = _fetched_bytes(source, schedule.capacity * (AHEAD + layout.batches), limit - budget.total)
+            budget = dataclasses.replace(budget, fetched=fetched)
+        return cls(workers, layout, budget, chunks, _amplification(source, schedule.plan(0), cache))
+
+    def reserve(self, source: Source) -> Callable[[], None]:
+        """Have a source reserve room for what is read ahead; call the result to give the room back."""
+        return source.reserve(self.chunks, self.budget.cache, self.budget.fetched)
+
+
+def coalesced_batches(batch_bytes: int, most: int) -> int:
+    """How many batches to read at once, where reading is no more than a copy.
+
+    Args:
+        batch_bytes: Bytes of one batch.
+        most: The most that there may be.
+
+    Example:
+        >>> coalesced_batches(3 * 2**20, 100), coalesced_batches(2**30, 100), coalesced_batches(1000, 100)
+        (4, 1, 32)
+    """
+    return max(min(COALESCED_BYTES // batch_bytes, COALESCED_BATCHES, most), 1)
+
+
+def _fetched_bytes(source: Source, samples: int, left: int) -> int:
+    """Bytes for files that are read ahead, for this many samples."""
+    size = source.file_bytes
+    return max(min(max(2 * size * samples, LEAST_FETCHED), MOST_FETCHED, left // 2), 0) if size else 0
+
+
+def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
+    kept = 0 < source.decodable_bytes <= cache
+    if kept or not source.chunks.compressed or plan.shuffle == "none":
+        return 1.0
+    if plan.chunk_order is None:
+        return amplification(len(source), source.chunks.rows, plan.batch_size) * source.chunks.spread
+    drawn = plan.chunk_order.amplification() if isinstance(plan.chunk_order, WeightedChunkOrder) else 1.0
+    return drawn * source.chunks.spread
+
+
+def amplified(shuffle: Order, times: float, rows: int) -> str:
+    """In words for people: how much is decoded in vain, and what would help.
+
+    Args:
+        shuffle: Of the order.
+        times: As `ResourcePlan.amplification`.
+        rows: Samples that share a compressed chunk.
+    """
+    if shuffle == "global":
+        return (
+            f"shuffle=global decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "
+            "shuffle=chunk decodes each chunk once per epoch, and cache_bytes keeps what was decoded"
+        )
+    return (
+        f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk, or few "
+        "samples of a chunk are drawn; cache_bytes keeps what was decoded, and smaller chunks waste less"
+    )
+
+
+def slow(
+    source: Source, options: LoaderOptions, footprint: ResourcePlan, order: EpochPlan, *, ahead: bool
+) -> Iterator[str]:
+    """What will take longer than it must, in words for people.
+
+    Args:
+        source: Where samples come from.
+        options: Of the loader.
+        footprint: Of the loader.
+        order: One of its epochs.
+        ahead: Whether anything is read ahead.
+    """
+    if footprint.workers.kind == "caller" and options.workers == "auto" and ahead:
+        yield (
+            f"workers=auto reads each batch of {source.name} when it is asked for, since Python code per sample "
+            "would, in a thread, keep the training loop from running, and no reader process can be used "
+            f"({footprint.workers.why}); workers=1 reads ahead in a thread, for code that releases the GIL"
+        )
+    if footprint.amplification > WORTH_A_WARNING:
+        yield amplified(order.shuffle, footprint.amplification, source.chunks.rows)

@@ -1,0 +1,137 @@
+"""`Workers`: who reads the batches of a loader, how many at a time, and why."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.host.resources.gil import has_gil
+from lit_async_data.host.resources.memory import ranks_here
+from lit_async_data.host.resources.worker_tuner import WorkerTuner
+from lit_async_data.options import LoaderOptions
+from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.storage_layout import Reading
+from lit_async_data.system import usable_cores
+
+# Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
+MOST_WORKERS = 4
+MANY = 2**20
+# Seconds after which it is judged whether another worker helps. A worker process takes a part of the first to start.
+THREAD_S, PROCESS_S = 0.25, 1.0
+# What costs the training loop the GIL, by `StorageLayout.reading`.
+_COSTS = {
+    "locked": "reading holds a lock",
+    "decoded": "chunks are decoded",
+    "python": "Python code reads the samples",
+}
+
+
+class Workers(NamedTuple):
+    """Who reads.
+
+    Attributes:
+        kind: ``"caller"``: the loop itself, when it asks for a batch. ``"thread"``: threads of this process.
+            ``"process"``: threads of a reader process, which take nothing of this process's GIL.
+        threads: Number of threads to begin with; 0 for the caller.
+        why: The reason for the kind, for people.
+        most: Number of threads that there may be later, if the loop waits for batches.
+        apart: Whether several threads of a reader process have a worker process each, so that Python code runs side by
+            side.
+    """
+
+    kind: Literal["caller", "thread", "process"]
+    threads: int
+    why: str
+    most: int = 0
+    apart: bool = False
+
+    @classmethod
+    def of(
+        cls, source: Source, options: LoaderOptions, *, ahead: bool, hooks: bool = False, refusal: str = ""
+    ) -> Workers:
+        """The workers of a loader.
+
+        Args:
+            source: Where samples come from.
+            options: Of the loader.
+            ahead: Whether anything is read ahead.
+            hooks: Whether Python code transforms what was read.
+            refusal: Why no reader process can be used; empty if one can.
+
+        Raises:
+            ConfigError: ``worker_kind=process`` is not possible here.
+        """
+        if not ahead or options.workers == 0:
+            return cls("caller", 0, "nothing is read ahead" if not ahead else "workers=0")
+        reading = source.chunks.reading
+        kind, why = _kind("python" if hooks else reading, options, refusal or system_refusal())
+        if hooks and why == _COSTS["python"]:
+            why = "Python code transforms the samples"
+        python = hooks or reading == "python"
+        # Hooks run apart from the decoding of chunks. Code that reads samples does not: each process would decode them.
+        apart = python and kind == "process" and (hooks or source.chunks.rows == 1)
+        if options.workers != "auto":
+            return cls(kind, options.workers, why, options.workers, apart)
+        if python and kind == "thread" and options.worker_kind == "auto" and has_gil():
+            return cls("caller", 0, why)
+        if python:
+            return cls(kind, 1, why, cores() if apart else 1, apart)
+        return cls(kind, 1, why, min(cores(), MOST_WORKERS) if reading == "decoded" else 1)
+
+    @property
+    def processes(self) -> int:
+        """Worker processes that there may be beside the reader process; 0 if its threads read."""
+        return self.most if self.apart and self.most > 1 else 0
+
+    def tuner(self) -> WorkerTuner | None:
+        """What changes the number of threads; None if it stays."""
+        if self.most == self.threads:
+            return None
+        return WorkerTuner(self.threads, self.most, PROCESS_S if self.processes else THREAD_S)
+
+    def __str__(self) -> str:
+        if self.kind == "caller":
+            return f"no workers ({self.why}): the training loop reads"
+        what = "worker process" if self.processes else "reader thread"
+        several = f"{self.threads} {what}{'es' if self.processes else 's'}" if self.threads > 1 else f"1 {what}"
+        text = several if self.most == self.threads else f"{several}, at most {self.most}"
+        return f"{text} ({self.why})" if self.kind == "thread" else f"a reader process with {text} ({self.why})"
+
+
+def cores() -> int:
+    """Cores that this process may use, of which each rank of the node has its share; at least 1."""
+    return max(min(usable_cores(), _quota()) // ranks_here(), 1)
+
+
+def _quota() -> int:
+    """Cores that the control group of this process may use at a time, as in a container."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return MANY
+    return MANY if quota == "max" else max(int(quota) // int(period), 1)
+
+
+def _kind(reading: Reading, options: LoaderOptions, refusal: str) -> tuple[Literal["thread", "process"], str]:
+    if options.worker_kind == "process":
+        if refusal:
+            raise ConfigError(f"worker_kind: process is not possible here: {refusal}; set worker_kind=thread")
+        return "process", "worker_kind=process"
+    if options.worker_kind == "thread":
+        return "thread", "worker_kind=thread"
+    against = {
+        "reading is a copy": reading == "copied",
+        "there is no GIL": not has_gil(),
+        refusal: bool(refusal),
+        "no core is free": cores() < 2,
+    }
+    why = next((reason for reason, holds in against.items() if holds), None)
+    return ("process", _COSTS[reading]) if why is None else ("thread", why)
+
+
+def system_refusal() -> str:
+    # Nor is there select.poll, which waits for pipes.
+    return "" if os.name == "posix" else f"{sys.platform} passes no descriptors to a new process"

@@ -1,0 +1,79 @@
+"""The lines that describe a loader before training: samples and fields, steps and shuffle, workers and memory."""
+
+from __future__ import annotations
+
+from lit_async_data.host.resources.memory import readable
+from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.loader.label_mixing import label_evenness
+from lit_async_data.order.chunk_order import ChunkOrder
+from lit_async_data.order.mixing import mixing, ranks_per_chunk
+from lit_async_data.order.weighted import WeightedChunkOrder
+from lit_async_data.sources.contract.source import described
+
+
+def summary_lines(loader: AsyncLoader) -> list[str]:
+    """Three lines: samples and fields; batch, steps and the cost of the shuffle; workers and memory."""
+    source, options, footprint = loader.source, loader.options, loader.footprint
+    step = options.batch_size * loader.world_size
+    ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
+    workers = str(footprint.workers)
+    if footprint.workers.threads:
+        workers += f", queue depth {options.queue_depth}"
+    return [
+        described(len(source), source.name, loader.spec),
+        f"batch {options.batch_size}{ranks}, {len(loader):,} steps, {_drawing(loader)}shuffle {_shuffle(loader)}",
+        f"{workers}: {footprint.budget}",
+    ]
+
+
+def _drawing(loader: AsyncLoader) -> str:
+    """How samples are drawn with replacement; empty if they are not."""
+    options = loader.options
+    if not options.drawn:
+        return ""
+    by = f"balance of {options.balance}" if options.balance is not None else "weights"
+    return f"{loader.order.length:,} samples drawn by {by}, "
+
+
+def _shuffle(loader: AsyncLoader) -> str:
+    """The shuffle and its cost."""
+    order, source, amplification = loader.order, loader.source, loader.footprint.amplification
+    if order.shuffle == "none":
+        return "none"
+    if order.chunk_order is not None:
+        chunks = order.chunk_order
+        mixed = f"{mixing(chunks, order.batch_size, order.world_size):.2f} of the mixing of a global shuffle"
+        fields = ", ".join(f"{name} {share:.2f}" for name, share in label_evenness(source, order))
+        width, stored = (count * source.chunks.chunks_per_run for count in (chunks.width, chunks.chunks))
+        return (
+            f"chunk: {min(width, stored)} of {stored:,} chunks at a time, {mixed}"
+            f"{f' ({fields})' if fields else ''}; "
+            f"{_decoding_cost(loader, chunks, amplification)}"
+        )
+    rows = source.chunks.rows
+    if rows == 1:
+        often = "each time it is drawn" if loader.options.drawn else "once per epoch"
+        return f"global: every sample is read alone, {often}"
+    if amplification == 1:
+        return "global: each chunk is decoded once and kept"
+    return (
+        f"global: {amplification:.1f} samples are decoded for each one used, since {rows} share a compressed chunk; "
+        "shuffle=chunk decodes each chunk once"
+    )
+
+
+def _decoding_cost(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, amplification: float) -> str:
+    chunks, held = loader.source.chunks, loader.footprint.budget.decoded
+    if not held:
+        return "files of one folder are read together" if chunks.reading == "decoded" else "nothing is decoded"
+    which = "every chunk" if chunks.largest else "every chunk of the largest field"
+    decoded = ranks_per_chunk(order, loader.world_size)
+    often = "once per epoch" if decoded == 1 else f"by {decoded:.2g} ranks each"
+    again = (
+        f", and {chunks.spread - 1:.2f} of them again for samples that reach into the next chunk"
+        if chunks.spread > 1
+        else ""
+    )
+    if loader.options.drawn:
+        again += f", {amplification:.1f} samples for each one used"
+    return f"{which} is decoded {often}{again}; decoded chunks take {readable(held)}"

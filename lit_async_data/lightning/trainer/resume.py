@@ -1,0 +1,282 @@
+"""Exact resume under a Trainer: what Lightning counts, and what the place of a loader makes of it.
+
+A checkpoint has both: the batches of the epoch that Lightning counts as done, and the place of the training loader.
+They agree as long as batch size and number of ranks stay the same. If these change, Lightning's counters are moved so
+that as many batches remain as the loader has. That needs a loader that is alone in training. Of several loaders at
+once each has its own place, and the same number of batches counts as done of all.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from lit_async_data.errors import ResumeError
+from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.loader.resuming import Done
+from lit_async_data.order.order_state import Place
+from lit_async_data.order.plan import Limits
+
+COUNTERS = ("ready", "started", "processed", "completed")
+
+
+def training_steps(
+    reference: weakref.ref[pl.Trainer], loader_reference: weakref.ref[AsyncLoader]
+) -> tuple[int | None, int | None]:
+    """The batches that the Trainer will take of a training pass that begins, and of each later pass; None for all.
+
+    The loader counts the batches of this pass from here on as Lightning does: a batch is done when it was trained on.
+
+    Args:
+        reference: The Trainer.
+        loader_reference: Its only training loader, which asks for this.
+
+    Raises:
+        ResumeError: Lightning's counters and the place of the loader do not agree.
+    """
+    trainer, loader = reference(), loader_reference()
+    if trainer is None or loader is None:
+        return None, None
+    if trainer.state.status != "running":
+        loader.resuming.done = None  # the user iterates
+        return None, None
+    done, total = int(_counters(trainer).ready), trainer.num_training_batches
+    if total == math.inf or total <= 0:
+        return None, None
+    if trainer.fit_loop.restarting:
+        _check_counters(trainer, loader, done, int(total))
+    if trainer.ckpt_path and trainer.fit_loop.is_resuming and loader.resuming.saved is None:
+        loader.resuming.say(
+            f"{trainer.ckpt_path} holds no place in the data: epoch {_epoch(trainer)} begins at its first sample"
+        )
+    loader.resuming.done = functools.partial(_done, reference, done)
+    return (int(total) - done if done < total else None), int(total)
+
+
+def steps_of_one_among_several(
+    reference: weakref.ref[pl.Trainer], loader_reference: weakref.ref[AsyncLoader]
+) -> tuple[None, None]:
+    """As `training_steps`, of a loader whose batches training takes together with those of others.
+
+    It limits no pass: a short loader begins again in the middle of Lightning's epoch, then with an epoch of its own.
+
+    Raises:
+        ResumeError: Steps have another size than before the checkpoint.
+    """
+    trainer, loader = reference(), loader_reference()
+    if trainer is None or loader is None:
+        return None, None
+    if trainer.state.status != "running":
+        loader.resuming.done = None  # the user iterates
+        return None, None
+    done, saved = int(_counters(trainer).ready), loader.resuming.saved
+    if saved is not None and trainer.fit_loop.restarting:
+        if not done:  # all loaders begin the epoch
+            loader.resuming.forget()
+        elif saved.position and not saved.over and (changed := loader.resuming.changed_steps(saved, alone=False)):
+            raise ResumeError(changed, file=_file(trainer))
+        else:
+            loader.set_epoch(saved.epoch)
+    loader.resuming.done = functools.partial(_done, reference, done)
+    return None, None
+
+
+def begin_whole_epoch(trainer: pl.Trainer) -> None:
+    """Have a run that resumes from a checkpoint of ``on_train_epoch_start`` train that epoch.
+
+    The checkpoint has the counters of the epoch before, and Lightning would take this epoch for done. It sets them to 0
+    where its inner loop begins anew.
+
+    Args:
+        trainer: Has restored its loops, and has not yet asked for a batch.
+    """
+    if getattr(trainer.fit_loop, "restarted_on_epoch_start", False):  # a later version may lack it
+        trainer.fit_loop.epoch_loop.restarting = False
+
+
+def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
+    """Move Lightning's counters of batches so that as many remain of the epoch as the loader has.
+
+    Args:
+        trainer: Has restored its loops and its loaders, and has not yet asked for a batch.
+        loader: Its only training loader.
+
+    Raises:
+        ResumeError: ``limit_train_batches`` ends the epoch before the place.
+    """
+    saved, total = loader.resuming.saved, trainer.num_training_batches
+    if not trainer.fit_loop.epoch_loop.restarting:
+        return  # see `begin_whole_epoch`
+    if saved is None or not saved.position or not trainer.fit_loop.restarting or total == math.inf:
+        return
+    counters = _counters(trainer)
+    _tell_skipped(trainer, loader, saved)
+    progress, place = trainer.fit_loop.epoch_loop.batch_progress, _resumed_place(trainer, loader)
+    left = 0 if place is None else steps_left(loader, place, int(total))
+    if left:  # also where the last batch was taken, and failed on its way to its step
+        progress.is_last_batch = False
+    elif _is_over(trainer):
+        pass  # however many batches the epoch would have now
+    elif saved.over:  # drop_last drops what remains; Lightning would begin an epoch of no more batches again
+        progress.is_last_batch, left = True, 1
+    elif place is None:
+        return
+    else:
+        raise ResumeError(
+            f"limit_train_batches: with {trainer.limit_train_batches}, the epoch ends before the saved place, sample "
+            f"{place.position} of {loader.order.length}; raise it, or resume from another checkpoint",
+            file=_file(trainer),
+        )
+    # All four by the same number: what they differ by says in which hook the checkpoint was written.
+    shift = int(total) - left - counters.processed
+    for name in COUNTERS:
+        setattr(counters, name, getattr(counters, name) + shift)
+
+
+def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> None:
+    """Say that a batch is left out: the loader, saved without the callback, counts what it has handed out as done."""
+    plan = loader.order
+    size, trained_on = plan.batch_size * plan.world_size, _counters(trainer).processed
+    alike = [(each.position, each.step) for each in saved.history] == [(0, size)]
+    handed_out = saved.position // size if plan.drop_last else math.ceil(saved.position / size)
+    if alike and not _is_over(trainer) and handed_out == trained_on + 1:
+        loader.resuming.say(
+            f"samples {trained_on * size} to {saved.position - 1} of epoch {saved.epoch} are left out: the checkpoint "
+            "was written in the middle of their step and without DevicePrefetcher, so they count as done"
+        )
+
+
+def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
+    """Refuse a loader that Lightning has built again after it restored its place, and that began an epoch anew.
+
+    Args:
+        trainer: Has its first batch, and has not trained on it.
+        loader: Where the batch is from.
+
+    Raises:
+        ResumeError: The Trainer has resumed in the middle of the epoch.
+    """
+    done = int(_counters(trainer).ready) - 1
+    if trainer.fit_loop.restarting and done and not loader.resuming.origin.position:
+        raise ResumeError(without_place(trainer, done), file=_file(trainer))
+
+
+def restore_loaders(trainer: pl.Trainer) -> None:
+    """Give the training loaders the states that Lightning has read for them and not passed on.
+
+    It does not if they were built before it restored its loops, as where optimizers ask for the number of steps.
+    """
+    restore = getattr(trainer.fit_loop, "_load_combined_loader_states", None)  # private: a later version may lack it
+    if restore is not None:
+        restore()
+
+
+def is_only(nested: Any) -> bool:
+    """Whether a loader, in the lists and mappings that Lightning accepts, is the only one."""
+    while isinstance(nested, Mapping | list | tuple) and len(nested) == 1:
+        nested = next(iter(nested.values() if isinstance(nested, Mapping) else nested))
+    return not isinstance(nested, Mapping | list | tuple)
+
+
+def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
+    """The steps from a place to where the Trainer ends an epoch.
+
+    Args:
+        loader: The training loader.
+        place: Where the epoch is continued.
+        total: Steps that the Trainer takes of a whole epoch.
+    """
+    plan = loader.order
+    end = plan.position(min(total, len(plan)))
+    if place.over or place.position >= end:
+        return 0
+    rest = len(loader.schedule.limited(Limits(0, start=place.position)).plan(0))
+    return min(rest, math.ceil((end - place.position) / (plan.world_size * plan.batch_size)))
+
+
+def _counters(trainer: pl.Trainer) -> Any:
+    """Lightning's counters of the batches of this epoch."""
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress  # Any: its annotations name another class of counters
+    return progress.current
+
+
+def _epoch(trainer: pl.Trainer) -> int:
+    """The epoch that Lightning names to samplers."""
+    progress: Any = trainer.fit_loop.epoch_progress
+    return int(progress.current.processed)
+
+
+def _is_over(trainer: pl.Trainer) -> bool:
+    """Whether the last batch of the epoch was trained on; an error in it leaves it ready, but not processed."""
+    now = _counters(trainer)
+    return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and now.processed == now.ready)
+
+
+def trained(reference: weakref.ref[pl.Trainer]) -> int | None:
+    """The batches of the epoch that were trained on; right in every hook, and after an error."""
+    trainer = reference()
+    return None if trainer is None else int(_counters(trainer).processed)
+
+
+def _done(reference: weakref.ref[pl.Trainer], before: int) -> Done | None:
+    """What was trained on beyond the batches before."""
+    trainer = reference()
+    return None if trainer is None else Done(int(_counters(trainer).processed) - before, _is_over(trainer))
+
+
+def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
+    """The saved place that the first pass of a resumed run begins at; None if it begins at the start of an epoch."""
+    saved = loader.resuming.saved
+    if saved is None or not saved.position or not trainer.fit_loop.restarting:
+        return None
+    if saved.epoch == _epoch(trainer):
+        return saved
+    # After max_steps in mid-epoch, Lightning has counted the epoch as done, but will take the rest of it all the same.
+    unfinished = _counters(trainer).processed and not _is_over(trainer) and not saved.over
+    return saved if unfinished and saved.epoch + 1 == _epoch(trainer) else None
+
+
+def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: int) -> None:
+    place, saved = _resumed_place(trainer, loader), loader.resuming.saved
+    if place is None and not done:
+        return
+    if saved is None:
+        raise ResumeError(without_place(trainer, done), file=_file(trainer))
+    if place is not None:
+        if place.epoch != _epoch(trainer):
+            loader.set_epoch(place.epoch)
+        ended = place.over and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch  # see `count_again`
+        if ended or steps_left(loader, place, total) == total - done:
+            return
+    if why := loader.resuming.why_over:
+        raise ResumeError(
+            f"epoch {saved.epoch} is over: {why}; but Lightning counts batches, and would not end it: add "
+            "DevicePrefetcher() to the Trainer's callbacks, which ends it, or resume from another checkpoint",
+            file=_file(trainer),
+        )
+    raise ResumeError(
+        loader.resuming.changed_steps(saved)
+        or f"the Trainer counts {done} of {total} batches of epoch {_epoch(trainer)} as done, which does not fit the "
+        f"saved place, sample {saved.position} of {loader.order.length} in epoch {saved.epoch}; if "
+        "limit_train_batches or drop_last has changed, restore it, or add DevicePrefetcher() to the Trainer's "
+        "callbacks; otherwise resume from another checkpoint",
+        file=_file(trainer),
+    )
+
+
+def without_place(trainer: pl.Trainer, done: int) -> str:
+    """Why a checkpoint in the middle of an epoch that has no place of the data cannot be resumed from."""
+    return (
+        f"ckpt_path: {trainer.ckpt_path or 'the checkpoint'} was written after {done} of "
+        f"{trainer.num_training_batches} batches of epoch {trainer.current_epoch}, and holds no place in the data, "
+        "since its program had another loader or an older lit_async_data: training would see some batches twice and "
+        "others never; resume from a checkpoint of an epoch's end, or load the weights alone with load_from_checkpoint"
+    )
+
+
+def _file(trainer: pl.Trainer) -> str | None:
+    return None if trainer.ckpt_path is None else str(trainer.ckpt_path)

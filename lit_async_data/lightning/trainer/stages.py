@@ -1,0 +1,167 @@
+"""What each stage gets: its sources, its options, its transform, and how many batches the Trainer will take."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
+from lit_async_data.hooks.host_hooks import CALLED_WITH
+from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.options import LoaderOptions
+from lit_async_data.prefetch.loader import PrefetchedLoader
+from lit_async_data.sources.composed.split import split as split_source
+from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.source import Source
+
+Stage = Literal["train", "val", "test", "predict"]
+STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
+# Loaders whose copies a callback can start.
+DrivenLoader = AsyncLoader | PrefetchedLoader
+
+
+def split_sources(
+    source: Source | None, fractions: Mapping[str, float] | None, groups: Any, by_stage: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Cut one source into stages.
+
+    Args:
+        source: The source to cut; without ``fractions`` all of it is for training.
+        fractions: The share of each stage.
+        groups: What the split keeps together.
+        by_stage: The arguments ``train``, ``val``, ``test`` and ``predict``, which must all be None.
+
+    Returns:
+        The source of each stage, and a line that describes the split; the line is empty without ``fractions``.
+
+    Raises:
+        ConfigError: The arguments do not fit together.
+    """
+    conflicting = [stage for stage, each in by_stage.items() if each is not None]
+    if conflicting:
+        raise ConfigError(
+            f"{conflicting[0]}: cannot be combined with source, split or groups, which set the source of each stage"
+        )
+    if source is None:
+        raise ConfigError("source: missing; split and groups only say how to cut it")
+    check_source("source", source)
+    if fractions is None:
+        if groups is not None:
+            raise ConfigError("groups: only with split, as in split={'train': 0.8, 'val': 0.2}")
+        return {**by_stage, "train": source}, ""
+    for name in fractions if isinstance(fractions, Mapping) else ():
+        if name not in STAGES:
+            raise ConfigError(f"split: {name!r} is not one of {', '.join(STAGES)}")
+    parts = split_source(source, fractions, groups=groups)
+    return {**by_stage, **parts}, parts.described
+
+
+def checked_sources(stage: str, argument: Any) -> list[Source]:
+    """The sources of a stage as a list. Only evaluation may have several.
+
+    Raises:
+        ConfigError: The argument is neither a source nor, in evaluation, a list of sources.
+    """
+    is_list = isinstance(argument, Sequence) and not isinstance(argument, str) and stage != "train"
+    sources = argument if is_list else [] if argument is None else [argument]
+    for source in sources:
+        check_source(stage, source, "a source" if stage == "train" else "a source or a list of sources")
+    return list(sources)
+
+
+def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOptions:
+    """The options of an evaluation stage: those of training without shuffle, with the stage's overrides.
+
+    Raises:
+        ConfigError: The overrides are no mapping, have a wrong value, or would draw samples.
+    """
+    where = f"{stage}_loader"
+    if not isinstance(overrides, Mapping | None):
+        raise ConfigError(f"{where}: {overrides!r} is not a mapping of options, as in {{'batch_size': 512}}")
+    for name in ("balance", "weights", "epoch_size"):
+        if overrides and overrides.get(name) is not None:
+            raise ConfigError(f"{where}.{name}: in training only; evaluation takes each sample once")
+    return options.for_evaluation().merged(overrides, f"{where}.")
+
+
+# One function for all stages, or a function for each.
+ByStage = Function | Mapping[str, Function | None] | None
+
+
+def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]:
+    """The transform of each stage.
+
+    Args:
+        name: The argument: ``"sample_transform"``, ``"batch_transform"`` or ``"device_transform"``.
+        argument: Its value.
+
+    Raises:
+        ConfigError: A key is no stage, or a value cannot be called.
+    """
+    if not isinstance(argument, Mapping):
+        check_callable(name, argument, CALLED_WITH[name])
+        if argument is None:
+            return dict.fromkeys(STAGES)
+        shared = EvaluatedAlike(argument)
+        return {
+            stage: StageTransform(argument if stage == "train" else shared, f"{name}, stage {stage}")
+            for stage in STAGES
+        }
+    for key in argument:
+        if key not in (*STAGES, "eval"):
+            raise ConfigError(f"{name}: {key!r} is not one of {', '.join(STAGES)}, eval")
+        check_callable(f"{name}.{key}", argument[key], CALLED_WITH[name])
+    transforms: dict[str, Function | None] = {}
+    for stage in STAGES:
+        key = "eval" if stage != "train" and stage not in argument else stage
+        function = argument.get(key)
+        where = f"{name}.{key}, stage {stage}"
+        transforms[stage] = None if function is None else StageTransform(function, where)
+    return transforms
+
+
+def loaders_in(nested: Any) -> list[Any]:
+    """The loaders inside the lists and mappings that Lightning accepts in place of a loader, in its order."""
+    if isinstance(nested, Mapping | list | tuple):
+        inside = nested.values() if isinstance(nested, Mapping) else nested
+        return [loader for each in inside for loader in loaders_in(each)]
+    return [nested]
+
+
+def driven_loaders(nested: Any) -> list[DrivenLoader]:
+    """This package's loaders inside the lists and mappings that Lightning accepts in place of a loader."""
+    return [loader for loader in loaders_in(nested) if isinstance(loader, AsyncLoader | PrefetchedLoader)]
+
+
+def steps_wanted(reference: weakref.ref[pl.Trainer], stage: Stage, number: int) -> tuple[int | None, int | None]:
+    """The batches that the Trainer will take of an evaluation pass, and of each later pass; None for all.
+
+    The Trainer knows them only when the pass begins. See `training_steps` for training.
+
+    Args:
+        reference: The Trainer.
+        stage: The loader's stage.
+        number: The loader's place among those of its stage.
+
+    """
+    trainer = reference()
+    if trainer is None or trainer.state.status != "running":
+        return None, None
+    limits: Any = {
+        "val": lambda: trainer.num_val_batches[number],
+        "test": lambda: trainer.num_test_batches[number],
+        "predict": lambda: trainer.num_predict_batches[number],
+    }
+    with contextlib.suppress(IndexError):  # the user iterates, and the Trainer runs other loaders
+        later = _finite(limits[stage]())
+        return _finite(trainer.num_sanity_val_batches[number]) if trainer.sanity_checking else later, later
+    return None, None
+
+
+def _finite(limit: float) -> int | None:
+    return int(limit) if 0 < limit < math.inf else None

@@ -1,0 +1,133 @@
+"""`Takeover`: wraps the DataLoaders that a Trainer is about to iterate over, as `prefetched` does.
+
+Lightning passes every loader of every stage to ``strategy.process_dataloader``, after it has given the loader the
+sampler of this rank. Only there can a user's loader be wrapped without a change to the user's code and without every
+rank reading the same samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
+from lit_async_data.prefetch.wrap import prefetched
+
+# Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
+HOST_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
+
+
+def overridden_host_hook(trainer: pl.Trainer) -> str | None:
+    """The user's hook that gets batches in host memory, as ``"Model.transfer_batch_to_device"``; None if there is none.
+
+    Args:
+        trainer: Has its module attached, and its DataModule if there is one.
+    """
+    is_overridden = importlib.import_module(f"{pl.__name__}.utilities.model_helpers").is_overridden
+    owners: list[Any] = [getattr(trainer, "datamodule", None), trainer.lightning_module]
+    overridden = (
+        f"{type(owner).__name__}.{hook}"
+        for hook in HOST_HOOKS
+        for owner in owners
+        if owner is not None and is_overridden(hook, owner)
+    )
+    return next(overridden, None)
+
+
+class _ProcessDataLoader:
+    """Replaces a strategy's method. In a copy of the strategy, or a pickle of it, the method is the original again."""
+
+    def __init__(self, original: Callable[[Any], Any], wrap: Callable[[_ProcessDataLoader, Any], Any]) -> None:
+        self._original = original
+        self._wrap = wrap
+
+    def __call__(self, loader: Any) -> Any:
+        return self._wrap(self, self._original(loader))
+
+    def __reduce__(self) -> Any:
+        return self._original.__reduce__()  # of a bound method: its object and its name
+
+
+class Takeover:
+    """Wraps the DataLoaders of one Trainer at a time, and stops the wrappers when the run ends."""
+
+    def __init__(self) -> None:
+        self._strategy: Any = None
+        self._replacement: Any = None
+        self._original: Any = None
+        self._wrappers: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()
+
+    def attach(self, trainer: pl.Trainer, device_depth: int, verify_copies: int = 0) -> None:
+        """Wrap every DataLoader that the Trainer will iterate over from now on."""
+        self.detach()
+        strategy: Any = trainer.strategy
+        original = strategy.process_dataloader
+
+        def wrap(replacement: _ProcessDataLoader, loader: Any) -> Any:
+            if self._replacement is not replacement:
+                return loader  # detached, but other code that wrapped the method after us still calls it
+            return self.wrap(loader, trainer, device_depth, verify_copies)
+
+        self._strategy, self._replacement, self._original = strategy, _ProcessDataLoader(original, wrap), original
+        strategy.process_dataloader = self._replacement
+
+    def detach(self, *, failed: bool = False) -> None:
+        """Restore the strategy, unless other code has wrapped it since, and stop the wrappers. Idempotent.
+
+        Args:
+            failed: After an error Lightning may still write a checkpoint, so loaders with a state keep it.
+
+        Raises:
+            TransferError: As `PrefetchedLoader.stop`; the other wrappers are stopped nevertheless.
+        """
+        strategy, replacement, original = self._strategy, self._replacement, self._original
+        self._strategy = self._replacement = self._original = None
+        if strategy is not None and vars(strategy).get("process_dataloader") is replacement:
+            del strategy.process_dataloader
+            if strategy.process_dataloader != original:
+                strategy.process_dataloader = original
+        with contextlib.ExitStack() as stack:
+            for loader in list(self._wrappers):
+                if not (failed and isinstance(loader, StatefulPrefetchedLoader)):
+                    stack.callback(_end_workers, loader.loader)
+                stack.callback(loader.stop)  # runs before the callback above
+        self._wrappers.clear()
+
+    def wrap(self, loader: Any, trainer: pl.Trainer, device_depth: int, verify_copies: int) -> Any:
+        """Wrap a DataLoader; return anything else unchanged."""
+        if isinstance(loader, PrefetchedLoader) and loader.sharded_by_trainer:
+            loader = loader.loader  # wrapped in an earlier fit, and kept by the user's CombinedLoader
+        if not isinstance(loader, DataLoader):
+            return loader
+        _warn_of_few_workers(trainer, loader)
+        # Chosen now and not when training begins: from a loader without length Lightning takes a batch before that.
+        device = torch.device("cpu") if overridden_host_hook(trainer) is not None else trainer.strategy.root_device
+        wrapper = prefetched(loader, device_depth, device)
+        wrapper.sharded_by_trainer = True
+        wrapper.verify_copies = verify_copies
+        self._wrappers.add(wrapper)
+        return wrapper
+
+
+def _warn_of_few_workers(trainer: pl.Trainer, loader: DataLoader[Any]) -> None:
+    """Run Lightning's own check of ``num_workers``, which it skips for a wrapped loader."""
+    connector = importlib.import_module(f"{pl.__name__}.trainer.connectors.data_connector")
+    check = getattr(connector, "_worker_check", None)  # private: a later version may lack it
+    if check is not None and trainer.state.stage is not None:
+        check(trainer, loader, f"{trainer.state.stage.dataloader_prefix}_dataloader")
+
+
+def _end_workers(loader: Any) -> None:
+    """End the persistent workers of a DataLoader, as Lightning does for loaders that it knows."""
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None:
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()  # noqa: SLF001  # torch has no public method, and Lightning uses this one
+        loader._iterator = None  # noqa: SLF001

@@ -1,0 +1,283 @@
+"""`Column`: the options of a field of a table; and the kind of its column where the user gives none."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.options import check_names
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.manifest.files.stored_file import RootDirectory
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
+from lit_async_data.sources.manifest.table.arrow import arrow_integers, is_number
+from lit_async_data.sources.manifest.table.labels import Null
+from lit_async_data.sources.manifest.table.row_origin import quoted
+from lit_async_data.sources.manifest.table.table import Table
+
+Kind = Literal["image", "npy", "hdf5", "class", "number"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FILES: tuple[Kind, ...] = ("image", "npy", "hdf5")
+
+# The ways to give a field.
+Given = str | Sequence[str] | Field | Mapping[str, Any]
+_IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
+# Options that `Column` and `Field` share.
+_SHARED = ("name", "dtype", "classes")
+IMAGES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif")
+HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".nc", ".nc4")
+NPY = (".npy",)
+SUFFIXES: dict[str, Kind] = {
+    **dict.fromkeys(IMAGES, "image"),
+    **dict.fromkeys(HDF5, "hdf5"),
+    **dict.fromkeys(NPY, "npy"),
+}
+# Rows whose text is checked for paths if the first value is not a path, and how many of their files are looked up.
+_CHECKED_ROWS, _CHECKED_FILES = 1024, 16
+# A file suffix.
+_SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,4}")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of a table that becomes a field of a batch. In YAML, a mapping of these names and those of `ImageShape`.
+
+    Attributes:
+        name: The column; or several columns of numbers, which become one vector per sample.
+        kind: Content of the column. ``"image"``, ``"npy"`` and ``"hdf5"``: paths of such files. ``"class"``: text, one
+            class per value. ``"number"``: numbers, also if the table has them as text. None: inferred from the first
+            value: a path if it ends in a known suffix or is the path of a file, else a number if it can be read as one,
+            else a class.
+        dtype: Element type of labels and of rows of HDF5 files. None: as stored.
+        classes: Names of the values 0, 1, 2, … of text. None: all categories of an ordered categorical column; for
+            other text, the distinct values, sorted.
+        null: What to do with rows without a value: ``"error"``, ``"ignore"`` (−100, or NaN in floats), or ``"drop"``
+            the sample.
+        separator: Separates several values in one text cell: classes, or numbers of a vector.
+        row: For HDF5 files, the column with the row in the file, counted from 0.
+        dataset: For HDF5 files, the column with the name of the dataset; if there is no such column, the dataset
+            itself. None: the column ``dataset``, else the dataset ``data``.
+        layout: For HDF5 files, the letters of the stored axes, as for `HDF5Source`.
+        image: How images become arrays of one shape.
+        given: Names of the options that the user gave.
+
+    Raises:
+        ConfigError: An option is unknown or invalid; the message begins with its name.
+
+    Example:
+        >>> Column.of("species").name
+        'species'
+        >>> Column.of({"name": "mask", "mode": "P"}).image.resampling
+        'nearest'
+        >>> Column.of({"name": "age", "null": "skip"})
+        Traceback (most recent call last):
+        lit_async_data.errors.ConfigError: null: 'skip' is not one of error, ignore, drop
+    """
+
+    name: str | tuple[str, ...]
+    kind: Kind | None = None
+    dtype: npt.DTypeLike | None = None
+    classes: Sequence[str] | None = None
+    null: Null = "error"
+    separator: str | None = None
+    row: str = "row"
+    dataset: str | None = None
+    layout: str | None = None
+    image: ImageShape = dataclasses.field(default_factory=ImageShape)
+    given: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", _names(self.name))
+        if self.kind not in (*KINDS, None):
+            raise ConfigError(f"kind: {self.kind!r} is not one of {', '.join(KINDS)}")
+        if self.null not in get_args(Null):
+            raise ConfigError(f"null: {self.null!r} is not one of {', '.join(get_args(Null))}")
+        for name in ("separator", "dataset", "layout"):
+            value = getattr(self, name)
+            if not (value is None or (isinstance(value, str) and value)):
+                raise ConfigError(f"{name}: {value!r} is not text; give text, or leave it out")
+        if not (isinstance(self.row, str) and self.row):
+            raise ConfigError(f"row: {self.row!r} is not the name of a column")
+        # `Field` checks the options that both have.
+        shared = Field("column", dtype=self.dtype, classes=self.classes)
+        object.__setattr__(self, "dtype", shared.dtype)
+        object.__setattr__(self, "classes", shared.classes)
+        if self.several and (self.classes or self.separator or self.kind not in ("number", None)):
+            raise ConfigError(
+                f"name: {', '.join(self.name)}: several columns form a vector of numbers; leave out classes, "
+                "separator and kind"
+            )
+
+    @classmethod
+    def of(cls, given: Given, where: str = "", image: ImageShape | None = None) -> Column:
+        """A column from its name, a list of names, a mapping of options, or a `Field`.
+
+        Args:
+            given: One of these; of a `Field`, the name, dtype and classes are used.
+            where: Prefix of names in messages: ``"fields.x."``.
+            image: Image options that hold unless the mapping gives others.
+
+        Raises:
+            ConfigError: As in the constructor.
+        """
+        try:
+            return cls._of(given, ImageShape() if image is None else image)
+        except ConfigError as error:
+            raise ConfigError(f"{where}{error}") from None
+
+    @classmethod
+    def _of(cls, given: Any, image: ImageShape) -> Column:
+        if isinstance(given, Column):
+            return given
+        if isinstance(given, Field):
+            given = _field_options(given)
+        if not isinstance(given, Mapping):
+            return cls(given, image=image)
+        options = [field.name for field in dataclasses.fields(cls) if field.name not in ("image", "given")]
+        check_names(given, [*options, *_IMAGE])
+        if "name" not in given:
+            raise ConfigError("name: missing; name a column")
+        image_options = {name: value for name, value in given.items() if name in _IMAGE}
+        rest = {name: value for name, value in given.items() if name in options}
+        return cls(**rest, image=dataclasses.replace(image, **image_options), given=tuple(given))
+
+    @property
+    def several(self) -> bool:
+        """Whether the field is a vector of several columns."""
+        return not isinstance(self.name, str)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of the field."""
+        return (self.name,) if isinstance(self.name, str) else self.name
+
+    @property
+    def element(self) -> np.dtype[Any] | None:
+        """``dtype`` as a numpy dtype."""
+        return None if self.dtype is None else np.dtype(self.dtype)
+
+
+def _names(given: Any) -> str | tuple[str, ...]:
+    if isinstance(given, str) and given:
+        return given
+    listed = isinstance(given, Sequence) and not isinstance(given, str)
+    if not listed or not given or not all(isinstance(name, str) and name for name in given):
+        raise ConfigError(f"name: {given!r} is not the name of a column, nor a list of names")
+    if len(set(given)) < len(given):
+        raise ConfigError(f"name: {list(given)} names a column twice")
+    return tuple(given)
+
+
+def _field_options(given: Field) -> dict[str, Any]:
+    values = {field.name: getattr(given, field.name) for field in dataclasses.fields(Field)}
+    for field in dataclasses.fields(Field):
+        if field.name not in _SHARED and values[field.name] != field.default:
+            raise ConfigError(f"{field.name}: only for HDF5 files; a field of a table can have {', '.join(_SHARED)}")
+    return {name: values[name] for name in _SHARED if values[name] is not None}
+
+
+def kind_of_path(path: str) -> Kind | None:
+    """The kind of a file by its suffix; None if unknown."""
+    return SUFFIXES.get(os.path.splitext(path.rstrip())[1].lower())
+
+
+def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind | None:
+    """The kind of a column: the one that the user gives, else from its first value. None for labels of any kind."""
+    if column.kind is not None or column.several or column.classes is not None:
+        kind = column.kind
+    else:
+        first = table.first(column.names[0])
+        kind = _kind_of_value(first, root)
+        if kind is None and isinstance(first, str) and column.separator is None and not is_number(first):
+            _check_not_paths(key, column.names[0], table, root, first)
+    if kind in FILES and not table.is_text(column.names[0]):
+        raise ConfigError(f"fields.{key}.kind: column {column.names[0]!r} does not hold paths")
+    _check_options(key, column, kind)
+    if kind in FILES and column.null == "ignore":
+        raise ConfigError(f"fields.{key}.null: a missing file has no value for ignore; set null: drop")
+    return kind
+
+
+def _check_options(key: str, column: Column, kind: Kind | None) -> None:
+    """Refuse options that do not apply to the kind of column."""
+    own = {"image": _IMAGE, "npy": (), "hdf5": ("dtype", "row", "dataset", "layout")}
+    fitting = own.get(kind or "", ("dtype", "classes", "separator"))
+    for name in column.given:
+        if name not in ("name", "kind", "null", *fitting):
+            what = f"{kind} files" if kind in FILES else "labels"
+            hint = "cast on the device" if name == "dtype" else "leave it out"
+            raise ConfigError(f"fields.{key}.{name}: does not apply to {what}; {hint}")
+
+
+def _kind_of_value(value: Any, root: RootDirectory) -> Kind | None:
+    if not isinstance(value, str) or not value:
+        return None
+    known = kind_of_path(value)
+    if known is not None:
+        return known
+    try:
+        return "image" if os.path.isfile(root.path_of(value)) else None
+    except ManifestError:
+        return None
+
+
+def _check_not_paths(key: str, name: str, table: Table, root: RootDirectory, first: str) -> None:
+    """Refuse text that seems to be paths. Otherwise training would go on with class numbers of paths.
+
+    Raises:
+        ConfigError: Other values are paths, or all values have the same suffix.
+    """
+    rows = np.unique(np.linspace(0, len(table) - 1, min(_CHECKED_ROWS, len(table))).astype(np.int64))
+    texts = list(dict.fromkeys(table.array(name).take(arrow_integers(rows)).drop_null().to_pylist()))
+    begins = f"fields.{key}.kind: column {quoted(name)} begins with {quoted(first)}"
+    ways = "set kind: image, npy or hdf5 if these are paths, or kind: class if they are classes"
+    known = next((text for text in texts if kind_of_path(text)), None)
+    known = known or next((text for text in texts[:_CHECKED_FILES] if _kind_of_value(text, root)), None)
+    if known is not None:
+        raise ConfigError(
+            f"{begins}, which is not a file and has no known suffix, but also holds {quoted(known)}; correct the first "
+            f"path, or {ways}"
+        )
+    ends = {os.path.splitext(text)[1] for text in texts}
+    if len(texts) > 1 and len(ends) == 1 and _SUFFIX.fullmatch(next(iter(ends))):
+        raise ConfigError(
+            f"{begins}, and all values end in {next(iter(ends))}, but {root.root} has no such file; {ways}"
+        )
+    if all("/" in text for text in texts):
+        _log.warning(
+            "column %s: %s and similar values are taken for classes, because %s has no such files; %s",
+            quoted(name),
+            quoted(first),
+            root.root,
+            ways,
+        )
+
+
+def missing_of(columns: Iterable[Column], table: Table) -> list[Indices]:
+    """Rows without a value, for each column that drops such rows."""
+    return [table.missing(name) for column in columns if column.null == "drop" for name in column.names]
+
+
+def check_paths(key: str, column: Column, table: Table) -> None:
+    """Check that each row has a path.
+
+    Raises:
+        ManifestError: A row has none.
+    """
+    name = column.names[0]
+    missing = table.missing(name)
+    if missing.size:
+        more = f", and none in {missing.size - 1} other rows" if missing.size > 1 else ""
+        raise table.origin.error(
+            f"no path{more}; give one, or set null: drop in fields.{key}", row=int(missing[0]), column=name
+        )

@@ -1,0 +1,209 @@
+"""`HDF5Fields`: fields whose samples are rows of HDF5 files that the table names."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from lit_async_data.batch.spec import Array, FieldSpec
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, SourceError
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.composed.concat import ConcatSource
+from lit_async_data.sources.composed.subset import SubsetSource
+from lit_async_data.sources.contract.places import starts
+from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.source import HDF5Source
+from lit_async_data.sources.manifest.fields.column import Column
+from lit_async_data.sources.manifest.fields.rows import Paths
+from lit_async_data.sources.manifest.table.row_origin import NoColumnError
+from lit_async_data.sources.manifest.table.table import Table
+
+# Default column of dataset names, and default dataset.
+DATASET_COLUMN, DATASET = "dataset", "data"
+
+# Reads further columns of the table.
+ReadColumns = Callable[[Sequence[str]], Table]
+
+
+class HDF5Fields:
+    """Rows of HDF5 files, one per sample. Thread-safe.
+
+    Args:
+        columns: By batch key; all use the same columns of paths, rows and datasets.
+        paths: The files.
+        rows: The row of each sample in its file; int64.
+        datasets: The dataset number of each sample, and the dataset names; None if ``columns`` give the datasets.
+
+    Attributes:
+        paths: The files.
+        source: The samples, a subset of all rows of these files.
+
+    Raises:
+        ConfigError: Options do not fit the files.
+        ManifestError: A file has no such row; names the row of the table.
+        SourceError: A file or dataset is missing, or cannot be a field.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        paths: Paths,
+        rows: Indices,
+        datasets: tuple[Indices, Sequence[str]] | None,
+    ) -> None:
+        self._columns, self.paths = dict(columns), paths
+        self._codes, self._files = _by_real_path(*paths.distinct())
+        which, names = datasets or (np.zeros_like(rows), [""])
+        sources: list[HDF5Source] = []
+        selected, total = np.empty_like(rows), 0
+        for dataset, name in enumerate(names):
+            samples = np.flatnonzero(which == dataset)
+            if samples.size:
+                source, numbers = self._open_dataset(name, samples, rows[samples])
+                self._check_same_spec(source, sources, int(samples[0]))
+                selected[samples] = total + numbers
+                total += len(source)
+                sources.append(source)
+        whole = sources[0] if len(sources) == 1 else ConcatSource(sources)
+        self.source = SubsetSource(whole, selected)
+
+    def _open_dataset(self, name: str, samples: Indices, rows: Indices) -> tuple[HDF5Source, Indices]:
+        """A source of the files of one dataset, and the numbers of the samples in it."""
+        used, place = np.unique(self._codes[samples], return_inverse=True)
+        files = [self._files[code] for code in used.tolist()]
+        fields = {
+            key: Field(name or column.dataset or DATASET, dtype=column.dtype) for key, column in self._columns.items()
+        }
+        layout = {key: column.layout for key, column in self._columns.items() if column.layout is not None}
+        try:
+            source = HDF5Source(files, fields, layout=layout)
+        except SourceError as error:
+            if error.file not in files:
+                raise
+            sample = int(samples[place == files.index(error.file)][0])
+            raise self.paths.rows.with_row(error, sample) from None
+        lengths = np.array([part.samples for part in source.parts], np.int64)
+        wrong = np.flatnonzero((rows < 0) | (rows >= lengths[place]))
+        if wrong.size:
+            first = int(wrong[0])
+            message = (
+                f"{files[place[first]]} has rows 0 to {lengths[place[first]] - 1}, not {rows[first]}; correct the row "
+                "number"
+            )
+            raise self.paths.rows.error(int(samples[first]), message, column=next(iter(self._columns.values())).row)
+        return source, starts(lengths)[place] + rows
+
+    def _check_same_spec(self, source: HDF5Source, others: Sequence[HDF5Source], sample: int) -> None:
+        for key, field in source.spec.fields.items():
+            first = others[0].spec[key] if others else field
+            if (first.shape, first.dtype) != (field.shape, field.dtype):
+                (path,) = self.paths.of(np.array([sample]))
+                error = FormatError(
+                    f"{path}: {key!r} is {field.dtype} of shape {field.shape} here, but {first.dtype} of shape "
+                    f"{first.shape} in previous rows; all samples of a field need one shape and dtype"
+                )
+                raise self.paths.rows.with_row(error, sample, path)
+
+    @property
+    def specs(self) -> Mapping[str, FieldSpec]:
+        """The fields by batch key."""
+        return self.source.spec.fields
+
+    @property
+    def chunks(self) -> StorageLayout:
+        """The chunks of the samples in storage order, which does not depend on the order of the table."""
+        whole = self.source.source.chunks
+        if not whole.runs:
+            return whole
+        order = np.argsort(self.source.samples, kind="stable")
+        as_stored = SubsetSource(self.source.source, self.source.samples[order])
+        return dataclasses.replace(as_stored.chunks, order=None if (np.diff(order) == 1).all() else order)
+
+    def read(self, samples: Indices, out: Mapping[str, Array]) -> None:
+        """Read the rows of samples.
+
+        Args:
+            samples: int64, shape (n,).
+            out: By batch key, shape (n, ...); some keys or all.
+
+        Raises:
+            SourceError: A row cannot be read; also names the row of the table.
+        """
+        try:
+            self.source.read_into(samples, out)
+        except AsyncDataError:
+            for place, sample in enumerate(samples.tolist()):
+                self._read_one(sample, {key: array[place : place + 1] for key, array in out.items()})
+            raise
+
+    def _read_one(self, sample: int, out: Mapping[str, Array]) -> None:
+        try:
+            self.source.read_into(np.array([sample]), out)
+        except AsyncDataError as error:
+            raise self.paths.rows.with_row(error, sample) from error.__cause__
+
+
+def _by_real_path(codes: Indices, paths: Sequence[str]) -> tuple[Indices, list[str]]:
+    """Number files by their real path: a table can name one file by several paths."""
+    real: dict[str, int] = {}
+    numbers = np.array([real.setdefault(os.path.realpath(path), len(real)) for path in paths], np.int64)
+    return numbers[codes], list(real)
+
+
+def with_hdf5_columns(columns: Mapping[str, Column], table: Table, read_columns: ReadColumns) -> Table:
+    """The table with the columns of rows and datasets of HDF5 files."""
+    wanted = [name for name in dict.fromkeys(column.row for column in columns.values()) if name not in table]
+    optional = list(dict.fromkeys(column.dataset or DATASET_COLUMN for column in columns.values()))
+    if wanted:
+        table = table.with_columns_of(read_columns(wanted))
+    for name in optional if columns else []:
+        if name not in table:
+            try:
+                table = table.with_columns_of(read_columns([name]))
+            except NoColumnError:
+                continue  # `dataset` is the name of a dataset, not of a column
+    return table
+
+
+def dataset_column(column: Column, table: Table) -> str | None:
+    """The column of dataset names; None if all samples are in one dataset."""
+    name = column.dataset or DATASET_COLUMN
+    return name if name in table else None
+
+
+def grouped_by_location(columns: Mapping[str, Column], table: Table) -> list[dict[str, Column]]:
+    """Group fields that use the same columns of paths, rows and datasets, so that each file is opened once."""
+    groups: dict[tuple[str, str, str | None], dict[str, Column]] = {}
+    for key, column in columns.items():
+        place = column.names[0], column.row, dataset_column(column, table)
+        groups.setdefault(place, {})[key] = column
+    return list(groups.values())
+
+
+def missing_rows(columns: Iterable[Column], table: Table) -> list[Indices]:
+    """Rows of the table without a row number, for each column that drops such rows."""
+    return [table.missing(column.row) for column in columns if column.null == "drop"]
+
+
+def row_numbers(column: Column, table: Table) -> Indices:
+    """The row of the HDF5 file for each row of the table; int64.
+
+    Raises:
+        ManifestError: A row of the table has no row number.
+        ConfigError: The column does not hold whole numbers.
+    """
+    missing = table.missing(column.row)
+    if missing.size:
+        raise table.origin.error("no row number; give one, or set null: drop", row=int(missing[0]), column=column.row)
+    rows = table.labels(column.row, numbers=True).values
+    if rows.dtype.kind == "f" and rows.ndim == 1 and (np.abs(rows) < 2**53).all() and (rows % 1 == 0).all():
+        rows = rows.astype(np.int64)  # pandas holds whole numbers as floats if one is missing
+    if rows.dtype.kind != "i" or rows.ndim > 1:
+        raise ConfigError(
+            f"row: column {column.row!r} does not hold whole numbers; rows of HDF5 files are counted from 0"
+        )
+    return rows
