@@ -1,7 +1,7 @@
 """`Picture`: an image before decoding, with the properties from its header.
 
 Pillow takes longer to open a file, under the GIL, than reading the few bytes that matter. Headers of plain PNGs are
-read here and those of JPEGs in `jpeg.py`; Pillow opens only what it decodes.
+read here and those of JPEGs in `formats/jpeg.py`; Pillow opens only what it decodes.
 """
 
 from __future__ import annotations
