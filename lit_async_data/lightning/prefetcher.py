@@ -13,9 +13,9 @@ import torch
 
 from lit_async_data.device import streams
 from lit_async_data.errors import ConfigError, TransferError
-from lit_async_data.host.metrics.stats import LoaderStats
+from lit_async_data.lightning.display.epoch_waits import EpochWaits
 from lit_async_data.lightning.display.lines import tell
-from lit_async_data.lightning.display.progress import QueueGauge, WaitSummary, device_wait
+from lit_async_data.lightning.display.progress import QueueGauge, WaitSummary
 from lit_async_data.lightning.display.verdicts import Verdicts
 from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
 from lit_async_data.lightning.trainer.resume import (
@@ -117,13 +117,11 @@ class DevicePrefetcher(pl.Callback):
         self.headspace, self.quiet = headspace, quiet
         self.plot = None if plot is None else Plot(plot)
         self.waited = WaitSummary()
-        self._epoch = WaitSummary()
+        self._epoch = EpochWaits()
         # The loaders of the current stage, and all whose copies this callback starts.
         self._active: list[DrivenLoader] = []
         self._driven: weakref.WeakSet[DrivenLoader] = weakref.WeakSet()
         self._step_began = 0.0
-        self._fill_sum = 0
-        self._stats_at_epoch_start: list[LoaderStats] = []
         self._logged_step = -1
         self._gauge, self._takeover, self._verdicts = QueueGauge(), Takeover(), self._new_verdicts()
         self._first_batch_due = self._hook_announced = False
@@ -228,8 +226,7 @@ class DevicePrefetcher(pl.Callback):
     def _begin_epoch(self, trainer: pl.Trainer) -> None:
         self._activate(trainer, trainer.train_dataloader)
         self._count(trainer)
-        self._epoch, self._fill_sum, self._first_batch_due = WaitSummary(), 0, True
-        self._stats_at_epoch_start = [loader.stats() for loader in self._active]
+        self._epoch, self._first_batch_due = EpochWaits([loader.stats() for loader in self._active]), True
         self._verdicts.begin_epoch(trainer, self._active)
 
     def _tell(self, line: str) -> None:
@@ -327,9 +324,7 @@ class DevicePrefetcher(pl.Callback):
         now = time.perf_counter()
         waited, busy = sum(s.last_wait_s for s in stats), now - self._step_began
         self._verdicts.step(batch_idx, now, waited, busy, stats)
-        first = batch_idx == 0
-        self._epoch += WaitSummary(1, 0.0 if first else waited, waited if first else 0.0, busy)
-        self._fill_sum += sum(s.queue_fill for s in stats)
+        self._epoch.step(waited, busy, stats, first=batch_idx == 0)
         # The step of Lightning's own monitors, which has no public name.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
         every = trainer.log_every_n_steps
@@ -341,20 +336,10 @@ class DevicePrefetcher(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the means of the epoch, and how long training waited."""
         stats = [loader.stats() for loader in self._active]
-        device = device_wait(self._stats_at_epoch_start, stats)
-        if device is not None:
-            self._epoch += WaitSummary(device_s=device.wait_s + device.gap_s)
-        self.waited += self._epoch
-        if not stats or not self._epoch.steps:
+        means = self._epoch.end(stats)
+        self.waited += self._epoch.summary
+        if not means:
             return
-        wait_ms = 1e3 * self._epoch.wait_s / max(self._epoch.steps - 1, 1)
-        means = {
-            "data/read_mb_s": stats[0].read.since(self._stats_at_epoch_start[0].read).mb_per_s,
-            "data/wait_ms": wait_ms,
-            "data/device_wait_ms": wait_ms if device is None else 1e3 * device.wait_s / max(device.batches, 1),
-            "data/epoch_gap_ms": 1e3 * self._epoch.gap_s,
-            "data/queue_fill": self._fill_sum / self._epoch.steps,
-        }
         # float32, as some devices have no other float. On the module's device, where several GPUs reduce it.
         values = torch.tensor(list(means.values()), dtype=torch.float32, device=pl_module.device)
         if trainer.world_size > 1:
@@ -371,7 +356,7 @@ class DevicePrefetcher(pl.Callback):
         trainer.callback_metrics.update(
             metrics | {name: torch.tensor(value) for name, value in self._verdicts.marks.items()}
         )
-        self._tell(self._verdicts.epoch(trainer, self._epoch, pl_module.device) + beyond)
+        self._tell(self._verdicts.epoch(trainer, self._epoch.summary, pl_module.device) + beyond)
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from typing import Any
 
-from lit_async_data.host.metrics.stats import DeviceWait, LoaderStats
 from lit_async_data.lightning.trainer.compat import pl
 from lit_async_data.lightning.trainer.stages import driven_loaders
 
@@ -73,18 +72,6 @@ class WaitSummary:
             f"{self.waited_s:.3f} s of {self.total_s:.1f} s for data, {self.gap_s:.3f} s of it for first "
             f"batches{device}: data wait {100 * self.share:.1f} %"
         )
-
-
-def device_wait(before: list[LoaderStats], now: list[LoaderStats]) -> DeviceWait | None:
-    """What the device waited between two readings of the loaders' statistics; None if no loader measured it."""
-    waits = [
-        after.device.since(DeviceWait() if earlier.device is None else earlier.device)
-        for earlier, after in zip(before, now, strict=False)
-        if after.device is not None
-    ]
-    if not waits:
-        return None
-    return DeviceWait(waits[0].batches, sum(each.wait_s for each in waits), sum(each.gap_s for each in waits))
 
 
 class QueueGauge:

@@ -1,0 +1,71 @@
+"""`EpochWaits`: what training waited in one epoch, and the means of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lit_async_data.host.metrics.stats import DeviceWait, LoaderStats
+from lit_async_data.lightning.display.progress import WaitSummary
+
+
+class EpochWaits:
+    """Adds up the steps of one epoch of training.
+
+    Args:
+        stats: Statistics of the training loaders before its first batch.
+
+    Attributes:
+        summary: How long training waited.
+    """
+
+    def __init__(self, stats: Sequence[LoaderStats] = ()) -> None:
+        self.summary = WaitSummary()
+        self._before = stats
+        self._fill_sum = 0
+
+    def step(self, waited_s: float, busy_s: float, stats: Sequence[LoaderStats], *, first: bool) -> None:
+        """Add a step.
+
+        Args:
+            waited_s: Seconds inside ``next`` for its batch.
+            busy_s: Seconds of training.
+            stats: Statistics of the loaders after it.
+            first: Whether it is the first of the epoch.
+        """
+        self.summary += WaitSummary(1, 0.0 if first else waited_s, waited_s if first else 0.0, busy_s)
+        self._fill_sum += sum(each.queue_fill for each in stats)
+
+    def end(self, stats: Sequence[LoaderStats]) -> dict[str, float]:
+        """Add what the device waited, which is known late.
+
+        Args:
+            stats: Statistics of the loaders after the last step.
+
+        Returns:
+            The means of the epoch by the names of their metrics; empty if no loader or no step was measured.
+        """
+        device = _device_wait(self._before, stats)
+        if device is not None:
+            self.summary += WaitSummary(device_s=device.wait_s + device.gap_s)
+        if not stats or not self.summary.steps:
+            return {}
+        wait_ms = 1e3 * self.summary.wait_s / max(self.summary.steps - 1, 1)
+        return {
+            "data/read_mb_s": stats[0].read.since(self._before[0].read).mb_per_s,
+            "data/wait_ms": wait_ms,
+            "data/device_wait_ms": wait_ms if device is None else 1e3 * device.wait_s / max(device.batches, 1),
+            "data/epoch_gap_ms": 1e3 * self.summary.gap_s,
+            "data/queue_fill": self._fill_sum / self.summary.steps,
+        }
+
+
+def _device_wait(before: Sequence[LoaderStats], now: Sequence[LoaderStats]) -> DeviceWait | None:
+    """What the device waited between two readings of the loaders' statistics; None if no loader measured it."""
+    waits = [
+        after.device.since(DeviceWait() if earlier.device is None else earlier.device)
+        for earlier, after in zip(before, now, strict=False)
+        if after.device is not None
+    ]
+    if not waits:
+        return None
+    return DeviceWait(waits[0].batches, sum(each.wait_s for each in waits), sum(each.gap_s for each in waits))
