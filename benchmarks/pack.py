@@ -30,7 +30,7 @@ from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, ManifestSourc
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.pack.compare import packed_source
 from lit_async_data.tools.pack.packing import pack
-from lit_async_data.tools.pack.plan import Plan
+from lit_async_data.tools.pack.planning.plan import Plan
 
 SIDE = 224
 CODECS = ("none", "deflate", "zstd", "lz4")

@@ -49,7 +49,7 @@ from lit_async_data.verdict.watch import Loader, Watch
 COUNTING = (
     "host.pipeline.thread_pipeline",
     "sources.hdf5.readers.slabs",
-    "sources.hdf5.readers.chunk_cache",
+    "sources.hdf5.readers.cache.chunk_cache",
     "hooks.transformation",
 )
 # Cores that other programs may take in a run that counts.

@@ -31,7 +31,7 @@ from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.prefetch.iterator_feed import IteratorFeed, uncopied
 from lit_async_data.prefetch.reader_thread import ReaderThread
 from lit_async_data.sources.contract.reservations import Owner
-from lit_async_data.sources.hdf5.readers.persistent_cache import ByteBudget, PersistentChunkCache
+from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudget, PersistentChunkCache
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.testing import ArraySource

@@ -22,8 +22,8 @@ from support.slabs import cached
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.errors import ClosedError
 from lit_async_data.sources.contract.reservations import Owner
-from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
-from lit_async_data.sources.hdf5.readers.slab_pool import MIN_POOLED_BYTES
+from lit_async_data.sources.hdf5.readers.cache.chunk_cache import DecodedChunkCache
+from lit_async_data.sources.hdf5.readers.cache.slab_pool import MIN_POOLED_BYTES
 from lit_async_data.sources.manifest.files import prefetcher
 from lit_async_data.sources.manifest.files.stored_file import fetched
 from lit_async_data.testing import ArraySource, FakeStreams

@@ -13,10 +13,10 @@ from support.interrupts import interrupted
 from support.leaks import open_files
 
 from lit_async_data.errors import FormatError, MissingError
-from lit_async_data.sources.hdf5.storage import index_file
+from lit_async_data.sources.hdf5.index import format as index_file
+from lit_async_data.sources.hdf5.index.format import Columns, IndexKey
 from lit_async_data.sources.hdf5.storage.failures import open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
-from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
 from lit_async_data.sources.manifest.files import stored_file
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched

@@ -15,9 +15,11 @@ import numpy as np
 
 from lit_async_data import BatchSpec, FieldSpec, HDF5Source, Source
 from lit_async_data.errors import ConfigError
-from lit_async_data.tools.pack import packing, plan, writes
+from lit_async_data.tools.pack import packing
 from lit_async_data.tools.pack.packing import pack
+from lit_async_data.tools.pack.planning import plan
 from lit_async_data.tools.pack.progress import Silent
+from lit_async_data.tools.pack.writing import writes
 
 SAMPLES = 8
 VALUES = (np.add.outer(np.arange(SAMPLES), np.arange(4096)) // 9 % 256).astype("u1")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.schema.part import PartRequest, inspect_file
 from lit_async_data.sources.hdf5.schema.selection import chosen_fields, chosen_layouts
-from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 
 def parts_of(path, fields, *, layout=None, group=None, index_cache=False, allow_external=False):

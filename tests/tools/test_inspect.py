@@ -33,7 +33,7 @@ from lit_async_data import AsyncLoader, HDF5Source, ToFloat, split
 from lit_async_data.tools.command_line import COMMANDS, main
 from lit_async_data.tools.folding import folded_command, folded_python
 from lit_async_data.tools.inspect.command import report_on
-from lit_async_data.tools.inspect.report import ColumnReport, DatasetReport, Report, SuggestionReport
+from lit_async_data.tools.inspect.report.report import ColumnReport, DatasetReport, Report, SuggestionReport
 from lit_async_data.tools.overrides import override
 
 with contextlib.suppress(ImportError):

@@ -19,6 +19,7 @@ from lit_async_data.sources.contract.pack_arguments import option, pack_argument
 from lit_async_data.sources.contract.places import Location, Part
 from lit_async_data.sources.contract.source import Source, Turn, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.schema.chunk_grouping import group_samples, grouping_key
 from lit_async_data.sources.hdf5.schema.part import (
@@ -37,7 +38,6 @@ from lit_async_data.sources.hdf5.schema.selection import (
     chosen_layouts,
 )
 from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
-from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 
 class HDF5Source(Source):

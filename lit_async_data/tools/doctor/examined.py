@@ -12,7 +12,7 @@ from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.tools.given_source import GivenSource
-from lit_async_data.tools.inspect.suggestion import Call, Suggestion, literal
+from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion, literal
 
 # Samples per batch where nobody says.
 BATCH_SIZE = 64

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from lit_async_data.errors import ConfigError, FormatError, MissingError
-from lit_async_data.tools.inspect.report import Report
+from lit_async_data.tools.inspect.report.report import Report
 
 # Exit status if some of several files cannot be read.
 SOME_UNREADABLE = 1
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         report = report_on(arguments.files)
         sys.stdout.write(json.dumps(report.as_dict(), ensure_ascii=False, indent=2, default=str) + "\n")
     else:
-        from lit_async_data.tools.inspect.text import print_report
+        from lit_async_data.tools.inspect.report.text import print_report
         from lit_async_data.tools.terminal import console
 
         target = console()

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_async_data.errors import AsyncDataError
+from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
-from lit_async_data.tools.inspect.differences import differences
-from lit_async_data.tools.inspect.guess import Guess, guesses, is_label
-from lit_async_data.tools.inspect.how import How, how
-from lit_async_data.tools.inspect.report import DatasetReport, Report
-from lit_async_data.tools.inspect.scope import Scope, common_start, scopes_of, stage_of
-from lit_async_data.tools.inspect.suggestion import Call, Suggestion
-from lit_async_data.tools.inspect.tree import Node, Tree, tree_of
-from lit_async_data.tools.inspect.verified import first_that_works
+from lit_async_data.tools.inspect.contents.differences import differences
+from lit_async_data.tools.inspect.contents.how import How, how
+from lit_async_data.tools.inspect.contents.scope import Scope, common_start, scopes_of, stage_of
+from lit_async_data.tools.inspect.contents.tree import Node, Tree, tree_of
+from lit_async_data.tools.inspect.guesses.datasets import Guess, guesses, is_label
+from lit_async_data.tools.inspect.report.report import DatasetReport, Report
+from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion
+from lit_async_data.tools.inspect.report.verified import first_that_works
 
 # More datasets of one file are counted, not described.
 MOST_DATASETS = 500

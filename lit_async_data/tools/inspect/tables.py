@@ -17,10 +17,10 @@ from lit_async_data.sources.manifest.table.arrow import arrow, is_number, is_tex
 from lit_async_data.sources.manifest.table.delimited import TextFormat
 from lit_async_data.sources.manifest.table.reading import column_names
 from lit_async_data.sources.manifest.table.table import Table
+from lit_async_data.tools.inspect.guesses.columns import table_guesses
 from lit_async_data.tools.inspect.hdf5_files import path_of
-from lit_async_data.tools.inspect.report import ColumnReport, Report
-from lit_async_data.tools.inspect.table_guess import table_guesses
-from lit_async_data.tools.inspect.verified import first_that_works
+from lit_async_data.tools.inspect.report.report import ColumnReport, Report
+from lit_async_data.tools.inspect.report.verified import first_that_works
 
 # Of a larger file, the first lines or the first row group are inspected.
 MOST_BYTES = 64 * 2**20

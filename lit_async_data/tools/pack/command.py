@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.tools.given_source import GivenSource, add_source_arguments
-from lit_async_data.tools.pack.codec import LEVELS, NAMES
+from lit_async_data.tools.pack.planning.codec import LEVELS, NAMES
 
 if TYPE_CHECKING:
     import h5py

@@ -12,7 +12,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.tools.pack.pieces import read
-from lit_async_data.tools.pack.plan import PARTS, Piece, Plan
+from lit_async_data.tools.pack.planning.plan import PARTS, Piece, Plan
 
 
 class DifferenceError(CorruptError):

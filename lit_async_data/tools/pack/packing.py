@@ -16,15 +16,16 @@ from typing import Any
 from lit_async_data.errors import AsyncDataError, ConfigError, ResumeError, SourceError
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.storage.failures import errno_of
-from lit_async_data.tools.pack import compare, pieces, stored, writes
-from lit_async_data.tools.pack.choices import choose
-from lit_async_data.tools.pack.codec import Codec
-from lit_async_data.tools.pack.journal import Journal
+from lit_async_data.tools.pack import compare, pieces, stored
 from lit_async_data.tools.pack.origin import NUMBERS, PARTS, Origin
-from lit_async_data.tools.pack.part_file import PartFile
-from lit_async_data.tools.pack.plan import COMMIT_BYTES, PackedField, Plan
-from lit_async_data.tools.pack.plan import PARTS as PART_GROUP
+from lit_async_data.tools.pack.planning.choices import choose
+from lit_async_data.tools.pack.planning.codec import Codec
+from lit_async_data.tools.pack.planning.plan import COMMIT_BYTES, PackedField, Plan
+from lit_async_data.tools.pack.planning.plan import PARTS as PART_GROUP
 from lit_async_data.tools.pack.progress import Progress, Silent
+from lit_async_data.tools.pack.writing import writes
+from lit_async_data.tools.pack.writing.journal import Journal
+from lit_async_data.tools.pack.writing.part_file import PartFile
 from lit_async_data.tools.terminal import sized
 
 # Of the estimate, to stay free: samples may compress worse than those of the trial, and chunks need an index.

@@ -14,10 +14,10 @@ from lit_async_data.errors import FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.system import usable_cores
-from lit_async_data.tools.pack.codec import Codec
 from lit_async_data.tools.pack.origin import Origin
-from lit_async_data.tools.pack.part_file import Written
-from lit_async_data.tools.pack.plan import PackedField, Piece, Plan
+from lit_async_data.tools.pack.planning.codec import Codec
+from lit_async_data.tools.pack.planning.plan import PackedField, Piece, Plan
+from lit_async_data.tools.pack.writing.part_file import Written
 
 _T = TypeVar("_T")
 # Pieces per thread that are read, or wait to be written.

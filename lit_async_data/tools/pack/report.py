@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_async_data.tools.inspect.suggestion import Call, Suggestion
+from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion
 from lit_async_data.tools.pack.packing import Packed
-from lit_async_data.tools.pack.plan import PARTS, PackedField, Plan
+from lit_async_data.tools.pack.planning.plan import PARTS, PackedField, Plan
 from lit_async_data.tools.pack.progress import duration
 from lit_async_data.tools.terminal import sized
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ConfigError, CorruptError
-from lit_async_data.sources.hdf5.storage import codecs, index, records
+from lit_async_data.sources.hdf5.index import index, records
+from lit_async_data.sources.hdf5.storage import codecs
 from lit_async_data.sources.hdf5.storage.codecs import DEFLATE, FLETCHER32, SHUFFLE, Filter, FilterPipeline, fletcher32
 
 

@@ -23,10 +23,10 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Limits, Schedule
 from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.hdf5.readers import decode_memory as holding
-from lit_async_data.sources.hdf5.readers import persistent_cache as decoded
-from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
-from lit_async_data.sources.hdf5.readers.persistent_cache import ByteBudget, PersistentChunkCache
-from lit_async_data.sources.hdf5.readers.slab_pool import MIN_POOLED_BYTES, SlabPool
+from lit_async_data.sources.hdf5.readers.cache import persistent_cache as decoded
+from lit_async_data.sources.hdf5.readers.cache.chunk_cache import DecodedChunkCache
+from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudget, PersistentChunkCache
+from lit_async_data.sources.hdf5.readers.cache.slab_pool import MIN_POOLED_BYTES, SlabPool
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.threads import Gate
 

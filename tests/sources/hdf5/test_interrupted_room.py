@@ -12,7 +12,7 @@ from support.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, ConcatSource, HDF5Source
 from lit_async_data.sources.contract.reservations import Owner
-from lit_async_data.sources.hdf5.readers.persistent_cache import ByteBudget, PersistentChunkCache
+from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudget, PersistentChunkCache
 
 ROWS, SLABS, ROOM = 4, 6, 3
 SLAB_BYTES = ROWS * 8

@@ -16,11 +16,13 @@ from support import pack_kills
 
 from lit_async_data.errors import SourceError
 from lit_async_data.testing import ArraySource
-from lit_async_data.tools.pack import compare, packing, plan, writes
-from lit_async_data.tools.pack.journal import Commit, Journal
+from lit_async_data.tools.pack import compare, packing
 from lit_async_data.tools.pack.packing import pack
+from lit_async_data.tools.pack.planning import plan
 from lit_async_data.tools.pack.progress import Silent
-from lit_async_data.tools.pack.staged_file import StagedFile
+from lit_async_data.tools.pack.writing import writes
+from lit_async_data.tools.pack.writing.journal import Commit, Journal
+from lit_async_data.tools.pack.writing.staged_file import StagedFile
 
 VALUES = (np.add.outer(np.arange(24), np.arange(4096)) // 9 % 256).astype("u1")
 

@@ -16,8 +16,9 @@ import pytest
 from lit_async_data import ConcatSource, Field, HDF5Source, StorageLayout, SubsetSource
 from lit_async_data.errors import ConfigError, FormatError, ResumeError, SourceError
 from lit_async_data.testing import ArraySource
-from lit_async_data.tools.pack import choices, compare, packing, pieces, plan
+from lit_async_data.tools.pack import compare, packing, pieces
 from lit_async_data.tools.pack.packing import pack
+from lit_async_data.tools.pack.planning import choices, plan
 from lit_async_data.tools.pack.report import reading
 
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
@@ -342,7 +343,7 @@ def test_a_run_with_other_settings_says_what_differs(h5, out, monkeypatch):
 
 
 def test_two_runs_do_not_write_one_file(out):
-    from lit_async_data.tools.pack.journal import Journal
+    from lit_async_data.tools.pack.writing.journal import Journal
 
     with Journal(out + ".part.journal"), pytest.raises(SourceError, match="another process is packing"):
         pack(ArraySource({"x": SMOOTH}), out)

@@ -15,8 +15,8 @@ from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
-from lit_async_data.sources.hdf5.readers.chunk_cache import Cached, DecodedChunkCache
-from lit_async_data.sources.hdf5.readers.persistent_cache import ByteBudget, PersistentChunkCache
+from lit_async_data.sources.hdf5.readers.cache.chunk_cache import Cached, DecodedChunkCache
+from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudget, PersistentChunkCache
 from lit_async_data.sources.hdf5.readers.ranges import pieces, touched
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder, SlabDecoder
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset

@@ -18,12 +18,12 @@ from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
+from lit_async_data.sources.hdf5.readers.cache.chunk_cache import DecodedChunkCache
+from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudget
 from lit_async_data.sources.hdf5.readers.choice import choice
-from lit_async_data.sources.hdf5.readers.chunk_cache import DecodedChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.readers.decode_memory import DecodeMemory
 from lit_async_data.sources.hdf5.readers.field_reader import FieldReader
-from lit_async_data.sources.hdf5.readers.persistent_cache import ByteBudget
 from lit_async_data.sources.hdf5.readers.ranged import LengthsReader, PaddedReader, SparseReader
 from lit_async_data.sources.hdf5.readers.raw import RawReader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder

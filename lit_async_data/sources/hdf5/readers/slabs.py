@@ -19,10 +19,10 @@ from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.contract.storage_layout import Reading
+from lit_async_data.sources.hdf5.index.index import ChunkIndex
 from lit_async_data.sources.hdf5.readers.base import h5py_rows
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, unshuffle
-from lit_async_data.sources.hdf5.storage.index import ChunkIndex
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
 

@@ -14,10 +14,8 @@ import numpy as np
 from lit_async_data import system
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
-from lit_async_data.sources.hdf5.storage.codecs import filters_of
-from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once
-from lit_async_data.sources.hdf5.storage.index import (
+from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.index.index import (
     NOT_INSTALLED,
     ChunkIndex,
     check_unindexed,
@@ -26,8 +24,10 @@ from lit_async_data.sources.hdf5.storage.index import (
     index_of,
     unsupported_reason,
 )
-from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
-from lit_async_data.sources.hdf5.storage.records import superblock_bytes
+from lit_async_data.sources.hdf5.index.records import superblock_bytes
+from lit_async_data.sources.hdf5.storage.codecs import filters_of
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once
 
 if TYPE_CHECKING:
     import h5py

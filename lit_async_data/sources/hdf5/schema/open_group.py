@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError, SourceError
+from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, open_dataset
 from lit_async_data.sources.hdf5.storage.external_files import external_files
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
-from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
-from lit_async_data.sources.hdf5.storage.short_chunks import check_chunk_lengths
 
 if TYPE_CHECKING:
     import h5py

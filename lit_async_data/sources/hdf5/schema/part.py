@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -24,7 +25,6 @@ from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts,
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
-from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import numpy as np
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.tools.pack.codec import Codec
-from lit_async_data.tools.pack.plan import PackedField
+from lit_async_data.tools.pack.planning.codec import Codec
+from lit_async_data.tools.pack.planning.plan import PackedField
 
 # Samples of this size or more have a chunk each: any order decodes exactly what it needs.
 ALONE_BYTES = 4096

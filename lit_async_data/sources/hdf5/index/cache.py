@@ -15,7 +15,7 @@ import logging
 import os
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, StaleError, read_columns, write_columns
+from lit_async_data.sources.hdf5.index.format import Columns, IndexKey, StaleError, read_columns, write_columns
 from lit_async_data.sources.local_files.cache_files import (
     MOST_BYTES,
     ForeignError,

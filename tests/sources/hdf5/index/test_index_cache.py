@@ -19,10 +19,12 @@ from support.parts import parts_of
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
-from lit_async_data.sources.hdf5.storage import index, index_cache, index_file
+from lit_async_data.sources.hdf5.index import cache as index_cache
+from lit_async_data.sources.hdf5.index import format as index_file
+from lit_async_data.sources.hdf5.index import index
+from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.index.format import Columns, IndexKey
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
-from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
-from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey
 from lit_async_data.sources.local_files import cache_files, file_times
 
 VALUES = np.arange(20 * 6, dtype="i4").reshape(20, 6)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lit_async_data.tools.inspect.suggestion import Call
+from lit_async_data.tools.inspect.report.suggestion import Call
 
 #: Raised if a key of the JSON changes its meaning or goes.
 VERSION = 1

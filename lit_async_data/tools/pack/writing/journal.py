@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from lit_async_data import system
 from lit_async_data.errors import SourceError
-from lit_async_data.tools.pack import writes
+from lit_async_data.tools.pack.writing import writes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lit_async_data.tools.folding import folded_command, folded_python
-from lit_async_data.tools.inspect.report import ColumnReport, DatasetReport, Report, SuggestionReport
+from lit_async_data.tools.inspect.report.report import ColumnReport, DatasetReport, Report, SuggestionReport
 from lit_async_data.tools.terminal import counted, items, listed, section, sized, table
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.reservations import Owner, Reservations
 from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.sources.hdf5.readers.slab_pool import SlabPool
+from lit_async_data.sources.hdf5.readers.cache.slab_pool import SlabPool
 from lit_async_data.threads import Gate
 
 Array = npt.NDArray[Any]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.storage import records, short_chunks
+from lit_async_data.sources.hdf5.index import records, short_chunks
 from lit_async_data.sources.hdf5.storage.codecs import Filter, fletcher32
 
 VALUES = np.random.default_rng(1).integers(0, 10**6, (50, 6)).astype("<i4")

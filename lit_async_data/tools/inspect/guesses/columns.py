@@ -8,10 +8,10 @@ from typing import Any
 
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.table.table import Table
-from lit_async_data.tools.inspect.guess import GROUPS, LABELS, MASKS, OTHERS
-from lit_async_data.tools.inspect.report import ColumnReport
-from lit_async_data.tools.inspect.scope import STAGES, words
-from lit_async_data.tools.inspect.suggestion import Call, Given, Suggestion
+from lit_async_data.tools.inspect.contents.scope import STAGES, words
+from lit_async_data.tools.inspect.guesses.datasets import GROUPS, LABELS, MASKS, OTHERS
+from lit_async_data.tools.inspect.report.report import ColumnReport
+from lit_async_data.tools.inspect.report.suggestion import Call, Given, Suggestion
 
 # Side of images that have no common size.
 IMAGE_SIZE = 224

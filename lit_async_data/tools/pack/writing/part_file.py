@@ -13,10 +13,10 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array
 from lit_async_data.sources.hdf5.storage.stored_chunk import write_chunk
-from lit_async_data.tools.pack import writes
-from lit_async_data.tools.pack.journal import Commit, Journal
-from lit_async_data.tools.pack.plan import PackedField, Piece, Plan
-from lit_async_data.tools.pack.staged_file import StagedFile
+from lit_async_data.tools.pack.planning.plan import PackedField, Piece, Plan
+from lit_async_data.tools.pack.writing import writes
+from lit_async_data.tools.pack.writing.journal import Commit, Journal
+from lit_async_data.tools.pack.writing.staged_file import StagedFile
 
 # HDF5 1.10 and later read it, and so do older programs, since it needs no newer feature.
 VERSIONS = ("earliest", "v110")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lit_async_data.tools.inspect.tree import Node, Tree
+from lit_async_data.tools.inspect.contents.tree import Node, Tree
 
 # Differences of one file that are named; the others are counted.
 MOST_NAMED = 4

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from lit_async_data import system
-from lit_async_data.tools.pack import writes
+from lit_async_data.tools.pack.writing import writes
 
 # Committed bytes change in memory, in pages of this size: nodes of chunk indexes, and the head of the file.
 PAGE = 4096

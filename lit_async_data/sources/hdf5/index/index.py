@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from lit_async_data import system
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError
+from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.index.format import Columns, IndexKey, read_columns
+from lit_async_data.sources.hdf5.index.records import check_records, columns_of, corners_known, grid_of, plausible
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, errno_of, open_h5py, retry_once
-from lit_async_data.sources.hdf5.storage.index_cache import IndexCache
-from lit_async_data.sources.hdf5.storage.index_file import Columns, IndexKey, read_columns
-from lit_async_data.sources.hdf5.storage.records import check_records, columns_of, corners_known, grid_of, plausible
 from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk
 
 if TYPE_CHECKING:

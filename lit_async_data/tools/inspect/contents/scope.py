@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lit_async_data.tools.inspect.tree import Node, Tree
+from lit_async_data.tools.inspect.contents.tree import Node, Tree
 
 # Words in the name of a file, group or dataset that say which stage it is for.
 STAGES = {"train": "train", "training": "train", "tr": "train", "val": "val", "valid": "val", "validation": "val"}

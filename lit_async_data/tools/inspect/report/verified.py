@@ -16,8 +16,8 @@ from lit_async_data.errors import AsyncDataError
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import slowest
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.tools.inspect.report import SuggestionReport
-from lit_async_data.tools.inspect.suggestion import Call, Suggestion
+from lit_async_data.tools.inspect.report.report import SuggestionReport
+from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion
 
 # Labels of more samples are not read.
 MOST_LABELS = 2_000_000

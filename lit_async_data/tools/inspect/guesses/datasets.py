@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.tools.inspect.axes import layout_of
-from lit_async_data.tools.inspect.scope import Scope, stage_of, words
-from lit_async_data.tools.inspect.tree import Node
+from lit_async_data.tools.inspect.contents.scope import Scope, stage_of, words
+from lit_async_data.tools.inspect.contents.tree import Node
+from lit_async_data.tools.inspect.guesses.axes import layout_of
 
 INPUTS = {
     "x",

@@ -12,7 +12,7 @@ import numpy as np
 
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.tools.pack.codec import Codec
+from lit_async_data.tools.pack.planning.codec import Codec
 
 # Bytes of samples that a thread reads and compresses at a time; and the most, where the chunks of the input need more.
 PIECE_BYTES, MOST_PIECE_BYTES = 4 * 2**20, 64 * 2**20

@@ -17,9 +17,9 @@ import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError
+from lit_async_data.sources.hdf5.index.records import corners_known
 from lit_async_data.sources.hdf5.storage.codecs import DEFLATE, FLETCHER32, SHUFFLE, SUM_BYTES, Filter, filters_of
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
-from lit_async_data.sources.hdf5.storage.records import corners_known
 from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk
 
 if TYPE_CHECKING:

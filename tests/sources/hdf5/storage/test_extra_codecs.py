@@ -419,7 +419,7 @@ def test_datasets_that_need_a_missing_plugin_are_refused_with_its_name(h5, optio
 def test_unknown_parameters_are_left_to_h5py(h5, monkeypatch, parameters):
     path, _ = written(h5, "bitshuffle and lz4")
     monkeypatch.setattr(
-        "lit_async_data.sources.hdf5.storage.index.filters_of",
+        "lit_async_data.sources.hdf5.index.index.filters_of",
         lambda dataset: tuple(which._replace(parameters=parameters) for which in filters_of(dataset)),
     )
     assert readers_of(path) == {"locked"}

@@ -1,0 +1,1 @@
+"""The README of this folder says what belongs here."""
