@@ -77,7 +77,7 @@ ROOMS = [
 ]
 FOLDERS = [room for room in ROOMS if (PACKAGE / room.replace(".", "/")).is_dir()]
 MOST_LINES = 400
-MOST_ENTRIES = 16
+MOST_ENTRIES = 13
 MOST_README_LINES = 15
 
 
