@@ -13,7 +13,7 @@ test: $(VENV)/installed
 
 # The tests without a Trainer and without large files, in a minute.
 test-fast: $(VENV)/installed
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal tests/order tests/batch tests/host tests/device tests/prefetch tests/test_loader.py tests/test_house.py $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal tests/order tests/batch tests/host tests/device tests/prefetch tests/loader/test_loader.py tests/test_house.py $(ARGS)
 
 test-long: $(VENV)/installed
 	$(BIN)/python -m pytest -m long $(ARGS)
@@ -37,61 +37,61 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/installed
-	$(BIN)/python benchmarks/first.py $(ARGS)
+	$(BIN)/python benchmarks/waiting/first.py $(ARGS)
 
 # Against h5py and other loaders, at most 15 minutes; ARGS="--quick" in one. Other loaders take part if installed:
 # .venv/bin/pip install --constraint constraints.txt --requirement benchmarks/readers/requirements.txt
 bench-hdf5: $(VENV)/installed
-	$(BIN)/python benchmarks/hdf5.py $(ARGS)
+	$(BIN)/python benchmarks/loading/hdf5.py $(ARGS)
 
 # Windows of a recording, many files, sparse rows, drawing by class: at most 8 minutes and 3.1 GB.
 bench-people: $(VENV)/installed
-	$(BIN)/python benchmarks/people.py $(ARGS)
+	$(BIN)/python benchmarks/loading/people.py $(ARGS)
 
 # Tables of images, arrays and 50 million rows, against other loaders: at most 10 minutes and 6 GB.
 bench-manifest: $(VENV)/installed
-	$(BIN)/python benchmarks/manifest.py $(ARGS)
+	$(BIN)/python benchmarks/loading/manifest.py $(ARGS)
 
 # Loading, copying and training at the same time, through the Trainer: about 3 minutes.
 bench-overlap: $(VENV)/installed
-	$(BIN)/python benchmarks/overlap.py $(ARGS)
+	$(BIN)/python benchmarks/waiting/overlap.py $(ARGS)
 
 # Steps of a training loop beside threads, a reader process and other loaders: about 6 minutes.
 bench-beside: $(VENV)/installed
-	$(BIN)/python benchmarks/beside.py $(ARGS)
+	$(BIN)/python benchmarks/waiting/beside.py $(ARGS)
 
 # Python code per sample in worker processes, against those of a DataLoader; and 200 killed processes: about 15 minutes.
 bench-workers: $(VENV)/installed
-	$(BIN)/python benchmarks/workers.py $(ARGS)
+	$(BIN)/python benchmarks/waiting/workers.py $(ARGS)
 
 # Gaps between epochs, and between training and validation, against DataLoaders whose workers persist: about 3 minutes.
 bench-epochs: $(VENV)/installed
-	$(BIN)/python benchmarks/epochs.py $(ARGS)
+	$(BIN)/python benchmarks/waiting/epochs.py $(ARGS)
 
 # The order for up to 10¹² samples and 4096 ranks, 10 million chunks, 50 million rows: at most 15 minutes and 6 GB.
 bench-scale: $(VENV)/installed
-	$(BIN)/python benchmarks/scale.py $(ARGS)
+	$(BIN)/python benchmarks/promises/scale.py $(ARGS)
 
 # 500 random resumes, other loaders that resume, and the time to the first batch: about 3 minutes. Others take part if they
 # can be imported: torchdata as for bench-hdf5; mosaicml-streaming from a folder of its own, as it asks for an older numpy.
 bench-resume: $(VENV)/installed
-	$(BIN)/python benchmarks/resume.py $(ARGS)
+	$(BIN)/python benchmarks/promises/resume.py $(ARGS)
 
 # What measuring costs, and whether the verdict is right: about 4 minutes, and longer beside other programs.
 bench-verdict: $(VENV)/installed
-	$(BIN)/python benchmarks/verdict.py $(ARGS)
+	$(BIN)/python benchmarks/promises/verdict.py $(ARGS)
 
 # Loading before and after packing, and how chunks are chosen: about 4 minutes and 3 GB.
 bench-pack: $(VENV)/installed
-	$(BIN)/python benchmarks/pack.py $(ARGS)
+	$(BIN)/python benchmarks/loading/pack.py $(ARGS)
 
 # Whether `doctor` predicts the rates of whole epochs: about 6 minutes and 1 GB.
 bench-doctor: $(VENV)/installed
-	$(BIN)/python benchmarks/doctor.py $(ARGS)
+	$(BIN)/python benchmarks/promises/doctor.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed
-	$(BIN)/python benchmarks/gpu.py $(ARGS)
+	$(BIN)/python benchmarks/waiting/gpu.py $(ARGS)
 
 # The oldest versions that pyproject.toml allows, in an environment of its own. With another torch than the CPU builds,
 # pip also fetches its CUDA libraries: some 3 GB.

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 from hypothesis import settings
-from support.leaks import alive
+from support.threads.leaks import alive
 
 # Each worker of xdist is busy on a core of its own: a team of torch's threads in each would wait for cores. torch reads
 # this when it is imported, and programs that tests start inherit it.

@@ -127,6 +127,6 @@ class _Probe:
             log.warning(
                 "%s drew random numbers from the global generator of %s: results will change from run to run, and with "
                 "the workers; take them from a parameter rng instead, which is None in evaluation "
-                "(docs/transforms.md)",
+                "(docs/data/transforms.md)",
                 *(where, " and ".join(drawn)),
             )

@@ -129,7 +129,7 @@ def test_a_file_of_the_same_name_is_taken_instead_of_ours(foreign, files, tmp_pa
 
 
 def test_the_configuration_in_the_docs_is_that_of_a_project(tmp_path, monkeypatch):
-    text = (ROOT / "docs/command_line.md").read_text()
+    text = (ROOT / "docs/training/command_line.md").read_text()
     shutil.copytree(ROOT / "examples/hydra_project/conf", tmp_path / "conf")
     (tmp_path / "conf/config.yaml").write_text(re.search(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1])
     monkeypatch.chdir(tmp_path)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import device as test_device
-from support.device import BATCH, SLOW, STEPS, Step, copied_ahead, on_device, pretend, queue_on, trained
+from support.device import training_loop as test_device
+from support.device.training_loop import BATCH, SLOW, STEPS, Step, copied_ahead, on_device, pretend, queue_on, trained
 
 from lit_async_data.device.checksum import checksum
 from lit_async_data.device.copy_verifier import CopyVerifier

@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from support.device import (
+from support.device.training_loop import (
     BATCH,
     SLOW,
     STEPS,

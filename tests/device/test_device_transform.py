@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from support.device import pretend
+from support.device.training_loop import pretend
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
 from lit_async_data.device.transform import DeviceTransform

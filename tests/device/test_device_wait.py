@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from support.device import STEPS, pretend, queue_on, write_numbers
+from support.device.training_loop import STEPS, pretend, queue_on, write_numbers
 
 import lit_async_data as lad
 from lit_async_data.device.clock import DeviceClock

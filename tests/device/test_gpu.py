@@ -1,6 +1,6 @@
 """The contender to a device, on one that is there: ``pytest -m gpu`` on a machine with a CUDA device.
 
-What is forced and measured here is built in `benchmarks/on_device/`, which `benchmarks/gpu.py`
+What is forced and measured here is built in `benchmarks/waiting/on_device/`, which `benchmarks/waiting/gpu.py`
 turns into figures.
 """
 
@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from on_device import measures
-from on_device.contenders import MIB, Contender, Resident, contenders, source
-from on_device.hazards import HAZARDS
-from on_device.rig import Gpu, cycles_per_second, sleep
+from waiting.on_device import measures
+from waiting.on_device.contenders import MIB, Contender, Resident, contenders, source
+from waiting.on_device.hazards import HAZARDS
+from waiting.on_device.rig import Gpu, cycles_per_second, sleep
 
 import lit_async_data as lad
 from lit_async_data.testing import ArraySource
@@ -104,8 +104,8 @@ def test_slots_are_pinned():
 SANITIZED = """
 import sys, numpy as np, torch
 sys.path.insert(0, "benchmarks")
-from on_device.hazards import ComputeNeverWaits, mixed
-from on_device.simulated import replaced_streams
+from waiting.on_device.hazards import ComputeNeverWaits, mixed
+from waiting.on_device.simulated import replaced_streams
 from lit_async_data import AsyncLoader
 from lit_async_data.device.streams import TorchStreams
 from lit_async_data.testing import ArraySource

@@ -1,11 +1,11 @@
-"""The hazards of `benchmarks/on_device/hazards.py` on a simulated device: each shows only without its guard."""
+"""The hazards of `benchmarks/waiting/on_device/hazards.py` on a simulated device: each shows only without its guard."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from on_device.hazards import HAZARDS, OTHER, mixed
+from waiting.on_device.hazards import HAZARDS, OTHER, mixed
 
 from lit_async_data.testing import FakeStreams, raw
 

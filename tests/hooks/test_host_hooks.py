@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.device import pretend
-from support.reader_sources import Numbers
+from support.device.training_loop import pretend
+from support.sources.reader_sources import Numbers
 
 from lit_async_data import (
     AsyncDataModule,

@@ -6,7 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from support.device import pretend
+from support.device.training_loop import pretend
 
 from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
 from lit_async_data.host.nan_check import with_nan

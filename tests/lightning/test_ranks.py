@@ -1,4 +1,4 @@
-"""Several processes share the samples, however they were started; see `support/rank_program.py`."""
+"""Several processes share the samples, however they were started; see `support/ranks/rank_program.py`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.rank_program import BATCH, EPOCHS, LENGTHS, LONG, OTHER_BATCH, SAVED, VAL
-from support.ranks import as_ranks, free_port, run_together
-from support.slurm import environment
+from support.ranks.processes import as_ranks, free_port, run_together
+from support.ranks.rank_program import BATCH, EPOCHS, LENGTHS, LONG, OTHER_BATCH, SAVED, VAL
+from support.ranks.slurm import environment
 
 from lit_async_data.order.plan import EpochPlan
 
-PROGRAM = Path(__file__).parents[1] / "support/rank_program.py"
+PROGRAM = Path(__file__).parents[1] / "support/ranks/rank_program.py"
 
 
 def started_by_lightning(program, ranks, folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.trainer import NO_STAGES, pl, trainer
+from support.lightning.trainer import NO_STAGES, pl, trainer
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError

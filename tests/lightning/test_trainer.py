@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from support.leaks import open_files
-from support.trainer import (
+from support.lightning.trainer import (
     BATCH,
     NO_STAGES,
     QUEUE,
@@ -25,6 +24,7 @@ from support.trainer import (
     trainer,
     with_and_without,
 )
+from support.threads.leaks import open_files
 
 import lit_async_data as lad  # loads no Lightning by itself: that is for the next line to choose
 

@@ -7,7 +7,7 @@ import types
 
 import pytest
 import torch
-from support.trainer import BATCH, NO_STAGES, SAMPLES, CountingSource, Recorder, datamodule, pl, plan, trainer
+from support.lightning.trainer import BATCH, NO_STAGES, SAMPLES, CountingSource, Recorder, datamodule, pl, plan, trainer
 
 import lit_async_data as lad
 from lit_async_data.testing import ArraySource

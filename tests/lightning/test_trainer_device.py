@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 import tqdm
-from support.device import pretend
-from support.trainer import (
+from support.device.training_loop import pretend
+from support.lightning.trainer import (
     BATCH,
     NO_STAGES,
     SAMPLES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 
 import pytest
-from support.trainer import NO_STAGES, CountingSource, Recorder, at_every_depth, datamodule, trainer
+from support.lightning.trainer import NO_STAGES, CountingSource, Recorder, at_every_depth, datamodule, trainer
 
 import lit_async_data as lad
 

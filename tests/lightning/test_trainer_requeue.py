@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.slurm import environment
-from support.trainer import BATCH, CountingSource, Recorder, datamodule, trainer
+from support.lightning.trainer import BATCH, CountingSource, Recorder, datamodule, trainer
+from support.ranks.slurm import environment
 
 from lit_async_data import DevicePrefetcher
 from lit_async_data.lightning.requeue import RequeueBetweenBatches

@@ -15,8 +15,7 @@ import types
 import pytest
 import torch
 import tqdm
-from support.leaks import open_files
-from support.trainer import (
+from support.lightning.trainer import (
     BATCH,
     NAME,
     NO_STAGES,
@@ -34,6 +33,7 @@ from support.trainer import (
     trainer,
     with_and_without,
 )
+from support.threads.leaks import open_files
 
 import lit_async_data as lad
 from lit_async_data.errors import ClosedError, ReadError, TransformError

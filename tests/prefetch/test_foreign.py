@@ -9,9 +9,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from support.device import pretend
-from support.interrupts import interrupted
-from support.waits import LONG, until
+from support.device.training_loop import pretend
+from support.threads.interrupts import interrupted
+from support.threads.waits import LONG, until
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torch.utils.data import WeightedRandomSampler as Weighted
 

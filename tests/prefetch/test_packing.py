@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from support.device import (
+from support.device.batches import Shipped, Step, detection, numbers
+from support.device.training_loop import (
     ComputeNeverWaits,
     CopiesCountAsDoneAtOnce,
     SideNeverWaits,
     TransformWaitsForAnOlderEvent,
     copied_ahead,
 )
-from support.packing import Shipped, Step, detection, numbers
 from torch.nn.utils.rnn import pack_sequence
 
 from lit_async_data.batch.spec import SMALL_BYTES

@@ -19,9 +19,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import pytest
 import torch
-from support.device import pretend
-from support.packing import Step, detection
-from support.waits import LONG, until
+from support.device.batches import Step, detection
+from support.device.training_loop import pretend
+from support.threads.waits import LONG, until
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
 from lit_async_data import prefetched

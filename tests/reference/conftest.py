@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
-from support.command_line import CONFIGS, ROOT
+from support.lightning.command_line import CONFIGS, ROOT
 
 from lit_async_data.reference.slurm import job_id
 

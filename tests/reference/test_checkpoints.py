@@ -9,7 +9,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import open_dict, read_write
-from support.command_line import LIGHTNING_SAYS, QUIET
+from support.lightning.command_line import LIGHTNING_SAYS, QUIET
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.reference.checkpoints import starting_checkpoint

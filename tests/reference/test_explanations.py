@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.command_line import CONFIGS
+from support.lightning.command_line import CONFIGS
 
 from lit_async_data.reference.explanations import explained
 

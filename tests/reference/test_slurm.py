@@ -9,9 +9,9 @@ import sys
 
 import pytest
 import torch
-from support.command_line import LIGHTNING_SAYS, QUIET, ROOT
-from support.ranks import free_port, run_together
-from support.slurm import environment
+from support.lightning.command_line import LIGHTNING_SAYS, QUIET, ROOT
+from support.ranks.processes import free_port, run_together
+from support.ranks.slurm import environment
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.plan import EpochPlan
@@ -44,7 +44,7 @@ def settings(images):
         "data=hdf5",
         f"data.train.path={images}",
         f"data.val.path={images}",
-        "model._target_=support.slurm_job.Remembering",
+        "model._target_=support.ranks.slurm_job.Remembering",
         "loader.return_indices=true",
         f"loader.batch_size={BATCH}",
         "loader.shuffle=global",
@@ -109,7 +109,7 @@ def test_the_batch_script_is_requeued_twice_with_two_ranks(tmp_path, images):
 
 def test_a_signal_while_next_reads_loses_no_sample(job, tmp_path):
     """Without threads the loop itself reads, so this signal comes inside `next`."""
-    sender = f"_target_: support.slurm_job.SignalAtSample, sample: {order()[44]}"
+    sender = f"_target_: support.ranks.slurm_job.SignalAtSample, sample: {order()[44]}"
     signalling = f"+data.sample_transform={{train: {{{sender}}}}}"
     assert job("loader.workers=0", signalling) is None
     assert job("loader.workers=0", restarts=1) is None
@@ -126,7 +126,7 @@ def test_each_task_of_an_array_has_its_own_folder(job, tmp_path):
 
 
 def test_loggers_get_the_id_of_the_job(job, composed, tmp_path):
-    typed = ["train=false", "test=false", "logger=wandb", "logger.wandb._target_=support.slurm_job.Notes"]
+    typed = ["train=false", "test=false", "logger=wandb", "logger.wandb._target_=support.ranks.slurm_job.Notes"]
     assert job(*typed) is None
     assert job(*typed, restarts=1) is None
     notes = (tmp_path / "logs/train/slurm/77/notes.json").read_text().splitlines()

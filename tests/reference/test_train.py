@@ -17,7 +17,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from omegaconf import OmegaConf
-from support.command_line import CONFIGS, LIGHTNING_SAYS, QUIET, ROOT
+from support.lightning.command_line import CONFIGS, LIGHTNING_SAYS, QUIET, ROOT
 
 from lit_async_data.reference.suggestions import PACKAGE
 

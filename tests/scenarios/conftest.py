@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from support.device import pretend
-from support.runs import Loader
+from support.device.training_loop import pretend
+from support.lightning.runs import Loader
 
 from lit_async_data.testing import FakeStreams
 

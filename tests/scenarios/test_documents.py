@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.ranks import free_port, run_together
-from support.trainer import NO_STAGES, pl
+from support.lightning.trainer import NO_STAGES, pl
+from support.ranks.processes import free_port, run_together
 from torch.utils.data import DataLoader, Dataset
 
 from lit_async_data import HDF5Source
@@ -136,7 +136,7 @@ def given():
     }
 
 
-# A line of docs/gpu.md for a machine with a GPU.
+# A line of docs/training/gpu.md for a machine with a GPU.
 NEEDS_A_GPU = {"gpu"}
 # torch never closes all that a process group opens.
 NEEDS_A_PROCESS = {"many_gpus"}

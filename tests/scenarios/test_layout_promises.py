@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.comparison import assert_same_samples
-from support.oracle import (
+from support.sources.comparison import assert_same_samples
+from support.sources.oracle import (
     Model,
     check,
     check_loader,

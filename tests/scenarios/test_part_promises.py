@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.comparison import assert_same_samples
-from support.oracle import Model, check, check_loader, place, read, refused, refused_when_read, unpacked
+from support.sources.comparison import assert_same_samples
+from support.sources.oracle import Model, check, check_loader, place, read, refused, refused_when_read, unpacked
 
 from lit_async_data import Field, HDF5Source
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError

@@ -16,7 +16,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from support.runs import (
+from support.lightning.runs import (
     BATCH,
     SAMPLES,
     WARNINGS,

@@ -27,10 +27,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.device import pretend
-from support.programs import HOOKS, PROGRAMS, BrokenError, ByEpoch, broken_at
-from support.ranks import as_ranks, run_together
-from support.runs import (
+from support.device.training_loop import pretend
+from support.lightning.programs import HOOKS, PROGRAMS, BrokenError, ByEpoch, broken_at
+from support.lightning.runs import (
     BATCH,
     SAMPLES,
     WARNINGS,
@@ -42,7 +41,8 @@ from support.runs import (
     outcome,
     without_callback,
 )
-from support.trainer import pl
+from support.lightning.trainer import pl
+from support.ranks.processes import as_ranks, run_together
 from torch.utils.data import DataLoader, Dataset
 
 from lit_async_data import DevicePrefetcher, prefetched
@@ -345,8 +345,8 @@ import json, logging, multiprocessing, os, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 torch.set_num_threads(1)
-from support.programs import Writer
-from support.runs import BATCH, Learner, Numbers, Run, Stream, pl
+from support.lightning.programs import Writer
+from support.lightning.runs import BATCH, Learner, Numbers, Run, Stream, pl
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from lit_async_data import DevicePrefetcher, prefetched
 logging.getLogger(pl.__name__).setLevel(logging.ERROR)
@@ -419,7 +419,7 @@ if __name__ == "__main__":
     # A worker that is forked beside gloo's threads may hang before its first line, with or without the callback:
     # Python before 3.11.8 waits there for a lock that such a thread held (gh-112275).
     torch.multiprocessing.set_start_method("forkserver")
-    multiprocessing.set_forkserver_preload(["support.programs"])
+    multiprocessing.set_forkserver_preload(["support.lightning.programs"])
     for workers in (0, 1):
         for name in ("shuffled", "evaluated", "predicted", "limited", "streamed", "of_their_own", "by_hand", "failing"):
             for callbacks in ([], [DevicePrefetcher()]):

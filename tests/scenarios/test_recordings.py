@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from support.device import pretend
-from support.trainer import NO_STAGES, pl, trainer
+from support.device.training_loop import pretend
+from support.lightning.trainer import NO_STAGES, pl, trainer
 
 from lit_async_data import (
     AsyncDataModule,

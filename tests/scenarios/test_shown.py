@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from support.reader_sources import ShownInChild
-from support.trainer import Recorder, pl, trainer
+from support.lightning.trainer import Recorder, pl, trainer
+from support.sources.reader_sources import ShownInChild
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad

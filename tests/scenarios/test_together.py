@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from support.parts import parts_of
+from support.sources.parts import parts_of
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, LoaderOptions, SubsetSource, split
 from lit_async_data.device.transform import widened

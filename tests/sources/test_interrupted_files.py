@@ -9,8 +9,8 @@ import warnings
 import h5py
 import numpy as np
 import pytest
-from support.interrupts import interrupted
-from support.leaks import open_files
+from support.threads.interrupts import interrupted
+from support.threads.leaks import open_files
 
 from lit_async_data.errors import FormatError, MissingError
 from lit_async_data.sources.hdf5.index import format as index_file

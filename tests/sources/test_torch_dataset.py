@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.values import some
+from support.files.values import some
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
 from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOptions

@@ -25,8 +25,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from support import examples
-from support.command_line import CONFIGS
+from support.files import examples
+from support.lightning.command_line import CONFIGS
 
 import lit_async_data
 from lit_async_data import AsyncLoader, HDF5Source, ToFloat, split
@@ -494,7 +494,7 @@ def test_json_needs_no_rich_and_without_rich_one_line_says_so(capsys, monkeypatc
 
 
 def test_the_document_names_every_key_of_the_json():
-    page = (ROOT / "docs/inspect.md").read_text()
+    page = (ROOT / "docs/tools/inspect.md").read_text()
     for part in (Report, DatasetReport, ColumnReport, SuggestionReport):
         for field in dataclasses.fields(part):
             assert f"`{field.name}`" in page or field.name == "calls", field.name  # that is not part of the JSON
@@ -504,7 +504,7 @@ def test_the_document_shows_what_is_printed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "96")
     examples.images("scan.h5", 6000)
     assert main(["inspect", "scan.h5"]) == 0
-    shown = re.search(r"```text\n(.*?)```", (ROOT / "docs/inspect.md").read_text(), re.DOTALL)[1]
+    shown = re.search(r"```text\n(.*?)```", (ROOT / "docs/tools/inspect.md").read_text(), re.DOTALL)[1]
 
     def plain(text):  # without sizes, which depend on zlib, and what follows from their widths
         return re.sub(r"[\d.]+ [kM]?B|[\s─]+", " ", text).split()

@@ -11,7 +11,7 @@ import types
 
 import pytest
 import torch
-from support.trainer import BATCH, NO_STAGES, SAMPLES, CountingSource, Recorder, datamodule, trainer
+from support.lightning.trainer import BATCH, NO_STAGES, SAMPLES, CountingSource, Recorder, datamodule, trainer
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad

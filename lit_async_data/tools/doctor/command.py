@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source_arguments(parser)
     add("--seconds", type=float, default=SECONDS, metavar="S", help="for each measurement (1); more is more exact")
     add("--warm", action="store_true", help="leave the page cache alone: other programs are using these files")
-    add("--json", action="store_true", help="print values for programs; docs/doctor.md says which")
+    add("--json", action="store_true", help="print values for programs; docs/tools/doctor.md says which")
 
 
 def run(arguments: argparse.Namespace) -> int:

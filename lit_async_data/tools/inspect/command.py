@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="HDF5 files (also NetCDF, AnnData, MATLAB v7.3), or tables (CSV, Parquet, JSON lines); or a pattern",
     )
-    parser.add_argument("--json", action="store_true", help="print values for programs; docs/inspect.md says which")
+    parser.add_argument(
+        "--json", action="store_true", help="print values for programs; docs/tools/inspect.md says which"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

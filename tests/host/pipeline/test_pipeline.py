@@ -12,7 +12,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.waits import until
+from support.threads.waits import until
 
 from lit_async_data.batch import spec as spec_module
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec

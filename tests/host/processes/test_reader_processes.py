@@ -20,8 +20,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from support import reader_sources as acts
-from support.reader_sources import BadInChild, BadInChildAtLength, Numbers
+from support.sources import reader_sources as acts
+from support.sources.reader_sources import BadInChild, BadInChildAtLength, Numbers
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError

@@ -11,8 +11,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from support import reader_sources as acts
-from support.reader_sources import ManyNumbers, PythonNumbers
+from support.sources import reader_sources as acts
+from support.sources.reader_sources import ManyNumbers, PythonNumbers
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ReadError, TransformError, WorkerError

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.predictions import Rank, check_files, numbered, predict_with_ranks, predicted_of, rows_in
+from support.lightning.predictions import Rank, check_files, numbered, predict_with_ranks, predicted_of, rows_in
 
 from lit_async_data import SubsetSource
 from lit_async_data.device import streams as device_streams

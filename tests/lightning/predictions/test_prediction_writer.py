@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from support.predictions import arrays_in, check_files, numbered, predicted_of, rows_in
-from support.ranks import as_ranks, run_together
-from support.trainer import NO_STAGES, CountingSource, Recorder, datamodule, pl, trainer
+from support.lightning.predictions import arrays_in, check_files, numbered, predicted_of, rows_in
+from support.lightning.trainer import NO_STAGES, CountingSource, Recorder, datamodule, pl, trainer
+from support.ranks.processes import as_ranks, run_together
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad
@@ -376,8 +376,8 @@ RANKS = """
 import json, os, sys
 import numpy as np, torch
 sys.path.insert(0, os.environ["TESTS"])
-from support.predictions import numbered, predicted_of
-from support.trainer import trainer, pl
+from support.lightning.predictions import numbered, predicted_of
+from support.lightning.trainer import trainer, pl
 import lit_async_data as lad
 
 class Predictor(pl.LightningModule):

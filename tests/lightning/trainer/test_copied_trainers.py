@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from support.trainer import pl, trainer
+from support.lightning.trainer import pl, trainer
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad

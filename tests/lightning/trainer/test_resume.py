@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import tqdm
-from support.trainer import NAME, SAMPLES, CountingSource, Recorder, datamodule, pl, plan, trainer
+from support.lightning.trainer import NAME, SAMPLES, CountingSource, Recorder, datamodule, pl, plan, trainer
 
 import lit_async_data as lad
 from lit_async_data.errors import ResumeError

@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 import torch
-from support.trainer import NAME, CountingSource, pl, trainer
+from support.lightning.trainer import NAME, CountingSource, pl, trainer
 
 import lit_async_data as lad
 from lit_async_data.errors import ResumeError

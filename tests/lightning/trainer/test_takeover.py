@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from support.trainer import CountingSource, Recorder, datamodule, pl, readers, trainer
+from support.lightning.trainer import CountingSource, Recorder, datamodule, pl, readers, trainer
 from torch.utils.data import DataLoader, IterableDataset
 
 import lit_async_data as lad

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-DAMAGE = Path(__file__).parents[2] / "support/damage.py"
+DAMAGE = Path(__file__).parents[2] / "support/files/damage.py"
 
 
 def program(*words):

@@ -13,8 +13,8 @@ import types
 import h5py
 import numpy as np
 import pytest
-from support.slabs import cached
-from support.stored import stored_spans
+from support.files.stored import stored_spans
+from support.sources.slabs import cached
 
 from lit_async_data import AsyncLoader, HDF5Source, system
 from lit_async_data.errors import CorruptError, MemoryBudgetError

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from support.interrupts import interrupted
+from support.threads.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, ConcatSource, HDF5Source
 from lit_async_data.sources.contract.reservations import Owner

@@ -17,7 +17,7 @@ import pytest
 from h5py import h5d, h5p, h5s, h5t, h5z
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from support.values import some
+from support.files.values import some
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError

@@ -9,7 +9,7 @@ import tracemalloc
 import h5py
 import numpy as np
 import pytest
-from support.oracle import read
+from support.sources.oracle import read
 
 from lit_async_data import Field, HDF5Source
 from lit_async_data.sources.hdf5.readers import field_reader, part_reader

@@ -8,8 +8,8 @@ import pickle
 import h5py
 import numpy as np
 import pytest
-from support.oracle import read
-from support.stored import stored_spans
+from support.files.stored import stored_spans
+from support.sources.oracle import read
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError

@@ -11,7 +11,7 @@ import zlib
 import h5py
 import numpy as np
 import pytest
-from support.oracle import read
+from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, LoaderOptions, ManifestSource
 from lit_async_data.errors import (

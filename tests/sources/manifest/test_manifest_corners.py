@@ -9,7 +9,7 @@ import re
 import h5py
 import numpy as np
 import pytest
-from support.oracle import read
+from support.sources.oracle import read
 
 from lit_async_data import AsyncDataModule, AsyncLoader, LoaderOptions, ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError

@@ -12,7 +12,7 @@ import re
 
 import numpy as np
 import pytest
-from support.oracle import read
+from support.sources.oracle import read
 
 from lit_async_data import (
     AsyncDataModule,

@@ -182,6 +182,6 @@ def test_values_for_programs():
 
 
 def test_the_document_names_every_key_of_the_json():
-    page = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/tools/doctor.md").read_text()
     for name in [*REPORT.as_dict(), *dataclasses.asdict(REPORT.trials[0]), *dataclasses.asdict(REPORT.warm)]:
         assert f"`{name}`" in page, name

@@ -16,8 +16,8 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from support import examples
-from support.command_line import CONFIGS
+from support.files import examples
+from support.lightning.command_line import CONFIGS
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, system
 from lit_async_data.host.metrics.stages import Stage, StageTimes

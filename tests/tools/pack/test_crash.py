@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import pack_kills
+from support.files import pack_kills
 
 from lit_async_data.errors import SourceError
 from lit_async_data.testing import ArraySource

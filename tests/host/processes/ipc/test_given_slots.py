@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.waits import LONG
+from support.threads.waits import LONG
 
 from lit_async_data.host.pipeline.slots import COPYING, FILLING, FREE, SlotPool
 from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS, GivenSlots, packed_slots

@@ -9,7 +9,7 @@ import types
 
 import numpy as np
 import pytest
-from support.reader_sources import Numbers
+from support.sources.reader_sources import Numbers
 
 from lit_async_data import AsyncLoader
 from lit_async_data.errors import ConfigError, MemoryBudgetError

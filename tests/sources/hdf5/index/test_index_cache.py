@@ -15,7 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from support.parts import parts_of
+from support.sources.parts import parts_of
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError

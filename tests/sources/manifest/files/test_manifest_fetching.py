@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.interrupts import interrupted
+from support.threads.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.errors import MissingError

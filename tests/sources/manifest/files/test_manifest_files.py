@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from support.oracle import read
+from support.sources.oracle import read
 
 from lit_async_data import (
     AsyncDataModule,

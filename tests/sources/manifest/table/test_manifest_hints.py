@@ -14,7 +14,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from support.oracle import read
+from support.sources.oracle import read
 
 from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError, MissingError

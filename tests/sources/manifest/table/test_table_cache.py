@@ -11,7 +11,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.oracle import read
+from support.sources.oracle import read
 
 from lit_async_data import ManifestSource
 from lit_async_data.errors import ChangedError, ConfigError, ManifestError, MissingError

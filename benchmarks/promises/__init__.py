@@ -1,0 +1,1 @@
+"""Is what the package promises true: resumes, sizes, verdicts, predictions?"""

@@ -1,0 +1,1 @@
+"""Does the training loop wait, and what does loading take from it?"""

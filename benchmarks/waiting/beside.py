@@ -1,0 +1,227 @@
+"""How many steps a training loop keeps while batches are loaded beside it.
+
+    python benchmarks/waiting/beside.py [--quick] [--json FILE] [--folder DIR] [hdf5 | windows | files]
+
+Each round runs the same loop beside each loader, with its batches in memory before and after. A figure is the median
+over the rounds of steps per second over those with batches in memory. Two loops: 1000 small tensor operations per step,
+as the host of a GPU launches kernels, and a small convolution net. torch uses one thread, so that a core is free for
+loading. What is lost is waiting for batches, or time in which the loop had to hand over the GIL. The last column is
+what our loader reports of the latter, from a longer run of its own; a dash stands for other loaders, and where that run
+was too short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import torch
+
+from lit_async_data import AsyncLoader, Field, HDF5Source, Source
+from lit_async_data.host.metrics.stats import Slowdown
+from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
+
+from files import tables
+from files.tables import Reading
+from loading.hdf5 import Run
+from measuring.program import Goal, argument_parser, run_parts
+from measuring.training import in_memory
+from readers import hdf5 as readers
+from readers import tables as table_readers
+from readers.hdf5 import Batch, Contender
+
+Figures = list[dict[str, Any]]
+Step = Callable[[Batch], None]
+BATCH, OPERATIONS, MEMORY_BATCHES = 64, 1000, 24
+# The loops use at most this many values of each sample.
+MOST_VALUES = 3 * 64 * 64
+LEAST = 0.97
+# Lengths of a measurement after which a loader reports its slowdown.
+REPORTED = 8
+KINDS = ("auto", "thread", "process")
+
+
+def launches() -> Step:
+    """Many small operations, which hold the GIL between them."""
+    small = torch.randn(64)
+
+    def step(batch: Batch) -> None:
+        value = small
+        for _ in range(OPERATIONS):
+            value = value * 1.0001 + 0.1
+
+    return step
+
+
+def convolutions() -> Step:
+    """Forward, backward and optimizer of a small convolution net."""
+    layers = (torch.nn.Conv2d(1, 8, 3, 2, 1), torch.nn.Conv2d(8, 16, 3, 2, 1))
+    model = torch.nn.Sequential(
+        layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.LazyLinear(10)
+    )
+    optimizer: Any = None
+
+    def step(batch: Batch) -> None:
+        nonlocal optimizer
+        values = batch[0].flatten(1)[:, :MOST_VALUES].float()
+        images = values[:, : values.shape[1] // 16 * 16].reshape(len(values), 1, 16, -1)
+        loss = torch.nn.functional.cross_entropy(model(images), batch[1].long().flatten()[: len(values)] % 10)
+        if optimizer is None:
+            optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+LOOPS = {"launches": launches, "convolutions": convolutions}
+
+
+def rate(step: Step, batches: Iterator[Batch], seconds: float) -> tuple[float, float]:
+    """Steps per second, and the share of the time spent in ``next``; a few steps are not counted."""
+    waited, steps = 0.0, 0
+    for _ in range(8):
+        step(next(batches))
+    started = time.perf_counter()
+    while (passed := time.perf_counter() - started) < seconds:
+        before = time.perf_counter()
+        batch = next(batches)
+        waited += time.perf_counter() - before
+        step(batch)
+        steps += 1
+    return steps / passed, waited / passed
+
+
+def options_of(kind: str) -> dict[str, Any]:
+    return {"batch_size": BATCH, "drop_last": True, "worker_kind": kind}
+
+
+def reported(source: Source, kind: str, step: Step, seconds: float) -> Slowdown | None:
+    """The slowdown that a loader reports after ``seconds``."""
+    with AsyncLoader(source, options_of(kind)) as loader:
+        rate(step, readers.endless_epochs(loader), seconds)
+        return loader.stats().slowdown
+
+
+def ours(source: Source, kind: str) -> Contender:
+    """An `AsyncLoader`."""
+    options = options_of(kind)
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        with AsyncLoader(source, options) as loader:
+            yield readers.endless_epochs(loader)
+
+    workers = AsyncLoader(source, options).footprint.workers
+    label = f"auto ({workers.kind})" if kind == "auto" else kind
+    return Contender(f"{readers.OURS}, {label}", workers.threads, opened)
+
+
+def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Figures:
+    """Steps beside each contender, for both loops; prints the table."""
+    own = {ours(source, kind).name: kind for kind in KINDS}
+    contenders = [ours(source, kind) for kind in KINDS] + others
+    with AsyncLoader(source, {"batch_size": BATCH, "drop_last": True, "workers": 0}) as loader:
+        batches: list[Any] = []
+        for number, batch in enumerate(readers.endless_epochs(loader)):
+            if number == MEMORY_BATCHES:
+                break
+            batches.append(tuple(tensor.clone() for tensor in batch))
+    rows = []
+    for loop, make in LOOPS.items():
+        step = make()
+        kept: dict[str, list[float]] = {each.name: [] for each in contenders}
+        waits: dict[str, list[float]] = {each.name: [] for each in contenders}
+        for _ in range(run.rounds + (0 if run.quick else 4)):
+            before, _ = rate(step, in_memory(batches), run.seconds)
+            for contender in contenders:
+                with contender.opened() as opened:
+                    steps, waited = rate(step, opened, run.seconds)
+                # The loop alone before and after each contender: others use the machine too.
+                after, _ = rate(step, in_memory(batches), run.seconds)
+                kept[contender.name].append(2 * steps / (before + after))
+                waits[contender.name].append(waited)
+                before = after
+        print(f"\n{name}, {loop}\n{'':50}    of the steps      waiting      slowdown")
+        for contender in contenders:
+            share, wait = (statistics.median(values[contender.name]) for values in (kept, waits))
+            kind = own.get(contender.name)
+            found = None if kind is None else reported(source, kind, step, REPORTED * run.seconds)
+            print(f"{contender.name:50}  {share:14.3f}  {wait:10.3f}  {found or '–':>12}")
+            row = {"data": name, "loop": loop, "contender": contender.name, "steps": share, "waiting": wait}
+            rows.append(row | {"slowdown": found and found.share})
+    return rows
+
+
+def hdf5(run: Run) -> Figures:
+    rows = []
+    for layout in run.layouts.values():
+        small = dataclasses.replace(layout, batch=BATCH)
+        path = run.path(layout)
+        others = [
+            contender
+            for workers in (1, 2)
+            for contender in readers.dataloaders(small, path, workers)
+            if contender.family == readers.ROWS
+        ]
+        others += [each for each in readers.other_libraries(small, path) if each.family.startswith("SPDL")]
+        source = HDF5Source(path)
+        rows += compare(run, str(layout), source, others)
+        source.close()
+    return rows
+
+
+def windows(run: Run) -> Figures:
+    path = f"{run.folder}/windows.h5"
+    rows = 2**14 if run.quick else 2**18
+    with h5py.File(path, "w") as file:
+        values = torch.randn(rows, 32).numpy()
+        file.create_dataset("data", data=values, chunks=(4096, 32), compression="gzip", compression_opts=1)
+        file["label"] = torch.arange(rows).numpy() % 10
+    source = HDF5Source(path, [Field("data", window=(0, 512)), "label"], stride=64)
+    figures = compare(run, "windows of 512 × 32 float32, gzip", source, [])
+    source.close()
+    return figures
+
+
+def files(run: Run) -> Figures:
+    count = 300 if run.quick else 2000
+    readings = [
+        Reading(
+            "JPEG random crop to 224²", tables.photographs(run.folder, count), ImageShape(224, resize="random_crop")
+        ),
+        Reading("PNG 64×64", tables.pngs(run.folder, count, tables.SMALL), ImageShape()),
+        Reading(".npy float32 3×64×64", tables.arrays(run.folder, count), None),
+    ]
+    rows = []
+    for reading in readings:
+        others = [each for each in table_readers.others(reading, (1, 2))[0] if each.family == table_readers.PLAIN]
+        source = reading.source()
+        rows += compare(run, reading.name, source, others)
+        source.close()
+    return rows
+
+
+def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
+    for row in [row for rows in figures.values() for row in rows]:
+        if ", auto" in row["contender"]:
+            yield Goal(f"{row['data']}, {row['loop']}, {row['contender']}, of the steps", row["steps"], LEAST, LEAST)
+
+
+PARTS = {"hdf5": hdf5, "windows": windows, "files": files}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    parser = argument_parser(__doc__, PARTS)
+    run_parts(parser, PARTS, goals, Run, {"torch": torch.__version__, "h5py": h5py.__version__})

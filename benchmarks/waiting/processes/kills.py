@@ -1,0 +1,163 @@
+"""Kills reader and worker processes at random moments: every end has a name, nothing hangs, nothing is left behind."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import faulthandler
+import gc
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from loading.hdf5 import Run
+
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.errors import StalledError, WorkerError
+from waiting.processes.process_tree import descendants, memory_files, name_of, runs, shared_memory_names
+from waiting.processes.transforms import summed
+
+Figures = list[dict[str, Any]]
+NAMED = re.compile(r"(reader|worker) process (\d+) was killed by SIGKILL")
+READER, WORKER = "lit_data reader", "lit_data worker"
+# Seconds after which the loader raises, those after which the program prints all stacks and ends, and those that
+# processes of a closed loader may take to end.
+STALLED_S, WATCHDOG_S, ENDING_S = 30.0, 120.0, 5.0
+# The longest time from the process that is waited for to the kill.
+MOMENTS_S = 0.4
+# Batches that must come after a worker process was killed.
+AFTER = 24
+HANG, UNNAMED, LEFT = "HANG", "UNNAMED END", "LEFT BEHIND"
+BAD = (HANG, UNNAMED, LEFT)
+
+
+@dataclasses.dataclass
+class Kill:
+    """A process that was killed.
+
+    Attributes:
+        pid: None until it happened.
+        name: The name that the process had; python's until it has started.
+        family: All processes of the loader that there were.
+        bystanders: Processes of other parts of the program, such as the resource tracker of multiprocessing.
+    """
+
+    bystanders: frozenset[int] = dataclasses.field(default_factory=lambda: frozenset(descendants()))
+    pid: int | None = None
+    name: str = ""
+    family: list[int] = dataclasses.field(default_factory=list)
+
+    def of_the_loader(self) -> list[int]:
+        """The processes that run or are not waited for yet."""
+        return [pid for pid in descendants() if pid not in self.bystanders]
+
+
+def kill_one(kill: Kill, rng: random.Random, over: threading.Event, workers: bool) -> None:
+    """Wait for a process of a loader, then for a random moment, and kill one."""
+    wanted = WORKER if workers and rng.random() < 0.75 else READER
+    # One in four is killed while the processes start.
+    awaited = "" if rng.random() < 0.25 else wanted
+    while not any(awaited in name_of(pid) for pid in kill.of_the_loader()):
+        if over.wait(0.002):
+            return
+    if over.wait(rng.uniform(0, MOMENTS_S)):
+        return
+    family = [pid for pid in kill.of_the_loader() if runs(pid)]
+    named = {pid: name_of(pid) for pid in family}
+    victims = [pid for pid, name in named.items() if name == wanted] or family
+    if victims:
+        pid = rng.choice(victims)
+        # The parent waits only for processes that it ends itself: the id is not another process's by now.
+        kill.name, kill.family, kill.pid = named[pid], family, pid
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def outcome(open_loader: Callable[[], AsyncLoader], rng: random.Random, workers: bool) -> tuple[str, str]:
+    """Take batches until a kill shows; how the loader took it, and what it said."""
+    kill, over = Kill(), threading.Event()
+    thread = threading.Thread(target=kill_one, args=(kill, rng, over, workers))
+    before = memory_files(), shared_memory_names()
+    found = UNNAMED, "no error came"
+    thread.start()
+    try:
+        with open_loader() as loader:
+            found = _taken(loader, kill)
+    except Exception as error:  # noqa: BLE001  # any other end is what this program looks for
+        found = UNNAMED, f"{type(error).__name__}: {error}"
+    over.set()
+    thread.join()
+    gc.collect()
+    if found[0] not in BAD and (left := left_behind(kill, *before)):
+        return LEFT, left
+    return found
+
+
+def _taken(loader: AsyncLoader, kill: Kill) -> tuple[str, str]:
+    until = time.monotonic() + STALLED_S
+    while time.monotonic() < until:
+        try:
+            loader.next()
+        except StalledError as error:
+            return HANG, str(error)
+        except WorkerError as error:
+            text = str(error)
+            match = NAMED.search(text)
+            if match is None or int(match[2]) != kill.pid:
+                return UNNAMED, f"{kill}: {text}"
+            which = f"{match[1]} process{'' if kill.name in (READER, WORKER) else ', while it started'}"
+            if match[1] == "reader":
+                return f"{which}: WorkerError", text
+            for _ in range(AFTER):
+                loader.next()
+            return f"{which}: WorkerError at its batch, then the next batches", text
+    return UNNAMED, f"{kill}: no error in {STALLED_S} s"
+
+
+def left_behind(kill: Kill, files: int, names: set[str]) -> str:
+    """What a closed loader has left, in words; empty if nothing."""
+    until = time.monotonic() + ENDING_S
+    while time.monotonic() < until and (kill.of_the_loader() or any(map(runs, kill.family))):
+        time.sleep(0.01)
+    parts = [f"process {pid} ({name_of(pid)})" for pid in {*kill.of_the_loader(), *filter(runs, kill.family)}]
+    parts += [f"{memory_files() - files} descriptors of memory"] if memory_files() > files else []
+    parts += [f"/dev/shm/{name}" for name in shared_memory_names() - names]
+    return ", ".join(parts)
+
+
+def kills(run: Run) -> Figures:
+    """Loaders of a compressed file, with a reader process, and with worker processes that transform."""
+    layout = dataclasses.replace(run.layouts["B"], batch=32)
+    number, seed = 10 if run.quick else 200, random.SystemRandom().randrange(2**32)
+    rng = random.Random(seed)
+    counts: collections.Counter[str] = collections.Counter()
+    print(f"\n{number} kills at random moments, seed {seed}")
+    with contextlib.closing(HDF5Source(run.path(layout))) as source:
+        for turn, (open_loader, workers) in enumerate(_loaders(source, layout.batch, number)):
+            # Ends the program with the stacks of all threads if a call never returns.
+            faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)
+            end, text = outcome(open_loader, rng, workers)
+            faulthandler.cancel_dump_traceback_later()
+            counts[end] += 1
+            if end in BAD:
+                print(f"kill {turn}: {end}: {text}")
+    for end, count in counts.most_common():
+        print(f"{count:>6}  {end}")
+    return [{"outcome": end, "count": count, "bad": end in BAD, "seed": seed} for end, count in counts.items()]
+
+
+def _loaders(source: HDF5Source, batch: int, number: int) -> Iterator[tuple[Callable[[], AsyncLoader], bool]]:
+    for turn in range(number):
+        options = {"batch_size": batch, "worker_kind": "process", "workers": 2, "timeout_s": STALLED_S}
+        transform = summed if turn % 2 else None
+
+        def opened(options: dict[str, Any] = options, transform: Any = transform) -> AsyncLoader:
+            return AsyncLoader(source, options, sample_transform=transform)
+
+        yield opened, transform is not None

@@ -1,0 +1,89 @@
+"""Python code per sample in reader and worker processes, compared with the worker processes of torch's DataLoader.
+
+    python benchmarks/waiting/workers.py [--quick] [--json FILE] [--folder DIR] [slots | starts | loop | memory | images ...]
+
+* slots: batches of 38.5 MB with a transform of no work: bytes per second, and CPU seconds per GB.
+* starts: from the loader to its first batch, and from one epoch to the next.
+* loop: steps of a loop that launches many kernels, kept beside a transform in pure Python.
+* memory: all processes that read a table of 5 million rows.
+* images: JPEGs, decoded, and augmented in numpy: images per second, and per CPU second.
+* next: what a batch takes of the loop's GIL, and a prediction from it for more cores. No transform.
+* kills: 200 processes killed at random moments. The exit status is 1 if a loader hangs, ends without naming the
+  process, or leaves something behind.
+
+All contenders call the same transform, and take turns; in `memory` each has a fresh process. Figures are medians over
+the rounds. CPU time and memory are those of all processes. In `slots` and `images` the loop reads one byte of each page
+of a batch; in the others it leaves batches alone, or computes. A spawned worker of a DataLoader imports torch and this
+program. SPDL takes part in `images` if it is installed (benchmarks/readers/requirements.txt).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
+
+from loading.hdf5 import Run
+from measuring.program import Goal, argument_parser, run_parts
+from readers.hdf5 import OURS
+
+from waiting.processes import gil, kills, rates, starts, table_memory
+
+Figures = list[dict[str, Any]]
+TIMES_BYTES, TIMES_CPU = 3.0, 0.4
+FIRST_S, GAP_MS = 0.3, 5.0
+KEPT, NEXT_US = 0.95, 100.0
+
+PARTS: dict[str, Callable[[Run], Figures]] = {
+    "slots": rates.slots,
+    "starts": starts.starts,
+    "loop": gil.loop,
+    "memory": table_memory.memory,
+    "images": rates.images,
+    "next": gil.per_batch,
+    "kills": kills.kills,
+}
+
+
+def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
+    """Against the best DataLoader with as many processes."""
+    rows = figures.get("slots", [])
+    for mine in (row for row in rows if row["ours"]):
+        theirs = [row for row in rows if not row["ours"] and row["workers"] == mine["workers"]]
+        times = mine["gb_per_s"] / max(row["gb_per_s"] for row in theirs)
+        cpu = mine["cpu_s_per_gb"] / min(row["cpu_s_per_gb"] for row in theirs)
+        yield Goal(f"38.5 MB, {mine['contender']}, times the best DataLoader", times, TIMES_BYTES, TIMES_BYTES)
+        label = f"38.5 MB, {mine['contender']}, CPU of the best DataLoader"
+        yield Goal(label, cpu, TIMES_CPU, TIMES_CPU, at_most=True)
+    for row in figures.get("starts", []):
+        if row["contender"].startswith(OURS):
+            label = row["contender"]
+            yield Goal(f"{label}, seconds to the first batch", row["first_s"], FIRST_S, FIRST_S, at_most=True)
+            yield Goal(f"{label}, ms between epochs", 1000 * row["gap_s"], GAP_MS, GAP_MS, at_most=True)
+    for row in figures.get("loop", []):
+        if row["ours"] and "thread" not in row["contender"]:
+            yield Goal(f"{row['contender']}, of the steps", row["steps"], KEPT, KEPT)
+    for row in figures.get("next", []):
+        if row["kind"] == "process":
+            label = f"{row['data']}, reader process, µs inside next"
+            yield Goal(label, row["next_us"], NEXT_US, NEXT_US, at_most=True)
+    if "kills" in figures:
+        bad = sum(row["count"] for row in figures["kills"] if row["bad"])
+        yield Goal("Kills that hang, have no name, or leave something", bad, 0, 0, at_most=True)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    versions = {"torch": torch.__version__, "h5py": h5py.__version__}
+    _, _, figures = run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, versions)
+    sys.exit(any(row["bad"] for row in figures.get("kills", [])))
+
+
+if __name__ == "__main__":
+    main()

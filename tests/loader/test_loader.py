@@ -1,0 +1,460 @@
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import itertools
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from support.threads.pauses import pause_often
+from support.threads.waits import until
+
+from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
+from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, TransformError
+from lit_async_data.host.pipeline.slots import READY
+from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.host.processes.pipeline import ProcessPipeline
+from lit_async_data.order.plan import EpochPlan
+from lit_async_data.testing import ArraySource
+
+# Over 64 KiB per batch of 4, so that x is handed out as the slot itself.
+WIDE = 20_000
+LENGTH = 18
+
+
+def numbers(length=LENGTH, width=WIDE):
+    first = np.arange(length)
+    return ArraySource({"x": np.repeat(first.astype(np.float32), width).reshape(length, width), "y": first})
+
+
+def loader_of(source=None, **options):
+    keep = {
+        name: options.pop(name)
+        for name in ("rank", "world_size", "device_depth", "device_transform")
+        if name in options
+    }
+    return AsyncLoader(source or numbers(), LoaderOptions(**{"batch_size": 4, **options}), **keep)
+
+
+def order(epoch=0, *, length=LENGTH, shuffle="global", seed=0):
+    return (
+        EpochPlan(length=length, batch_size=4, shuffle=shuffle, seed=seed, epoch=epoch)
+        .samples(np.arange(length))
+        .tolist()
+    )
+
+
+def seen(batches):
+    return [number for batch in batches for number in batch["y"].tolist()]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("queue_depth", [1, 4])
+@pytest.mark.parametrize("device_depth", [0, 2])
+def test_the_order_never_depends_on_how_it_is_read(workers, queue_depth, device_depth):
+    with loader_of(workers=workers, queue_depth=queue_depth, device_depth=device_depth) as loader:
+        assert [seen(loader) for _ in range(3)] == [order(0), order(1), order(2)]
+
+
+def test_values_are_those_of_the_source():
+    with loader_of() as loader:
+        for batch in loader:
+            assert torch.equal(batch["x"], batch["y"].float()[:, None].expand(-1, WIDE))
+
+
+def test_the_length_is_the_number_of_batches():
+    with loader_of() as loader, loader_of(drop_last=True) as dropping:
+        assert len(loader) == len(list(loader)) == 5
+        assert len(dropping) == len(list(dropping)) == 4
+
+
+def test_ranks_share_an_epoch():
+    shares = []
+    for rank in range(3):
+        with loader_of(rank=rank, world_size=3) as loader:
+            shares.append(seen(loader))
+    assert sorted(itertools.chain(*shares)) == list(range(LENGTH))
+
+
+def test_batches_are_tuples_where_fields_are_a_sequence(images):
+    with AsyncLoader(HDF5Source(images), {"batch_size": 10, "shuffle": "none"}) as loader:
+        data, labels = next(loader)
+        assert data[:, 0, 0, 0].tolist() == list(range(10))
+        assert labels.dtype == torch.int64
+
+
+def test_ids_come_with_the_batch(images):
+    with AsyncLoader(HDF5Source(images), {"batch_size": 10, "return_indices": True}) as loader:
+        data, _, ids = next(loader)
+        assert torch.equal(data[:, 0, 0, 0].long(), ids)
+    with loader_of(return_indices=True) as loader:
+        batch = next(loader)
+        assert torch.equal(batch["index"], batch["y"])
+
+
+# -- what the user keeps -----------------------------------------------------------------------------------------------
+
+KEPT = {
+    "everything": lambda batch: batch,
+    "a slice of a row": lambda batch: {"x": batch["x"][1:2, 5:6], "y": batch["y"][1:2]},
+    "a row": lambda batch: {"x": batch["x"][0], "y": batch["y"][0]},
+    "numpy's view": lambda batch: {"x": batch["x"].numpy()[1:2], "y": batch["y"].numpy()[1:2]},
+}
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT.keys())
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_kept_never_changes(kept, workers):
+    with loader_of(workers=workers) as loader:
+        everything = [kept(batch) for _ in range(6) for batch in loader]
+        again = list(itertools.chain(loader, loader))
+    assert len(everything) == 30
+    assert len(again) == 10
+    for part in everything:
+        labels = np.atleast_1d(np.asarray(part["y"]))
+        assert (np.asarray(part["x"]).reshape(len(labels), -1) == labels[:, None]).all()
+
+
+def test_keeping_labels_keeps_no_slot():
+    with loader_of() as loader:
+        labels = [batch["y"] for _ in range(4) for batch in loader]
+        assert loader.stats().read.slots == loader.footprint.budget.slots == 5
+        assert len(labels) == 20
+
+
+def test_keeping_batches_makes_more_slots_and_letting_go_frees_them():
+    with loader_of() as loader:
+        kept = [batch for _ in range(2) for batch in loader]
+        assert loader.stats().read.slots > loader.footprint.budget.slots
+        del kept
+        for _ in range(3):
+            seen(loader)
+        pipeline = loader.machinery.engine.feed.pipeline
+        assert pipeline.pool.held == 0
+
+
+def test_beyond_the_budget_batches_are_copies_and_it_is_said_once(caplog):
+    slot = loader_of().footprint.layout.nbytes
+    with loader_of(memory_budget=6 * slot, queue_depth=2) as loader:
+        kept = [batch for _ in range(4) for batch in loader]
+        stats = loader.stats()
+    assert stats.read.slots == 6
+    assert stats.copied >= len(kept) - 6
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert said[0].startswith("all 6 slots hold batches that are still in use, and there can be no more")
+    assert seen(kept) == [number for epoch in range(4) for number in order(epoch)]
+
+
+def test_a_batch_may_be_written_to_while_others_are_filled():
+    with loader_of() as loader:
+        first = next(loader)
+        first["x"].zero_()
+        rest = list(loader)
+        assert first["x"].abs().sum() == 0
+        assert all((batch["x"][:, 0] == batch["y"]).all() for batch in rest)
+
+
+def test_an_autograd_graph_keeps_its_batch():
+    weight = torch.ones(WIDE, requires_grad=True)
+    with loader_of() as loader:
+        losses = [(batch["x"] * weight).sum() for batch in loader]
+        seen(loader)
+        torch.stack(losses).sum().backward()
+    assert torch.equal(weight.grad, torch.full((WIDE,), float(sum(range(LENGTH)))))
+
+
+def test_batches_outlive_the_loader():
+    with loader_of() as loader:
+        batch = next(loader)
+    del loader
+    gc.collect()
+    assert torch.equal(batch["x"][:, 0].long(), batch["y"])
+
+
+# -- passes ------------------------------------------------------------------------------------------------------------
+
+
+def test_iterating_again_and_again_starts_no_threads():
+    with loader_of(workers=2) as loader:
+        next(loader)
+        before = set(threading.enumerate())
+        for _ in range(30):
+            iter(loader)
+            next(loader)
+        assert set(threading.enumerate()) == before
+
+
+def test_epochs_are_read_once_and_nothing_is_dropped_between_them():
+    with loader_of() as loader:
+        for _ in range(4):
+            seen(loader)
+        # 5 batches an epoch, and at the end no more than the slots that are read ahead.
+        assert 20 <= loader.stats().read.batches <= 20 + loader.footprint.budget.slots
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 8, 12])
+@pytest.mark.parametrize("keep", [False, True])
+def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
+    with loader_of(numbers(length), shuffle="none", timeout_s=20) as loader:
+        kept = []
+        for _ in range(8):
+            batches = list(loader)
+            assert seen(batches) == list(range(length))
+            kept += batches if keep else []
+        del batches, kept
+        pipeline = loader.machinery.engine.feed.pipeline
+        assert pipeline.pool.held == 0
+        until(pipeline, lambda: pipeline.ready == pipeline.pool.count(READY) == len(pipeline.pool))
+
+
+def test_set_epoch_chooses_the_next_pass():
+    with loader_of() as loader:
+        loader.set_epoch(5)
+        assert seen(loader) == order(5)
+        loader.batch_sampler.sampler.set_epoch(9)
+        assert seen(loader) == order(9)
+        assert seen(loader) == order(10)
+
+
+def test_next_goes_on_into_the_next_epoch():
+    with loader_of() as loader:
+        loader.machinery.prefetch()
+        assert seen(loader.next() for _ in range(10)) == order(0) + order(1)
+
+
+def test_prefetch_reads_without_being_asked_for_a_batch():
+    read = threading.Event()
+
+    class Telling(ArraySource):
+        def read_into(self, samples, out):
+            super().read_into(samples, out)
+            read.set()
+
+    with loader_of(Telling({"y": np.arange(LENGTH)})) as loader:
+        loader.machinery.prefetch()
+        assert read.wait(30)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+class Bad(ArraySource):
+    """Cannot read one of its samples."""
+
+    def __init__(self, sample):
+        super().__init__({"y": np.arange(LENGTH)})
+        self._sample = sample
+
+    def read_into(self, samples, out):
+        if self._sample in samples:
+            raise OSError(5, "Input/output error")
+        super().read_into(samples, out)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_comes_at_its_place_and_iteration_can_go_on(workers):
+    with loader_of(Bad(9), shuffle="none", workers=workers) as loader:
+        before = seen(itertools.islice(loader, 2))
+        with pytest.raises(ReadError, match=r"batch 2 of epoch 0 \(samples 8, 9, 10, … \(4 in all\)\).*Input/output"):
+            next(loader)
+        assert before == list(range(8))
+        assert seen([next(loader), next(loader)]) == list(range(12, 18))
+        with pytest.raises(StopIteration):
+            next(loader)
+
+
+def test_a_loader_that_is_dropped_after_an_error_is_closed_without_garbage_collection():
+    """With workers. Without any there is nothing to close, and Python's own frames keep it until a collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        loader = loader_of(Bad(1), shuffle="none", workers=1)
+        with contextlib.suppress(ReadError):
+            next(loader)
+        gone = weakref.ref(loader)
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_device_transform_runs_once_on_every_batch():
+    calls = []
+
+    def doubled(batch):
+        calls.append(batch["y"].tolist())
+        return {"x": batch["x"] * 2, "y": batch["y"]}
+
+    with loader_of(device_transform=doubled) as loader:
+        for batch in loader:
+            assert torch.equal(batch["x"][:, 0], 2.0 * batch["y"])
+    assert list(itertools.chain(*calls)) == order(0)
+
+
+def test_a_device_transform_that_fails_is_an_error_at_its_place():
+    def fails(batch):
+        raise KeyError("image")
+
+    with loader_of(device_transform=fails) as loader:
+        with pytest.raises(TransformError, match="batch 0 of epoch 0: KeyError: 'image'"):
+            next(loader)
+        with pytest.raises(TransformError, match="batch 1"):
+            next(loader)
+
+
+def test_a_closed_loader_says_so():
+    loader = loader_of()
+    next(loader)
+    loader.close()
+    loader.close()
+    for call in (loader.next, loader.machinery.prefetch, lambda: next(loader)):
+        with pytest.raises(ClosedError, match="build a new one"):
+            call()
+
+
+def test_a_loader_that_was_not_used_can_be_copied_with_its_source():
+    with loader_of() as loader, copy.deepcopy(loader) as copied:
+        assert copied.source is not loader.source
+        for _ in range(2):
+            assert seen(copied) == seen(loader)
+
+
+@pytest.mark.parametrize(
+    ("way", "used"),
+    [(pickle.dumps, False), (pickle.dumps, True), (copy.copy, False), (copy.copy, True), (copy.deepcopy, True)],
+)
+def test_a_loader_cannot_be_pickled_or_copied_and_says_what_to_do(way, used):
+    with loader_of() as loader:
+        if used:
+            next(loader)
+        with pytest.raises(TypeError, match="pickle or copy its source and its options, and build another loader"):
+            way(loader)
+
+
+@pytest.mark.parametrize("kind", ["array", "hdf5"])
+def test_a_daemon_thread_that_iterates_at_the_interpreters_exit_prints_no_traceback(kind, images):
+    program = f"""
+import threading
+import numpy as np
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.testing import ArraySource
+
+def source():
+    return ArraySource({{"x": np.zeros((1000, 100))}}) if {kind!r} == "array" else HDF5Source({images!r})
+
+enough = threading.Semaphore(0)
+
+def consume():
+    loader = AsyncLoader(source(), dict(batch_size=4, workers=2))
+    while True:
+        for batch in loader:
+            enough.release()
+
+threading.Thread(target=consume, daemon=True).start()
+for _ in range(500):
+    enough.acquire()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    # Before Python 3.14 the interpreter ends a daemon thread inside whatever C++ function it is in: torch aborts then.
+    assert "Traceback" not in done.stderr
+
+
+def test_a_loader_that_is_forgotten_ends_its_threads():
+    before = threading.active_count()
+    loader = loader_of(workers=2)
+    batch = next(loader)
+    gone = weakref.ref(loader)
+    del loader
+    assert gone() is None  # at once: nothing refers back to it
+    assert threading.active_count() == before
+    assert len(batch["y"]) == 4
+
+
+def test_slots_beyond_the_budget_are_refused_with_the_bytes_they_need():
+    needed = 5 * loader_of().footprint.layout.nbytes
+    with pytest.raises(MemoryBudgetError, match=f"memory_budget: 5 slots .* need {needed} bytes"):
+        loader_of(memory_budget=needed - 1)
+
+
+def test_nothing_is_allocated_or_started_before_the_first_batch():
+    before = threading.active_count()
+    with loader_of() as loader:
+        iter(loader)
+        assert len(loader) == 5
+        assert loader.stats().read.slots == 0
+        assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("depth", [-1, 1.5, True, None])
+def test_a_depth_that_is_none_is_refused(depth):
+    with pytest.raises(ConfigError, match="device_depth"):
+        loader_of(device_depth=depth)
+
+
+def test_changing_the_depth_goes_on_in_the_order():
+    with loader_of() as loader:
+        first = seen(itertools.islice(loader, 2))
+        loader.device_depth = 0
+        rest = seen([next(loader), next(loader), next(loader)])
+        assert first + rest == order(0)
+
+
+@pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.processes)])
+@pytest.mark.parametrize("queue_depth", [1, 4])
+def test_pauses_of_the_readers_change_no_batch(kind, queue_depth, monkeypatch):
+    pause_often(monkeypatch)
+    begun = []
+    for pipeline in (ThreadPipeline, ProcessPipeline):
+        pause = pipeline.pause
+        monkeypatch.setattr(
+            pipeline, "pause", lambda self, seconds, pause=pause: (begun.append(1), pause(self, seconds))
+        )
+    with loader_of(workers=2, worker_kind=kind, queue_depth=queue_depth) as loader:
+        assert [seen(loader) for _ in range(8)] == [order(epoch) for epoch in range(8)]
+    assert begun
+
+
+def test_the_slowdown_is_known_after_some_hundred_steps_and_outlives_an_engine(monkeypatch):
+    pause_often(monkeypatch)
+    with loader_of(workers=1, queue_depth=4) as loader:
+        assert loader.stats().slowdown is None
+        assert "data/slowdown" not in loader.stats().metrics()
+        for _ in range(5 * 8):  # a pause needs quiet readers, however long that takes
+            loader._run.slowdown.begin_cycle()
+            loader._run.slowdown.add(1.0, 0.0, paused=True)
+            loader._run.slowdown.add(2.0, 0.0, paused=False)
+        loader._run.slowdown.begin_cycle()
+        seen(loader)
+        loader.device_depth = 1
+        seen(loader)
+        assert str(loader.stats().slowdown) == "33.3 ± 0.0 %"
+        assert loader.stats().metrics()["data/slowdown"] == pytest.approx(100 / 3)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"device_depth": 0}])
+def test_where_nothing_is_read_beside_the_loop_nothing_is_paused(options):
+    with loader_of(**options) as loader:
+        seen(loader)
+        assert loader._run.probe is None
+
+
+def test_stats_count_what_happened():
+    with loader_of(workers=0, shuffle="none") as loader:
+        seen(loader)
+        stats = loader.stats()
+    assert stats.batches == stats.read.batches == 5
+    assert stats.read.bytes == LENGTH * (4 * WIDE + 8)
+    assert stats.wait_s > 0
+    assert stats.epoch_gap_s > 0
+    assert stats.queue_fill == 0
+    names = "wait_ms", "device_wait_ms", "queue_fill", "epoch_gap_ms", "read_mb_s"
+    assert set(stats.metrics()) == {f"data/{name}" for name in names}
+    assert stats.metrics()["data/device_wait_ms"] == stats.metrics()["data/wait_ms"]  # it waits when the loop does

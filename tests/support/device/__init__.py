@@ -1,0 +1,1 @@
+"""Copies to a simulated device: the loop around them, and the batches."""

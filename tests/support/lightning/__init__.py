@@ -1,0 +1,1 @@
+"""Programs with a Trainer, and `train.py`: the pieces of runs, and what they write."""

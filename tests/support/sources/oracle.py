@@ -1,0 +1,332 @@
+"""A reference model of `HDF5Source` in plain numpy: loads every sample with simple loops over ``dataset[...]``."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import glob
+import itertools
+import os
+import pickle
+import re
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncLoader, Field, HDF5Source, LoaderOptions
+from support.sources.comparison import assert_same_samples
+
+
+class PartTables(NamedTuple):
+    """All rows of one part.
+
+    Attributes:
+        file: Path.
+        group: Name of the group.
+        tables: By batch key the value of each row, and for padded fields also its length.
+        rows: The dataset of ``rows``, if that names one.
+    """
+
+    file: str
+    group: str
+    tables: dict[str, tuple[np.ndarray, ...]]
+    rows: np.ndarray | None
+
+
+class Model:
+    """All samples of a source with these arguments, loaded at once.
+
+    Attributes:
+        values: All delivered samples by batch key, shape ``(len, *shape)``.
+        places: File, group and row of each sample.
+        parts: File, group and number of samples of each part that has any.
+    """
+
+    def __init__(self, path, fields, *, layout=None, group=None, rows=None, stride=None, **_):
+        fields = {key: Field.of(field) for key, field in fields.items()}
+        layouts = {next(iter(fields)): layout} if isinstance(layout, str) else dict(layout or {})
+        parts = [part_tables(file, name, fields, layouts, rows) for file, name in parts_of(path, group)]
+        anchors = selected_anchors(parts, rows) if rows is not None else all_anchors(parts, fields, stride or 1)
+        self.places = [(parts[part].file, parts[part].group, row) for part, row in anchors]
+        self.values = {}
+        for key, field in fields.items():
+            channel = "C" in layouts.get(key, "")
+            tables = [part.tables[key] for part in parts]
+            samples = [sample_at(tables[part][0], field, row, channel=channel) for part, row in anchors]
+            if samples:
+                self.values[key] = delivered(np.stack(samples), field)
+                if len(tables[0]) > 1:
+                    self.values[key + "_length"] = np.array([tables[part][1][row] for part, row in anchors])
+        counts = collections.Counter(part for part, _ in anchors)
+        self.in_order = [part for part, _ in anchors] == sorted(counts.elements())
+        self.parts = [(parts[part].file, parts[part].group, counts[part]) for part in sorted(counts)]
+
+    def __len__(self):
+        return len(self.places)
+
+
+def natural_key(text):
+    return [int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", text)]
+
+
+def parts_of(path, group):
+    """File and group of each part, in the order of the source, named as in `Part`."""
+    for item in [path] if isinstance(path, str) else path:
+        for file in sorted(glob.glob(item), key=natural_key):
+            if group is None:
+                yield file, "/"
+                continue
+            parent, _, last = group.strip("/").rpartition("/")
+            pattern = re.compile(re.escape(last).replace(r"\*", ".*").replace(r"\?", "."))
+            with h5py.File(file) as opened:
+                names = [name for name in (opened[parent] if parent else opened) if pattern.fullmatch(name)]
+            yield from ((file, f"/{parent}/{name}".replace("//", "/")) for name in sorted(names, key=natural_key))
+
+
+def part_tables(file, group, fields, layouts, rows):
+    with h5py.File(file) as opened:
+        tables = {key: table_of(opened, group, field, layouts.get(key)) for key, field in fields.items()}
+        row_dataset = opened[path_in(group, rows)][...] if isinstance(rows, str) else None
+    return PartTables(file, group, tables, row_dataset)
+
+
+def path_in(group, name):
+    return name if name.startswith("/") else f"{group}/{name}"
+
+
+def table_of(file, group, field, layout):
+    """One value per row: rows on axis 0, then channels. A second array holds the lengths of padded rows."""
+    stored = file[path_in(group, field.name)]
+    if isinstance(stored, h5py.Group):
+        return {"csr_matrix": dense, "categorical": codes}.get(stored.attrs.get("encoding-type"), padded)(stored, field)
+    values = stored[...]
+    if layout:
+        order = [letter for letter in "NC" if letter in layout]
+        order += [letter for letter in layout if letter not in order]
+        values = values.transpose([layout.index(letter) for letter in order])
+    if field.mask_and_scale:
+        values = unpacked(values, stored.attrs)
+    if field.column is not None:
+        values = values[:, field.column]
+    if field.lookup is not None:
+        values = np.stack([values[number] for number in file[path_in(group, field.lookup)][...]])
+    return (values,)
+
+
+def unpacked(values, attributes):
+    """Applies the mask and scale attributes of the NetCDF conventions; exact if scale and offset are."""
+    wide = values.dtype.itemsize > 2 and values.dtype.newbyteorder("=") != np.dtype("f4")
+    scalars = {name: np.asarray(attributes[name]).ravel()[0] for name in attributes}
+    missing = np.zeros(values.shape, bool)
+    for name in ("_FillValue", "missing_value"):
+        if name in scalars:
+            missing |= values == scalars[name]
+    result = values.astype("f8")
+    if values.dtype.kind == "i" and scalars.get("_Unsigned") in ("true", b"true"):
+        result[values < 0] += 256.0**values.dtype.itemsize
+    result = result * float(scalars.get("scale_factor", 1)) + float(scalars.get("add_offset", 0))
+    result[missing] = np.nan
+    return result.astype("f8" if wide else "f4")
+
+
+def dense(group, field):
+    data, indices, indptr = (group[name][...] for name in ("data", "indices", "indptr"))
+    matrix = np.zeros(tuple(group.attrs["shape"]), data.dtype)
+    for row in range(len(matrix)):
+        for position in range(indptr[row], indptr[row + 1]):
+            matrix[row, indices[position]] = data[position]
+    return (matrix,)
+
+
+def codes(group, field):
+    return (group["codes"][...],)
+
+
+def padded(group, field):
+    values, offsets = group["values"][...], group["offsets"][...]
+    lengths = np.array([end - begin for begin, end in itertools.pairwise(offsets.tolist())], np.int64)
+    table = np.zeros((len(lengths), field.max_length or max(lengths), *values.shape[1:]), values.dtype)
+    for row, length in enumerate(lengths):
+        table[row, :length] = values[offsets[row] : offsets[row + 1]]
+    return table, lengths
+
+
+def window_fits(field, row, rows):
+    """Whether all rows of a sample exist."""
+    window = field.window
+    first, end = window if isinstance(window, tuple) else (window or 0, (window or 0) + 1)
+    return row + first >= 0 and row + end <= rows
+
+
+def all_anchors(parts, fields, stride):
+    """Part and row of each sample."""
+    first = min(field.window[0] if isinstance(field.window, tuple) else field.window or 0 for field in fields.values())
+    lengths = [len(next(iter(part.tables.values()))[0]) for part in parts]
+    return [
+        (part, row)
+        for part, rows in enumerate(lengths)
+        for row in range(max(0, -first), rows, stride)
+        if all(window_fits(field, row, rows) for field in fields.values())
+    ]
+
+
+def selected_anchors(parts, rows):
+    """Part and row of each sample that ``rows`` selects."""
+    if isinstance(rows, str):
+        return [(number, int(row)) for number, part in enumerate(parts) for row in indices_of(part.rows)]
+    lengths = [len(next(iter(part.tables.values()))[0]) for part in parts]
+    anchors = [(part, row) for part, length in enumerate(lengths) for row in range(length)]
+    return [anchors[row] for row in indices_of(np.asarray(rows))]
+
+
+def indices_of(rows):
+    """Row numbers from row numbers or from a mask."""
+    return [row for row, selected in enumerate(rows) if selected] if rows.dtype == bool else rows.tolist()
+
+
+def sample_at(table, field, row, *, channel):
+    if not isinstance(field.window, tuple):
+        return table[row + (field.window or 0)]
+    sample = np.stack([table[row + step] for step in range(*field.window)])
+    return sample.swapaxes(0, 1) if channel else sample
+
+
+def delivered(values, field):
+    if field.dtype is not None:
+        return values.astype(field.dtype)
+    if values.ndim == 1 and values.dtype.kind in "iu":
+        return values.astype(np.int64)
+    return values.astype(values.dtype.newbyteorder("="))
+
+
+# -- comparing a source or a loader with the model ---------------------------------------------------------------------
+
+
+def read(source, samples, keys=None):
+    """Reads samples into arrays of arbitrary bytes; returns the delivered fields by key."""
+    samples = np.asarray(samples, np.int64)
+    out = {}
+    for key in source.spec.fields if keys is None else keys:
+        field = source.spec[key]
+        uninitialised = np.full(len(samples) * field.nbytes, 0xA5, np.uint8)
+        out[key] = uninitialised.view(field.dtype).reshape((len(samples), *field.stored_shape))
+    source.read_into(samples, out)
+    return {key: source.spec[key].delivered(array) for key, array in out.items()}
+
+
+def place(location):
+    """A `Location`, or a part with its number of samples, with file and group spelled as in the model."""
+    return os.path.realpath(location[0]), "/" + location[1].strip("/"), location[2]
+
+
+def orders(count):
+    """Sample numbers: all forwards, backwards and shuffled; random ones; the last."""
+    random = np.random.default_rng(count)
+    everything = np.arange(count)
+    return [everything, everything[::-1], random.permutation(count), random.integers(0, count, count + 3), [count - 1]]
+
+
+def assert_reads(source, samples, model, *, close=False):
+    """Asserts that a source reads these samples as the model has them."""
+    actual = read(source, samples)
+    for key, values in model.values.items():
+        named = {"key": key, "samples": samples, "places": model.places}
+        assert_same_samples(actual[key], values[samples], close=close, **named)
+
+
+def assert_is(source, model, *, close=False):
+    """Asserts length, keys, shapes, types, places, and values in several orders."""
+    assert len(source) == len(model)
+    assert list(source.spec.fields) == list(model.values)
+    for key, expected in model.values.items():
+        assert (source.spec[key].shape, source.spec[key].dtype) == (expected.shape[1:], expected.dtype)
+    for samples in orders(len(model)):
+        assert_reads(source, samples, model, close=close)
+    if model.in_order:  # otherwise the samples of a part are not consecutive
+        assert [place((*part[:2], part.samples)) for part in source.parts if part.samples] == [
+            place(part) for part in model.parts
+        ]
+    places = [place(location) for location in model.places]
+    assert [place(location) for location in source.locate(np.arange(len(model)))] == places
+    assert [place(location) for location in source.locate([len(model) - 1, 0])] == [places[-1], places[0]]
+
+
+def check(path, fields, *, close=False, **options):
+    """Asserts that a source with these arguments, and a pickled copy of it, equal their model; returns the model."""
+    model = Model(path, fields, **options)
+    with contextlib.closing(HDF5Source(path, fields, **options)) as source:
+        assert_is(source, model, close=close)
+        with contextlib.closing(pickle.loads(pickle.dumps(source))) as copied:
+            assert_reads(copied, np.arange(len(model)), model, close=close)
+            assert copied.locate([len(model) - 1]) == source.locate([len(model) - 1])
+            assert (copied.spec, list(copied.parts)) == (source.spec, list(source.parts))
+    return model
+
+
+def check_loader(path, fields, *, shuffle, workers, passes=2, **options):
+    """Asserts that a loader delivers the samples of the model, each once per pass."""
+    model = Model(path, fields, **options)
+    numbers = {place(location): number for number, location in enumerate(model.places)}
+    assert len(numbers) == len(model)
+    loader_options = LoaderOptions(
+        batch_size=7, shuffle=shuffle, shuffle_chunks=2, workers=workers, return_indices=True
+    )
+    with (
+        contextlib.closing(HDF5Source(path, fields, **options)) as source,
+        AsyncLoader(source, loader_options) as loader,
+    ):
+        for _ in range(passes):
+            seen = []
+            for batch in loader:
+                samples = [numbers[place(location)] for location in source.locate(batch["index"].numpy())]
+                for key, values in model.values.items():
+                    named = {"key": key, "samples": samples, "places": model.places}
+                    assert_same_samples(batch[key].numpy(), values[samples], **named)
+                seen += samples
+            assert (seen if shuffle == "none" else sorted(seen)) == list(range(len(model)))
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def assert_names(message, words, path):
+    """Asserts that a message holds these texts and, outside the folder's name, these numbers."""
+    bare = message.replace(os.path.dirname(str(path)), "")
+    for word in words:
+        match = word in message if isinstance(word, str) else re.search(rf"(?<![\w.]){word}(?!\d)", bare)
+        assert match, f"{word!r} is not in {message!r}"
+
+
+def refused(error, words, path, fields, **options):
+    """Asserts that building a source raises an error that names these words; returns it."""
+    with pytest.raises(error) as caught:
+        HDF5Source(path, fields, **options).close()
+    assert_names(str(caught.value), words, path)
+    return caught.value
+
+
+def refused_when_read(error, words, path, fields, samples, **options):
+    """Asserts that building a source succeeds and reading these samples raises an error that names these words."""
+    with contextlib.closing(HDF5Source(path, fields, **options)) as source:
+        return _refused(error, words, path, source, samples)
+
+
+def _refused(error, words, path, source, samples):
+    with pytest.raises(error) as caught:
+        read(source, samples)
+    assert_names(str(caught.value), words, path)
+    assert caught.value.sample_id is None or caught.value.sample_id in np.asarray(samples)
+    return caught.value
+
+
+def refused_sooner_or_later(error, words, path, fields, **options):
+    """Asserts that building a source or reading all its samples raises an error that names these words; returns it."""
+    try:
+        source = HDF5Source(path, fields, **options)
+    except error as early:
+        assert_names(str(early), words, path)
+        return early
+    with contextlib.closing(source):
+        return _refused(error, words, path, source, np.arange(len(source)))

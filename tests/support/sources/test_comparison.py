@@ -1,0 +1,64 @@
+"""The comparison that tests of sources and loaders use."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import numpy as np
+import pytest
+
+from lit_async_data import HDF5Source
+from support.sources.comparison import assert_same_samples
+from support.sources.oracle import Model, assert_is
+
+PLACES = [("a.h5", "/", 0), ("a.h5", "/", 1), ("b.h5", "/left", 0), ("b.h5", "/left", 7)]
+
+
+def test_the_first_sample_that_differs_is_named_with_its_file_and_row():
+    expected = np.arange(12, dtype="i4").reshape(4, 3)
+    actual = expected.copy()
+    actual[1, 2], actual[3, 0] = -1, -2
+    with pytest.raises(AssertionError) as caught:
+        assert_same_samples(actual, expected, key="x", samples=[0, 3, 2, 1], places=PLACES)
+    assert str(caught.value) == (
+        "field 'x': 2 of 4 samples differ; the first is sample 3, row 7 of b.h5:/left: got -1, expected 5 at [1, 2]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "message"),
+    [
+        (np.zeros(3, "f4"), np.zeros(3, "f8"), "got float32 (3,), expected float64 (3,)"),
+        (np.zeros((3, 1)), np.zeros(3), "got float64 (3, 1), expected float64 (3,)"),
+        (
+            np.array([0, np.nan]),
+            np.array([0, 1.0]),
+            "1 of 2 samples differ; the first is sample 1: got nan, expected 1.0",
+        ),
+        (np.array(["a", "b"]), np.array(["a", "c"]), "got b, expected c"),
+        (np.float32(1), np.float32(2), "the first is sample 0"),
+    ],
+)
+def test_shapes_dtypes_and_nans_are_compared(actual, expected, message):
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        assert_same_samples(actual, expected)
+
+
+def test_equal_arrays_pass():
+    for values in (np.array([1.0, np.nan]), np.array(["a"]), np.zeros((0, 3)), np.int64(3), np.array([1j, np.nan])):
+        assert_same_samples(values, values.copy())
+    assert_same_samples(np.array([1.0, np.nan]), np.array([1 + 1e-7, np.nan]), close=True)
+    with pytest.raises(AssertionError, match=r"got 1\.0, expected 1\.1"):
+        assert_same_samples(np.array([1.0]), np.array([1.1]), close=True)
+
+
+def test_the_oracle_names_the_first_wrong_sample(h5):
+    path = h5("x.h5", data=np.arange(20).reshape(10, 2))
+    model = Model(path, {"x": "data"})
+    model.values["x"][[4, 6]] = -1
+    with contextlib.closing(HDF5Source(path, {"x": "data"})) as source, pytest.raises(AssertionError) as caught:
+        assert_is(source, model)
+    assert str(caught.value) == (
+        f"field 'x': 2 of 10 samples differ; the first is sample 4, row 4 of {path}:/: got 8, expected -1 at [4, 0]"
+    )

@@ -1,0 +1,1 @@
+"""Threads: waits, pauses, interrupts, what another thread does meanwhile, what is left behind."""
