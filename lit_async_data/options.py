@@ -61,9 +61,9 @@ class LoaderOptions:
             there. ``"auto"``: 1; and another, while the loop waits for batches and the last one helped, if samples are
             decoded (at most 4) or Python code runs in processes. Never more than the cores that this rank may use. One
             thread copies at 0.6 of the memory bandwidth, and a second would only wait for h5py's lock
-            (``benchmarks/waiting/first.py``, ``benchmarks/loading/hdf5.py``). If Python code reads the samples (`DatasetSource`) or
-            transforms them, and no reader process can, 0: such a thread would hold the GIL and block the training loop
-            (without the GIL 1).
+            (``benchmarks/waiting/first.py``, ``benchmarks/loading/hdf5.py``). If Python code reads the samples
+            (`DatasetSource`) or transforms them, and no reader process can, 0: such a thread would hold the GIL and
+            block the training loop (without the GIL 1).
         worker_kind: Where the reader threads run. ``"thread"``: in this process. ``"process"``: in a reader process,
             where they take nothing of this process's GIL; batches come through shared memory. ``"auto"``: a process if
             samples are decoded, read under a lock, or read or transformed by Python code, and a core is free; threads

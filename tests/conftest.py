@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # They hold no doctests, and as modules to be collected they would all have one name.
-collect_ignore_glob = ["**/conftest.py"]
+collect_ignore_glob = ["*conftest.py"]
 
 # The same examples every time, so that a failure in CI can be reproduced.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)

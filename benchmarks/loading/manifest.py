@@ -1,6 +1,6 @@
 """Reading the files of a table, compared with the limit of the decoders and with other loaders.
 
-    python benchmarks/loading/manifest.py [--quick] [--json FILE] [--folder DIR] [photographs | small | first | rows ...]
+    python benchmarks/loading/manifest.py [--quick] [--json FILE] [--folder DIR] [photographs | small | rows ...]
 
 * photographs: JPEGs of 256×256 to 500×500 pixels, stretched and randomly cropped to 224×224.
 * small: PNGs of 64×64 and of 256×256 pixels, and ``.npy`` files of float32 3×64×64.

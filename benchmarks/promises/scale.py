@@ -1,6 +1,6 @@
 """What grows with the number of samples, chunks and ranks; ranks and data are simulated where they need no disk.
 
-    python benchmarks/promises/scale.py [--quick] [--json FILE] [--plot FILE] [--folder DIR] [plan | dealt | decoding | ...]
+    python benchmarks/promises/scale.py [--quick] [--json FILE] [--plot FILE] [--folder DIR] [plan | dealt | ...]
 
 * plan: CPU time of a batch's order, and its memory, for 10³ to 10¹² samples and 1 to 4096 ranks.
 * dealt: one epoch of 4096 ranks, batch by batch: every sample once, or all but those that ``drop_last`` drops.

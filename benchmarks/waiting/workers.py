@@ -1,6 +1,6 @@
 """Python code per sample in reader and worker processes, compared with the worker processes of torch's DataLoader.
 
-    python benchmarks/waiting/workers.py [--quick] [--json FILE] [--folder DIR] [slots | starts | loop | memory | images ...]
+    python benchmarks/waiting/workers.py [--quick] [--json FILE] [--folder DIR] [slots | starts | loop | images ...]
 
 * slots: batches of 38.5 MB with a transform of no work: bytes per second, and CPU seconds per GB.
 * starts: from the loader to its first batch, and from one epoch to the next.

@@ -1,4 +1,7 @@
-"""Every program in README.md and docs/ runs unchanged, on small data at the paths it names."""
+"""Every program in README.md and docs/ runs unchanged, on small data at the paths it names.
+
+Links, and the pages and programs that documents and messages name, are where they say.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,16 @@ pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# All that is ours, without what virtual environments and runs have written.
+OURS = (".ci", ".github", "benchmarks", "configs", "docs", "examples", "lit_async_data", "tests")
+FILES = [
+    path for path in [*ROOT.iterdir(), *(each for name in OURS for each in (ROOT / name).rglob("*"))] if path.is_file()
+]
+DOCUMENTS = sorted(path for path in FILES if path.suffix == ".md")
+CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+NAMED = re.compile(r"(?<![\w/])(?:benchmarks|docs|examples|tests)/[\w/]+\.(?:md|png|py|sbatch)\b")
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = [
     NO_STAGES,
@@ -172,3 +185,30 @@ def test_the_programs_of_a_page_run_as_one_rank(name, workplace, tmp_path):
     (tmp_path / "page.py").write_text(before + "\n".join(programs(page)))
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     run_together([([sys.executable, "page.py"], address | {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1})], tmp_path)
+
+
+def anchors(page):
+    """The names that GitHub gives to the headings of a page."""
+    headings = HEADING.findall(CODE.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_of_a_document_leads_to_a_file_and_a_heading():
+    broken = []
+    for page in DOCUMENTS:
+        for link in LINK.findall(CODE.sub("", page.read_text())):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert len(DOCUMENTS) > 50
+    assert not broken
+
+
+def test_every_file_that_documents_and_code_name_is_there():
+    named = {}
+    for path in FILES:
+        if path.suffix in {".md", ".py", ".sbatch", ".toml", ".txt", ".yaml", ".yml"} or path.name == "Makefile":
+            named |= dict.fromkeys(NAMED.findall(path.read_text()), path.relative_to(ROOT))
+    assert len(named) > 50
+    assert not {name: str(path) for name, path in named.items() if not (ROOT / name).exists()}

@@ -30,10 +30,12 @@ def test_an_example_runs(path, tmp_path):
 @pytest.mark.parametrize(
     ("program", "parts", "said"),
     [
-        ("first", ["throughput", "memory"], "best DataLoader"),
-        ("scale", ["plan", "dealt", "decoding", "checkpoint"], "Samples and ranks dealt wrongly: 0,"),
-        pytest.param("resume", ["random", "others"], "epochs those with a fault: 0,", marks=pytest.mark.processes),
-        pytest.param("epochs", ["epochs"], "ms beyond the list", marks=pytest.mark.processes),
+        ("waiting/first", ["throughput", "memory"], "best DataLoader"),
+        ("promises/scale", ["plan", "dealt", "decoding", "checkpoint"], "Samples and ranks dealt wrongly: 0,"),
+        pytest.param(
+            "promises/resume", ["random", "others"], "epochs those with a fault: 0,", marks=pytest.mark.processes
+        ),
+        pytest.param("waiting/epochs", ["epochs"], "ms beyond the list", marks=pytest.mark.processes),
     ],
 )
 def test_a_benchmark_runs(program, parts, said, tmp_path):
@@ -61,7 +63,7 @@ source = HDF5Source("x.h5")
 
 @pytest.mark.skipif(shutil.which("basedpyright", path=Path(sys.executable).parent) is None, reason="not installed")
 def test_a_type_checker_finds_nothing_wrong_with_the_programs_of_readme_and_docs(tmp_path):
-    text = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    text = "\n".join(page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
     programs = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(programs) >= 8
     (tmp_path / "programs.py").write_text(AROUND + "\n".join(programs))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import compileall
 import dataclasses
 import functools
-import os
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
 from typing import Any
 
 from loading.hdf5 import Run
@@ -59,8 +59,8 @@ def starts(run: Run) -> Figures:
             label = f"DataLoader, {start}{', persistent' if persistent else ''}, 2 workers"
             contenders[label] = functools.partial(_entered, dataset, start, persistent)
     turns: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in contenders}
-    for program in (lit_async_data.__file__, beside.__file__):  # as pip does when it installs a package
-        compileall.compile_dir(os.path.dirname(program), quiet=2)
+    for folder in (Path(lit_async_data.__file__).parent, Path(beside.__file__).parents[1]):  # as pip does on installing
+        compileall.compile_dir(folder, quiet=2)
     with closing(source):
         for _ in range(run.rounds):
             for name, opened in contenders.items():
