@@ -262,9 +262,10 @@ def test_a_worker_that_is_given_up_is_so_also_where_that_was_interrupted():
 
 def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):
     """An interrupt inside that would make it take a living thread for a dead one, for ever (bpo-45274)."""
-    go = threading.Semaphore(0)
-    worker = ThreadWorker(0, lambda worker: not go.acquire())
+    begun, go = threading.Semaphore(0), threading.Semaphore(0)
+    worker = ThreadWorker(0, lambda worker: begun.release() or not go.acquire())
     worker.start()
+    begun.acquire()  # a thread that has not begun would never work, and `join` would ask it
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "_wait_for_tstate_lock", None, raising=False)
         patch.setattr(threading.Thread, "is_alive", None)
