@@ -87,20 +87,27 @@ def rate(source: Source, options: LoaderOptions, seconds: float, epochs: float =
 
 
 def late(source: Source, options: LoaderOptions, samples_per_s: float, seconds: float) -> float:
-    """The share of its batches that are not there when a loop wants them which takes them at a rate."""
+    """The share of its batches that are not there when a loop wants them which takes them at a rate.
+
+    As in training, a step begins with its batch: after one that came late, the loop does not hurry.
+    """
     step_s = options.batch_size / samples_per_s
     with AsyncLoader(source, options) as loader:
+        starved = 0
         for number, _ in enumerate(batches(loader)):
+            now, waited = time.perf_counter(), loader.stats().read.starved
             if number == 0:  # while it came, nothing could be ready
-                began, before = time.perf_counter(), loader.stats().read.starved
-            due = began + number * step_s  # not after each batch: sleeps are longer than they should be
+                began, before = now, waited
+            if number == 0 or waited > starved:
+                due = now
+            starved = waited
+            if now - began >= seconds:
+                break
+            due += step_s  # not after each batch: sleeps are longer than they should be
             if (left := due - time.perf_counter()) > 0:
                 time.sleep(left)
-            if time.perf_counter() - began >= seconds:
-                break
-        starved = loader.stats().read.starved - before
     source.close()
-    return starved / max(number, 1)
+    return (starved - before) / max(number, 1)
 
 
 def batches(loader: AsyncLoader, epochs: float = float("inf")) -> Iterator[Any]:
