@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from support.lightning.predictions import arrays_in, check_files, numbered, predicted_of, rows_in
+from support.lightning.predictions import arrays_in, check_files, numbered, predicted_of, rows_in, table_in
 from support.lightning.trainer import NO_STAGES, CountingSource, Recorder, datamodule, pl, trainer
 from support.ranks.processes import as_ranks, run_together
 from torch.utils.data import DataLoader
@@ -74,7 +74,7 @@ def test_masks_alone_make_no_table(tmp_path):
 
 def test_class_scores_are_a_list_of_fixed_length(tmp_path):
     predict(tmp_path / "out", numbered(5), lambda y: torch.stack([y, y + 0.5], 1).bfloat16())
-    table = pyarrow.parquet.read_table(tmp_path / "out/predictions.parquet")
+    table = table_in(tmp_path / "out")
     assert table.schema.field("prediction").type == pa.list_(pa.float32(), 2)
 
 

@@ -71,9 +71,15 @@ def predict_with_ranks(path, ranks, samples, **options):
     return every[0]
 
 
+def table_in(path, name="predictions"):
+    """The Parquet file. Closed when this returns: pyarrow's own threads may close a file that they opened later."""
+    with open(f"{path}/{name}.parquet", "rb") as file:
+        return pyarrow.parquet.read_table(file)
+
+
 def rows_in(path, name="predictions"):
     """The columns of the Parquet file, as lists."""
-    return pyarrow.parquet.ParquetFile(f"{path}/{name}.parquet").read().to_pydict()
+    return table_in(path, name).to_pydict()
 
 
 def arrays_in(path, name="predictions"):
