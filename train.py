@@ -74,6 +74,14 @@ def show(cfg: DictConfig) -> None:
     Path(cfg.paths.output_dir, "config.yaml").write_text(text)
 
 
+def leave_process_group() -> None:
+    """End gloo, which Lightning leaves running: its thread may abort Python's exit by freeing a tensor then."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> float | None:
     """Run once, and return the metric to optimise."""
@@ -89,6 +97,7 @@ def main(cfg: DictConfig) -> float | None:
         write_replay(cfg, hydra.utils.instantiate(cfg.data))
         return None
     metrics, objects = train(cfg)
+    leave_process_group()
     rank_zero_only(write_wait)(cfg.paths.output_dir, objects["callbacks"])
     if cfg.optimized_metric is None:
         return None

@@ -18,6 +18,7 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import OmegaConf
 from support.lightning.command_line import CONFIGS, LIGHTNING_SAYS, QUIET, ROOT
+from support.ranks.processes import as_ranks, run_together
 
 from lit_async_data.reference.suggestions import PACKAGE
 
@@ -54,6 +55,20 @@ def test_every_experiment_runs(typed, choice):
     group = next(str(path.parent) for path in GROUPS if path.stem == choice)
     _, ending = typed(f"{group}={choice}", "trainer.fast_dev_run=true", *QUIET)
     assert ending is None
+
+
+def test_ranks_end_their_process_group(tmp_path):
+    """Gloo, if left running, may free a tensor while Python ends, and then aborts the process."""
+    program = f"""if True:
+        import runpy, torch
+        start, started = torch.distributed.init_process_group, []
+        torch.distributed.init_process_group = lambda *a, **options: started.append(start(*a, **options))
+        runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
+        assert len(started) == 1
+        assert not torch.distributed.is_initialized()
+    """
+    typed = ["trainer=ddp_sim", "trainer.fast_dev_run=true", "hydra.run.dir=run", *QUIET]
+    run_together(as_ranks([sys.executable, "-c", program, *typed], PROJECT_ROOT=tmp_path), tmp_path)
 
 
 class Flipped:

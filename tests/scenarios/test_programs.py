@@ -347,6 +347,7 @@ import torch
 torch.set_num_threads(1)
 from support.lightning.programs import Writer
 from support.lightning.runs import BATCH, Learner, Numbers, Run, Stream, pl
+from support.ranks.processes import leave_process_group
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from lit_async_data import DevicePrefetcher, prefetched
 logging.getLogger(pl.__name__).setLevel(logging.ERROR)
@@ -425,6 +426,7 @@ if __name__ == "__main__":
             for callbacks in ([], [DevicePrefetcher()]):
                 main(name, workers, callbacks, sys.argv[1])
     main("unsharded", 1, [], sys.argv[1])
+    leave_process_group()
 """
 
 

@@ -378,6 +378,7 @@ import numpy as np, torch
 sys.path.insert(0, os.environ["TESTS"])
 from support.lightning.predictions import numbered, predicted_of
 from support.lightning.trainer import trainer, pl
+from support.ranks.processes import leave_process_group
 import lit_async_data as lad
 
 class Predictor(pl.LightningModule):
@@ -400,6 +401,7 @@ except Exception as error:
     said = f"{type(error).__name__}: {error}"
 with open(f"{os.environ['LOCAL_RANK']}.json", "w") as file:
     json.dump({"seen": seen, "said": said}, file)
+leave_process_group()
 """
 
 

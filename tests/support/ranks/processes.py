@@ -10,6 +10,8 @@ import socket
 import subprocess
 import time
 
+import torch
+
 # Seconds. Each process imports torch and Lightning, on a machine that may have one core.
 PATIENCE_S = 250
 
@@ -43,6 +45,16 @@ def codes_of(children):
         with contextlib.suppress(subprocess.TimeoutExpired):
             children[codes.index(None)].wait(timeout=0.1)
     return [child.poll() for child in children]
+
+
+def leave_process_group():
+    """The end of a program that Lightning or Fabric gave a process group, which they leave running on the CPU.
+
+    A thread of gloo may hold a tensor of the last collective for a moment longer. It frees it with the GIL, and a
+    thread that asks for the GIL while Python ends is ended by Python, which C++ answers by aborting the process.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def as_ranks(command, ranks=2, **variables):

@@ -18,6 +18,7 @@ import torch
 from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, prefetched
 from lit_async_data.errors import ConfigError
 from lit_async_data.testing import ArraySource
+from support.ranks.processes import leave_process_group
 
 BATCH, EPOCHS = 4, 2
 # Samples that leave a rest: of several samples per rank, of fewer samples than ranks, and of none.
@@ -173,7 +174,6 @@ def plain(folder, ranks):
         options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
         with AsyncLoader(source(samples), options, rank=rank, world_size=torch.distributed.get_world_size()) as loader:
             write(folder, f"{samples} samples", rank, epochs_of(loader, model))
-    torch.distributed.destroy_process_group()
 
 
 def fabric(folder, ranks):
@@ -198,3 +198,4 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     globals()[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
+    leave_process_group()
