@@ -81,7 +81,7 @@ class Run:
 
     @property
     def tries(self) -> int:
-        """Runs until so many were quiet."""
+        """Runs at most, until enough were quiet."""
         return 2 if self.quick else 8
 
     @property

@@ -27,7 +27,7 @@ class _Copy(NamedTuple):
     nbytes: int
 
 
-# One copy in so many is timed: an event costs the host some microseconds.
+# One copy in `TIMED` is timed: an event costs the host some microseconds.
 TIMED = 8
 
 

@@ -156,10 +156,10 @@ class OrderState:
         for key in {**self.source, **now.source}:
             pairs[key] = self.source.get(key), now.source.get(key)
         drawn = self.drawn is not None or now.drawn is not None
-        if drawn or self.source.get("samples") == now.source.get("samples"):  # which otherwise tells it already
+        if drawn or self.source.get("samples") == now.source.get("samples"):  # else that line names the difference
             pairs["samples of an epoch"] = self.samples, now.samples
         if "shuffle" in [name for name, (saved, found) in pairs.items() if saved != found]:
-            pairs.pop("chunks", None)  # these are told only where the order goes by chunks
+            pairs.pop("chunks", None)  # the other shuffle may have none
         return [
             f"{name}: {_told(saved)} in the checkpoint, {_told(found)} now"
             for name, (saved, found) in pairs.items()

@@ -2,11 +2,13 @@
 
 The model is small. A loop takes `step_s` per batch. Its readers take `read_s` per batch, and with m instead of n of
 them ``read_s · (n/m)**0.85``: they share memory and storage. The longer of the two is the time per batch, if there are
-cores enough. All cores together need `cores_s` for the work of both. They are waited for before they are quite full:
-with them it is ``(longer³ + cores_s³)**(1/3)``. A cure changes one of these, and its gain is what the time falls by.
+cores enough. All cores together need `cores_s` for the work of both. Threads wait for cores before these are full, so
+the time per batch is ``(longer³ + cores_s³)**(1/3)``. A cure changes one of these, and its gain is what the time falls
+by.
 
-A thread that has no core may still have the GIL, so a full GIL is told by the time in which threads that run Python had
-a core or wanted one. It is told apart from busy cores by the cure: a process of their own gains nothing without a core.
+A thread that has no core may still hold the GIL. So the GIL counts as full by the time in which threads that run Python
+had a core or waited for one. Only the cure distinguishes it from busy cores: a reader process gains nothing without a
+free core.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from lit_async_data.verdict.finding import LEAST_GAIN, PACKING, Bound, Option, V
 
 # A loop that waits for less than this share of the time has its data.
 KEEPS_UP = 0.02
-# Slowdown from which the readers are said to hold the loop up.
+# Readers hold the loop up from this slowdown on.
 SLOWED = 0.05
 # Readers that take less than this share of a step's time per batch could keep up: a batch is late now and then.
 IDLE = 0.85
@@ -29,7 +31,7 @@ OFF_CORE = 0.5
 STARVED = 0.02
 # A loop whose thread has a core for this share of its steps holds the GIL.
 BUSY = 0.6
-# Cores of which this share is busy are full; other programs leave at least so many.
+# Cores are full if this share of them is busy. However busy other programs are, this number of cores is ours.
 FULL, LEAST_CORES = 0.8, 0.5
 # Threads that queue for a core for this share of the time in which they have one are too many for the cores.
 QUEUED = 0.25
@@ -37,8 +39,8 @@ QUEUED = 0.25
 SHARED = 0.85
 # A worker that adds less than a tenth of the gain is not asked for.
 NEARLY = 0.9
-# Chunks that decode so many samples for each one used are decoded in vain; and a shuffle by chunks that has so many
-# distinct chunks in a batch, as a share of those of a global shuffle, takes its place.
+# Chunks are decoded in vain if this number of samples is decoded for each one used. A shuffle by chunks can replace a
+# global shuffle if its batches have this share of the distinct chunks of the global shuffle's batches.
 IN_VAIN, MIXED = 1.5, 0.5
 
 

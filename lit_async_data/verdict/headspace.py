@@ -10,7 +10,7 @@ from lit_async_data.verdict.watch import Loader
 
 # Where nobody knows how many steps an epoch has.
 UNKNOWN = 200
-# Steps of each kind without which nothing is said.
+# Headspace is reported from this number of steps of each kind on.
 LEAST = 4
 
 

@@ -112,7 +112,7 @@ def steps(batches):
 
 
 def read_ahead(loader, count):
-    """Wait until so many batches are ready on the host."""
+    """Wait until at least `count` batches are ready on the host."""
     found = loader.machinery.engine.feed.reader
     until(found, lambda: found.ready >= count)
 

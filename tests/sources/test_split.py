@@ -418,7 +418,7 @@ def test_parts_that_are_too_short_are_named():
     assert len(split(parted({"a.h5": 7}, overlap=5), HALVES, groups="time")) == 2
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_side_says_of_how_many():

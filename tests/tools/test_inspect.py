@@ -345,7 +345,7 @@ def test_a_table_of_numbers_becomes_vectors(folder):
     check(suggestion)
 
 
-# -- what is said of datasets is what sources do ----------------------------------------------------------------------
+# -- the report on a dataset agrees with its source -------------------------------------------------------------------
 
 
 def test_a_dataset_is_read_as_a_source_of_it_alone_would_read_it():

@@ -21,7 +21,7 @@ BATCHES = 100
 
 
 def facts(step_s=0.01, *, read=0.0, decode=0.0, transform=0.0, copy=0.0, cpu=None, cores=4, busy=0.0, **options):
-    """A loop beside readers of which each takes so many seconds per batch; the slowest of all decides."""
+    """A loop beside readers, with the seconds that each stage takes per batch; the slowest of all decides."""
     readers = Readers(**options)
     worked = read + decode + transform
     beside = step_s + worked if readers.kind == "caller" else max(step_s, worked / max(readers.count, 1), copy)

@@ -92,7 +92,7 @@ class ArrayPart:
             step = max(MERGED_BYTES // (sample_bytes * ranks), 1)
             for first in range(0, -(-rows // ranks), step):
                 for rank, path in enumerate(paths):
-                    # Opened each time: with many ranks, the system would refuse so many open files.
+                    # Opened each time: the system may refuse to keep the files of many ranks open.
                     with h5py.File(path) as part:
                         for name, dataset in part.items():
                             _copy(dataset, merged[name], range(first, min(first + step, len(dataset))), rank, ranks)

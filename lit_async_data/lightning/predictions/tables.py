@@ -97,7 +97,7 @@ class TablePart:
 
 
 def _row_group(path: str, number: int) -> Any:
-    # Opened each time: with many ranks, the system would refuse so many open files.
+    # Opened each time: the system may refuse to keep the files of many ranks open.
     with arrow("parquet").ParquetFile(path) as file:
         return file.read_row_group(number) if number < file.num_row_groups else file.schema_arrow.empty_table()
 

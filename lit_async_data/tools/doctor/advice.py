@@ -10,7 +10,7 @@ from lit_async_data.tools.doctor.report import Trial
 MIXED = 0.8
 # Of settings whose rates are this close, the simpler one is taken: measurements differ by as much.
 CLOSE = 0.9
-# From so many samples decoded for each one used on, another file pays.
+# Another file pays if at least this number of samples is decoded for each one used.
 WASTEFUL = 2.0
 # A reader that decodes for this share of its time has nothing else to save.
 DECODING = 0.7

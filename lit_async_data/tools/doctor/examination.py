@@ -191,7 +191,7 @@ def _cold(examined: Examined, options: LoaderOptions, warm: Rate, seconds: float
             return None, f"{error.filename or paths[0]}: {error.strerror}"
         rates.append(measured(examined.build(options), seconds, once=True))
         if not rates[-1].samples_per_s:
-            return None, "the samples are too few: all are read or decoded with the first batches"
+            return None, "the samples are too few: most are read or decoded with the first batches"
     return _reading(sorted(rates, key=lambda rate: rate.samples_per_s)[len(rates) // 2]), ""
 
 

@@ -21,7 +21,7 @@ class Rate(NamedTuple):
     """What was measured.
 
     Attributes:
-        samples_per_s: Samples per second; 0 if the one epoch that was allowed was over before.
+        samples_per_s: Samples per second; 0 if the one epoch that was allowed is too short to measure.
         seconds: How long that was measured.
         stages: What the readers did in that time, all together.
         samples: Samples that were read since the loader started, also those that were read ahead.
@@ -49,7 +49,7 @@ def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate
         loader: The loader.
         seconds: How long, at least; longer if groups of the chunk shuffle are large, at most `MOST_TIMES` as long.
         once: Read one epoch, as far as `MOST_TIMES` allows: where what was read once is faster the next time. What was
-            read or decoded ahead with the first batches does not count, either.
+            read or decoded ahead with the first batches does not count, either. If more than half was, nothing does.
 
     Raises:
         SourceError, ReadError, TransformError: As the loader raises them.
@@ -78,9 +78,11 @@ def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate
     stages, decoded = stats.stages.since(before.stages), stats.stages.decode.bytes
     samples = stats.bytes // max(sample_bytes, 1)
     if once:
-        taken = min(taken, (stats.bytes - before.bytes) // max(sample_bytes, 1))
+        count = min(taken, (stats.bytes - before.bytes) // max(sample_bytes, 1))
         if decoded:
-            taken = min(taken, samples * stages.decode.bytes // decoded)
+            count = min(count, samples * stages.decode.bytes // decoded)
+        # Otherwise the time would be mostly that of handing out what was there.
+        taken = count if count > taken / 2 else 0
     return Rate(taken / (now - since) if taken else 0.0, now - since if taken else 0.0, stages, samples, decoded)
 
 

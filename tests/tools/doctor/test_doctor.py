@@ -170,12 +170,17 @@ class Ahead:
 
 @pytest.mark.usefixtures("ticking")
 def test_from_the_disk_only_what_was_read_meanwhile_counts():
-    rate = measured(Ahead(5), 60.0, once=True)
-    assert (rate.samples_per_s, rate.seconds, rate.samples) == (12 / 7, 7.0, 32)
+    rate = measured(Ahead(4), 60.0, once=True)
+    assert (rate.samples_per_s, rate.seconds, rate.samples) == (16 / 7, 7.0, 32)
     assert rate.stages.decode.seconds == 1.0  # and not the imports of the first batch
-    assert measured(Ahead(8), 60.0, once=True).samples_per_s == 0.0
-    assert measured(Ahead(5, decoded=60), 60.0, once=True).samples_per_s == 8 / 7
-    assert measured(Ahead(5, decoded=80), 60.0, once=True).samples_per_s == 0.0
+    assert measured(Ahead(4, decoded=40), 60.0, once=True).samples_per_s == 16 / 7
+    assert measured(Ahead(2, decoded=40), 60.0, once=True).samples_per_s == 16 / 7
+
+
+@pytest.mark.usefixtures("ticking")
+@pytest.mark.parametrize(("batches", "decoded"), [(5, 10), (8, 10), (4, 45), (4, 80)])
+def test_nothing_counts_if_most_was_read_or_decoded_with_the_first_batch(batches, decoded):
+    assert measured(Ahead(batches, decoded), 60.0, once=True).samples_per_s == 0.0
 
 
 def _fake_rate(samples_per_s, seconds):
@@ -187,7 +192,7 @@ def _fake_rate(samples_per_s, seconds):
     [
         ([(10.0, 2.0), (30.0, 2.0)], 10.0),  # one was long enough
         ([(10.0, 0.1), (30.0, 0.1), (20.0, 0.1), (99.0, 0.1)], 20.0),
-        ([(0.0, 0.0)], "the samples are too few: all are read or decoded with the first batches"),
+        ([(0.0, 0.0)], "the samples are too few: most are read or decoded with the first batches"),
     ],
 )
 def test_a_short_epoch_is_read_from_the_disk_three_times(found, expected, monkeypatch):

@@ -28,6 +28,8 @@ from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 
 log = logging.getLogger(__name__)
 
+READ_BY_H5PY = "%s: is read by h5py, one thread at a time: %s"
+
 
 @dataclasses.dataclass(frozen=True)
 class PartRequest:
@@ -266,7 +268,7 @@ def log_warnings(part: StoredPart) -> None:
     """Warn of datasets that are slow to read, and of packed values that are delivered as stored."""
     slow = {str(field.values): field.values.slow for field in part.fields.values() if field.values.slow}
     for name, reason in slow.items():
-        log.warning("%s: is read by h5py, one thread at a time: %s", name, reason)
+        log.warning(READ_BY_H5PY, name, reason)
     packed = {str(field.stored): field.packed for field in part.fields.values() if field.packed}
     for name, attributes in packed.items():
         listed = ", ".join(attributes)

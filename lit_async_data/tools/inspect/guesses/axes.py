@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Axes of so many entries hold channels; larger ones up to `MOST_CHANNELS`, if the other axes are much longer.
+# Axes of at most `FEW` entries hold channels; larger ones up to `MOST_CHANNELS`, if the other axes are much longer.
 FEW, MOST_CHANNELS = 4, 32
 _SPACE = {1: "W", 2: "HW", 3: "DHW"}
 

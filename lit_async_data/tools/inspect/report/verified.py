@@ -16,6 +16,7 @@ from lit_async_data.errors import AsyncDataError
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import slowest
 from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.part import READ_BY_H5PY
 from lit_async_data.tools.inspect.report.report import SuggestionReport
 from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion
 
@@ -63,12 +64,12 @@ def _built(call: Call, opened: contextlib.ExitStack) -> Source:
 
 @contextlib.contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collects what the package would log, but for what the report tells of each dataset."""
+    """Collects what the package would log, except for what the report tells of each dataset."""
     said: list[str] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "is read by h5py" not in record.msg:
+            if record.msg != READ_BY_H5PY:
                 said.append(record.getMessage())
 
     log, handler = logging.getLogger("lit_async_data"), Collect(logging.WARNING)

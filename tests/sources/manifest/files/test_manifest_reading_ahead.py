@@ -134,7 +134,7 @@ BATCH, STEPS = 16, 20
 
 
 def large(tmp_path, nbytes, count=BATCH * STEPS):
-    """A source of files of so many bytes each, which are links to one."""
+    """A source of `count` files of `nbytes` bytes, which are hard links to one."""
     np.save(tmp_path / "0.npy", np.zeros(nbytes, np.uint8))
     for number in range(1, count):
         (tmp_path / f"{number}.npy").hardlink_to(tmp_path / "0.npy")

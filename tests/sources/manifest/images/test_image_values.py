@@ -55,7 +55,7 @@ def decoded(data, shape, key=None):
 
 
 def refused(data, shape):
-    """What is said of it: the same before its pixels are decoded and then."""
+    """The error: the same before and during the decoding of its pixels."""
     with pytest.raises(FormatError) as early:
         images.size_of(data, shape, "x.png")
     with pytest.raises(FormatError) as late:

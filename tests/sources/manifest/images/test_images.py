@@ -421,7 +421,7 @@ def test_another_size_is_an_error_unless_one_is_given(photo):
 
 
 def outcome(data, shape, target):
-    """The image, or what is said of it."""
+    """The image, or the error's message."""
     try:
         return decoded(data, shape, target)
     except (CorruptError, FormatError) as error:
@@ -740,7 +740,7 @@ def test_texts_in_a_png_are_not_inflated(photo, side, monkeypatch, decoders):
     notes.add_text("note", "n" * 1000, zip=True)
     data = stored(photo.resize((side, side)), pnginfo=notes)
     assert b"zTXt" in data
-    if decoders != "Pillow":  # which stops at so many bytes
+    if decoders != "Pillow":  # which limits a text by itself
         library = pytest.importorskip("imagecodecs")
         spng_decode = library.spng_decode
         seen = []
