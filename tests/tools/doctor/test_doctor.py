@@ -286,8 +286,7 @@ def test_a_dropped_file_is_cold_or_the_system_says_no(folder):
         page_cache.dropped(["absent"])
 
 
-def test_looking_at_small_files_does_not_bring_them_back(folder):
-    """Where the system drops files at all; to look whether a byte is in memory has Linux read its neighbours."""
+def test_whether_a_file_is_dropped_does_not_depend_on_its_size(folder):
     large, small = folder / "large", [folder / str(number) for number in range(20)]
     large.write_bytes(bytes(2**22))
     for path in small:
@@ -295,15 +294,31 @@ def test_looking_at_small_files_does_not_bring_them_back(folder):
     assert page_cache.dropped([str(path) for path in small]) == page_cache.dropped([str(large)])
 
 
-def test_what_looking_brings_back_is_waited_for_and_dropped(folder, monkeypatch):
+def test_a_file_that_linux_says_nothing_of_is_read_without_waiting_and_dropped_again(folder, monkeypatch):
     (folder / "file").write_bytes(bytes(5000))
     done = []
-    monkeypatch.setattr(page_cache, "is_cold", lambda *_: done.append("look") or True)
+    monkeypatch.setattr(page_cache, "_absent", lambda descriptor, places: [False for _ in places])
+    monkeypatch.setattr(page_cache, "is_cold", lambda *_: done.append("read") or True)
     monkeypatch.setattr(system, "pread", lambda *_: done.append("wait"))
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: done.append("drop"), raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
     assert page_cache.dropped(["file"])
-    assert done == ["drop", "look", "wait", "drop"]
+    assert done == ["drop", "read", "wait", "drop"]
+
+
+def test_a_page_that_linux_says_is_absent_is_not_read(folder, monkeypatch):
+    (folder / "file").write_bytes(bytes(5000))
+    monkeypatch.setattr(page_cache, "_absent", lambda descriptor, places: [True for _ in places])
+    monkeypatch.setattr(page_cache, "is_cold", lambda *_: pytest.fail("read"))
+    assert page_cache.dropped(["file"]) is hasattr(os, "posix_fadvise")
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="only where files can be dropped")
+def test_a_page_in_memory_is_not_absent(folder):
+    (folder / "file").write_bytes(bytes(5000))
+    with open("file", "rb") as file:
+        assert page_cache._absent(file.fileno(), [0, 4096]) == [False, False]
+        assert page_cache._absent(file.fileno(), []) == []
 
 
 # -- what is printed can be used --------------------------------------------------------------------------------------
