@@ -26,7 +26,7 @@ from lit_async_data.lightning.classes import (
     with_saved_classes,
     with_training_classes,
 )
-from lit_async_data.lightning.display.lines import tell
+from lit_async_data.lightning.display.lines import print_line
 from lit_async_data.lightning.display.summary import summary_lines
 from lit_async_data.lightning.loader_arguments import LoaderArguments
 from lit_async_data.lightning.replay import Replayed, replayed
@@ -116,9 +116,7 @@ class AsyncDataModule(Shown, pl.LightningDataModule):
         by_stage: dict[str, Any] = {"train": train, "val": val, "test": test, "predict": predict}
         if source is not None or split is not None or groups is not None:
             by_stage, self._split_line = split_sources(source, split, groups, by_stage)
-        self.sources = with_training_classes({stage: checked_sources(stage, by_stage[stage]) for stage in STAGES})
-        if not any(self.sources.values()):
-            raise ConfigError("train: there is no source; give one of train, val, test, predict, or source with split")
+        self.sources = with_training_classes(checked_sources(by_stage))
         check_same_classes(self.sources)
         if not self.sources["val"]:
             # A DataModule has all four hooks, so Lightning believes that there is a validation loader.
@@ -135,7 +133,7 @@ class AsyncDataModule(Shown, pl.LightningDataModule):
         # The fields that come out of host hooks, and the source that they were found with.
         self._found: tuple[Source, BatchSpec] | None = None
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
-        self._reader_process, self._said = ReaderProcess(), set[str]()
+        self._reader_process, self._logged = ReaderProcess(), set[str]()
         self.force_resume = force_resume
         # The place of a checkpoint, until training begins there; and the loader that has it.
         self._saved: dict[str, Any] | None = None
@@ -150,7 +148,7 @@ class AsyncDataModule(Shown, pl.LightningDataModule):
         # Lightning warns about every stage without data, which is no mistake here.
         warnings.filterwarnings("ignore", "Total length of `(list|CombinedLoader)` across ranks is zero")
         stages = {"fit": STAGES[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
-        tell(self.describe(stages))
+        print_line(self.describe(stages))
 
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
         """The loader of the training source; ``[]`` if there is none."""
@@ -395,6 +393,7 @@ class AsyncDataModule(Shown, pl.LightningDataModule):
 
     def _build_loader(self, stage: Stage, arguments: LoaderArguments, number: int) -> AsyncLoader:
         loader = arguments.loader(stage, number, {name: each[stage] for name, each in self._transforms.items()})
-        loader.resuming.tell, loader.reader_process, loader.said = tell, self._reader_process, self._said
+        loader.resuming.print_line, loader.logged = print_line, self._logged
+        loader.reader_process = self._reader_process
         self._loaders.add(loader)
         return loader

@@ -14,7 +14,7 @@ import torch
 from lit_async_data.device import streams
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.lightning.display.epoch_waits import EpochWaits
-from lit_async_data.lightning.display.lines import tell
+from lit_async_data.lightning.display.lines import print_line
 from lit_async_data.lightning.display.progress import QueueGauge, WaitSummary
 from lit_async_data.lightning.display.verdicts import Verdicts
 from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
@@ -183,7 +183,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say how long validation waited, and return to the training loaders if it ran inside training."""
-        self._tell(self._verdicts.end(trainer, "val"))
+        self._print_line(self._verdicts.end(trainer, "val"))
         self._activate(trainer, trainer.train_dataloader)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -192,7 +192,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say how long the test waited."""
-        self._tell(self._verdicts.end(trainer, "test"))
+        self._print_line(self._verdicts.end(trainer, "test"))
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the prediction loaders."""
@@ -200,7 +200,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say how long prediction waited."""
-        self._tell(self._verdicts.end(trainer, "predict"))
+        self._print_line(self._verdicts.end(trainer, "predict"))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Let the loaders start their own copies again, stop the wrappers, and save the picture."""
@@ -229,9 +229,9 @@ class DevicePrefetcher(pl.Callback):
         self._epoch, self._first_batch_due = EpochWaits([loader.stats() for loader in self._active]), True
         self._verdicts.begin_epoch(trainer, self._active)
 
-    def _tell(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         if line and not self.quiet:
-            tell(line)
+            print_line(line)
 
     @property
     def evaluated(self) -> dict[str, WaitSummary]:
@@ -269,7 +269,7 @@ class DevicePrefetcher(pl.Callback):
         on_device = streams.has_streams(loader.device) or streams.has_streams(trainer.strategy.root_device)
         if on_device and (hook := overridden_host_hook(trainer)) is not None:
             if not self._hook_announced:
-                self._tell(
+                self._print_line(
                     f"{hook} is your own hook: DevicePrefetcher prefetches into host memory only, device_transform "
                     "runs there too, and your hook moves batches to the device"
                 )
@@ -356,7 +356,7 @@ class DevicePrefetcher(pl.Callback):
         trainer.callback_metrics.update(
             metrics | {name: torch.tensor(value) for name, value in self._verdicts.marks.items()}
         )
-        self._tell(self._verdicts.epoch(trainer, self._epoch.summary, pl_module.device) + beyond)
+        self._print_line(self._verdicts.epoch(trainer, self._epoch.summary, pl_module.device) + beyond)
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

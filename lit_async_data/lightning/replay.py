@@ -66,7 +66,7 @@ def replayed(loader: AsyncLoader, step: int, accumulated: int, limit: float | No
     epoch, number = divmod(step, -(-batches // accumulated))
     first = number * accumulated
     plan, source = loader.schedule.plan(epoch), loader.source
-    loader.resuming.tell = log.debug
+    loader.resuming.print_line = log.debug
     loader.load_state_dict(loader.state_dict() | {"epoch": epoch, "position": plan.position(first)})
     loader.set_epoch(epoch)
     found = []

@@ -85,12 +85,12 @@ class BaseLoader(abc.ABC):
     Attributes:
         externally_driven: Whether a callback starts the next copy; else the end of each ``next`` does.
         label: What log lines call the loader, such as its stage; empty for none.
-        said: Log lines that were logged; loaders that share it log each once.
+        logged: Lines that were logged; loaders that share it log each once.
     """
 
     externally_driven: bool
     label: str
-    said: set[str]
+    logged: set[str]
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int) -> None:
         """Begin as new: nothing has been read."""
@@ -98,7 +98,7 @@ class BaseLoader(abc.ABC):
         self._depth = non_negative_int("device_depth", device_depth)
         self._verify_copies = non_negative_int("verify_copies", verify_copies)
         self._run = Run()
-        self.externally_driven, self.label, self.said = False, "", set()
+        self.externally_driven, self.label, self.logged = False, "", set()
         self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
     @abc.abstractmethod
@@ -193,9 +193,9 @@ class BaseLoader(abc.ABC):
     # -- the machinery ---------------------------------------------------------------------------------------------
 
     def _say(self, level: int, line: str) -> None:
-        """Log a line, unless a loader that shares `said` has logged the same."""
-        if line not in self.said:
-            self.said.add(line)
+        """Log a line, unless a loader that shares `logged` has logged the same."""
+        if line not in self.logged:
+            self.logged.add(line)
             log.log(level, "%s%s", self.label and f"{self.label}: ", line)
 
     def _enter(self) -> None:

@@ -43,7 +43,7 @@ class Resuming:
         cursor: Where the consumer is.
 
     Attributes:
-        tell: Called with a line where something is to be said: where training goes on, or what is dropped.
+        print_line: Prints a line for the user: where training goes on, or what is dropped.
         force: Whether to go on at the same position in another order, whoever takes up a place.
         done: Returns what counts as done of the pass; None for the steps that were handed out. A Trainer's batch is
             done when it was trained on.
@@ -53,9 +53,9 @@ class Resuming:
 
     def __init__(self, source: Source, options: LoaderOptions, cursor: EpochCursor) -> None:
         self._source, self._options, self._cursor = source, options, cursor
-        self._untold = self._named_by_framework = False
-        self._told = self.why_over = ""
-        self.tell: Callable[[str], object] = log.info
+        self._unreported = self._named_by_framework = False
+        self._last_line = self.why_over = ""
+        self.print_line: Callable[[str], object] = log.info
         self.force = False
         self.done: Callable[[], Done | None] | None = None
 
@@ -113,7 +113,7 @@ class Resuming:
         state = OrderState.from_dict(given)
         changed = state.differences(self._now)
         if changed and not 0 < state.position < state.samples:
-            self.say(f"the order is another one than in the checkpoint ({'; '.join(changed)}), from this epoch on")
+            self.report(f"the order is another one than in the checkpoint ({'; '.join(changed)}), from this epoch on")
         elif changed and not (force or self.force):
             raise ResumeError(
                 f"the checkpoint is from sample {state.position} of {state.samples} in epoch {state.epoch}, and the "
@@ -122,8 +122,8 @@ class Resuming:
                 "AsyncDataModule(force_resume=True)"
             )
         elif changed and state.position < self._now.samples:
-            self.say(f"going on at the same position of another order: {'; '.join(changed)}")
-        self._untold, self.why_over = True, ""
+            self.report(f"going on at the same position of another order: {'; '.join(changed)}")
+        self._unreported, self.why_over = True, ""
         return self._fitting(state.place)
 
     def announce(self) -> None:
@@ -132,14 +132,14 @@ class Resuming:
         Raises:
             ResumeError: A framework counts the batches, and they have another size now.
         """
-        if not self._untold:
+        if not self._unreported:
             return
         saved, coming = self.saved, self._cursor.coming
         if saved is None:
             return
         if self._named_by_framework and coming.epoch > saved.epoch + saved.over and (saved.over or not saved.position):
-            self._untold = False
-            self.tell(
+            self._unreported = False
+            self.print_line(
                 f"epoch {saved.epoch + saved.over} is left out: the checkpoint was written when it had only begun, and "
                 "Lightning takes it for done; with DevicePrefetcher() among the Trainer's callbacks it is whole"
             )
@@ -153,13 +153,13 @@ class Resuming:
             and (changed := self.changed_steps(saved))
         ):
             raise ResumeError(changed)
-        self._untold = False
+        self._unreported = False
         samples = self._now.samples
         if coming is saved:
-            self.tell(f"resumed at epoch {saved.epoch}, sample {saved.position} of {samples}")
+            self.print_line(f"resumed at epoch {saved.epoch}, sample {saved.position} of {samples}")
         else:
             why = ", as after an epoch that limit_train_batches has cut" if self._named_by_framework else ""
-            self.tell(
+            self.print_line(
                 f"the saved place, sample {saved.position} of {samples} in epoch {saved.epoch}, is not used: epoch "
                 f"{coming.epoch} begins{why}"
             )
@@ -182,11 +182,11 @@ class Resuming:
             f"go back to {before.batch_size} × {before.world_size}"
         )
 
-    def say(self, line: str) -> None:
-        """Tell a line; once, though Lightning restores a DataModule and its loader."""
-        if line != self._told:
-            self._told = line
-            self.tell(line)
+    def report(self, line: str) -> None:
+        """Print a line; once, though Lightning restores a DataModule and its loader."""
+        if line != self._last_line:
+            self._last_line = line
+            self.print_line(line)
 
     def _fitting(self, place: Place) -> Place:
         """The place, if the ranks can share what remains; the end of the epoch if ``drop_last`` drops that."""
@@ -202,7 +202,7 @@ class Resuming:
                 f"× {world}"
             )
         if self.why_over:
-            self.say(f"epoch {place.epoch} is over: {self.why_over}")
+            self.report(f"epoch {place.epoch} is over: {self.why_over}")
             return self._ended(place)  # also for whoever takes up a state saved here
         if rest < world:
             raise ResumeError(
@@ -267,10 +267,10 @@ class ResumableLoader(BaseLoader):
 
 def order_state(source: Source, options: LoaderOptions, schedule: Schedule) -> OrderState:
     """What the order depends on, at the beginning of the first epoch."""
-    plan, told = schedule.plan(0), dict(source.fingerprint())
+    plan, fingerprint = schedule.plan(0), dict(source.fingerprint())
     if plan.shuffle == "chunk":
         runs = np.array([(run.samples, run.rows) for run in plan.runs], np.int64).reshape(-1, 2)
-        told["chunks"] = digest(runs, np.empty(0) if plan.order is None else plan.order)
+        fingerprint["chunks"] = digest(runs, np.empty(0) if plan.order is None else plan.order)
     return OrderState(
         epoch=0,
         position=0,
@@ -279,5 +279,5 @@ def order_state(source: Source, options: LoaderOptions, schedule: Schedule) -> O
         shuffle=plan.shuffle,
         shuffle_chunks=plan.shuffle_chunks,
         drawn=None if plan.weights is None else digest(plan.weights.edges),
-        source=told,
+        source=fingerprint,
     )

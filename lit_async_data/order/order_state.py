@@ -74,7 +74,7 @@ class OrderState:
         shuffle: The shuffle in effect: ``"none"``, ``"chunk"`` or ``"global"``.
         shuffle_chunks: Chunks of a group, in a shuffle by chunks.
         drawn: Digest of the weights by which samples are drawn; None if each comes once.
-        source: What the source tells about itself; see `Source.fingerprint`.
+        source: See `Source.fingerprint`.
         history: How the samples before the position were dealt.
         version: Of this form.
 
@@ -161,13 +161,13 @@ class OrderState:
         if "shuffle" in [name for name, (saved, found) in pairs.items() if saved != found]:
             pairs.pop("chunks", None)  # the other shuffle may have none
         return [
-            f"{name}: {_told(saved)} in the checkpoint, {_told(found)} now"
+            f"{name}: {_shown(saved)} in the checkpoint, {_shown(found)} now"
             for name, (saved, found) in pairs.items()
             if saved != found
         ]
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "none"
     return f"{value:,}".replace(",", " ") if isinstance(value, int) else str(value)

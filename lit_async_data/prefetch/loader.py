@@ -35,7 +35,7 @@ from lit_async_data.shown import Sheet, Shown
 log = logging.getLogger(__name__)
 
 # Attributes of instances that are never those of the loader inside.
-OWN = frozenset({"loader", "externally_driven", "label", "said"})
+OWN = frozenset({"loader", "externally_driven", "label", "logged"})
 
 
 class PrefetchedLoader(Shown, BaseLoader):
@@ -334,8 +334,8 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
         if at.before is not None and at.counted is not None and self.counted is not None and not at.over:
             done = self.counted()
             if done is not None and done - at.counted < at.step:
-                return at.before.told()
-        return self.loader.state_dict() if self._at.state is None else self._at.state.told()  # type: ignore[attr-defined]
+                return at.before.get()
+        return self.loader.state_dict() if self._at.state is None else self._at.state.get()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
         """Have the loader go on from a state, with the next pass."""

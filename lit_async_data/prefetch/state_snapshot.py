@@ -22,7 +22,7 @@ class Snapshot(NamedTuple):
         >>> held = {"given": 1}
         >>> snapshot = Snapshot.of(lambda: held)
         >>> held["given"] = 2
-        >>> snapshot.told()
+        >>> snapshot.get()
         {'given': 1}
     """
 
@@ -37,7 +37,7 @@ class Snapshot(NamedTuple):
         except Exception as error:  # noqa: BLE001  # raised when the state is asked for
             return Snapshot(None, error.with_traceback(None))  # a traceback refers to frames, and those to batches
 
-    def told(self) -> Any:
+    def get(self) -> Any:
         """The state.
 
         Raises:

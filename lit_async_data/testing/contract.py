@@ -109,11 +109,11 @@ def _check_description(source: Source, chosen: Indices, expected: Mapping[str, A
             assert np.array_equal(sorted_order, np.arange(len(source))), f"{what}.order is not a permutation"
     total = sum(part.samples for part in source.parts)
     assert total == len(source), f"parts hold {total} samples of {len(source)}"
-    told = source.fingerprint()
-    plain = all(isinstance(key, str) and isinstance(value, int | str) for key, value in told.items())
-    assert plain, f"fingerprint() is not a dict of names to numbers and text: {told}"
+    first = source.fingerprint()
+    plain = all(isinstance(key, str) and isinstance(value, int | str) for key, value in first.items())
+    assert plain, f"fingerprint() is not a dict of names to numbers and text: {first}"
     again = pickle.loads(pickle.dumps(source)).fingerprint()  # noqa: S301  # made here
-    assert again == told, f"fingerprint() of a copy is another one: {again}, not {told}"
+    assert again == first, f"fingerprint() of a copy is another one: {again}, not {first}"
     places = source.places()
     assert len(places.which) == len(places.rows) == len(source), "places() does not have one place per sample"
     locations = source.locate(source.ids(chosen))

@@ -141,8 +141,8 @@ class _Case:
             return self._in_a_process(Bound.GIL)
         if blocked and readers.gil and facts.own_s:
             return self._given(Bound.OWN, Option.OWN_PROCESS)
-        told = readers.gil and facts.readers_queued_s + facts.loop_queued_s > 0
-        if not blocked or (not told and self.cores_s > FULL * self.batch_s):
+        known = readers.gil and facts.readers_queued_s + facts.loop_queued_s > 0
+        if not blocked or (not known and self.cores_s > FULL * self.batch_s):
             return self._given(Bound.CORES, *self._less_work())
         return self._more(Bound.READING, waits=True)
 

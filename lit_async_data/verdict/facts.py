@@ -134,7 +134,7 @@ class Facts:
         loop_cpu_s: Seconds in which the loop's thread had a core.
         process_cpu_s: Seconds of cores that the loop's process took, all threads together, also of readers.
         cores: Cores that this process may use.
-        loop_queued_s: Seconds in which the loop's thread wanted a core and had none, as far as the system tells.
+        loop_queued_s: Seconds in which the loop's thread wanted a core and had none, as far as the system counts them.
         readers_queued_s: The same for reader threads, together; 0 for those of other processes.
         own_s: Seconds in which Python threads of the program's own had a core, or wanted one; 0 if they leave the GIL
             to the loop.

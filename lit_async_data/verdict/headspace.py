@@ -77,7 +77,7 @@ class Headspace:
     def __str__(self) -> str:
         gain = self.gain
         if gain is None:
-            return f"too few steps in an epoch to tell; {2 * LEAST + 2} or more are needed"
+            return f"too few steps in an epoch; {2 * LEAST + 2} or more are needed"
         rates = [count / max(seconds, 1e-9) for count, seconds in zip(self._counted, self._seconds, strict=True)]
         return (
             f"{rates[0]:.3g} steps/s with this loader, {rates[1]:.3g} with batches that are already there: a better "

@@ -112,7 +112,7 @@ def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
     source = ArraySource({"x": torch.zeros(8).numpy()})
     loaders = [lad.AsyncLoader(source, {"batch_size": 4}) for _ in range(3)]
     for loader, label in zip(loaders, ("train", "val", "test")):
-        loader.label, loader.said = label, loaders[0].said
+        loader.label, loader.logged = label, loaders[0].logged
         loader._say(logging.WARNING, "this is slow")
     loaders[2]._say(logging.WARNING, "this, too")
     assert [each.getMessage() for each in caplog.records] == ["train: this is slow", "test: this, too"]
@@ -123,7 +123,7 @@ def test_the_loaders_of_a_datamodule_know_their_stage_and_share_what_was_said():
     dm = lad.AsyncDataModule(train=CountingSource(), val=[CountingSource(), CountingSource()], loader={"batch_size": 4})
     train, (first, second) = dm.train_dataloader(), dm.val_dataloader()
     assert [each.label for each in (train, first, second)] == ["train", "val", "val[1]"]
-    assert train.said is first.said is second.said
+    assert train.logged is first.logged is second.logged
 
 
 # -- headspace ---------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class Channel:
         self._process.leave(self)
 
     def _ended(self) -> WorkerError:
-        """The error that tells why the process reads no more."""
+        """The error that says why the process reads no more."""
         name = f"{self._process.kind} process {self.pid}"
         if self._failure is not None:
             failure, self._failure = self._failure, None

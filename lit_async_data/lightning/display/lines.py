@@ -1,4 +1,4 @@
-"""`tell`: prints a line, as Lightning prints its own, above a progress bar rather than into it."""
+"""`print_line`: prints a line, as Lightning prints its own, above a progress bar rather than into it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tqdm import tqdm
 from lit_async_data.lightning.trainer.compat import pl, rank_zero_info
 
 
-def tell(line: str) -> None:
+def print_line(line: str) -> None:
     """Log a line on rank 0, as Lightning does, unless the logger ``lit_async_data`` has a level above INFO.
 
     On a terminal, a bar that is shown is drawn again below the line: bars of tqdm and of rich would otherwise have the
     line behind them, and rich would overwrite its end.
 
     Args:
-        line: What to say.
+        line: The line.
     """
     level = logging.getLogger("lit_async_data").level
     if level <= logging.INFO:  # NOTSET, which most programs leave it at, is below

@@ -25,7 +25,7 @@ STAGES = {
     "predict": ("prediction", "data.predict_loader."),
 }
 
-# Shorter evaluations begin and end, and tell nothing about their readers.
+# Shorter evaluations mostly begin and end, and show nothing of their readers.
 SHORT_S = 0.5
 
 

@@ -50,7 +50,7 @@ def training_steps(
     if trainer.fit_loop.restarting:
         _check_counters(trainer, loader, done, int(total))
     if trainer.ckpt_path and trainer.fit_loop.is_resuming and loader.resuming.saved is None:
-        loader.resuming.say(
+        loader.resuming.report(
             f"{trainer.ckpt_path} holds no place in the data: epoch {_epoch(trainer)} begins at its first sample"
         )
     loader.resuming.done = functools.partial(_done, reference, done)
@@ -144,7 +144,7 @@ def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> Non
     alike = [(each.position, each.step) for each in saved.history] == [(0, size)]
     handed_out = saved.position // size if plan.drop_last else math.ceil(saved.position / size)
     if alike and not _is_over(trainer) and handed_out == trained_on + 1:
-        loader.resuming.say(
+        loader.resuming.report(
             f"samples {trained_on * size} to {saved.position - 1} of epoch {saved.epoch} are left out: the checkpoint "
             "was written in the middle of their step and without DevicePrefetcher, so they count as done"
         )

@@ -61,12 +61,19 @@ def split_sources(
     return {**by_stage, **parts}, parts.described
 
 
-def checked_sources(stage: str, argument: Any) -> list[Source]:
-    """The sources of a stage as a list. Only evaluation may have several.
+def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
+    """The sources of each stage as a list. Only evaluation may have several.
 
     Raises:
-        ConfigError: The argument is neither a source nor, in evaluation, a list of sources.
+        ConfigError: An argument is neither a source nor, in evaluation, a list of sources; or no stage has a source.
     """
+    sources: dict[Stage, list[Source]] = {stage: _checked_sources(stage, by_stage[stage]) for stage in STAGES}
+    if not any(sources.values()):
+        raise ConfigError("train: there is no source; give one of train, val, test, predict, or source with split")
+    return sources
+
+
+def _checked_sources(stage: Stage, argument: Any) -> list[Source]:
     is_list = isinstance(argument, Sequence) and not isinstance(argument, str) and stage != "train"
     sources = argument if is_list else [] if argument is None else [argument]
     for source in sources:

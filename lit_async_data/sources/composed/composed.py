@@ -54,12 +54,13 @@ class ComposedSource(Source):
         return slowest(source.reading for source in self.inside)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Number of samples and fields, and what each source inside tells about itself."""
-        told = super().fingerprint()
+        """Number of samples and fields, and the fingerprint of each source inside."""
+        fingerprint = super().fingerprint()
         for number, source in enumerate(self.inside):
             which = "source" if len(self.inside) == 1 else f"source {number}"
-            told |= {f"{name} of {which}": value for name, value in source.fingerprint().items() if name != "fields"}
-        return told
+            named = source.fingerprint().items()
+            fingerprint |= {f"{name} of {which}": value for name, value in named if name != "fields"}
+        return fingerprint
 
     @property
     def overlap(self) -> int:

@@ -81,7 +81,7 @@ class SubsetSource(ComposedSource):
         return self._selected_layout(self.source.chunks)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Which samples were selected, and what the whole source tells about itself."""
+        """Which samples were selected, and the fingerprint of the whole source."""
         return super().fingerprint() | {"selected samples": digest(self.samples)}
 
     def layout(self) -> StorageLayout:

@@ -1,4 +1,4 @@
-"""Digests of what a source tells about itself, so that a checkpoint notices a changed dataset."""
+"""Digests of what identifies the data of a source, so that a checkpoint notices a changed dataset."""
 
 from __future__ import annotations
 

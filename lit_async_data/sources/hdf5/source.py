@@ -210,8 +210,8 @@ class HDF5Source(Source):
             f"{os.path.basename(part.file)} {part.group} {part.samples} {part.rows} {sizes[part.file]}"
             for part in self.parts
         ]
-        told = super().fingerprint() | {"files": len(sizes), "bytes": sum(sizes.values())}
-        return told | {"names and rows of files": digest(parts)}
+        fingerprint = super().fingerprint() | {"files": len(sizes), "bytes": sum(sizes.values())}
+        return fingerprint | {"names and rows of files": digest(parts)}
 
     @property
     def overlap(self) -> int:

@@ -237,10 +237,10 @@ class ManifestSource(Source):
 
     def fingerprint(self) -> dict[str, int | str]:
         """Number of samples and fields, and the names of files and the labels of some samples, evenly spaced."""
-        fields, told = self._fields, super().fingerprint()
+        fields, fingerprint = self._fields, super().fingerprint()
         if fields.paths is not None:
-            told["names of files"] = digest(map(os.path.basename, fields.paths.of(probes(len(self), most=256))))
-        return told | {f"values of {key}": digest(field.labels.values) for key, field in fields.labels.items()}
+            fingerprint["names of files"] = digest(map(os.path.basename, fields.paths.of(probes(len(self), most=256))))
+        return fingerprint | {f"values of {key}": digest(field.labels.values) for key, field in fields.labels.items()}
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

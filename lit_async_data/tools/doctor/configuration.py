@@ -14,7 +14,7 @@ from lit_async_data.tools.doctor.examined import Examined
 
 # Arguments of the DataModule that say where samples come from.
 _SOURCES = ("source", "split", "groups", "train", "val", "test", "predict")
-# Lines of Hydra's messages that begin with these tell only of Hydra's internals.
+# Lines of Hydra's messages that begin with these describe only Hydra's internals.
 _INSIDES = ("full_key:", "object_type=", "Config search path:")
 
 
@@ -54,7 +54,7 @@ def of_configuration(path: str, overrides: Sequence[str]) -> Examined:
     except MissingMandatoryValue as error:
         raise ConfigError(f"{path}: {error.full_key} is missing; give it, as in {error.full_key}=VALUE") from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path}: {_said(error.__cause__ or error)}") from error
+        raise ConfigError(f"{path}: {_message(error.__cause__ or error)}") from error
     datamodule = made()
     if not datamodule.sources["train"]:
         raise ConfigError(f"{path}: {at} has no training set; give one, for example {at}.train.path=FILE")
@@ -68,7 +68,7 @@ def of_configuration(path: str, overrides: Sequence[str]) -> Examined:
     return Examined(source, options, build, prefix=_prefix(node, at))
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """The message of an error of Hydra, without the lines on Hydra's internals."""
     lines = itertools.takewhile(lambda line: not line.strip().startswith(_INSIDES), str(error).splitlines())
     return " ".join(" ".join(lines).split())

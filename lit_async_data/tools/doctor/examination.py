@@ -60,7 +60,7 @@ def examination(examined: Examined, seconds: float, *, cold: bool, say: Say = la
         examined: The source and the options that it has now.
         seconds: For each measurement, at least.
         cold: Whether to drop its files from the page cache and measure that, too.
-        say: Told what is being measured.
+        say: Called with what is being measured.
 
     Raises:
         SourceError, ReadError, TransformError: Samples cannot be read.
@@ -156,7 +156,7 @@ def _mixing(loader: AsyncLoader) -> float:
 def _trial(loader: AsyncLoader, rate: Rate) -> Trial:
     """A setting that was measured."""
     plan, source = loader.footprint, loader.source
-    # What was decoded for each sample, where that can be told from its bytes.
+    # What was decoded for each sample, where its bytes are known.
     whole, decoded = source.decodable_bytes / len(source), rate.decoded / max(rate.samples, 1)
     return Trial(
         loader.order.shuffle,

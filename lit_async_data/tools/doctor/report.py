@@ -19,7 +19,7 @@ class Trial:
         workers: Readers.
         worker_kind: ``thread`` or ``process``, as ``auto`` chose.
         samples_per_s: Samples per second that a loop gets which does nothing else.
-        amplification: Samples that were decoded for each one used, as far as bytes tell; less than 1 if decoded chunks
+        amplification: Samples that were decoded for each one used, computed from bytes; less than 1 if decoded chunks
             were kept.
         mixing: Distinct chunks in a batch, as a share of those in a batch of the global shuffle.
         labels: How well label fields, groups or parts are mixed, by name; 1 is as well as by the global shuffle.

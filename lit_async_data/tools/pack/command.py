@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         source = _opened(given, args.output)
         try:
             for text in _left_out(source, args.columns):
-                progress.say(text)
+                progress.print_line(text)
             packed = pack(
                 source,
                 args.output,
@@ -76,13 +76,13 @@ def run(args: argparse.Namespace) -> int:
         finally:
             source.close()
     except KeyboardInterrupt:
-        _tell(f"pack: interrupted; the same command goes on with {args.output}.part")
+        _print(f"pack: interrupted; the same command goes on with {args.output}.part")
         return 130
     except ConfigError as error:
-        _tell(f"error: {error}")
+        _print(f"error: {error}")
         return 2
     except AsyncDataError as error:
-        _tell(f"error: {error}")
+        _print(f"error: {error}")
         return 1
     from lit_async_data.sources.contract.pack_arguments import shown_path
     from lit_async_data.tools.pack.report import report
@@ -119,7 +119,7 @@ def _example(given: GivenSource, output: str) -> str:
         return shlex.join(["python", "-m", "lit_async_data", "pack", *pack_arguments(source), "-o", output])
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"{' '.join(text.split())}\n")
 
 

@@ -111,7 +111,7 @@ def pack(
         (5, 3)
     """
     started = time.monotonic()
-    told = progress or Silent()
+    progress = progress or Silent()
     path = os.path.abspath(os.path.expanduser(os.fspath(out)))
     part, log = f"{path}.part", f"{path}.part.journal"
     _check_arguments(source, columns)
@@ -120,14 +120,14 @@ def pack(
     request = _plain({"arguments": arguments, "recipe": dict(recipe or {}), "input": _input(source)})
     with _output_errors(path), Journal(log) as journal:
         try:
-            plan = _plan(source, journal, request, part, told)
+            plan = _plan(source, journal, request, part, progress)
             release = source.reserve(INPUT_CHUNKS, 0, 0)
             try:
-                _write(source, plan, part, journal, told)
-                _compare(source, plan, part, columns, told)
+                _write(source, plan, part, journal, progress)
+                _compare(source, plan, part, columns, progress)
             finally:
                 release()
-                told.end()
+                progress.end()
         except BaseException:
             if journal.last is None:  # nothing is done yet
                 writes.remove(part)
@@ -190,7 +190,7 @@ def _plain(values: Any) -> Any:
     return json.loads(json.dumps(values))
 
 
-def _plan(source: Source, journal: Journal, request: dict[str, Any], part: str, told: Progress) -> Plan:
+def _plan(source: Source, journal: Journal, request: dict[str, Any], part: str, progress: Progress) -> Plan:
     """The plan of an earlier run that this one goes on with, or a new one."""
     arguments, left = request["arguments"], journal.plan
     if left is not None and journal.last is not None and os.path.exists(part):
@@ -203,7 +203,7 @@ def _plan(source: Source, journal: Journal, request: dict[str, Any], part: str, 
         kept = [PackedField.of_json(each) for each in left["fields"]]
         plan = Plan.of(source, kept, Codec(*left["codec"]), parts=arguments["keep_parts"])
         plan = dataclasses.replace(plan, piece=left["piece"])
-        told.say(f"going on with {part}: {journal.last.samples:,} of {plan.samples:,} samples are packed")
+        progress.print_line(f"going on with {part}: {journal.last.samples:,} of {plan.samples:,} samples are packed")
         _check_space(part, left["nbytes"])
         return plan
     journal.clear()
@@ -250,7 +250,7 @@ def _check_space(part: str, nbytes: int) -> None:
 # -- the two passes ----------------------------------------------------------------------------------------------------
 
 
-def _write(source: Source, plan: Plan, part: str, journal: Journal, told: Progress) -> None:
+def _write(source: Source, plan: Plan, part: str, journal: Journal, progress: Progress) -> None:
     """Write all samples that are not written yet."""
     origin, nbytes = Origin(source), source.spec.nbytes
     with PartFile(part, plan, journal) as file:
@@ -258,12 +258,12 @@ def _write(source: Source, plan: Plan, part: str, journal: Journal, told: Progre
             _make(file, source, journal, origin)
         done = journal.last.samples if journal.last else 0
         work = functools.partial(pieces.encoded, source=source, plan=plan, origin=origin)
-        told.begin("packing", nbytes * plan.samples, nbytes * done)
+        progress.begin("packing", nbytes * plan.samples, nbytes * done)
         since = 0
         with contextlib.closing(pieces.in_threads(work, plan.pieces(done))) as results:
             for piece, written in results:
                 file.write(piece, written)
-                told.advance(nbytes * piece.count)
+                progress.advance(nbytes * piece.count)
                 since += nbytes * piece.count
                 if since >= COMMIT_BYTES:
                     file.commit(piece.first + piece.count)
@@ -271,21 +271,21 @@ def _write(source: Source, plan: Plan, part: str, journal: Journal, told: Progre
         if since:
             file.commit(plan.samples)
         file.sync()
-    told.end()
+    progress.end()
 
 
 def _make(file: PartFile, source: Source, journal: Journal, origin: Origin) -> None:
     request = (journal.plan or {})["request"]
-    told = json.dumps({"recipe": request["recipe"], "input": request["input"]["name"]})
+    recipe = json.dumps({"recipe": request["recipe"], "input": request["input"]["name"]})
     columns = {name: source.column(name) for name in request["arguments"]["columns"]}
-    attributes = {"": {"lit_async_data": told}, **stored.attributes(source)}
+    attributes = {"": {"lit_async_data": recipe}, **stored.attributes(source)}
     file.make(attributes, columns, NUMBERS, origin.texts, {PARTS: origin.parts})
 
 
-def _compare(source: Source, plan: Plan, part: str, columns: Iterable[str], told: Progress) -> None:
+def _compare(source: Source, plan: Plan, part: str, columns: Iterable[str], progress: Progress) -> None:
     """Compare all samples. Removes the packed file if it is wrong."""
     nbytes = source.spec.nbytes
-    told.begin("comparing", nbytes * plan.samples)
+    progress.begin("comparing", nbytes * plan.samples)
     try:
         packed = compare.packed_source(part, plan)
         compare.check_fields(source, packed)
@@ -295,7 +295,7 @@ def _compare(source: Source, plan: Plan, part: str, columns: Iterable[str], told
             work = functools.partial(compare.compare, source=source, packed=packed)
             with contextlib.closing(pieces.in_threads(work, plan.pieces())) as results:
                 for piece, _ in results:
-                    told.advance(nbytes * piece.count)
+                    progress.advance(nbytes * piece.count)
         finally:
             release()
             packed.close()

@@ -14,10 +14,10 @@ LINE_S, PICTURE_S = 10.0, 0.1
 
 
 class Progress(Protocol):
-    """What a pack tells. One thread at a time."""
+    """Shows how far a pack is. One thread at a time."""
 
-    def say(self, text: str) -> None:
-        """Tell something once."""
+    def print_line(self, text: str) -> None:
+        """Print a line."""
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         """Begin a step of ``total`` bytes of samples, of which some are done."""
@@ -30,9 +30,9 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Tells nothing."""
+    """Shows nothing."""
 
-    def say(self, text: str) -> None: ...
+    def print_line(self, text: str) -> None: ...
 
     def begin(self, what: str, total: int, done: int = 0) -> None: ...
 
@@ -59,23 +59,23 @@ class Lines:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         self._what, self._total, self._begun_at, self._done = what, total, done, done
-        self._started = self._told = self._clock()
+        self._started = self._printed = self._clock()
 
     def advance(self, nbytes: int) -> None:
         self._done += nbytes
         now = self._clock()
-        if now - self._told < LINE_S:
+        if now - self._printed < LINE_S:
             return
-        self._told = now
+        self._printed = now
         rate = (self._done - self._begun_at) / (now - self._started)
         left = duration((self._total - self._done) / rate)
         percent = 100 * self._done // max(self._total, 1)
-        self.say(f"{self._what}: {percent} % of {sized(self._total)}, {sized(rate)}/s, {left} left")
+        self.print_line(f"{self._what}: {percent} % of {sized(self._total)}, {sized(rate)}/s, {left} left")
 
     def end(self) -> None: ...
 
@@ -93,7 +93,7 @@ class Bar:
         self._task: Any = None
         self._shown = 0.0
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def begin(self, what: str, total: int, done: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What a finished pack tells: what was written, and how to read it."""
+"""The report of a finished pack: what was written, and how to read it."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ def small_steps(monkeypatch):
 
 class Ear(Silent):
     def __init__(self, stop_at=None):
-        self.stop_at, self.told, self.done = stop_at, [], 0
+        self.stop_at, self.lines, self.done = stop_at, [], 0
 
-    def say(self, text):
-        self.told.append(text)
+    def print_line(self, text):
+        self.lines.append(text)
 
     def advance(self, nbytes):
         self.done += nbytes
@@ -63,7 +63,7 @@ def test_ctrl_c_loses_at_most_the_work_since_the_last_commit(tmp_path, monkeypat
     assert sorted(os.listdir(tmp_path)) == ["x.h5.part", "x.h5.part.journal"]
     ear = Ear()
     pack(ArraySource({"x": VALUES}), out, codec="deflate", progress=ear)
-    assert ear.told == [f"going on with {out}.part: 12 of 24 samples are packed"]
+    assert ear.lines == [f"going on with {out}.part: 12 of 24 samples are packed"]
     assert os.listdir(tmp_path) == ["x.h5"]
     with h5py.File(out) as file:
         assert np.array_equal(file["x"][...], VALUES)
@@ -86,7 +86,7 @@ def test_a_full_disk_can_be_cleared_and_the_run_goes_on(tmp_path, monkeypatch):
             pack(ArraySource({"x": VALUES}), out, codec="deflate")
     ear = Ear()
     packed = pack(ArraySource({"x": VALUES}), out, codec="deflate", progress=ear)
-    assert "going on" in ear.told[0]
+    assert "going on" in ear.lines[0]
     assert len(compare.packed_source(out, packed.plan)) == 24
 
 

@@ -354,7 +354,7 @@ def test_progress_is_told_in_bytes_of_samples(out, monkeypatch):
     told = []
 
     class Ear:
-        def say(self, text):
+        def print_line(self, text):
             told.append(text)
 
         def begin(self, what, total, done=0):

@@ -74,7 +74,7 @@ class Command(NamedTuple):
 
 
 class ReportKind(enum.IntEnum):
-    """What a reader or worker process tells."""
+    """What a reader or worker process sends."""
 
     FILLED = 1  # a slot holds batches; the payload holds errors, if any
     LOG = 2  # the payload is a log record

@@ -1,4 +1,4 @@
-"""`FileIdentity`: tells one state of a file from another."""
+"""`FileIdentity`: distinguishes one state of a file from another."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def differences(first: Tree, other: Tree) -> list[str]:
     theirs = {node.name: node for node in other.all_nodes()}
     found = [f"has no {name}" for name in mine if name not in theirs]
     found += [f"has also {name}" for name in theirs if name not in mine]
-    found += [said for name, node in mine.items() if name in theirs for said in _of_dataset(node, theirs[name])]
+    found += [line for name, node in mine.items() if name in theirs for line in _of_dataset(node, theirs[name])]
     more = len(found) - MOST_NAMED
     return found if more <= 1 else [*found[:MOST_NAMED], f"and {more} more"]
 

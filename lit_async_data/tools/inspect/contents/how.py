@@ -60,10 +60,10 @@ def how(group: OpenGroup, name: str, layout: str | None) -> How:
         return How(None, "not read", _short(error, where, group.path))
     stored, ranges = field.values, isinstance(field.stored, StoredRanges)
     way = choice(stored, mapped=True)
-    said = _WORDS[way] + (
+    words = _WORDS[way] + (
         ", made dense" if ranges and field.datasets[1:] else ", padded to one length" if ranges else ""
     )
-    return How(_READING[way], said, _why(stored, way, ranges=ranges), field)
+    return How(_READING[way], words, _why(stored, way, ranges=ranges), field)
 
 
 _WORDS: dict[Choice, str] = {

@@ -134,6 +134,6 @@ def _calls(
 def _notes(columns: Sequence[ColumnReport]) -> tuple[str, ...]:
     for column in columns:
         if _is(column, GROUPS) and column.distinct is not None and column.distinct > 1:
-            said = f'split(source, {{"train": 0.8, "val": 0.2}}, groups="{column.name}") keeps each {column.name}'
-            return (f"{said} in one stage",)
+            command = f'split(source, {{"train": 0.8, "val": 0.2}}, groups="{column.name}") keeps each {column.name}'
+            return (f"{command} in one stage",)
     return ()

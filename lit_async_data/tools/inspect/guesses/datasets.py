@@ -282,10 +282,10 @@ def _windows(scope: Scope, node: Node, label: Label | None) -> Guess:
     name, ahead = scope.relative(node), max(size // 8, 1)
     y: Field
     if label is not None and isinstance(label.field, str):
-        y, said = Field(label.field, window=size - 1), f"y is {label.field} at the last row of a window"
+        y, target = Field(label.field, window=size - 1), f"y is {label.field} at the last row of a window"
     else:
-        y, said = Field(name, window=(size, size + ahead)), f"y is the {ahead} rows after a window"
-    notes = [f"the lengths are guesses: {size} rows every {ahead}; {said}"]
+        y, target = Field(name, window=(size, size + ahead)), f"y is the {ahead} rows after a window"
+    notes = [f"the lengths are guesses: {size} rows every {ahead}; {target}"]
     if len(node.shape or ()) == 2:
         notes.append('layout={"x": "NC"} puts channels before time, as convolutions want them')
     return Guess(f"windows of {name}", {"x": Field(name, window=(0, size)), "y": y}, stride=ahead, notes=tuple(notes))

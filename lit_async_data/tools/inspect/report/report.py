@@ -102,7 +102,7 @@ class Report:
     Attributes:
         kind: ``hdf5`` or ``table``.
         files: Path and bytes of each file.
-        writer: What wrote the files, if it can be told: ``NetCDF``, ``AnnData``, ``MATLAB v7.3``, ``PyTables``.
+        writer: What wrote the files, if known: ``NetCDF``, ``AnnData``, ``MATLAB v7.3``, ``PyTables``.
         attributes: Attributes of the file.
         groups: Patterns of groups of equal structure: name and number.
         datasets: Of HDF5 files; those of the first file.

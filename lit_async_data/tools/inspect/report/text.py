@@ -54,16 +54,16 @@ def _title(report: Report) -> Text:
 
     files, total = report.files, sum(file["bytes"] for file in report.files)
     kind = "table" if report.kind == "table" else f"HDF5{f' of {report.writer}' if report.writer else ''}"
-    said = [kind, sized(total)]
+    parts = [kind, sized(total)]
     if report.kind == "table":
-        said.append(counted(report.rows or 0, "row"))
+        parts.append(counted(report.rows or 0, "row"))
     else:
-        said.append(counted(len(report.datasets), "dataset"))
-        said += [f"{group['count']:,} groups {group['name']}" for group in report.groups]
+        parts.append(counted(len(report.datasets), "dataset"))
+        parts += [f"{group['count']:,} groups {group['name']}" for group in report.groups]
     title = Text(files[0]["path"], style="bold")
     if len(files) > 1:
         title.append(f" and {counted(len(files) - 1, 'other file')}", style="bold")
-    return title.append("   " + " · ".join(said), style="not bold dim")
+    return title.append("   " + " · ".join(parts), style="not bold dim")
 
 
 def _datasets(datasets: Sequence[DatasetReport]) -> Table:

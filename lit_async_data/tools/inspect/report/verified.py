@@ -36,14 +36,14 @@ def verified(suggestion: Suggestion, *, doubles: bool = False) -> SuggestionRepo
     Raises:
         AsyncDataError: It does not fit the files, or its labels cannot be read.
     """
-    with _warnings() as said, contextlib.ExitStack() as opened:
+    with _warnings() as logged, contextlib.ExitStack() as opened:
         sources = {stage: _built(call, opened) for stage, call in suggestion.calls.items()}
         first = next(iter(sources.values()))
         values = _labels(first)
         if doubles and values is not None and _are_classes(values):
             return verified(_with_int64(suggestion))
         spec = first.spec
-        notes = [*suggestion.notes, *_about_labels(first, values), *_about_types(spec), *_about_the_demo(spec), *said]
+        notes = [*suggestion.notes, *_about_labels(first, values), *_about_types(spec), *_about_the_demo(spec), *logged]
         return SuggestionReport(
             title=suggestion.title,
             python=suggestion.python(),
@@ -65,18 +65,18 @@ def _built(call: Call, opened: contextlib.ExitStack) -> Source:
 @contextlib.contextmanager
 def _warnings() -> Iterator[list[str]]:
     """Collects what the package would log, except for what the report tells of each dataset."""
-    said: list[str] = []
+    logged: list[str] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.msg != READ_BY_H5PY:
-                said.append(record.getMessage())
+                logged.append(record.getMessage())
 
     log, handler = logging.getLogger("lit_async_data"), Collect(logging.WARNING)
     propagate, log.propagate = log.propagate, False
     log.addHandler(handler)
     try:
-        yield said
+        yield logged
     finally:
         log.removeHandler(handler)
         log.propagate = propagate

@@ -10,7 +10,7 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from lit_async_data.lightning.display.lines import tell
+from lit_async_data.lightning.display.lines import print_line
 from lit_async_data.lightning.trainer.compat import pl
 
 
@@ -35,7 +35,7 @@ def shown_alone(text, line):
 
 
 def test_without_a_bar_a_line_is_what_lightning_logs(terminal):
-    tell("epoch 0: fine")
+    print_line("epoch 0: fine")
     assert terminal.getvalue() == "epoch 0: fine\n"
 
 
@@ -43,7 +43,7 @@ def test_a_line_stands_above_a_bar_of_tqdm(terminal, monkeypatch):
     monkeypatch.setattr(tqdm, "monitor_interval", 0)  # no thread
     with tqdm(total=3, file=terminal, mininterval=0) as bar:
         bar.update()
-        tell("epoch 0: fine")
+        print_line("epoch 0: fine")
     assert shown_alone(terminal.getvalue(), "epoch 0: fine")
 
 
@@ -56,7 +56,7 @@ def test_a_line_stands_above_a_bar_of_rich_and_none_of_it_is_overwritten(termina
     with progress.Progress(console=console, auto_refresh=False) as bar:
         bar.add_task("training", total=3)
         bar.refresh()
-        tell(long)
+        print_line(long)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
     rows = [row.rpartition("\r")[2].rstrip() for row in plain.split("\n")]
     first = rows.index("epoch 0: and so on and so on and so on")
@@ -69,7 +69,7 @@ def test_a_quiet_logger_says_nothing(terminal):
     before = logger.level
     logger.setLevel("WARNING")
     try:
-        tell("epoch 0: fine")
+        print_line("epoch 0: fine")
     finally:
         logger.setLevel(before)
     assert terminal.getvalue() == ""
