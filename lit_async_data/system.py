@@ -7,7 +7,9 @@ have everything that they use; see `system_refusal` in `host/resources/workers.p
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import functools
 import importlib
 import mmap
 import os
@@ -15,6 +17,9 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 
 def _module(name: str) -> Any:
@@ -189,6 +194,36 @@ def read_at_random(mapped: mmap.mmap) -> None:
     """Tell the system that a map is read at random places, so that it reads no neighbours."""
     if hasattr(mapped, "madvise") and hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)
+
+
+def resident(mapped: npt.NDArray[np.uint8], begin: int, nbytes: int) -> npt.NDArray[np.bool_]:
+    """For each page of a mapped file, whether it may be in memory. Reads nothing; all True where no system says it.
+
+    Linux says that all pages are in memory if this user neither owns the file nor may write to it.
+
+    Args:
+        mapped: The whole map.
+        begin: Where the first page is, in bytes.
+        nbytes: How much of the file; at least 1.
+
+    Raises:
+        OSError: The system refuses, as for pages behind the end of the file.
+    """
+    first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    found = np.ones(-(-(begin + nbytes - first) // mmap.PAGESIZE), np.uint8)
+    if (mincore := _mincore()) is not None and mincore(
+        ctypes.c_void_p(mapped.ctypes.data + first),
+        ctypes.c_size_t(begin + nbytes - first),
+        ctypes.c_void_p(found.ctypes.data),
+    ):
+        raise OSError(ctypes.get_errno(), "mincore failed")
+    return (found & 1).astype(np.bool_)
+
+
+@functools.cache
+def _mincore() -> Any:
+    """The function of the C library, or None on Windows."""
+    return None if fcntl is None else ctypes.CDLL(None, use_errno=True).mincore
 
 
 def after_fork_in_child(call: Callable[[], Any]) -> None:

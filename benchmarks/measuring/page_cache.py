@@ -13,6 +13,8 @@ from typing import Self
 
 import numpy as np
 
+from lit_async_data import system
+
 # Bytes per read when measuring the sequential rate of a disk.
 PIECE = 8 * 2**20
 MADV_PAGEOUT = 21
@@ -32,7 +34,6 @@ class Pages:
         self.descriptor = os.open(path, os.O_RDONLY)
         self.size = os.fstat(self.descriptor).st_size
         self._map = np.frombuffer(mmap.mmap(self.descriptor, self.size, access=mmap.ACCESS_READ), np.uint8)
-        self._found = np.zeros(-(-self.size // mmap.PAGESIZE), np.uint8)
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -50,10 +51,7 @@ class Pages:
         return min(resident * self.size // seen, self.size)
 
     def _resident(self, begin: int, length: int) -> int:
-        address = ctypes.c_void_p(self._map.ctypes.data + begin)
-        if _libc.mincore(address, ctypes.c_size_t(length), ctypes.c_void_p(self._found.ctypes.data)):
-            raise OSError(ctypes.get_errno(), "mincore")
-        return int((self._found[: -(-length // mmap.PAGESIZE)] & 1).sum()) * mmap.PAGESIZE
+        return int(system.resident(self._map, begin, length).sum()) * mmap.PAGESIZE
 
     def drop(self, begin: int = 0, length: int = 0) -> None:
         """Drop pages that no process has mapped."""

@@ -38,10 +38,12 @@ def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source
 
 
 def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, list[Source]]:
-    """The sources of each stage, with the class numbers of the first source: that of training, if there is one."""
-    first = next((source for sources in stages.values() for source in sources), None)
-    if first is None:
-        return {stage: list(sources) for stage, sources in stages.items()}
+    """The sources of each stage, with the class numbers of the first source: that of training, if there is one.
+
+    Args:
+        stages: The sources of each stage; at least one stage has one.
+    """
+    first = next(source for sources in stages.values() for source in sources)
     names = class_names(first)
     renumbered = {stage: [with_classes(source, names) for source in sources] for stage, sources in stages.items()}
     for stage, sources in renumbered.items():

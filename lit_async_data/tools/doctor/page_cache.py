@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from collections.abc import Sequence
@@ -38,33 +37,28 @@ def _probed(path: str) -> list[bool]:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
         places = range(0, size, max(size // PLACES, APART))
-        cold = _absent(descriptor, places)
+        try:
+            cold = [not each for each in _resident(descriptor, places)]
+        except OSError:  # some file systems cannot map files
+            cold = []
         if any(cold):
             return cold
-        # Linux answers "in memory" for a file that this user may not write: try to read without waiting for the disk.
+        # All seems to be in memory. Linux also says so of files that this user neither owns nor may write, so try to
+        # read without waiting. That is less certain: Linux begins to read ahead, and a fast disk is done at once.
         cold = [is_cold(descriptor, place) is True for place in places]
-        # Such a read makes Linux read ahead: a small file comes back whole. Wait until it has, and drop it again.
+        # What is read ahead includes the whole of a small file. Wait until it is there, and drop it again.
         for place in places:
             system.pread(descriptor, 1, place)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     return cold
 
 
-def _absent(descriptor: int, places: Sequence[int]) -> list[bool]:
-    """For each place of a file, whether Linux says that its page is not in memory. Reads nothing.
-
-    A read that does not wait is less certain: where the disk is fast, it finds what it had Linux read ahead.
-    """
+def _resident(descriptor: int, places: Sequence[int]) -> list[bool]:
+    """For each place of a file, whether the system says that its page is in memory. Reads nothing."""
     if not places:
         return []
     mapped = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
-    resident = ctypes.c_ubyte(1)
-    found = []
-    for place in places:
-        page = ctypes.c_void_p(mapped.ctypes.data + place - place % mmap.PAGESIZE)
-        failed = ctypes.CDLL(None).mincore(page, ctypes.c_size_t(1), ctypes.byref(resident))
-        found.append(not failed and not resident.value & 1)
-    return found
+    return [bool(system.resident(mapped, place, 1)[0]) for place in places]
 
 
 def free_memory() -> int:

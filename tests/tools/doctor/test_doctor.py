@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -294,10 +295,18 @@ def test_whether_a_file_is_dropped_does_not_depend_on_its_size(folder):
     assert page_cache.dropped([str(path) for path in small]) == page_cache.dropped([str(large)])
 
 
-def test_a_file_that_linux_says_nothing_of_is_read_without_waiting_and_dropped_again(folder, monkeypatch):
+@pytest.mark.parametrize("unmapped", [False, True])
+def test_a_file_that_seems_to_be_in_memory_is_read_without_waiting_and_dropped_again(folder, monkeypatch, unmapped):
+    """Where the system does not say what is in memory, or cannot map the file."""
     (folder / "file").write_bytes(bytes(5000))
     done = []
-    monkeypatch.setattr(page_cache, "_absent", lambda descriptor, places: [False for _ in places])
+
+    def resident(mapped, begin, nbytes):
+        if unmapped:
+            raise OSError(errno.ENODEV, "cannot be mapped")
+        return np.ones(1, bool)
+
+    monkeypatch.setattr(system, "resident", resident)
     monkeypatch.setattr(page_cache, "is_cold", lambda *_: done.append("read") or True)
     monkeypatch.setattr(system, "pread", lambda *_: done.append("wait"))
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: done.append("drop"), raising=False)
@@ -306,19 +315,11 @@ def test_a_file_that_linux_says_nothing_of_is_read_without_waiting_and_dropped_a
     assert done == ["drop", "read", "wait", "drop"]
 
 
-def test_a_page_that_linux_says_is_absent_is_not_read(folder, monkeypatch):
+def test_a_file_that_is_not_in_memory_is_not_read(folder, monkeypatch):
     (folder / "file").write_bytes(bytes(5000))
-    monkeypatch.setattr(page_cache, "_absent", lambda descriptor, places: [True for _ in places])
+    monkeypatch.setattr(system, "resident", lambda mapped, begin, nbytes: np.zeros(1, bool))
     monkeypatch.setattr(page_cache, "is_cold", lambda *_: pytest.fail("read"))
     assert page_cache.dropped(["file"]) is hasattr(os, "posix_fadvise")
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="only where files can be dropped")
-def test_a_page_in_memory_is_not_absent(folder):
-    (folder / "file").write_bytes(bytes(5000))
-    with open("file", "rb") as file:
-        assert page_cache._absent(file.fileno(), [0, 4096]) == [False, False]
-        assert page_cache._absent(file.fileno(), []) == []
 
 
 # -- what is printed can be used --------------------------------------------------------------------------------------

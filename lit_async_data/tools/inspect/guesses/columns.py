@@ -134,6 +134,6 @@ def _calls(
 def _notes(columns: Sequence[ColumnReport]) -> tuple[str, ...]:
     for column in columns:
         if _is(column, GROUPS) and column.distinct is not None and column.distinct > 1:
-            command = f'split(source, {{"train": 0.8, "val": 0.2}}, groups="{column.name}") keeps each {column.name}'
-            return (f"{command} in one stage",)
+            call = f'split(source, {{"train": 0.8, "val": 0.2}}, groups="{column.name}")'
+            return (f"{call} keeps each {column.name} in one stage",)
     return ()
