@@ -5,15 +5,18 @@
 Each round runs the same loop beside each loader, with its batches in memory before and after. A figure is the median
 over the rounds of steps per second over those with batches in memory. Two loops: 1000 small tensor operations per step,
 as the host of a GPU launches kernels, and a small convolution net. torch uses one thread, so that a core is free for
-loading. What is lost is waiting for batches, or time in which the loop had to hand over the GIL. The last column is
-what our loader reports of the latter, from a longer run of its own; a dash stands for other loaders, and where that run
-was too short.
+loading. A step is repeated until it takes longer than one core needs to read a batch: else the loop would wait, whoever
+reads. What is lost is waiting for batches, time in which the loop had to hand over the GIL, and what the core that
+reads takes of caches and memory. The last row shows the latter alone: a process that has nothing to do with the loop
+reads as many batches. The last column is what our loader reports as slowdown, from a longer run of its own; a dash
+stands for other loaders, and where that run was too short.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import statistics
 import sys
 import time
@@ -39,9 +42,13 @@ from readers import hdf5 as readers
 from readers import tables as table_readers
 from readers.hdf5 import Batch, Contender
 
+from waiting.processes.unrelated import unrelated
+
 Figures = list[dict[str, Any]]
 Step = Callable[[Batch], None]
 BATCH, OPERATIONS, MEMORY_BATCHES = 64, 1000, 24
+# A step takes at least this many times as long as reading a batch, and a measurement at least this many steps.
+LEAST_STEP, LEAST_STEPS = 1.3, 20
 # The loops use at most this many values of each sample.
 MOST_VALUES = 3 * 64 * 64
 LEAST = 0.97
@@ -87,6 +94,16 @@ def convolutions() -> Step:
 LOOPS = {"launches": launches, "convolutions": convolutions}
 
 
+def repeated(step: Step, times: int) -> Step:
+    """A step that is made several times with the same batch."""
+
+    def steps(batch: Batch) -> None:
+        for _ in range(times):
+            step(batch)
+
+    return steps
+
+
 def rate(step: Step, batches: Iterator[Batch], seconds: float) -> tuple[float, float]:
     """Steps per second, and the share of the time spent in ``next``; a few steps are not counted."""
     waited, steps = 0.0, 0
@@ -127,39 +144,61 @@ def ours(source: Source, kind: str) -> Contender:
     return Contender(f"{readers.OURS}, {label}", workers.threads, opened)
 
 
+def held(source: Source) -> tuple[list[Any], float]:
+    """Some batches in memory, and the seconds in which one core reads one."""
+    with AsyncLoader(source, {**options_of("thread"), "workers": 0}) as loader:
+        batches = readers.endless_epochs(loader)
+        kept = [tuple(tensor.clone() for tensor in next(batches)) for _ in range(MEMORY_BATCHES)]
+        started = time.perf_counter()
+        for _ in range(MEMORY_BATCHES):
+            next(batches)
+        return kept, (time.perf_counter() - started) / MEMORY_BATCHES
+
+
+def control(source: Source, batches: list[Any], period_s: float) -> Contender:
+    """Batches in memory, beside a process that reads a batch in each period."""
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        with unrelated(source, options_of("thread"), period_s):
+            yield in_memory(batches)
+
+    return Contender("an unrelated process that reads as much", 1, opened)
+
+
 def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Figures:
     """Steps beside each contender, for both loops; prints the table."""
     own = {ours(source, kind).name: kind for kind in KINDS}
-    contenders = [ours(source, kind) for kind in KINDS] + others
-    with AsyncLoader(source, {"batch_size": BATCH, "drop_last": True, "workers": 0}) as loader:
-        batches: list[Any] = []
-        for number, batch in enumerate(readers.endless_epochs(loader)):
-            if number == MEMORY_BATCHES:
-                break
-            batches.append(tuple(tensor.clone() for tensor in batch))
+    batches, reading_s = held(source)
     rows = []
     for loop, make in LOOPS.items():
         step = make()
+        alone, _ = rate(step, in_memory(batches), run.seconds)
+        times = math.ceil(LEAST_STEP * reading_s * alone)
+        step, period_s = repeated(step, times), times / alone
+        seconds = max(run.seconds, LEAST_STEPS * period_s)
+        contenders = [ours(source, kind) for kind in KINDS] + others + [control(source, batches, period_s)]
         kept: dict[str, list[float]] = {each.name: [] for each in contenders}
         waits: dict[str, list[float]] = {each.name: [] for each in contenders}
         for _ in range(run.rounds + (0 if run.quick else 4)):
-            before, _ = rate(step, in_memory(batches), run.seconds)
+            before, _ = rate(step, in_memory(batches), seconds)
             for contender in contenders:
                 with contender.opened() as opened:
-                    steps, waited = rate(step, opened, run.seconds)
+                    steps, waited = rate(step, opened, seconds)
                 # The loop alone before and after each contender: others use the machine too.
-                after, _ = rate(step, in_memory(batches), run.seconds)
+                after, _ = rate(step, in_memory(batches), seconds)
                 kept[contender.name].append(2 * steps / (before + after))
                 waits[contender.name].append(waited)
                 before = after
-        print(f"\n{name}, {loop}\n{'':50}    of the steps      waiting      slowdown")
+        title = f"{name}, {loop}" + (f", {times} times for each batch" if times > 1 else "")
+        print(f"\n{title}\n{'':50}    of the steps      waiting      slowdown")
         for contender in contenders:
             share, wait = (statistics.median(values[contender.name]) for values in (kept, waits))
             kind = own.get(contender.name)
-            found = None if kind is None else reported(source, kind, step, REPORTED * run.seconds)
+            found = None if kind is None else reported(source, kind, step, REPORTED * seconds)
             print(f"{contender.name:50}  {share:14.3f}  {wait:10.3f}  {found or '–':>12}")
-            row = {"data": name, "loop": loop, "contender": contender.name, "steps": share, "waiting": wait}
-            rows.append(row | {"slowdown": found and found.share})
+            row = {"data": name, "loop": loop, "times": times, "contender": contender.name, "steps": share}
+            rows.append(row | {"waiting": wait, "slowdown": found and found.share})
     return rows
 
 
