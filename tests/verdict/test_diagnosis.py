@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from lit_async_data import AsyncLoader
 from lit_async_data.host.metrics.stages import Stage, StageTimes
 from lit_async_data.host.metrics.stats import Slowdown
+from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.testing import ArraySource
 from lit_async_data.verdict.diagnosis import verdict
 from lit_async_data.verdict.facts import Facts, Readers
@@ -221,7 +223,7 @@ ALONE = {"busy": 0.004, "busy_queued": 0.0, "python": 0.004, "python_queued": 0.
 CROWDED = {"busy": 0.004, "busy_queued": 0.004, "python": 0.004, "python_queued": 0.004, "batch_s": 0.016}
 
 
-@pytest.mark.parametrize("reading", ["copied", "decoded", "locked", "python"])
+@pytest.mark.parametrize("reading", get_args(Reading))
 @pytest.mark.parametrize("waited", [0.0, 0.005])
 def test_a_full_gil_is_named_whatever_the_source(reading, waited):
     found = verdict(shared(**ALONE, waited=waited, reading=reading))
@@ -295,7 +297,7 @@ measurements = st.fixed_dictionaries(
         "cores": st.integers(1, 64),
         "count": st.integers(0, 8),
         "kind": st.sampled_from(["caller", "thread", "process", "foreign"]),
-        "reading": st.sampled_from(["copied", "decoded", "locked", "python"]),
+        "reading": st.sampled_from(get_args(Reading)),
         "apart": st.booleans(),
         "gil": st.booleans(),
         "compressed": st.booleans(),

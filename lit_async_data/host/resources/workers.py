@@ -23,6 +23,7 @@ MANY = 2**20
 THREAD_S, PROCESS_S = 0.25, 1.0
 # What costs the training loop the GIL, by `StorageLayout.reading`.
 _COSTS = {
+    "opened": "a file is opened for each sample",
     "locked": "reading holds a lock",
     "decoded": "chunks are decoded",
     "python": "Python code reads the samples",

@@ -9,12 +9,13 @@ from typing import Literal, get_args
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 
-Reading = Literal["copied", "locked", "decoded", "python"]
+Reading = Literal["copied", "opened", "locked", "decoded", "python"]
 READINGS: tuple[Reading, ...] = get_args(Reading)  # from the cheapest to the most expensive
 
 # What people read of each.
 HOW_READ: dict[Reading, str] = {
     "copied": "read by copying",
+    "opened": "read from a file for each sample",
     "locked": "read under a lock",
     "decoded": "read by decoding",
     "python": "read by Python code",
@@ -34,9 +35,10 @@ class StorageLayout:
         runs: The samples in order, cut into the chunks that store them; empty if each sample is stored alone.
         compressed: Whether a chunk can only be decoded as a whole.
         reading: ``"copied"``: a copy from memory; one thread is enough, and several small batches are read together.
-            ``"decoded"``: work without a lock, which threads can share. ``"locked"``: work under a lock, where a second
-            thread would only wait. ``"python"``: Python code for each sample; in a thread it would hold the GIL against
-            the training loop.
+            ``"opened"``: a file is opened for each sample, and copied; two threads are slower than one, and each file
+            takes the GIL. ``"decoded"``: work without a lock, which threads can share. ``"locked"``: work under a lock,
+            where a second thread would only wait. ``"python"``: Python code for each sample; in a thread it would hold
+            the GIL against the training loop.
         spread: Storage chunks that one chunk of a run touches, on average; above 1 if samples reach into the next
             chunk, which is then decoded twice.
         chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.

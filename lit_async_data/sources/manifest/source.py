@@ -148,7 +148,7 @@ class ManifestSource(Source):
         >>> source.locate([0])[0].id
         '007'
         >>> source
-        <ManifestSource of 2 samples from the table given: x float32 (3, 4), y int64; read by copying>
+        <ManifestSource of 2 samples from the table given: x float32 (3, 4), y int64; read from a file for each sample>
         >>> folder.cleanup()
     """
 

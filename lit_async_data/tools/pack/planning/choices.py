@@ -57,7 +57,8 @@ def choose(source: Source, codec: str, level: int | None, chunk: int | None, dty
         SourceError: A sample cannot be read.
     """
     auto = codec == "auto"
-    plainly = auto and chunk is None and source.chunks.reading == "copied"  # as the input is, which is fastest
+    # As the input is, which is fastest.
+    plainly = auto and chunk is None and source.chunks.reading in ("copied", "opened")
     chosen = Codec("none") if plainly else Codec.of("deflate" if auto else codec, level)
     if chunk is not None and (chunk < 1 or chosen.name == "none"):
         what = "is not a number of samples from 1 on" if chunk < 1 else "but without a codec, values are contiguous"
