@@ -202,8 +202,7 @@ class BatchLayout:
         Returns:
             Arrays of shape ``(count, *stored_shape)`` by key.
         """
-        views = {}
-        for key, offset, nbytes, dtype, shape in self._fields:
-            begin = offset + first * nbytes
-            views[key] = memory[begin : begin + count * nbytes].view(dtype).reshape((count, *shape))
-        return views
+        return {
+            key: np.ndarray((count, *shape), dtype, memory, offset + first * nbytes)
+            for key, offset, nbytes, dtype, shape in self._fields
+        }

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from lit_async_data.batch.spec import Array, BatchLayout
+from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
+from lit_async_data.device.small_copies import SmallCopies
 from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import FilledSlot
@@ -36,10 +37,12 @@ class SlotFeed:
     def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
         self.pipeline = pipeline
         self.depth = depth
+        self.check = pipeline.check
         self.copied = 0
         self._give_back = give_back
         self._layout = pipeline.layout
         fields = self._layout.spec.fields.items()
+        self._copies = SmallCopies()
         # How each field is delivered whose axes move.
         self._delivered = {name: None if field.channel in (None, 0) else field.delivered for name, field in fields}
         # The rest of the slot that is being handed out: batches, and errors in their places.
@@ -65,9 +68,6 @@ class SlotFeed:
 
     def stats(self) -> ReadStats:
         return self.pipeline.stats()
-
-    def check(self) -> None:
-        self.pipeline.check()
 
     @property
     def forked(self) -> bool:
@@ -104,7 +104,13 @@ class SlotFeed:
             # No inference tensors, even where Lightning validates: they may outlive that.
             with torch.inference_mode(False):
                 return self._batches(filled)
-        views, copied = self._fields(filled) if filled.good else ({}, ())
+        if not filled.good:
+            return [(batch.key, batch.error) for batch in filled.batches if batch.error is not None]
+        pool, layout, last = self.pipeline.pool, self._layout, filled.batches[-1]
+        lent = bool(layout.large) and not self.pipeline.must_copy()
+        memory = pool.lend(filled.slot) if lent else pool.memory(filled.slot)
+        views = layout.views(memory, last.first + last.rows)
+        copied = layout.small if lent else tuple(views)
         batches: list[tuple[BatchIndex, Batch | Exception]] = []
         for key, first, rows, error in filled.batches:
             if error is not None:
@@ -114,23 +120,15 @@ class SlotFeed:
             for name, view in views.items():
                 array = view[first : first + rows]
                 if name in copied:
-                    array = array.copy()
+                    array = self._copies.of(array)
                 delivered = self._delivered[name]
                 tensors[name] = torch.from_numpy(array if delivered is None else delivered(array))
-            batches.append((key, self._layout.spec.packed(tensors)))
+            batches.append((key, layout.spec.packed(tensors)))
+        if not lent:
+            pool.drop(filled.slot)
+            if layout.large:
+                self._warn_once(len(pool))
         return batches
-
-    def _fields(self, filled: FilledSlot) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """The fields of a slot as arrays, and the names of those that each batch must copy."""
-        pool, layout, last = self.pipeline.pool, self._layout, filled.batches[-1]
-        count = last.first + last.rows
-        if layout.large and not self.pipeline.must_copy():
-            return layout.views(pool.lend(filled.slot), count), layout.small
-        views = {name: view.copy() for name, view in layout.views(pool.memory(filled.slot), count).items()}
-        pool.drop(filled.slot)
-        if layout.large:
-            self._warn_once(len(pool))
-        return views, layout.small if layout.batches > 1 else ()
 
     def _warn_once(self, slots: int) -> None:
         self.copied += 1

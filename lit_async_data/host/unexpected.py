@@ -40,10 +40,14 @@ class Unexpected:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
+        self.suppress(error)
+        return True
+
+    def suppress(self, error: Exception) -> None:
+        """Logs an error that was caught, if it is the first unexpected one. Costs less than a ``with`` block."""
         # At interpreter exit, modules and files that a daemon thread uses are closed before the thread ends.
         if not isinstance(error, self._expected) and threading.main_thread().is_alive():
             self.log("".join(traceback.format_exception(error)))
-        return True
 
     def log(self, trace: str) -> None:
         """Logs an error, the first time only.

@@ -201,9 +201,10 @@ class AsyncLoader(Shown, ResumableLoader):
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
             if not self.externally_driven:
-                # This batch is here; an error of a later one is raised when that is asked for.
-                with self._copy_errors:
+                try:
                     engine.queue.top_up(cursor.schedule.following(key))
+                except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
+                    self._copy_errors.suppress(error)
             left = time.perf_counter()
             run.meter.add(left - started, first=key.step == 0, queue_fill=fill)
             if probe is not None:

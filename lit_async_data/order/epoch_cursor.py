@@ -31,6 +31,7 @@ class CursorState(NamedTuple):
         requested: Epoch that ``set_epoch`` requested for the next pass.
         origin: Where that pass began.
         saved: Where the next pass begins if it is of that epoch; None for the start.
+        steps: Steps of that pass.
     """
 
     epoch: int = -1
@@ -39,6 +40,7 @@ class CursorState(NamedTuple):
     requested: int | None = None
     origin: Place = Place(-1)
     saved: Place | None = None
+    steps: int = 0
 
 
 class EpochCursor:
@@ -78,7 +80,7 @@ class EpochCursor:
     @property
     def over(self) -> bool:
         """Whether the pass has had its last batch."""
-        return not self.state.fresh and self.state.step >= self.schedule.steps_of(self.state.epoch)
+        return not self.state.fresh and self.state.step >= self.state.steps
 
     @property
     def coming(self) -> Place:
@@ -112,22 +114,25 @@ class EpochCursor:
     @property
     def upcoming(self) -> BatchIndex | None:
         """The key of the next batch, or None if the pass is over. Changes only with `state`."""
-        if self.state.fresh:
+        epoch, step, fresh, *_, steps = self.state
+        if fresh:
             return None if self.coming.over else BatchIndex(self._next_epoch, 0)
-        return None if self.over else BatchIndex(self.state.epoch, self.state.step)
+        return BatchIndex(epoch, step) if step < steps else None
 
     def after(self, key: BatchIndex) -> CursorState:
         """Returns the state after the batch of this key, which is the upcoming one."""
-        if self.state.fresh:  # this pass uses up the request, and the place that was saved
-            return CursorState(key.epoch, key.step + 1, fresh=False, origin=self.coming)
-        return self.state._replace(epoch=key.epoch, step=key.step + 1)
+        _, _, fresh, requested, origin, saved, steps = self.state
+        if fresh:  # this pass uses up the request, and the place that was saved
+            requested, origin, saved, steps = None, self.coming, None, self.schedule.steps_of(key.epoch)
+        return CursorState(key.epoch, key.step + 1, False, requested, origin, saved, steps)
 
     @property
     def ended(self) -> CursorState:
         """The state after a pass of which nothing remains, or after the last batch."""
         if not self.state.fresh:
             return self.state
-        return CursorState(self._next_epoch, self.schedule.steps, fresh=False, origin=self.coming)
+        steps = self.schedule.steps
+        return CursorState(self._next_epoch, steps, fresh=False, origin=self.coming, steps=steps)
 
     @property
     def wanted(self) -> BatchIndex:

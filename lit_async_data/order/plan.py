@@ -334,10 +334,11 @@ class Schedule:
 
     def following(self, key: BatchIndex) -> BatchIndex:
         """Returns the key after this one."""
-        last, limit = self.steps_of(key.epoch), self.limits.of(key.epoch)
-        if limit is not None and key.step < limit:  # a step beyond the limit proves the limit wrong
+        epoch, step = key
+        last, limit = self.steps_of(epoch) if self.limits.start else self.steps, self.limits.of(epoch)
+        if limit is not None and step < limit:  # a step beyond the limit proves the limit wrong
             last = min(limit, last)
-        return BatchIndex(key.epoch, key.step + 1) if key.step + 1 < last else BatchIndex(key.epoch + 1, 0)
+        return BatchIndex(epoch, step + 1) if step + 1 < last else BatchIndex(epoch + 1, 0)
 
 
 def amplification(length: int, chunk_rows: int, batch_size: int) -> float:

@@ -21,9 +21,7 @@ from support.threads.waits import LONG
 import lit_async_data as lad
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.errors import WorkerError
-from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.loader import base_loader
 from lit_async_data.loader.base_loader import Run
@@ -200,20 +198,6 @@ def test_the_head_of_the_order_is_found_while_a_worker_claims():
     assert pipeline.head is None
     pipeline._claimed._claim()
     assert pipeline.head == BatchIndex(0, 0)
-
-
-def test_ready_batches_are_counted_while_others_are_reported():
-    """1. A asks how many batches are ready, without the lock. 2. B, the consumer, receives a report or takes a batch.
-    3. A goes on with values that have changed. ``list(values)`` of a dict is one step with and without the GIL. That of
-    an OrderedDict is so only with the GIL: without it, CPython 3.14.7 crashed, too rarely for a test."""
-    budget = types.SimpleNamespace(slots=1, most_slots=1)
-    workers = types.SimpleNamespace(tuner=lambda: None, threads=1)
-    plan, read = types.SimpleNamespace(budget=budget, workers=workers), types.SimpleNamespace(source=None)
-    setup = types.SimpleNamespace(layout=None, schedule=None, plan=plan, read=read)
-    pipeline = ProcessPipeline(setup, None, None, timeout_s=LONG)
-    assert type(pipeline._ready) is dict
-    pipeline._ready[BatchIndex(0, 0)] = FilledSlot(0, [], 3)
-    assert pipeline.ready == 3
 
 
 class Places(np.ndarray):

@@ -12,7 +12,7 @@ The failure contract:
 4. A dead worker is an error that names it, within a second.
 5. `close` is idempotent, wakes every waiter and returns in bounded time.
 6. Garbage collection and the interpreter's exit do the same as `close`.
-7. A fork shares nothing: in a forked child, the pipeline raises a `WorkerError`.
+7. A fork shares nothing: in a forked child, `check` raises a `WorkerError`; loaders call it before each request.
 8. An interrupt (Ctrl-C) can come between any two steps of a request. After it only `close` may be called, which works
    in any state, also if it was interrupted itself. The order is pure, so the loader goes on with a new pipeline.
 
@@ -26,10 +26,8 @@ from __future__ import annotations
 
 import abc
 import logging
-import operator
 import threading
 import time
-from collections.abc import Iterable
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
@@ -44,7 +42,6 @@ from lit_async_data.threads import ProcessGuard, leave_at_exit
 
 log = logging.getLogger(__name__)
 
-_good = operator.attrgetter("good")
 # Seconds between two checks whether the workers are alive.
 POLL_S = 0.5
 
@@ -59,6 +56,9 @@ class Pipeline(abc.ABC):
         most_slots: Slots that the memory budget allows.
         timeout_s: Seconds to wait for a batch.
         tuner: Says how many workers there should be; None leaves it at those that there are.
+
+    Attributes:
+        ready: Batches that wait on the host.
     """
 
     # Why a forked child cannot use the pipeline.
@@ -87,16 +87,12 @@ class Pipeline(abc.ABC):
         self._pause: Pause | None = None
         self.worker_count = 0  # at present; 0 where the consumer reads
         self._starved = 0  # counts the batches that the consumer had to wait for
+        self.ready = 0
 
     def follow(self, schedule: Schedule) -> None:
         """Read in this order from now on. What is being read keeps its order."""
         with self._lock:
             self.schedule = schedule
-
-    @property
-    @abc.abstractmethod
-    def head(self) -> BatchIndex | None:
-        """The next batch to be handed out, unless another is asked for; None before the first request."""
 
     @abc.abstractmethod
     def prefetch(self, key: BatchIndex) -> None:
@@ -118,8 +114,9 @@ class Pipeline(abc.ABC):
             StalledError: It did not come in time; says what each worker reads.
             ClosedError, WorkerError: See `prefetch`.
         """
-        if not self.forked and (filled := self.poll(key)) is not None:
+        if (filled := self.poll(key)) is not None:
             return filled
+        self.check()
         began = time.monotonic()
         self._starved += 1
         self.prefetch(key)
@@ -163,11 +160,6 @@ class Pipeline(abc.ABC):
         return len(self.pool) >= self._most_slots and self.pool.held >= len(self.pool) - 1
 
     @property
-    def ready(self) -> int:
-        """Batches that wait on the host."""
-        return sum(map(_good, self._filled()))
-
-    @property
     def tuned(self) -> bool:
         """Whether the number of workers is final."""
         return self._tuner is None or self._tuner.settled
@@ -204,10 +196,6 @@ class Pipeline(abc.ABC):
             raise ClosedError("the loader is closed; build a new one")
 
     # -- what fills slots says -----------------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def _filled(self) -> Iterable[FilledSlot]:
-        """The slots that wait to be handed out."""
 
     @abc.abstractmethod
     def _add_slots(self, count: int) -> None:

@@ -58,7 +58,7 @@ class Lease:
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = memory
-        self.__array_interface__ = dict(memory.__array_interface__)
+        self.__array_interface__ = memory.__array_interface__
 
 
 class _Ended(weakref.ref[Lease]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # Seconds that `close` waits for a worker in the middle of a read.
 CLOSE_S = 5.0
+# Batches that are read into one slot take about this many seconds at most: the first of them comes with the last.
+COALESCED_S = 0.02
 
 # Called by a worker after a read: the batches just read, the next to be claimed, the oldest being read, and the limits.
 AfterRead = Callable[[Sequence[BatchIndex], BatchIndex | None, BatchIndex | None, Limits], None]
@@ -104,13 +106,15 @@ class ThreadPipeline(Pipeline):
         # By the first index in each slot, in order; None while the slot is being filled.
         self._claimed: dict[BatchIndex, FilledSlot | None] = {}
         self._generation = 0  # counts the drops; results of an older generation are thrown away
-        self._coalesced = 1  # batches to be claimed at once
+        self._coalesced = 1  # batches to be claimed at once: few at first, so that the first one comes soon
+        self._most_coalesced = layout.batches  # as many as can be read in `COALESCED_S`
         self._active = 0  # workers that read, or read ahead
 
     def prefetch(self, key: BatchIndex) -> None:
-        self.check()
         with self._lock:
-            if self.head != key:
+            if self._closed:
+                self.check()
+            if next(iter(self._claimed), self._cursor) != key:
                 self.resume()
                 self._forget()
                 self._cursor = key
@@ -119,14 +123,17 @@ class ThreadPipeline(Pipeline):
 
     @property
     def head(self) -> BatchIndex | None:
+        """The next batch to be handed out, unless another is asked for; None before the first request."""
         with self._lock:  # another worker may claim a batch between `iter` and `next`
             return next(iter(self._claimed), self._cursor)
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
         with self._lock:
-            if self._claimed.get(key) is None:
-                return None
-            return self._claimed.pop(key)
+            filled = self._claimed.get(key)
+            if filled is not None:
+                del self._claimed[key]
+                self.ready -= filled.good
+            return filled
 
     def close(self) -> None:
         if self.forked:  # the workers are in another process, and so may be the thread that held the lock at the fork
@@ -134,6 +141,7 @@ class ThreadPipeline(Pipeline):
         with self._lock:
             self._closed = True
             self._claimed.clear()  # in whatever states the slots are: nobody uses them any more
+            self.ready = 0
         self.resume()
         self.arrived.ring()
         workers = self.workers + self._retired
@@ -219,9 +227,6 @@ class ThreadPipeline(Pipeline):
         for _ in range(count):
             self.pool.add(self._allocate())
 
-    def _filled(self) -> Iterable[FilledSlot]:
-        return filter(None, list(self._claimed.values()))
-
     def _forget(self) -> None:
         self._generation += 1
         self._coalesced = 1
@@ -229,11 +234,12 @@ class ThreadPipeline(Pipeline):
             if filled is not None and filled.good:
                 self.pool.drop(filled.slot)
         self._claimed.clear()
+        self.ready = 0
 
     def _claim(self, slot: int, worker: int | None) -> ReadTask:
-        """The next batches for a slot; few at first, so that the first one comes soon."""
+        """The next batches for a slot."""
         assert self._cursor is not None
-        keys, most = [self._cursor], min(self._coalesced, self.layout.batches)
+        keys, most = [self._cursor], min(self._coalesced, self._most_coalesced)
         following = self.schedule.following(self._cursor)
         while len(keys) < most and following.epoch == keys[0].epoch:
             keys.append(following)
@@ -334,10 +340,14 @@ class ThreadPipeline(Pipeline):
             if not wanted:
                 return
             if filled.good:
+                if work.seconds:
+                    most = int(COALESCED_S / work.seconds * filled.good)
+                    self._most_coalesced = max(min(most, self.layout.batches), 1)
                 self.pool.filled(task.slot)
                 self._meter.add(filled.good, filled.samples * self.layout.spec.nbytes)
                 self._stages.worked(work)
             self._claimed[task.keys[0]] = filled
+            self.ready += filled.good
         self.arrived.ring()
         if self._on_filled is not None:
             self._on_filled()

@@ -103,7 +103,7 @@ class Channel:
             WorkerError: The process has ended.
         """
         try:
-            os.write(self._vacant[1].fileno(), packed_slots(slots))
+            self._vacant[1].write(packed_slots(slots))
         except BrokenPipeError:
             raise self._ended() from None
 
@@ -113,12 +113,11 @@ class Channel:
         Raises:
             WorkerError: The process has ended, or failed.
         """
-        try:
-            data = bytes(memoryview(self._buffer)[: os.readv(self._reports[0].fileno(), [self._buffer])])
-        except BlockingIOError:
+        count = self._reports[0].readinto(self._buffer)
+        if count is None:  # nothing has arrived
             return []
         found = []
-        self._data += data
+        self._data += self._buffer[:count]
         while len(self._data) >= REPORT_BYTES:
             report = Report.unpacked(self._data)
             end = REPORT_BYTES + report.payload
@@ -131,7 +130,7 @@ class Channel:
                 self._failure = unpacked_errors(payload, self.pid)[0]
             else:
                 found.append((report, payload))
-        if not data and not found:
+        if not count and not found:
             raise self._ended()
         return found
 

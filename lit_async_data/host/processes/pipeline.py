@@ -8,7 +8,7 @@ which takes nothing of this process's GIL.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -71,8 +71,7 @@ class ProcessPipeline(Pipeline):
         # The lock guards everything below.
         self._generation = 0
         self._known = 0  # slots that the reader process has mapped
-        # Slots that have been reported, in order; and the batch after them, or the first one asked for. Not an
-        # OrderedDict: `ready` copies the values without the lock, which only a dict does at once without the GIL.
+        # Slots that have been reported, in order; and the batch after them, or the first one asked for.
         self._ready: dict[BatchIndex, FilledSlot] = {}
         self._next: BatchIndex | None = None
         # The last report; how often the loop had waited by then; and what workers waited for slots meanwhile.
@@ -88,10 +87,6 @@ class ProcessPipeline(Pipeline):
             if changed and self._channel is not None and self._channel.opened:
                 self._command(Command(CommandKind.LIMIT, limits=schedule.limits))
 
-    @property
-    def head(self) -> BatchIndex | None:
-        return next(iter(self._ready), self._next)
-
     def reserve(self) -> None:
         """Take the memory of the first slots, unless that is done.
 
@@ -105,11 +100,12 @@ class ProcessPipeline(Pipeline):
                 self._add_slots(min(self._slots, self._most_slots))
 
     def prefetch(self, key: BatchIndex) -> None:
-        self.check()
         with self._lock:
+            if self._closed:
+                self.check()
             if self._channel is None or not self._channel.opened:
                 self._start()
-            moves = self.head != key
+            moves = next(iter(self._ready), self._next) != key
             if moves:
                 self._forget(key)
             self._give_slots(later=moves)
@@ -119,8 +115,10 @@ class ProcessPipeline(Pipeline):
             if self._channel is not None and self._channel.opened:
                 self._receive(self._channel)
             filled = self._ready.pop(key, None)
-            if filled is not None and not self._ready:
-                self._next = self.schedule.following(filled.batches[-1].key)
+            if filled is not None:
+                self.ready -= filled.good
+                if not self._ready:
+                    self._next = self.schedule.following(filled.batches[-1].key)
             return filled
 
     def pause(self, seconds: float) -> None:
@@ -155,15 +153,13 @@ class ProcessPipeline(Pipeline):
         # Slots may have been freed, and the reader may have gone on under an older limit.
         self.prefetch(key)
 
-    def _filled(self) -> Iterable[FilledSlot]:
-        return list(self._ready.values())
-
     def close(self) -> None:
         if self.forked:
             return
         with self._lock:
             self._closed = True
             self._ready.clear()
+            self.ready = 0
             self._stored.close()
             try:
                 if self._channel is not None:
@@ -226,6 +222,7 @@ class ProcessPipeline(Pipeline):
             if filled.good:
                 self.pool.drop(filled.slot)
         self._ready.clear()
+        self.ready = 0
         self._generation += 1
         self._next = key
         self._pause = None  # SEEK ends it
@@ -263,6 +260,7 @@ class ProcessPipeline(Pipeline):
                 filled = self._slot_of(report, unpacked_errors(payload, channel.pid) if payload else {})
                 self._meter.add(report.good, report.samples * self.layout.spec.nbytes)
                 self._ready[filled.batches[0].key] = filled
+                self.ready += filled.good
             elif report.good:
                 self.pool.drop(report.slot)
 

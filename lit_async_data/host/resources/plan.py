@@ -19,8 +19,8 @@ AHEAD = 8
 # half of what slots and chunks leave of the budget, since a user who keeps batches needs more slots.
 LEAST_FETCHED, MOST_FETCHED = 2**25, 2**30
 # Small batches are coalesced: read at once into one slot, up to this many bytes and batches. Samples per second against
-# one batch at a time, two cores: batches of 3 MiB 1.2 to 1.4 times at 2, 1.2 to 1.5 at 4; of 128 KiB 1.9 times at 16,
-# 2.1 at 32, 2.2 at 64.
+# one batch at a time, where reading is a copy, two cores: batches of 3 MiB 1.2 to 1.4 times at 2, 1.2 to 1.5 at 4; of
+# 128 KiB 1.9 times at 16, 2.1 at 32, 2.2 at 64.
 COALESCED_BYTES, COALESCED_BATCHES = 12 * 2**20, 32
 # Samples decoded for each one used.
 WORTH_A_WARNING = 1.5
@@ -88,7 +88,10 @@ class ResourcePlan:
         decoded = source.decoded_bytes(chunks) + max(workers.most, 1) * source.decode_bytes
         cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
-        if ahead and source.chunks.reading == "copied" and not (streams or hooks):
+        # Where the loop reads by itself, it would wait for all that is read together.
+        reading = source.chunks.reading
+        coalesced = reading == "copied" or (reading in ("opened", "decoded") and workers.threads > 0)
+        if ahead and coalesced and not (streams or hooks):
             left = limit - decoded - cache
             most = min(left // (slots * layout.nbytes), schedule.steps)
             layout = BatchLayout(spec, schedule.capacity, coalesced_batches(layout.nbytes, most))
@@ -106,7 +109,7 @@ class ResourcePlan:
 
 
 def coalesced_batches(batch_bytes: int, most: int) -> int:
-    """How many batches to read at once, where reading is no more than a copy.
+    """How many batches to read at once, at most.
 
     Args:
         batch_bytes: Bytes of one batch.

@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+import types
 import weakref
 
 import numpy as np
@@ -24,6 +25,7 @@ from lit_async_data.host.pipeline.slots import FILLING, READY, SlotPool
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.resources.memory import allocated
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.threads import ThreadWorker
 
 SPEC = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)
@@ -61,6 +63,12 @@ class Gate:
     def wait_for(self, reads):
         for _ in range(reads):
             assert self.arrived.acquire(timeout=30)
+
+
+@pytest.fixture(autouse=True)
+def however_slow_the_machine_is(monkeypatch):
+    """How many batches are read together depends on the time that they take; only one test is about that."""
+    monkeypatch.setattr(pipeline_module, "COALESCED_S", 1e9)
 
 
 @contextlib.contextmanager
@@ -412,7 +420,7 @@ def test_the_last_free_slot_must_be_copied_when_the_budget_is_spent():
         del lent
 
 
-# -- several batches in one go -----------------------------------------------------------------------------------------
+# -- several batches together -----------------------------------------------------------------------------------------
 
 
 def taken_from(queue, key):
@@ -447,6 +455,59 @@ def test_small_batches_are_read_together_the_first_alone_and_never_over_an_epoch
 def test_order_is_kept_however_many_are_read_together(workers, batches):
     _, values = read_sizes(42, batches, epochs=5, workers=workers)
     assert values == list(range(42)) * 5
+
+
+@pytest.mark.parametrize(
+    ("ms", "sizes"), [(30, [1, 1, 1, 1]), (20, [1, 1, 1, 1]), (8, [1, 2, 2, 2]), (5, [1, 2, 4, 4])]
+)
+def test_no_more_batches_are_read_together_than_can_be_in_twenty_milliseconds(monkeypatch, ms, sizes):
+    pace = Pace(monkeypatch, ms)
+    with running(pace.read, length=200, batches=8, workers=0) as pipeline:
+        for _ in range(4):
+            pace.take(pipeline)
+    assert pace.sizes == sizes
+
+
+def test_the_number_of_batches_read_together_follows_the_pace_of_reading(monkeypatch):
+    pace = Pace(monkeypatch, ms=1)
+    with running(pace.read, length=400, batches=8, workers=0) as pipeline:
+        for ms in (1, 1, 1, 1, 10, 10, 2, 2, 2, 1):
+            pace.ms = ms
+            pace.take(pipeline)
+    assert pace.sizes == [1, 2, 4, 8, 8, 2, 2, 8, 8, 8]
+
+
+class Pace:
+    """A read of which each batch takes so many milliseconds, by a clock of its own; and who asks for all batches."""
+
+    def __init__(self, monkeypatch, ms):
+        self.ms, self.sizes, self._next = ms, [], BatchIndex(0, 0)
+        monkeypatch.setattr(pipeline_module, "COALESCED_S", 0.02)
+        clock = types.SimpleNamespace(start=lambda: None, take=lambda: Work(seconds=self.ms * self.sizes[-1] / 1000))
+        monkeypatch.setattr(pipeline_module, "CLOCK", clock)
+
+    def read(self, epoch, samples, out):
+        self.sizes.append(len(samples) // BATCH)
+        copy_numbers(epoch, samples, out)
+
+    def take(self, pipeline):
+        filled = pipeline.get(self._next)
+        pipeline.pool.drop(filled.slot)
+        self._next = BatchIndex(0, filled.batches[-1].key.step + 1)
+
+
+def test_batches_that_wait_are_counted_without_those_that_could_not_be_read():
+    def read(epoch, samples, out):
+        if 9 in samples:
+            raise SourceError("nine")
+        copy_numbers(epoch, samples, out)
+
+    with running(read, length=24, batches=6, depth=2) as pipeline:
+        pipeline.prefetch(BatchIndex(0, 0))
+        until(pipeline, lambda: pipeline.ready == 1 + 1 + 3)  # of 1, 2 and 3 batches
+        for step, left in ((0, 4), (1, 3), (3, 0)):
+            pipeline.get(BatchIndex(0, step))
+            assert pipeline.ready == left
 
 
 def test_of_batches_read_together_only_the_bad_one_fails():
@@ -561,7 +622,7 @@ def test_a_fork_is_told_that_it_cannot_use_it():
         if child == 0:
             code = 1
             try:
-                pipeline.get(BatchIndex(0, 1))
+                pipeline.check()
             except WorkerError as error:
                 code = 0 if "fork" in str(error) else 2
             finally:

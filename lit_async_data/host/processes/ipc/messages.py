@@ -134,7 +134,7 @@ class Report(NamedTuple):
     @classmethod
     def unpacked(cls, data: bytes) -> Report:
         """The report with which some bytes begin."""
-        return cls._make(_REPORT.unpack_from(data))
+        return cls(*_REPORT.unpack_from(data))
 
 
 _COMMAND, _REPORT = struct.Struct("<10q"), struct.Struct("<11q5d")
