@@ -478,7 +478,7 @@ def test_the_number_of_batches_read_together_follows_the_pace_of_reading(monkeyp
 
 
 class Pace:
-    """A read of which each batch takes so many milliseconds, by a clock of its own; and who asks for all batches."""
+    """Reads batches that each take ``ms`` milliseconds by a fake clock, and takes slots one after another."""
 
     def __init__(self, monkeypatch, ms):
         self.ms, self.sizes, self._next = ms, [], BatchIndex(0, 0)
