@@ -76,6 +76,12 @@ def threads_unless_marked(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
         monkeypatch.setattr("lit_async_data.host.resources.workers.has_gil", lambda: True)
 
 
+@pytest.fixture
+def one_batch_per_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has workers read batches one at a time. How far ahead they read depends on their pace if they read several."""
+    monkeypatch.setattr("lit_async_data.host.resources.plan.coalesced_batches", lambda nbytes, most: 1)
+
+
 # Test modules in which several threads share objects.
 CONCURRENT = {
     "test_decoded",

@@ -255,6 +255,7 @@ def test_changes_that_torch_does_not_see_are_found_and_the_batch_is_asked_for_ag
         assert next(loader)["y"].tolist() == [8, 9, 10, 11]
 
 
+@pytest.mark.usefixtures("one_batch_per_slot")
 def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
     """1. Batch 0 is handed out. 2. Its slot is vacant all the same: the worker fills it again. 3. It is released."""
 
@@ -275,8 +276,6 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
         return pool.memory(slot)
 
     monkeypatch.setattr(SlotPool, "lend", lend)
-    # One batch to a slot.
-    monkeypatch.setattr("lit_async_data.host.resources.plan.coalesced_batches", lambda nbytes, most: 1)
     source, options = Gated(), LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
     with AsyncLoader(source, options, verify_copies=1) as loader:
         next(loader)

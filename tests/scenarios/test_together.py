@@ -126,10 +126,9 @@ def test_a_damaged_chunk_of_sparse_rows_names_a_sample_that_takes_it(tmp_path):
     assert caught.value.sample_id is None or caught.value.sample_id == 205
 
 
+@pytest.mark.usefixtures("one_batch_per_slot")
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_validation_on_the_same_source_costs_training_one_group_at_most(h5, decodings, workers, monkeypatch):
-    # With several batches in a slot, more is read ahead, and decoded earlier.
-    monkeypatch.setattr("lit_async_data.host.resources.plan.coalesced_batches", lambda nbytes, most: 1)
+def test_validation_on_the_same_source_costs_training_one_group_at_most(h5, decodings, workers):
     path = h5(data={"data": numbered((1200, 2000)), "chunks": (10, 2000), **GZIP})
     with contextlib.closing(HDF5Source(path, {"x": "data"})) as source:
         train, val = SubsetSource(source, np.arange(800)), SubsetSource(source, np.arange(800, 1200))

@@ -491,9 +491,9 @@ def come_to_rest(pipeline):
         assert select.select([pipeline._channel._reports[0]], [], [], 30)[0]
 
 
-def test_a_paused_reader_process_reads_nothing_until_it_must(file, monkeypatch):
-    # With several batches in a slot, more than 16 can be ready, after which the loader pauses its readers itself.
-    monkeypatch.setattr("lit_async_data.host.resources.plan.coalesced_batches", lambda nbytes, most: 1)
+# With several batches in a slot, more than 16 can be ready, after which the loader pauses its readers itself.
+@pytest.mark.usefixtures("one_batch_per_slot")
+def test_a_paused_reader_process_reads_nothing_until_it_must(file):
     with contextlib.closing(source_of(file)) as source, loader_of(source, workers=2, shuffle=False) as loader:
         taken = [next(loader)["y"].tolist()]
         pipeline = loader.machinery.engine.feed.pipeline

@@ -307,6 +307,7 @@ def epochs(source, number, **options):
     return found
 
 
+@pytest.mark.usefixtures("one_batch_per_slot")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_shuffle_by_chunks_decodes_each_once_per_epoch(file, decodings, workers):
     source = HDF5Source(file)
@@ -413,6 +414,7 @@ def test_a_global_shuffle_decodes_nothing_beforehand(file, decodings):
     source.close()
 
 
+@pytest.mark.usefixtures("one_batch_per_slot")
 def test_in_order_the_next_chunk_is_decoded_while_one_is_read(file, decodings):
     source = HDF5Source(file)
     with AsyncLoader(source, {"batch_size": 2, "shuffle": "none", "workers": 1, "queue_depth": 1}) as loader:
@@ -486,9 +488,9 @@ def test_filters_that_only_libhdf5_knows_are_shuffled_by_chunks_too(tmp_path):
         assert sorted(epoch) == list(range(600))
 
 
-def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file, monkeypatch):
-    # With several batches in a slot, the slots take more memory, and get smaller where the budget is small.
-    monkeypatch.setattr("lit_async_data.host.resources.plan.coalesced_batches", lambda nbytes, most: 1)
+# With several batches in a slot, the slots take more memory, and get smaller where the budget is small.
+@pytest.mark.usefixtures("one_batch_per_slot")
+def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file):
     source = HDF5Source(file)
     options = {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 20, "workers": 2}
     needed = AsyncLoader(source, options).footprint.budget
