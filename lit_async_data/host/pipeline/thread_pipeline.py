@@ -107,7 +107,6 @@ class ThreadPipeline(Pipeline):
         self._claimed: dict[BatchIndex, FilledSlot | None] = {}
         self._generation = 0  # counts the drops; results of an older generation are thrown away
         self._coalesced = 1  # batches to be claimed at once: few at first, so that the first one comes soon
-        self._most_coalesced = layout.batches  # as many as can be read in `COALESCED_S`
         self._active = 0  # workers that read, or read ahead
 
     def prefetch(self, key: BatchIndex) -> None:
@@ -239,14 +238,13 @@ class ThreadPipeline(Pipeline):
     def _claim(self, slot: int, worker: int | None) -> ReadTask:
         """The next batches for a slot."""
         assert self._cursor is not None
-        keys, most = [self._cursor], min(self._coalesced, self._most_coalesced)
+        keys = [self._cursor]
         following = self.schedule.following(self._cursor)
-        while len(keys) < most and following.epoch == keys[0].epoch:
+        while len(keys) < self._coalesced and following.epoch == keys[0].epoch:
             keys.append(following)
             following = self.schedule.following(following)
         self._claimed[keys[0]] = None
         self._cursor = following
-        self._coalesced = min(2 * self._coalesced, self.layout.batches)
         return ReadTask(slot, keys, self.schedule, self._generation, worker, self._ids)
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -340,9 +338,7 @@ class ThreadPipeline(Pipeline):
             if not wanted:
                 return
             if filled.good:
-                if work.seconds:
-                    most = int(COALESCED_S / work.seconds * filled.good)
-                    self._most_coalesced = max(min(most, self.layout.batches), 1)
+                self._coalesced = self._next_coalesced(len(filled.batches), work.seconds)
                 self.pool.filled(task.slot)
                 self._meter.add(filled.good, filled.samples * self.layout.spec.nbytes)
                 self._stages.worked(work)
@@ -353,6 +349,19 @@ class ThreadPipeline(Pipeline):
             self._on_filled()
         if filled.unexplained and filled.good == len(filled.batches):
             self._coalescing_errors.log(filled.unexplained)
+
+    def _next_coalesced(self, batches: int, seconds: float) -> int:
+        """Batches to be claimed at once from now on: as many as can be read in `COALESCED_S`.
+
+        At most twice as many as were read together before. Several workers can claim before the first of them is done,
+        and with slow storage a slot of many batches would take minutes.
+
+        Args:
+            batches: That were read into a slot.
+            seconds: That reading them took.
+        """
+        most = int(COALESCED_S / seconds * batches) if seconds else self.layout.batches
+        return max(min(most, max(2 * batches, self._coalesced), self.layout.batches), 1)
 
     def _reading(self) -> str:
         return "; ".join(map(str, self.workers))

@@ -22,6 +22,8 @@ LEAST_FETCHED, MOST_FETCHED = 2**25, 2**30
 # one batch at a time, where reading is a copy, two cores: batches of 3 MiB 1.2 to 1.4 times at 2, 1.2 to 1.5 at 4; of
 # 128 KiB 1.9 times at 16, 2.1 at 32, 2.2 at 64.
 COALESCED_BYTES, COALESCED_BATCHES = 12 * 2**20, 32
+# They take this part at most of what chunks leave of the budget: more slots and files that are read ahead need room.
+COALESCED_SHARE = 0.25
 # Samples decoded for each one used.
 WORTH_A_WARNING = 1.5
 
@@ -79,10 +81,9 @@ class ResourcePlan:
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
         limit = options.memory_budget or default_budget()
         order = schedule.plan(0).chunk_order
-        chunks = 0
+        chunks, in_hand = 0, max(workers.most, 1) * options.batch_size * schedule.plan(0).world_size
         if order is not None:
             # Groups that are read at a time: one, unless workers have more samples in hand than are in one.
-            in_hand = max(workers.most, 1) * options.batch_size * schedule.plan(0).world_size
             groups = -(-in_hand // (order.width * order.rows))
             chunks = min((groups + 1) * order.width, order.chunks)
         decoded = source.decoded_bytes(chunks) + max(workers.most, 1) * source.decode_bytes
@@ -92,8 +93,11 @@ class ResourcePlan:
         reading = source.chunks.reading
         coalesced = reading == "copied" or (reading in ("opened", "decoded") and workers.threads > 0)
         if ahead and coalesced and not (streams or hooks):
-            left = limit - decoded - cache
+            left = int(COALESCED_SHARE * (limit - decoded - cache))
             most = min(left // (slots * layout.nbytes), schedule.steps)
+            if reading == "decoded" and order is not None and order.rows > 1:
+                # The workers have half a group in hand at most: else a chunk would be decoded for several slots anew.
+                most = min(most, order.width * order.rows // (2 * in_hand))
             layout = BatchLayout(spec, schedule.capacity, coalesced_batches(layout.nbytes, most))
         # While a worker process starts, the thread that it belongs to reads.
         scratches = max(workers.most, 1) + workers.processes

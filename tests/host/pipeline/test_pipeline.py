@@ -67,7 +67,7 @@ class Gate:
 
 @pytest.fixture(autouse=True)
 def however_slow_the_machine_is(monkeypatch):
-    """How many batches are read together depends on the time that they take; only one test is about that."""
+    """How many batches are read together depends on the time that they take; few tests are about that."""
     monkeypatch.setattr(pipeline_module, "COALESCED_S", 1e9)
 
 
@@ -474,7 +474,16 @@ def test_the_number_of_batches_read_together_follows_the_pace_of_reading(monkeyp
         for ms in (1, 1, 1, 1, 10, 10, 2, 2, 2, 1):
             pace.ms = ms
             pace.take(pipeline)
-    assert pace.sizes == [1, 2, 4, 8, 8, 2, 2, 8, 8, 8]
+    assert pace.sizes == [1, 2, 4, 8, 8, 2, 2, 4, 8, 8]
+
+
+def test_workers_that_begin_before_the_pace_is_known_read_one_batch_each():
+    gate = Gate()
+    with running(gate, workers=5, depth=5, batches=8, length=400) as pipeline:
+        pipeline.prefetch(BatchIndex(0, 0))
+        gate.wait_for(5)
+        assert sorted(gate.asked) == [0, 4, 8, 12, 16]
+        gate.open(*range(0, 400, 4))
 
 
 class Pace:

@@ -9,7 +9,7 @@ import pytest
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.host.resources import workers
 from lit_async_data.host.resources.plan import COALESCED_BATCHES, COALESCED_BYTES
-from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.contract.storage_layout import ChunkRun, StorageLayout
 from lit_async_data.testing import PartedArrays
 
 LENGTH, BATCH = 4096, 16
@@ -78,10 +78,40 @@ def test_batches_that_are_read_together_take_no_more_than_a_few_megabytes(readin
 
 @pytest.mark.parametrize("reading", ["copied", "opened", "decoded"])
 def test_a_small_budget_is_no_reason_to_refuse_what_can_be_read_batch_by_batch(reading):
-    alone = plan_of(reading, batch_size=LENGTH)  # one step: nothing to read together
-    assert alone.layout.batches == 1
     found = plan_of(reading, (1000,), memory_budget=5 * 17_000)
     assert found.layout.batches == 1
+
+
+@pytest.mark.parametrize("reading", ["copied", "opened", "decoded"])
+def test_batches_that_are_read_together_leave_most_of_a_small_budget(reading):
+    """For users who keep batches, and for files that are read ahead."""
+    alone = plan_of(reading, (1000,), memory_budget=5 * 17_000).budget.slot_bytes
+    found = plan_of(reading, (1000,), memory_budget=5 * 4 * 3 * alone)
+    assert found.layout.batches == 3
+    assert found.budget.most_slots == 4 * found.budget.slots == 20
+
+
+def test_an_epoch_of_one_step_has_nothing_to_read_together():
+    assert plan_of("copied", batch_size=LENGTH).layout.batches == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "together"),
+    [
+        (16, {"shuffle_chunks": 8}, 2),  # 64 of 128 samples; two workers have 32 in hand
+        (16, {"shuffle_chunks": 8, "worker_kind": "thread", "workers": 1}, 4),
+        (16, {"shuffle_chunks": 1}, 1),
+        (16, {"shuffle_chunks": 8, "shuffle": "none"}, COALESCED_BATCHES),
+        (1, {"shuffle_chunks": 8}, COALESCED_BATCHES),
+    ],
+)
+def test_what_is_read_together_is_at_most_half_of_the_chunks_that_are_mixed(rows, options, together):
+    """Else a chunk would be decoded for several slots anew."""
+    chunks = StorageLayout((ChunkRun(LENGTH, rows),), compressed=True, reading="decoded")
+    arrays = {"x": np.zeros((LENGTH, 8), np.uint8), "y": np.zeros(LENGTH, np.int64)}
+    source = PartedArrays(arrays, parts={"a": LENGTH}, chunks=chunks)
+    loader = AsyncLoader(source, {"batch_size": BATCH, "shuffle": "chunk", **options})
+    assert loader.footprint.layout.batches == together
 
 
 def test_a_table_of_npy_files_opens_them(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import queue
 import sys
 import threading
@@ -393,6 +394,22 @@ def test_each_rank_prepares_the_chunks_that_it_begins_with(file, start):
             first_round = order.group(2).first + np.arange(8)
             own = order.samples(first_round[(first_round - start) % 3 == rank])
             assert (DecodeAhead(source, schedule, 8).lanes(0, 2) // 10).tolist() == (own // 10).tolist()
+
+
+def test_batches_that_are_read_together_cost_no_decoding(file, decodings, monkeypatch):
+    """60 chunks are decoded, and at most the first 8 of the next epoch; a few twice, by slow workers.
+
+    If each slot held 32 batches, 40 more would be decoded: four workers would hold more than two groups of chunks.
+    """
+    monkeypatch.setattr("lit_async_data.host.pipeline.thread_pipeline.COALESCED_S", 1e9)
+    options = {"batch_size": 4, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 4}
+    decodings.clear()
+    for _ in range(10):
+        with contextlib.closing(HDF5Source(file)) as source, AsyncLoader(source, options) as loader:
+            loader.steps_wanted = lambda: (None, 0)  # nothing is read of a second epoch
+            assert loader.footprint.layout.batches > 1
+            assert sorted(itertools.chain.from_iterable(labels.tolist() for _, labels in loader)) == list(range(600))
+    assert len(decodings) <= 10 * 75
 
 
 @pytest.mark.parametrize("shuffle", ["global", "chunk", "none"])
