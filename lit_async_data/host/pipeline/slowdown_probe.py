@@ -20,8 +20,9 @@ FIRST, BETWEEN, RETRY = 16, 4, 4
 ENOUGH_GROUPS, RARER = 16, 4
 # A pause needs this many batches, leaves this many, and lasts this many steps at most.
 LEAST_READY, LEAST_LEFT, MOST_STEPS = 3, 2, 8
-# It also needs this share of the batches that were ready at best: so the readers have caught up since the last one.
-FULL = 0.5
+# It also needs this share of the batches that were ready at best: so the readers have caught up since the last one. How
+# many there can be changes with the pace of the readers, so the best is multiplied by FADING with each step.
+FULL, FADING = 0.5, 0.995
 # Waiting because of pauses, as a share of all time.
 MOST_COST = 0.005
 # A pause ends by itself after the time for which the ready batches last, times PATIENCE, and after LONGEST_S at most.
@@ -46,7 +47,7 @@ class SlowdownProbe:
         self.left: float | None = None
         self._asked = 0.0
         self._due, self._draws = FIRST, 0
-        self._most = 0  # batches that were ready at best
+        self._most = 0.0  # batches that were ready at best, lately
         self._pausing = False
         self._quiet = False  # whether the readers were quiet when the last batch was asked for
         self._quiet_steps = self._floor = 0  # of this pause: its steps so far, and the ready batches at which it ends
@@ -80,8 +81,8 @@ class SlowdownProbe:
                 self._quiet_steps += paused
                 self._meter.add(busy, waited, paused=paused)
         self._asked = now
-        self._most = max(self._most, ready)
-        if ready >= self._missing and not self._pausing:
+        self._most = max(FADING * self._most, ready)
+        if ready >= min(self._missing, self._most) and not self._pausing:
             self._missing = 0
         self._starved = not ready and self._missing > 0
         if self._pausing:

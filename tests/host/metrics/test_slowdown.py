@@ -23,12 +23,13 @@ class Loop:
         readers: How many there are.
         depth: Slots that can be ready.
         batches: Batches in a slot.
+        first: Batches that are ready at first; None for those of all slots.
     """
 
-    def __init__(self, read_s=0.5, speed=0.6, readers=1, depth=4, batches=1):
+    def __init__(self, read_s=0.5, speed=0.6, readers=1, depth=4, batches=1, first=None):
         self.read_s, self.speed, self.readers, self.depth, self.batches = read_s, speed, readers, depth, batches
         self.now = 0.0
-        self.ready = depth * batches
+        self.ready = depth * batches if first is None else first
         self.reading = []  # when each read ends
         self.paused_until = None
         self.pauses, self.begun_with, self.waits = 0, [], []
@@ -182,6 +183,21 @@ def test_a_pause_begins_only_when_enough_is_ready():
     _, loop = measured(noisy(3000, noise=0.8), read_s=0.8, speed=0.8)
     assert loop.pauses > 10
     assert min(loop.begun_with) >= slowdown_probe.LEAST_READY
+
+
+def test_pauses_go_on_where_fewer_batches_can_be_ready_than_at_first():
+    """Slots that were filled during a slow first step hold more batches than later ones."""
+    lengths = noisy(3000)
+    estimate, loop = measured(lengths, depth=8, first=100)
+    assert loop.pauses > 50
+    assert estimate.share == pytest.approx(true_slowdown(lengths, depth=8), abs=0.015)
+
+
+def test_steps_that_wait_do_so_because_of_a_pause_only_until_the_queue_is_full_again():
+    """1. A pause begins while 84 batches are ready. 2. Later slots are smaller, so that 8 can be ready. 3. Now and then
+    a few short steps wait, whether there are pauses or not."""
+    _, loop = measured([*noisy(100), *noisy(9000, phases=(0.1,) * 20 + (1.0,) * 60)], depth=8, first=100)
+    assert loop.pauses > 10
 
 
 def test_where_pauses_make_steps_wait_they_become_rare(monkeypatch):
