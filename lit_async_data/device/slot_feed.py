@@ -30,13 +30,13 @@ class SlotFeed:
 
     Args:
         pipeline: Fills the slots. Closed with the feed.
-        depth: Batches that can wait in slots.
+        depth: Slots that can wait.
         give_back: Called when the feed is closed.
     """
 
     def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
         self.pipeline = pipeline
-        self.depth = depth
+        self._slots, self._coalesced = depth, 1  # and the batches of the slot that is being handed out
         self.check = pipeline.check
         self.copied = 0
         self._give_back = give_back
@@ -51,6 +51,10 @@ class SlotFeed:
     @property
     def ready(self) -> int:
         return self.pipeline.ready + len(self._lent)
+
+    @property
+    def depth(self) -> int:
+        return self._slots * self._coalesced
 
     def follow(self, schedule: Schedule) -> None:
         """Claim batches in this order from now on; a pass begins, and may be shorter than those before."""
@@ -107,6 +111,7 @@ class SlotFeed:
         if not filled.good:
             return [(batch.key, batch.error) for batch in filled.batches if batch.error is not None]
         pool, layout, last = self.pipeline.pool, self._layout, filled.batches[-1]
+        self._coalesced = len(filled.batches)
         lent = bool(layout.large) and not self.pipeline.must_copy()
         memory = pool.lend(filled.slot) if lent else pool.memory(filled.slot)
         views = layout.views(memory, last.first + last.rows)

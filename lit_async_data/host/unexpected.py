@@ -40,10 +40,10 @@ class Unexpected:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        self.suppress(error)
+        self.log_error(error)
         return True
 
-    def suppress(self, error: Exception) -> None:
+    def log_error(self, error: Exception) -> None:
         """Logs an error that was caught, if it is the first unexpected one. Costs less than a ``with`` block."""
         # At interpreter exit, modules and files that a daemon thread uses are closed before the thread ends.
         if not isinstance(error, self._expected) and threading.main_thread().is_alive():

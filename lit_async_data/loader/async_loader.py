@@ -204,7 +204,7 @@ class AsyncLoader(Shown, ResumableLoader):
                 try:
                     engine.queue.top_up(cursor.schedule.following(key))
                 except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
-                    self._copy_errors.suppress(error)
+                    self._copy_errors.log_error(error)
             left = time.perf_counter()
             run.meter.add(left - started, first=key.step == 0, queue_fill=fill)
             if probe is not None:
@@ -341,7 +341,7 @@ class AsyncLoader(Shown, ResumableLoader):
         cast = widened(self.spec) if on_device else None
         number = functools.partial(batch_seed, source, self._cursor, options.seed) if options.augments else None
         function = self._device_transform
-        depth = options.queue_depth * plan.layout.batches if plan.workers.threads else 0
+        depth = options.queue_depth if plan.workers.threads else 0
         self._run.probe = SlowdownProbe(pipeline, self._run.slowdown) if plan.workers.threads else None
         # A reader process reserves memory for itself.
         release = (lambda: None) if isinstance(pipeline, ProcessPipeline) else plan.reserve(source)

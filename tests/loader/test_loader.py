@@ -215,6 +215,16 @@ def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
         until(pipeline, lambda: pipeline.ready == pipeline.pool.count(READY) == len(pipeline.pool))
 
 
+@pytest.mark.parametrize("seconds", [0, 1e9])
+def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(monkeypatch, seconds):
+    monkeypatch.setattr("lit_async_data.host.pipeline.thread_pipeline.COALESCED_S", seconds)
+    with loader_of(numbers(2000, width=1), shuffle="none", workers=1, queue_depth=3) as loader:
+        next(loader)
+        pipeline = loader.machinery.engine.feed.pipeline
+        until(pipeline, lambda: pipeline.pool.count(READY) == 3)
+        assert str(loader.fill) == "host 3/3"
+
+
 def test_set_epoch_chooses_the_next_pass():
     with loader_of() as loader:
         loader.set_epoch(5)
