@@ -100,7 +100,7 @@ class Pipeline(abc.ABC):
 
         Raises:
             ClosedError: The pipeline is closed.
-            WorkerError: It belongs to another process, or a worker died.
+            WorkerError: A worker could not be started, or is known to have died; only `check` looks for that.
         """
 
     @abc.abstractmethod
@@ -112,7 +112,7 @@ class Pipeline(abc.ABC):
 
         Raises:
             StalledError: It did not come in time; says what each worker reads.
-            ClosedError, WorkerError: See `prefetch`.
+            ClosedError, WorkerError: See `check`.
         """
         if (filled := self.poll(key)) is not None:
             return filled
@@ -188,7 +188,12 @@ class Pipeline(abc.ABC):
         return self._guard.forked
 
     def check(self) -> None:
-        """Raise the error that prevents the next batch: `ClosedError` or `WorkerError`."""
+        """Raise the error that prevents the next batch.
+
+        Raises:
+            ClosedError: The pipeline is closed.
+            WorkerError: It belongs to another process, or a worker died.
+        """
         if self._guard.forked:
             raise self._guard.error("this loader was built", self._not_forked)
         if self._closed:
@@ -214,7 +219,7 @@ class Pipeline(abc.ABC):
         """Wait until a batch may have come, at most `POLL_S`; add slots if the user keeps all there are.
 
         Raises:
-            ClosedError, WorkerError: See `prefetch`.
+            ClosedError, WorkerError: See `check`.
         """
 
     @abc.abstractmethod

@@ -612,6 +612,14 @@ def test_a_loader_that_another_thread_closes_says_so():
         pipeline.get(BatchIndex(0, 1))
 
 
+def test_a_reader_thread_that_has_ended_is_an_error_soon():
+    """Nobody in the reader process waits for a batch, and would find out."""
+    source = Numbers(64, act=acts.break_the_next_claim)
+    failed = pytest.raises(WorkerError, match=r"reader process \d+ failed: WorkerError: .* its thread has ended")
+    with loader_of(source, shuffle=False, timeout_s=60) as loader, failed:
+        list(loader)
+
+
 @pytest.mark.parametrize("worker", [-1, 0])
 def test_a_setup_that_cannot_be_read_leaves_no_descriptor_open(tmp_path, worker):
     """A reader process may go on for other loaders."""

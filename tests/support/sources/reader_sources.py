@@ -54,6 +54,12 @@ def crash():
     ctypes.string_at(0)
 
 
+def break_the_next_claim():
+    from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
+
+    ThreadPipeline._claim = None
+
+
 def leave():
     os._exit(3)
 

@@ -32,8 +32,8 @@ from lit_async_data.host.processes.ipc.remote_errors import packed_errors
 from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
 from lit_async_data.host.processes.setup import ReaderSetup
 
-# Seconds between two checks whether the parent is alive.
-PARENT_S = 1.0
+# Seconds between two checks whether the parent and the reader threads are alive.
+CHECK_S = 1.0
 COMMANDS_AT_ONCE = 64
 MOST_DESCRIPTORS = 6  # of a channel
 IGNORED = (
@@ -112,6 +112,14 @@ class Endpoint:
             self._fail(error)
         return bool(data)
 
+    def check(self) -> None:
+        """Report the error of a reader thread that has ended."""
+        try:
+            if isinstance(self._server, ReaderServer):
+                self._server.check()
+        except BaseException as error:  # noqa: BLE001  # the parent raises it
+            self._fail(error)
+
     def close(self) -> None:
         """Read no more for this channel."""
         # In a thread: a read may not return, and other channels go on.
@@ -155,7 +163,10 @@ def main(arguments: list[str]) -> NoReturn:
         poll = select.poll()  # not `select`, which takes no descriptors from 1024 on
         for descriptor in (control_fd, *channels):
             poll.register(descriptor, select.POLLIN)
-        for readable, _ in poll.poll(1e3 * PARENT_S):
+        events = poll.poll(1e3 * CHECK_S)
+        for endpoint in channels.values() if not events else ():
+            endpoint.check()
+        for readable, _ in events:
             if readable == control_fd:
                 opened, descriptors, _, _ = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
                 if opened:

@@ -91,6 +91,14 @@ class ReaderServer:
                 self._generation = command.generation
                 self._pipeline.prefetch(command.key)
 
+    def check(self) -> None:
+        """Check that the reader threads are alive.
+
+        Raises:
+            WorkerError: One is not.
+        """
+        self._pipeline.check()
+
     def _report(self) -> None:
         """Report all slots that are next in the order. Called by the worker that has filled one."""
         self._reports.wait()  # without the lock, which the main thread needs
