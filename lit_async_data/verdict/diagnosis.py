@@ -158,8 +158,11 @@ class _Case:
 
     def _more(self, bound: Bound, *, waits: bool = False) -> Verdict:
         """More workers, if there are cores for them."""
-        if bound is not Bound.LOCK and not self.readers.tried:
-            found = self._workers(self.readers.count, waits=waits)
+        readers = self.readers
+        # Two threads that open files are slower than one.
+        helps = bound is not Bound.LOCK and (readers.reading != "opened" or readers.apart)
+        if helps and not readers.tried:
+            found = self._workers(readers.count, waits=waits)
             if found is not None:
                 return self._given(bound, Option.WORKERS, *found)
         return self._given(bound, *self._less_work())
