@@ -8,7 +8,7 @@ from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Array, Bytes
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.resources.memory import allocated
 
-# Bytes of a block, which a single copy can keep; and the most blocks.
+# Bytes of a block, all of which one copy that is kept keeps; and the most blocks.
 BLOCK, MOST_BLOCKS = 2 * SMALL_BYTES, 16
 NOTHING: Bytes = np.empty(0, np.uint8)
 
@@ -19,7 +19,7 @@ class SmallCopies:
     One thread at a time.
 
     A large array, and one for which no block is left because the user keeps copies in all of them, gets memory of its
-    own. If every array did, the C library would merge the free pieces of its heap for each of 1 KiB and more
+    own. If every array did, the C library would merge the free pieces of its heap at each allocation of 1 KiB or more
     (``malloc_consolidate``). A loop of many small operations leaves many such pieces; beside it, a batch took 1.3 ms
     instead of 0.3 ms.
 
@@ -40,7 +40,7 @@ class SmallCopies:
         if array.nbytes > SMALL_BYTES:
             return array.copy()
         if self._end + array.nbytes > len(self._block):
-            self._block, self._end = NOTHING, 0  # first, so that it can be the next one
+            self._block, self._end = NOTHING, 0  # if no copy of it is left, it is vacant now
             self._block = self._new_block()
             if self._block is NOTHING:
                 return array.copy()

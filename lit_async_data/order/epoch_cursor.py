@@ -114,15 +114,16 @@ class EpochCursor:
     @property
     def upcoming(self) -> BatchIndex | None:
         """The key of the next batch, or None if the pass is over. Changes only with `state`."""
-        epoch, step, fresh, *_, steps = self.state
-        if fresh:
+        state = self.state
+        if state.fresh:
             return None if self.coming.over else BatchIndex(self._next_epoch, 0)
-        return BatchIndex(epoch, step) if step < steps else None
+        return BatchIndex(state.epoch, state.step) if state.step < state.steps else None
 
     def after(self, key: BatchIndex) -> CursorState:
         """Returns the state after the batch of this key, which is the upcoming one."""
-        _, _, fresh, requested, origin, saved, steps = self.state
-        if fresh:  # this pass uses up the request, and the place that was saved
+        state = self.state
+        requested, origin, saved, steps = state.requested, state.origin, state.saved, state.steps
+        if state.fresh:  # this pass uses up the request, and the place that was saved
             requested, origin, saved, steps = None, self.coming, None, self.schedule.steps_of(key.epoch)
         return CursorState(key.epoch, key.step + 1, False, requested, origin, saved, steps)
 

@@ -335,7 +335,7 @@ class Schedule:
     def following(self, key: BatchIndex) -> BatchIndex:
         """Returns the key after this one."""
         epoch, step = key
-        last, limit = self.steps_of(epoch) if self.limits.start else self.steps, self.limits.of(epoch)
+        last, limit = self.steps_of(epoch), self.limits.of(epoch)
         if limit is not None and step < limit:  # a step beyond the limit proves the limit wrong
             last = min(limit, last)
         return BatchIndex(epoch, step + 1) if step + 1 < last else BatchIndex(epoch + 1, 0)

@@ -148,7 +148,8 @@ class Source(Shown, abc.ABC):
 
         Unless overridden: each sample is stored alone and read by Python code, which would hold the GIL against the
         training loop, so a reader process reads it. A `read_into` that releases the GIL says so here:
-        ``StorageLayout(reading="copied")`` if it copies from memory or from a file, ``"decoded"`` if it decodes.
+        ``StorageLayout(reading="copied")`` if it copies from memory or from one file, ``"opened"`` if it opens a file
+        for each sample, ``"decoded"`` if it decodes.
         """
         return StorageLayout(reading="python")
 

@@ -34,11 +34,11 @@ class StorageLayout:
     Attributes:
         runs: The samples in order, cut into the chunks that store them; empty if each sample is stored alone.
         compressed: Whether a chunk can only be decoded as a whole.
-        reading: ``"copied"``: a copy from memory; one thread is enough, and several small batches are read together.
-            ``"opened"``: a file is opened for each sample, and copied; two threads are slower than one, and each file
-            takes the GIL. ``"decoded"``: work without a lock, which threads can share. ``"locked"``: work under a lock,
-            where a second thread would only wait. ``"python"``: Python code for each sample; in a thread it would hold
-            the GIL against the training loop.
+        reading: ``"copied"``: a copy from memory; one thread is enough. ``"opened"``: a file is opened for each sample,
+            and copied; two threads are slower than one, and each file takes the GIL. ``"decoded"``: work without a
+            lock, which threads can share. With these three, several small batches are read together. ``"locked"``: work
+            under a lock, where a second thread would only wait. ``"python"``: Python code for each sample; in a thread
+            it would hold the GIL against the training loop.
         spread: Storage chunks that one chunk of a run touches, on average; above 1 if samples reach into the next
             chunk, which is then decoded twice.
         chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.
