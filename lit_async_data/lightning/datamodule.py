@@ -324,7 +324,7 @@ class AsyncDataModule(Shown, pl.LightningDataModule):
             raise ConfigError("train: there is no source for training, so there is no step to replay")
         options = dataclasses.replace(self._options_of("train"), workers=0)
         on = None if device is None else torch.device(device)
-        arguments = LoaderArguments(None, self.sources["train"][0], options, rank, world_size, on)
+        arguments = LoaderArguments(None, self.sources["train"][0], options, rank, world_size, device=on)
         with self._build_loader("train", arguments, 0) as loader:
             return replayed(loader, step, accumulate_grad_batches, limit_train_batches)
 

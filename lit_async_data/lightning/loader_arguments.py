@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import torch
 
-from lit_async_data.host.resources.memory import default_budget
 from lit_async_data.lightning.trainer.compat import pl
 from lit_async_data.lightning.trainer.resume import training_steps
 from lit_async_data.lightning.trainer.stages import Stage, steps_wanted
@@ -28,6 +27,7 @@ class LoaderArguments:
     options: LoaderOptions
     rank: int = 0
     world_size: int = 1
+    local_world_size: int | None = None
     device: torch.device | None = None
 
     @classmethod
@@ -35,10 +35,8 @@ class LoaderArguments:
         """The arguments under a Trainer, if there is one."""
         if trainer is None:
             return cls(None, source, options)
-        if options.memory_budget is None:
-            options = dataclasses.replace(options, memory_budget=default_budget(trainer.num_devices))
-        device = trainer.strategy.root_device
-        return cls(weakref.ref(trainer), source, options, trainer.global_rank, trainer.world_size, device)
+        ranks = trainer.global_rank, trainer.world_size, trainer.num_devices
+        return cls(weakref.ref(trainer), source, options, *ranks, trainer.strategy.root_device)
 
     def loader(self, stage: Stage, number: int, transforms: Mapping[str, Any]) -> AsyncLoader:
         """Build the loader.
@@ -53,6 +51,7 @@ class LoaderArguments:
             self.options,
             rank=self.rank,
             world_size=self.world_size,
+            local_world_size=self.local_world_size,
             device=self.device,
             **transforms,
         )

@@ -69,6 +69,8 @@ class AsyncLoader(Shown, ResumableLoader):
         options: `LoaderOptions`, or a mapping of their names.
         rank: This process, of ``world_size`` that share each step.
         world_size: Number of such processes.
+        local_world_size: Those on this machine, which share its memory and cores; None for the number that torchrun
+            sets, or 1.
         device: Where batches are handed out. On a device with streams (CUDA) they are copied there on a stream of
             the loader's own; CPU and MPS get them in host memory.
         device_depth: Batches copied ahead of the one in use. 0 reads and copies nothing ahead, for comparison.
@@ -106,6 +108,7 @@ class AsyncLoader(Shown, ResumableLoader):
         *,
         rank: int = 0,
         world_size: int = 1,
+        local_world_size: int | None = None,
         device: torch.device | str | None = None,
         device_depth: int = 2,
         sample_transform: Function | None = None,
@@ -117,6 +120,7 @@ class AsyncLoader(Shown, ResumableLoader):
         self.source = source
         self.options = LoaderOptions.of(options)
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
+        self.local_world_size = None if local_world_size is None else operator.index(local_world_size)
         self._hooks = HostHooks.of(sample_transform, batch_transform)
         check_callable("device_transform", device_transform)
         self._device_transform = device_transform
@@ -304,6 +308,7 @@ class AsyncLoader(Shown, ResumableLoader):
                 streams=on_device,
                 scratch=None if transformation is None else transformation.scratch_bytes,
                 refusal=self._refusal,
+                ranks=self.local_world_size,
             )
         return self._plans[ahead, on_device]
 

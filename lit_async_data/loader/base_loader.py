@@ -86,11 +86,13 @@ class BaseLoader(abc.ABC):
         externally_driven: Whether a callback starts the next copy; else the end of each ``next`` does.
         label: What log lines call the loader, such as its stage; empty for none.
         logged: Lines that were logged; loaders that share it log each once.
+        local_world_size: Processes of this job on this machine; None for the number that torchrun sets, or 1.
     """
 
     externally_driven: bool
     label: str
     logged: set[str]
+    local_world_size: int | None = None
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int) -> None:
         """Begin as new: nothing has been read."""

@@ -132,7 +132,8 @@ class Watch:
             loop_queued_s=cpu.queued_s,
             readers_queued_s=cpu.readers_queued_s,
             own_s=cpu.own_s if cpu.own_s > HELD * wall_s and gil_is_taken() else 0.0,
-            elsewhere=self._elsewhere(self._workers_s(readers, stages)),
+            cores=cores(loader.local_world_size),
+            elsewhere=self._elsewhere(self._workers_s(readers, stages), cores(loader.local_world_size)),
             starved=now.read.starved - before.read.starved,
             stages=stages,
             readers=readers,
@@ -145,7 +146,7 @@ class Watch:
             return children_seconds() - self._children_s
         return stages.cpu_s if readers.kind == "process" else 0.0
 
-    def _elsewhere(self, workers_s: float) -> float:
+    def _elsewhere(self, workers_s: float, own: int) -> float:
         """How many of this process's cores other programs kept busy, on average.
 
         Of the ranks on a machine, each has its share of the cores; what the others leave idle of theirs is free, too.
@@ -156,7 +157,7 @@ class Watch:
         if total_s < wall_s / 2:
             return 0.0  # the system does not say what all cores do
         others = (total_s - idle_s - process_s - workers_s) / wall_s
-        return max(others - (usable_cores() - cores()), 0.0)
+        return max(others - (usable_cores() - own), 0.0)
 
 
 def _waited(before: LoaderStats, now: LoaderStats) -> tuple[float, float]:

@@ -208,19 +208,18 @@ def test_cores_of_other_ranks_are_not_taken_from_this_one(clock, monkeypatch):
     cores = iter([watch_module.Cores(0.0, 0.0), watch_module.Cores(1.0, 16.0)])
     monkeypatch.setattr(watch_module.Cores, "now", lambda: next(cores))
     monkeypatch.setattr(watch_module, "usable_cores", lambda: 4)
-    monkeypatch.setattr(watch_module, "cores", lambda: 1)
     watch = Watch([])
     clock.works(4.0)
     # Of 16 s, 11 s are of others: 2.75 cores, all of them of the three of other ranks.
-    assert watch._elsewhere(0.0) == 0.0
+    assert watch._elsewhere(0.0, 1) == 0.0
     cores = iter([watch_module.Cores(0.0, 0.0), watch_module.Cores(0.0, 16.0)])
     watch = Watch([])
     clock.works(4.0)
-    assert watch._elsewhere(2.0) == 0.0
+    assert watch._elsewhere(2.0, 1) == 0.0
     cores = iter([watch_module.Cores(0.0, 0.0), watch_module.Cores(0.0, 18.0)])
     watch = Watch([])
     clock.works(4.0)
-    assert watch._elsewhere(0.0) == 0.5
+    assert watch._elsewhere(0.0, 1) == 0.5
 
 
 # Seconds with a core, and seconds of waiting for one, by thread.

@@ -9,8 +9,6 @@ import dataclasses
 import logging
 import os
 import weakref
-from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import numpy as np
 from lit_async_data import system
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import MemoryBudgetError
+from lit_async_data.host.resources import control_groups
 
 log = logging.getLogger(__name__)
 
@@ -153,48 +152,24 @@ def default_budget(ranks: int | None = None) -> int:
     """Bytes that one loader may hold: a quarter of the memory of this machine or container, shared by its ranks.
 
     Args:
-        ranks: Processes of this job on this machine; None for the number that torchrun sets, or 1.
+        ranks: See `ranks_here`.
     """
-    return int(DEFAULT_SHARE * machine_memory() / max(ranks_here() if ranks is None else ranks, 1))
+    return int(DEFAULT_SHARE * machine_memory() / ranks_here(ranks))
 
 
-def ranks_here() -> int:
-    """Processes of this job on this machine, as torchrun sets it; 1 without torchrun."""
-    return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1), 1)
+def ranks_here(known: int | None = None) -> int:
+    """Processes of this job on this machine.
+
+    Args:
+        known: Their number; None for the one that torchrun sets, or 1.
+    """
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if known is None else known, 1)
 
 
 def machine_memory() -> int:
     """Bytes of memory of this machine, or of a control group's limit if that is less."""
-    limits = [system.memory()]
-    for name in limit_files():
-        try:
-            with open(name) as limit:
-                text = limit.read().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limits.append(int(text))
-    return min(limits)
-
-
-def limit_files() -> Iterator[str]:
-    """Files that may limit the memory of this process: those of its control groups and of the groups that contain them.
-
-    A container takes its own group for the outermost. In a job of SLURM the group with the limit is farther inside.
-    """
-    unified, old = "/sys/fs/cgroup{}/memory.max", "/sys/fs/cgroup/memory{}/memory.limit_in_bytes"
-    yield from (unified.format(""), old.format(""))
-    try:
-        with open("/proc/self/cgroup") as groups:
-            lines = groups.read().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if not controllers or "memory" in controllers.split(","):
-            for path in (PurePosixPath(group), *PurePosixPath(group).parents):
-                if path.name:
-                    yield (old if controllers else unified).format(path)
+    limit = control_groups.memory_limit()
+    return system.memory() if limit is None else min(system.memory(), limit)
 
 
 def readable(nbytes: float) -> str:

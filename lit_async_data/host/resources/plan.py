@@ -59,6 +59,7 @@ class ResourcePlan:
         streams: bool,
         scratch: int | None = None,
         refusal: str = "",
+        ranks: int | None = None,
     ) -> ResourcePlan:
         """The footprint of a loader.
 
@@ -71,15 +72,16 @@ class ResourcePlan:
             streams: Whether batches are copied to a device with streams.
             scratch: Bytes in which each thread transforms samples; None without host hooks.
             refusal: Why no reader process can be used; empty if one can.
+            ranks: Processes of this job on this machine; None for the number that torchrun sets, or 1.
         """
         hooks = scratch is not None
-        workers = Workers.of(source, options, ahead=ahead, hooks=hooks, refusal=refusal)
+        workers = Workers.of(source, options, ahead=ahead, hooks=hooks, refusal=refusal, ranks=ranks)
+        limit = options.memory_budget or default_budget(ranks)
         if scratch and workers.most > workers.threads:
             # Every thread and every worker process has scratch memory: as many as take a quarter of the budget.
-            room = (options.memory_budget or default_budget()) // (8 * scratch)
+            room = limit // (8 * scratch)
             workers = workers._replace(most=max(workers.threads, min(workers.most, room)))
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
-        limit = options.memory_budget or default_budget()
         order = schedule.plan(0).chunk_order
         chunks, in_hand = 0, max(workers.most, 1) * options.batch_size * schedule.plan(0).world_size
         if order is not None:

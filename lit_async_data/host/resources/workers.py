@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.host.resources import control_groups
 from lit_async_data.host.resources.gil import has_gil
 from lit_async_data.host.resources.memory import ranks_here
 from lit_async_data.host.resources.worker_tuner import WorkerTuner
@@ -18,7 +18,6 @@ from lit_async_data.system import usable_cores
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
 MOST_WORKERS = 4
-MANY = 2**20
 # Seconds after which it is judged whether another worker helps. A worker process takes a part of the first to start.
 THREAD_S, PROCESS_S = 0.25, 1.0
 # What costs the training loop the GIL, by `StorageLayout.reading`.
@@ -51,7 +50,14 @@ class Workers(NamedTuple):
 
     @classmethod
     def of(
-        cls, source: Source, options: LoaderOptions, *, ahead: bool, hooks: bool = False, refusal: str = ""
+        cls,
+        source: Source,
+        options: LoaderOptions,
+        *,
+        ahead: bool,
+        hooks: bool = False,
+        refusal: str = "",
+        ranks: int | None = None,
     ) -> Workers:
         """The workers of a loader.
 
@@ -61,14 +67,15 @@ class Workers(NamedTuple):
             ahead: Whether anything is read ahead.
             hooks: Whether Python code transforms what was read.
             refusal: Why no reader process can be used; empty if one can.
+            ranks: See `ranks_here`.
 
         Raises:
             ConfigError: ``worker_kind=process`` is not possible here.
         """
         if not ahead or options.workers == 0:
             return cls("caller", 0, "nothing is read ahead" if not ahead else "workers=0")
-        reading = source.chunks.reading
-        kind, why = _kind("python" if hooks else reading, options, refusal or system_refusal())
+        reading, free = source.chunks.reading, cores(ranks)
+        kind, why = _kind("python" if hooks else reading, options, refusal or system_refusal(), free)
         if hooks and why == _COSTS["python"]:
             why = "Python code transforms the samples"
         python = hooks or reading == "python"
@@ -79,8 +86,8 @@ class Workers(NamedTuple):
         if python and kind == "thread" and options.worker_kind == "auto" and has_gil():
             return cls("caller", 0, why)
         if python:
-            return cls(kind, 1, why, cores() if apart else 1, apart)
-        return cls(kind, 1, why, min(cores(), MOST_WORKERS) if reading == "decoded" else 1)
+            return cls(kind, 1, why, free if apart else 1, apart)
+        return cls(kind, 1, why, min(free, MOST_WORKERS) if reading == "decoded" else 1)
 
     @property
     def processes(self) -> int:
@@ -102,21 +109,27 @@ class Workers(NamedTuple):
         return f"{text} ({self.why})" if self.kind == "thread" else f"a reader process with {text} ({self.why})"
 
 
-def cores() -> int:
-    """Cores that this process may use, of which each rank of the node has its share; at least 1."""
-    return max(min(usable_cores(), _quota()) // ranks_here(), 1)
+def cores(ranks: int | None = None) -> int:
+    """Cores that this process may use, of which each rank of the machine has its share; at least 1.
+
+    Args:
+        ranks: See `ranks_here`.
+    """
+    limit = control_groups.core_limit()
+    here = usable_cores() if limit is None else min(usable_cores(), int(limit))
+    return max(here // _sharing(ranks), 1)
 
 
-def _quota() -> int:
-    """Cores that the control group of this process may use at a time, as in a container."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return MANY
-    return MANY if quota == "max" else max(int(quota) // int(period), 1)
+def _sharing(ranks: int | None) -> int:
+    """Ranks that share the cores which this process may use. One, if SLURM has given each task cores of its own."""
+    tasks, own = (os.environ.get(f"SLURM_{name}", "") for name in ("NTASKS", "CPUS_PER_TASK"))
+    by_slurm = "LOCAL_WORLD_SIZE" not in os.environ and tasks.isdigit() and int(tasks) > 1
+    return 1 if by_slurm and own.isdigit() and usable_cores() <= int(own) else ranks_here(ranks)
 
 
-def _kind(reading: Reading, options: LoaderOptions, refusal: str) -> tuple[Literal["thread", "process"], str]:
+def _kind(
+    reading: Reading, options: LoaderOptions, refusal: str, cores: int
+) -> tuple[Literal["thread", "process"], str]:
     if options.worker_kind == "process":
         if refusal:
             raise ConfigError(f"worker_kind: process is not possible here: {refusal}; set worker_kind=thread")
@@ -127,7 +140,7 @@ def _kind(reading: Reading, options: LoaderOptions, refusal: str) -> tuple[Liter
         "reading is a copy": reading == "copied",
         "there is no GIL": not has_gil(),
         refusal: bool(refusal),
-        "no core is free": cores() < 2,
+        "no core is free": cores < 2,
     }
     why = next((reason for reason, holds in against.items() if holds), None)
     return ("process", _COSTS[reading]) if why is None else ("thread", why)

@@ -26,7 +26,7 @@ class Loop:
         first: Batches that are ready at first; None for those of all slots.
     """
 
-    def __init__(self, read_s=0.5, speed=0.6, readers=1, depth=4, batches=1, first=None):
+    def __init__(self, read_s=0.5, speed=0.6, readers=1, depth=4, batches=1, *, first=None):
         self.read_s, self.speed, self.readers, self.depth, self.batches = read_s, speed, readers, depth, batches
         self.now = 0.0
         self.ready = depth * batches if first is None else first

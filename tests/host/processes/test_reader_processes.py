@@ -93,7 +93,7 @@ def test_auto_takes_a_process_where_chunks_are_decoded_and_a_core_is_free(file, 
         workers = AsyncLoader(source, {"batch_size": 4}).footprint.workers
         assert (workers.kind, workers.why) == ("process", "chunks are decoded")
         assert str(workers).startswith("a reader process with ")
-        monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda: 1)
+        monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda ranks=None: 1)
         workers = AsyncLoader(source, {"batch_size": 4}).footprint.workers
         assert str(workers) == "1 reader thread (no core is free)"
         for options in ({"workers": 0}, {"worker_kind": "thread"}):

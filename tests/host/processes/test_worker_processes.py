@@ -148,7 +148,7 @@ def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
     counts = [2]
     monkeypatch.setattr(WorkerTuner, "settled", property(lambda tuner: not counts))
     monkeypatch.setattr(WorkerTuner, "waited", lambda tuner, *_: counts.pop())
-    monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda: 4)
+    monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda ranks=None: 4)
     with loader_of(PythonNumbers(), workers="auto", worker_kind="auto") as loader:
         assert str(loader.footprint.workers) == (
             "a reader process with 1 worker process, at most 4 (Python code reads the samples)"

@@ -113,7 +113,7 @@ class Stored(ArraySource):
 )
 def test_without_the_gil_threads_read_what_a_process_or_the_loop_would(python, monkeypatch, reading, refusal, chosen):
     monkeypatch.setattr("lit_async_data.host.resources.workers.system_refusal", lambda: "")
-    monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda: 2)
+    monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda ranks=None: 2)
     for gil_on, (kind, threads, why) in zip((True, False), (chosen, ("thread", chosen[1] or 1, "there is no GIL"))):
         python(gil_on=gil_on)
         workers = Workers.of(Stored(reading), LoaderOptions(batch_size=2), ahead=True, refusal=refusal)

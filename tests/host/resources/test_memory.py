@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lit_async_data.errors import MemoryBudgetError
-from lit_async_data.host.resources import memory
-from lit_async_data.host.resources.memory import allocated, default_budget, machine_memory, readable
+from lit_async_data.host.resources.memory import allocated, default_budget, readable
 
 
 def test_memory_is_page_aligned_and_writable():
@@ -39,41 +38,12 @@ def test_memory_that_cannot_be_pinned_is_pageable_and_said(monkeypatch, caplog):
     assert "pinning" in caplog.text
 
 
-def test_the_budget_is_shared_by_the_ranks_of_a_node(monkeypatch):
+def test_the_budget_is_shared_by_the_ranks_of_a_machine(monkeypatch):
     alone = default_budget()
+    assert default_budget(2) == pytest.approx(alone / 2, abs=1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert default_budget() == pytest.approx(alone / 4, abs=1)
-
-
-@pytest.mark.parametrize(("text", "limit"), [("1000000\n", 1_000_000), ("max\n", None), (None, None)])
-def test_a_control_group_limits_the_memory(monkeypatch, tmp_path, text, limit):
-    if text is not None:
-        (tmp_path / "_sys_fs_cgroup_memory.max").write_text(text)
-    whole = machine_memory.__globals__["os"].sysconf("SC_PAGE_SIZE") * machine_memory.__globals__["os"].sysconf(
-        "SC_PHYS_PAGES"
-    )
-    monkeypatch.setattr(memory, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
-    assert machine_memory() == (limit or whole)
-
-
-@pytest.mark.parametrize(
-    ("groups", "files"),
-    [
-        ("0::/slurm/job_7/step_0\n", {"slurm/job_7/step_0/memory.max": "max", "slurm/job_7/memory.max": "3000"}),
-        ("0::/slurm/job_7/step_0\n", {"slurm/job_7/step_0/memory.max": "3000", "slurm/memory.max": "9000"}),
-        (
-            "5:cpu:/elsewhere\n4:hugetlb,memory:/slurm/job_7\n",
-            {"memory/slurm/job_7/memory.limit_in_bytes": "3000", "memory/elsewhere/memory.limit_in_bytes": "5"},
-        ),
-    ],
-)
-def test_the_groups_around_that_of_a_job_limit_its_memory_too(monkeypatch, tmp_path, groups, files):
-    for name, text in (
-        {"/proc/self/cgroup": groups} | {f"/sys/fs/cgroup/{name}": files[name] for name in files}
-    ).items():
-        (tmp_path / name.replace("/", "_")).write_text(text)
-    monkeypatch.setattr(memory, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
-    assert machine_memory() == 3000
+    assert default_budget(1) == alone
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ LENGTH, BATCH = 4096, 16
 def two_cores(monkeypatch):
     monkeypatch.setattr(workers, "system_refusal", lambda: "")
     monkeypatch.setattr(workers, "has_gil", lambda: True)
-    monkeypatch.setattr(workers, "cores", lambda: 2)
+    monkeypatch.setattr(workers, "cores", lambda ranks=None: 2)
 
 
 def plan_of(reading, shape=(8,), **options):

@@ -72,7 +72,7 @@ def photos():
 
 
 def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(capsys, monkeypatch):
-    monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda: 4)
+    monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda ranks=None: 4)
     examples.images("scan.h5", samples=600)
     report = as_json(capsys, "scan.h5", "--batch-size", "16")
     assert (report["samples"], report["batch_size"], report["reading"]) == (600, 16, "decoded")
@@ -214,7 +214,7 @@ def test_each_order_is_looked_at_before_it_is_measured(monkeypatch):
         return _fake_rate(1.0, seconds)
 
     monkeypatch.setattr(measuring, "measured", recorded)
-    monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda: 4)
+    monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda ranks=None: 4)
     examples.images("scan.h5")
     source = HDF5Source("scan.h5", {"x": "images"})
     examination(of_source(source, LoaderOptions(batch_size=4)), 0.05, cold=False)
