@@ -9,6 +9,7 @@ from lit_async_data.hooks.callables import Function, Hook, check_callable
 from lit_async_data.hooks.calls import HookCalls
 from lit_async_data.hooks.probe import outcome_of
 from lit_async_data.hooks.transformation import Outcome, Transformation
+from lit_async_data.sources.contract.pickling import why_not_pickled
 from lit_async_data.sources.contract.source import Source
 
 
@@ -66,14 +67,9 @@ class HostHooks:
     @property
     def unpicklable(self) -> str:
         """Which hook cannot be pickled, and why; empty if both can."""
-        import cloudpickle
-
         for hook in (self.sample, self.batch):
-            if hook is not None:
-                try:
-                    cloudpickle.dumps(hook.function, protocol=5)
-                except Exception as error:  # noqa: BLE001  # whatever the user's objects raise
-                    return f"{hook.where} cannot be pickled ({type(error).__name__}: {error})"
+            if hook is not None and (why := why_not_pickled(hook.function)):
+                return f"{hook.where} {why}"
         return ""
 
 

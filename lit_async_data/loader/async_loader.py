@@ -27,8 +27,7 @@ from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.slowdown_probe import SlowdownProbe
-from lit_async_data.host.processes.pipeline import ProcessPipeline
-from lit_async_data.host.processes.pipelines import StaysHereError, process_pipeline, thread_pipeline
+from lit_async_data.host.processes.pipelines import pipeline_of
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.resources.plan import AHEAD, ResourcePlan, slow
@@ -136,10 +135,11 @@ class AsyncLoader(Shown, ResumableLoader):
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self.resuming)
         self._plans: dict[tuple[bool, bool], ResourcePlan] = {}
-        self._refusal = ""  # why no reader process can be used
+        # Why no reader process can be used; and whether what is read can go there, once that is known.
+        self._refusal, self._can_go = "", False
         self._nan_check = NanCheck(source, self.schedule)
         if not self._hooks:  # they are called later: a constructor runs none of the user's code
-            self.footprint.budget.check()
+            self._plan().budget.check()
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same on every rank."""
@@ -148,9 +148,7 @@ class AsyncLoader(Shown, ResumableLoader):
     def _sheet(self) -> Sheet:
         options, closed = self.options, "closed " if self._run.closed else ""
         how = f"{len(self):,} batches of {options.batch_size:,}, shuffle={options.shuffle}"
-        rows = {"batches": how, "device": str(self.device)}
-        if closed:
-            rows["state"] = "closed"
+        rows = {"batches": how, "device": str(self.device)} | ({"state": "closed"} if closed else {})
         if self.world_size > 1:
             rows["rank"] = f"{self.rank} of {self.world_size}"
         return Sheet(f"<{closed}AsyncLoader of {how}, from {self.source!r}>", {**rows, **rows_of(self.source)})
@@ -295,7 +293,21 @@ class AsyncLoader(Shown, ResumableLoader):
 
     @property
     def footprint(self) -> ResourcePlan:
-        """The threads and the memory that the loader takes from the first batch on."""
+        """The threads and the memory that the loader takes from the first batch on.
+
+        Raises:
+            ConfigError: ``worker_kind=process`` is not possible here, or the source or a transform cannot be pickled.
+        """
+        plan = self._plan()
+        if plan.workers.kind == "process" and not self._can_go:
+            try:
+                self._setup(plan).check(on_demand=self.options.worker_kind == "process")
+                self._can_go = True
+            except ConfigError as error:
+                self._keep_here(error)
+        return self._plan()
+
+    def _plan(self) -> ResourcePlan:
         ahead, on_device = self._depth > 0, streams.has_streams(self.device)
         if (ahead, on_device) not in self._plans:
             transformation = self._transformation()
@@ -329,16 +341,7 @@ class AsyncLoader(Shown, ResumableLoader):
     def _new_engine(self) -> Engine:
         source, options = self.source, self.options
         on_device = streams.has_streams(self.device)
-        setup = self._setup()
-        setup.plan.budget.check()
-        pipeline: Pipeline | None = None
-        if setup.plan.workers.kind == "process":
-            pipeline = self._process_pipeline(setup, pin=on_device)
-            if pipeline is None:
-                setup = self._setup()
-        if pipeline is None:
-            pipeline = thread_pipeline(setup, pin=on_device, timeout_s=options.timeout_s)
-        plan = setup.plan
+        pipeline, plan = self._pipeline(pin=on_device)
         # With the first batch, since a loader that is only described is not used.
         for line in slow(source, options, plan, self.order, ahead=self._depth > 0):
             self._say(logging.WARNING, line)
@@ -349,7 +352,7 @@ class AsyncLoader(Shown, ResumableLoader):
         depth = options.queue_depth if plan.workers.threads else 0
         self._run.probe = SlowdownProbe(pipeline, self._run.slowdown) if plan.workers.threads else None
         # A reader process reserves memory for itself.
-        release = (lambda: None) if isinstance(pipeline, ProcessPipeline) else plan.reserve(source)
+        release = (lambda: None) if plan.workers.kind == "process" else plan.reserve(source)
         return Engine(
             SlotFeed(pipeline, depth, release),
             self.device,
@@ -358,9 +361,9 @@ class AsyncLoader(Shown, ResumableLoader):
             verify_copies=self._verify_copies,
         )
 
-    def _setup(self) -> ReaderSetup:
+    def _setup(self, plan: ResourcePlan) -> ReaderSetup:
         """What reads the batches, here or in a reader process."""
-        source, options, plan = self.source, self.options, self.footprint
+        source, options = self.source, self.options
         seed = options.seed if options.augments and source.is_random else None
         return ReaderSetup(
             SampleReader(source, options.return_indices, seed, self._nan_check, self._transformation()),
@@ -369,22 +372,28 @@ class AsyncLoader(Shown, ResumableLoader):
             DecodeAhead(source, self.schedule, AHEAD + plan.layout.batches) if source.reads_ahead else None,
         )
 
-    def _process_pipeline(self, setup: ReaderSetup, *, pin: bool) -> ProcessPipeline | None:
-        """A pipeline in a reader process; None if the data cannot go there and the options leave the choice."""
-        options, name = self.options, self.source.name
-        chosen = options.worker_kind == "process"
+    def _pipeline(self, *, pin: bool) -> tuple[Pipeline, ResourcePlan]:
+        """A pipeline in a reader process or here, and its plan."""
+        plan, options = self.footprint, self.options
+        plan.budget.check()
+        if not self.label:  # else `AsyncDataModule.describe` has said it
+            self._say(logging.INFO, f"{self.source.name}: {plan.workers}")
         try:
-            return process_pipeline(setup, self.reader_process, on_demand=chosen, pin=pin, timeout_s=options.timeout_s)
-        except (StaysHereError, MemoryBudgetError) as error:
-            if chosen and isinstance(error, MemoryBudgetError):
+            return pipeline_of(self._setup(plan), self.reader_process, pin=pin, timeout_s=options.timeout_s), plan
+        except MemoryBudgetError as error:
+            if plan.workers.kind != "process" or options.worker_kind == "process":
                 raise
-            why = self._hooks.unpicklable or str(error)
-            if chosen:
-                raise ConfigError(
-                    f"worker_kind: {name} cannot go to a reader process: {why}; set worker_kind=thread"
-                ) from error.__cause__
-        self._say(logging.INFO, f"{name} is read without a reader process: {why}")
+            self._keep_here(error)
+        self._say(logging.INFO, f"{self.source.name}: {self.footprint.workers}")
+        return self._pipeline(pin=pin)
+
+    def _keep_here(self, error: ConfigError) -> None:
+        """Read without a reader process, or raise an error if the user has asked for one."""
+        name, why = self.source.name, self._hooks.unpicklable or str(error)
+        if self.options.worker_kind == "process":
+            raise ConfigError(
+                f"worker_kind: {name} cannot go to a reader process: {why}; leave out in __getstate__ what cannot, or "
+                "set worker_kind=thread"
+            ) from error.__cause__
         self._refusal = why
         self._plans.clear()
-        self.footprint.budget.check()
-        return None

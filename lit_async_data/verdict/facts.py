@@ -10,8 +10,8 @@ from typing import Literal
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.host.metrics.stages import NO_TIMES, StageTimes
 from lit_async_data.host.metrics.stats import LoaderStats, Slowdown
+from lit_async_data.host.resources.cores import cores
 from lit_async_data.host.resources.gil import has_gil
-from lit_async_data.host.resources.workers import cores
 from lit_async_data.host.schedule import schedule_of
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.order.mixing import mixing

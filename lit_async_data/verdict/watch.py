@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from lit_async_data.host.metrics.stages import StageTimes
 from lit_async_data.host.metrics.stats import DeviceWait, LoaderStats
+from lit_async_data.host.resources.cores import cores
 from lit_async_data.host.resources.gil import gil_is_taken
-from lit_async_data.host.resources.workers import cores
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch.loader import PrefetchedLoader
 from lit_async_data.system import children_seconds, core_seconds, thread_seconds, usable_cores

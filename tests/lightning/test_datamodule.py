@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import threading
 
 import h5py
 import numpy as np
@@ -207,3 +209,23 @@ def test_a_footprint_follows_what_is_set_later():
         assert loader.footprint.workers.threads == 0
         loader.device_depth = 2
         assert loader.footprint.workers.threads == 1
+
+
+class Unpicklable:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, sample):
+        return sample
+
+
+@pytest.mark.processes
+def test_what_cannot_go_to_a_reader_process_is_said_before_the_first_batch():
+    dm = dm_of(sample_transform={"train": Unpicklable()})
+    why = r"sample_transform.train, stage train cannot be pickled \(TypeError: .*\), because of its lock"
+    assert re.search(rf"^ +no workers \({why}\): the training loop reads: ", dm.describe(["train"]), re.MULTILINE)
+    dm = dm_of(sample_transform={"train": Unpicklable()}, loader={"batch_size": 10, "worker_kind": "process"})
+    with pytest.raises(
+        ConfigError, match=rf"^worker_kind: .* cannot go to a reader process: {why}; .* worker_kind=thr"
+    ):
+        dm.describe(["train"])

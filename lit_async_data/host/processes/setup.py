@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
-import math
 import mmap
 import pickle
 import struct
@@ -19,7 +18,10 @@ from lit_async_data.host.resources.memory import readable
 from lit_async_data.host.resources.plan import ResourcePlan
 from lit_async_data.host.sample_reader import SampleReader
 from lit_async_data.order.plan import Schedule
+from lit_async_data.sources.contract.pickling import why_not_pickled
 
+# A source whose pickled arrays take more than this is copied to a reader process only on demand.
+MOST_COPIED_BYTES = 2**28
 # Arrays begin at multiples of this many bytes.
 ALIGNMENT = 64
 
@@ -47,28 +49,42 @@ class ReaderSetup:
         """Where fields lie in a slot."""
         return self.plan.layout
 
-    def stored(self, most_bytes: float = math.inf) -> io.FileIO:
-        """Write the setup to an anonymous file in memory. Reader processes map its arrays and share them.
-
-        Classes and functions of ``__main__``, as in a notebook, travel by value.
+    def check(self, *, on_demand: bool) -> None:
+        """Check that it can go to a reader process.
 
         Args:
-            most_bytes: Most bytes of the file.
+            on_demand: Whether the user has asked for that, so that a source of any size is copied.
 
         Raises:
-            ConfigError: Something cannot be pickled, or takes more bytes; says what.
-            MemoryBudgetError: The system refuses the memory.
+            ConfigError: Something cannot be pickled, or takes too many bytes; says what.
+        """
+        nbytes = sum(map(len, self._pickled()))
+        if not on_demand and nbytes > MOST_COPIED_BYTES:
+            raise ConfigError(f"a copy of it takes {readable(nbytes)}")
+
+    def _pickled(self) -> list[memoryview]:
+        """A pickle, and its arrays, which are not copied.
+
+        Classes and functions of ``__main__``, as in a notebook, travel by value.
         """
         import cloudpickle
 
         buffers: list[pickle.PickleBuffer] = []
         try:
             data = cloudpickle.dumps(self, protocol=5, buffer_callback=buffers.append)
-            pieces = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+            return [memoryview(data), *(buffer.raw() for buffer in buffers)]
         except Exception as error:
-            raise ConfigError(f"it cannot be pickled ({type(error).__name__}: {error})") from error
-        if sum(map(len, pieces)) > most_bytes:
-            raise ConfigError(f"a copy of it takes {readable(sum(map(len, pieces)))}")
+            why = why_not_pickled(self.read.source) or f"cannot be pickled ({type(error).__name__}: {error})"
+            raise ConfigError(f"it {why}") from error
+
+    def stored(self) -> io.FileIO:
+        """Write the setup to an anonymous file in memory. Reader processes map its arrays and share them.
+
+        Raises:
+            ConfigError: Something cannot be pickled; says what.
+            MemoryBudgetError: The system refuses the memory.
+        """
+        pieces = self._pickled()
         shared = SharedFile("lit_async_data setup")
         try:
             with open(shared.file.fileno(), "wb", closefd=False) as buffered:

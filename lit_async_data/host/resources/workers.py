@@ -7,14 +7,12 @@ import sys
 from typing import Literal, NamedTuple
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.host.resources import control_groups
+from lit_async_data.host.resources.cores import cores
 from lit_async_data.host.resources.gil import has_gil
-from lit_async_data.host.resources.memory import ranks_here
 from lit_async_data.host.resources.worker_tuner import WorkerTuner
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import Reading
-from lit_async_data.system import usable_cores
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
 MOST_WORKERS = 4
@@ -107,24 +105,6 @@ class Workers(NamedTuple):
         several = f"{self.threads} {what}{'es' if self.processes else 's'}" if self.threads > 1 else f"1 {what}"
         text = several if self.most == self.threads else f"{several}, at most {self.most}"
         return f"{text} ({self.why})" if self.kind == "thread" else f"a reader process with {text} ({self.why})"
-
-
-def cores(ranks: int | None = None) -> int:
-    """Cores that this process may use, of which each rank of the machine has its share; at least 1.
-
-    Args:
-        ranks: See `ranks_here`.
-    """
-    limit = control_groups.core_limit()
-    here = usable_cores() if limit is None else min(usable_cores(), int(limit))
-    return max(here // _sharing(ranks), 1)
-
-
-def _sharing(ranks: int | None) -> int:
-    """Ranks that share the cores which this process may use. One, if SLURM has given each task cores of its own."""
-    tasks, own = (os.environ.get(f"SLURM_{name}", "") for name in ("NTASKS", "CPUS_PER_TASK"))
-    by_slurm = "LOCAL_WORLD_SIZE" not in os.environ and tasks.isdigit() and int(tasks) > 1
-    return 1 if by_slurm and own.isdigit() and usable_cores() <= int(own) else ranks_here(ranks)
 
 
 def _kind(

@@ -6,8 +6,8 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 
+from lit_async_data.host.resources.cores import cores
 from lit_async_data.host.resources.gil import why_gil
-from lit_async_data.host.resources.workers import cores
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.source import HDF5Source
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from lit_async_data import AsyncLoader, system
-from lit_async_data.host.resources import control_groups, workers
+from lit_async_data.host.resources import control_groups
+from lit_async_data.host.resources import cores as cores_module
+from lit_async_data.host.resources.cores import cores
 from lit_async_data.host.resources.memory import machine_memory
-from lit_async_data.host.resources.workers import cores
 from lit_async_data.testing import ArraySource
 
 NESTED = "0::/slurm/job_7/step_0\n"
@@ -25,7 +26,7 @@ def groups(tmp_path, monkeypatch):
             (tmp_path / name.replace("/", "_")).write_text(text)
 
     monkeypatch.setattr(control_groups, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
-    monkeypatch.setattr(workers, "usable_cores", lambda: 32)
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: 32)
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK"):
         monkeypatch.delenv(name, raising=False)
     return given

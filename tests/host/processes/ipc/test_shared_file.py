@@ -94,10 +94,11 @@ def test_with_too_little_room_the_choice_is_no_process(caplog):
     with AsyncLoader(Numbers(), OPTIONS) as loader:
         assert [batch["y"].tolist() for batch in loader] == np.arange(100).reshape(10, 10).tolist()
         assert loader.footprint.workers.kind == "caller"
-    lines = [record.getMessage() for record in caplog.records if "without a reader process" in record.getMessage()]
-    assert [line.partition(" (No space")[0] for line in lines] == [
-        "Numbers is read without a reader process: memory_budget: the system refuses 4.0 KiB for the notes of workers"
-    ]
+    before, after = [each.getMessage() for each in caplog.records if each.getMessage().startswith("Numbers: ")]
+    assert before.startswith("Numbers: a reader process with ")
+    assert after.startswith(
+        "Numbers: no workers (memory_budget: the system refuses 4.0 KiB for the notes of workers (No"
+    )
 
 
 def test_a_source_for_which_there_is_no_room_is_an_error_that_says_so(monkeypatch):

@@ -1,0 +1,76 @@
+"""Why a source or a function of the user cannot be pickled for another process."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Mapping
+from typing import Any
+
+# Attributes of attributes that are searched.
+DEPTH = 5
+
+
+def why_not_pickled(value: Any) -> str:
+    """Why an object cannot be pickled, with the attribute that prevents it; empty if it can.
+
+    Classes and functions of ``__main__``, as in a notebook, are pickled by value.
+
+    Example:
+        >>> import threading
+        >>> why_not_pickled(functools.partial(print, threading.Lock()))
+        "cannot be pickled (TypeError: cannot pickle '_thread.lock' object), because of its args[0]"
+    """
+    error = _error(value)
+    if error is None:
+        return ""
+    path = _path(value, DEPTH)
+    return f"cannot be pickled ({type(error).__name__}: {error})" + (f", because of its {path}" if path else "")
+
+
+def _error(value: Any) -> Exception | None:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value, protocol=5, buffer_callback=[].append)
+    except Exception as error:  # noqa: BLE001  # whatever the user's objects raise
+        return error
+    return None
+
+
+def _path(value: Any, depth: int) -> str:
+    """The first part that cannot be pickled either, as ``attribute.attribute``; empty if there is none."""
+    if not depth:
+        return ""
+    for name, part in _parts(value).items():
+        if _error(part) is not None:
+            inner = _path(part, depth - 1)
+            return name + inner if inner.startswith("[") else f"{name}.{inner}" if inner else name
+    return ""
+
+
+def _parts(value: Any) -> Mapping[str, Any]:
+    """What is pickled with an object, by name."""
+    if isinstance(value, types.MethodType):
+        return {"__self__": value.__self__}
+    if isinstance(value, types.FunctionType):
+        return inspect.getclosurevars(value).nonlocals
+    if isinstance(value, functools.partial):
+        given = {f"args[{place}]": argument for place, argument in enumerate(value.args)}
+        return {"func": value.func, **given, **value.keywords}
+    if isinstance(value, list | tuple | dict):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return {f"[{key!r}]": part for key, part in pairs}
+    return _state(value)
+
+
+def _state(value: Any) -> Mapping[str, Any]:
+    """The attributes that are pickled with an object."""
+    try:
+        state = value.__getstate__()
+    except Exception:  # noqa: BLE001  # its own pickling fails, and `_error` says how
+        return {}
+    if isinstance(state, tuple):  # of a class with __slots__
+        state = {name: part for each in state if each for name, part in each.items()}
+    return state if isinstance(state, dict) else {}
