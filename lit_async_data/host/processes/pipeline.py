@@ -10,8 +10,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
-import numpy as np
-
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.metrics.stages import StageMeter
@@ -26,6 +24,7 @@ from lit_async_data.host.processes.ipc.remote_errors import unpacked_errors
 from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
+from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
 
 # Seconds between two checks whether a slot was freed by another thread.
@@ -285,17 +284,31 @@ class ProcessPipeline(Pipeline):
         return FilledSlot(report.slot, batches, report.good)
 
     def _reading(self) -> str:
-        if self._shared is None:
-            return "the reader process reads nothing"
-        notes = [(int(epoch), int(first), int(count)) for epoch, first, count in self._shared.notes if count]
         found = []
-        for epoch, first, count in notes:
-            place = self._source.locate(self._source.ids(np.array([first])))[0]
-            more = f" and {count - 1} more" if count > 1 else ""
-            found.append(f"sample {first}{more} of epoch {epoch} (row {place.row} of {place.file})")
+        for epoch, count, samples in self._being_read():
+            place = self._source.locate(samples[:1])[0]
+            numbers = ", ".join(map(str, samples[:3])) + (f", … ({count} in all)" if count > 3 else "")
+            found.append(
+                f"sample{'s' * (count > 1)} {numbers} of epoch {epoch} (the first is row {place.row} of {place.file})"
+            )
         return "the reader process reads " + (", ".join(found) or "nothing")
 
+    def _being_read(self) -> list[tuple[int, int, Indices]]:
+        """See `SharedSlots.being_read`; with the numbers by which errors name samples."""
+        noted = [] if self._shared is None else self._shared.being_read()
+        return [(epoch, count, self._source.ids(samples)) for epoch, count, samples in noted]
+
     def _explained(self, error: WorkerError) -> WorkerError:
-        explained = WorkerError(f"{error}. When it ended, {self._reading()}")
+        """The error with what was being read: any of these samples may be the cause."""
+        noted = self._being_read()
+        explained = WorkerError(f"{error}. When it ended, {self._reading()}", stage="read")
+        if len(noted) == 1:
+            explained.sample_id = int(noted[0][2][0])
+            place = self._source.locate(noted[0][2][:1])[0]
+            explained.file, explained.row = place.file, place.row
+        for epoch, count, samples in noted:
+            if count > 3:
+                first = f"the first {len(samples)} " if count > len(samples) else ""
+                explained.add_note(f"samples of epoch {epoch} that were being read: {first}{samples.tolist()}")
         explained.__cause__ = error.__cause__
         return explained

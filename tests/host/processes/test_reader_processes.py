@@ -28,7 +28,7 @@ from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadEr
 from lit_async_data.host.processes.child.__main__ import Endpoint, LogToParent
 from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
 from lit_async_data.host.processes.ipc.messages import REPORT_BYTES, Report, ReportKind
-from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
+from lit_async_data.host.processes.ipc.shared_slots import NOTED, SharedSlots
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.order.plan import BatchIndex
 
@@ -215,12 +215,24 @@ def test_an_error_comes_at_its_place_with_type_sample_and_traceback(act, kind, m
 )
 def test_the_end_of_the_process_is_an_error_that_says_what_it_read(act, how):
     with AsyncLoader(Numbers(33, act), {"batch_size": 10, "shuffle": False, "worker_kind": "process"}) as loader:
-        with pytest.raises(
-            WorkerError, match=rf"reader process \d+ {how}.* sample 30 and 9 more of epoch 0 \(row 30 of N"
-        ):
+        what = r"samples 30, 31, 32, … \(10 in all\) of epoch 0 \(the first is row 30 of N"
+        with pytest.raises(WorkerError, match=rf"reader process \d+ {how}.* {what}") as caught:
             list(loader)
+        error = caught.value
+        assert (error.stage, error.sample_id, error.row, error.file) == ("read", 30, 30, "Numbers")
+        assert error.__notes__ == [f"samples of epoch 0 that were being read: {list(range(30, 40))}"]
         with pytest.raises(WorkerError, match="reader process"):
             next(loader)
+
+
+def test_of_many_samples_that_were_being_read_the_first_are_listed():
+    """Small batches are read together, so any of a few hundred samples may have ended the process."""
+    with AsyncLoader(Numbers(33, acts.crash), {"batch_size": 80, "shuffle": False, "worker_kind": "process"}) as loader:
+        with pytest.raises(WorkerError, match=r"samples 0, 1, 2, … \(80 in all\)") as caught:
+            list(loader)
+        assert caught.value.__notes__ == [
+            f"samples of epoch 0 that were being read: the first {NOTED} {list(range(NOTED))}"
+        ]
 
 
 def test_a_killed_process_is_named(file):
@@ -268,7 +280,7 @@ def test_a_process_that_does_not_answer_is_a_stall_that_says_what_it_reads():
     with AsyncLoader(Numbers(33, acts.stop), options) as loader:
         assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
         loader.machinery.engine.feed.pipeline.timeout_s = 0.5  # the start of the process may take longer
-        with pytest.raises(StalledError, match=r"batch 3 of epoch 0 .* reads sample 30 and 9 more"):
+        with pytest.raises(StalledError, match=r"batch 3 of epoch 0 .* reads samples 30, 31, 32, … \(10 in all\)"):
             next(loader)
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
+from lit_async_data.host.processes.ipc.shared_slots import NOTED, SharedSlots
 from lit_async_data.order.permutation import Indices
 
 
@@ -30,8 +30,10 @@ class NotedRead:
         if not hasattr(self._thread, "number"):
             self._thread.number = next(self._numbers) % len(self._notes)
         note = self._notes[self._thread.number]
-        note[:] = epoch, samples[0], len(samples)
+        first = samples[:NOTED]
+        note[0], note[2 : 2 + len(first)] = epoch, first
+        note[1] = len(samples)
         try:
             self._read(epoch, samples, out)
         finally:
-            note[2] = 0
+            note[1] = 0

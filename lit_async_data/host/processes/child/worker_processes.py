@@ -100,7 +100,9 @@ class WorkerProcesses:
             channel.close()
             self._channels[task.worker], self._ready[task.worker] = None, False
             raise WorkerError(
-                f"{error}, while it read {task}; the next batches are read by a new process", worker=task.worker
+                f"{error}, while it read {task}; the next batches are read by a new process",
+                stage="read",
+                worker=task.worker,
             ) from error.__cause__
         ((report, payload),) = reports
         CLOCK.done_elsewhere(report.work)

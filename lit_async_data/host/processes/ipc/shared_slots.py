@@ -17,12 +17,12 @@ from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.host.processes.ipc.shared_file import SharedFile
 from lit_async_data.host.resources.memory import readable
+from lit_async_data.order.permutation import Indices
 
-# The file begins with a page in which each worker notes what it reads: int64, shape (workers, NOTE).
-NOTES_BYTES = mmap.PAGESIZE
-# Epoch, first sample, and number of samples that a worker reads; 0 samples if it reads nothing.
-NOTE = 3
-MOST_NOTES = NOTES_BYTES // (8 * NOTE)
+# The file begins with notes of what each worker reads: int64, shape (MOST_NOTES, 2 + NOTED). A note is the epoch, the
+# number of samples, which is 0 if the worker reads nothing, and the first of them.
+MOST_NOTES, NOTED = 128, 62
+NOTES_BYTES = MOST_NOTES * (2 + NOTED) * 8  # whole pages
 
 
 class SharedSlots:
@@ -51,8 +51,7 @@ class SharedSlots:
                 raise
         else:
             self._file = io.FileIO(fd, "r+b", closefd=False)
-        page = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64)
-        self.notes = page[: MOST_NOTES * NOTE].reshape(MOST_NOTES, NOTE)
+        self.notes = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(MOST_NOTES, 2 + NOTED)
         self._slots: list[Bytes] = []
 
     @property
@@ -74,6 +73,10 @@ class SharedSlots:
             self._created.reach(NOTES_BYTES + (known + count) * self._stride)
             self._map()
         return self._slots[known:]
+
+    def being_read(self) -> list[tuple[int, int, Indices]]:
+        """For each worker that reads: the epoch, the number of samples, and the first of them."""
+        return [(int(note[0]), int(note[1]), note[2 : 2 + note[1]].copy()) for note in self.notes if note[1]]
 
     @contextlib.contextmanager
     def _refused(self, nbytes: int, what: str) -> Iterator[None]:

@@ -97,7 +97,7 @@ def test_with_too_little_room_the_choice_is_no_process(caplog):
     before, after = [each.getMessage() for each in caplog.records if each.getMessage().startswith("Numbers: ")]
     assert before.startswith("Numbers: a reader process with ")
     assert after.startswith(
-        "Numbers: no workers (memory_budget: the system refuses 4.0 KiB for the notes of workers (No"
+        "Numbers: no workers (memory_budget: the system refuses 64.0 KiB for the notes of workers (No"
     )
 
 
