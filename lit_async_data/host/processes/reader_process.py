@@ -41,6 +41,7 @@ class ReaderProcess:
         # Reentrant: garbage collection can close a loader inside any allocation.
         self._lock = threading.RLock()
         self._users: list[object] = []
+        # Ours and its end of the control, and of a lifeline, at whose end the system kills the process.
         # What is taken is stored by C code as soon as it exists, so that it is found also where an interrupt (Ctrl-C)
         # came in between.
         self._control: list[_socket.socket] = []
@@ -96,8 +97,8 @@ class ReaderProcess:
             end.close()
         self._control.clear()
         pair = functools.partial(_socket.socketpair, socket.AF_UNIX, socket.SOCK_STREAM)
-        self._control.extend(itertools.chain.from_iterable(map(operator.call, (pair,))))
-        control = self._control[1].fileno()
+        self._control.extend(itertools.chain.from_iterable(map(operator.call, (pair, pair))))
+        control, lifeline = (end.fileno() for end in self._control[1::2])
         # The child finds modules where this process does. Without -P it would look in the working directory first.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         environment |= dict.fromkeys(ONE_THREAD, "1")
@@ -105,19 +106,20 @@ class ReaderProcess:
         program = [sys.executable, "-P", "-m", "lit_async_data.host.processes.child"]
         # A process group of its own: Ctrl-C in a terminal does not reach it, even while it starts.
         started: Callable[..., subprocess.Popen[bytes]] = functools.partial(  # type: ignore[assignment]  # bytes: no text
-            subprocess.Popen, pass_fds=[control], env=environment, stdin=subprocess.DEVNULL, process_group=0
+            subprocess.Popen, pass_fds=[control, lifeline], env=environment, stdin=subprocess.DEVNULL, process_group=0
         )
         try:
-            self._processes.extend(map(started, ([*program, str(control), str(os.getpid()), number],)))
+            self._processes.extend(map(started, ([*program, *map(str, (control, lifeline, os.getpid())), number],)))
         except OSError as error:
             raise WorkerError(
                 f"a {self.kind} process could not be started: {error}; raise the system's limit on processes, or set "
                 "worker_kind=thread"
             ) from error
-        self._control[1].close()
+        for end in self._control[1::2]:
+            end.close()
 
     def _end(self) -> None:
-        for end in self._control:
+        for end in self._control[:2]:
             end.close()  # the process ends when its control does
         for process in self._processes:
             try:
@@ -126,6 +128,8 @@ class ReaderProcess:
                 process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk that does not answer
                     process.wait(CLOSE_S)
+        for end in self._control:
+            end.close()  # the lifeline, too
         self._processes.clear()
         self._control.clear()
 

@@ -360,6 +360,26 @@ def test_the_process_ends_when_the_trainer_is_killed_even_if_a_fork_of_it_lives(
         os.kill(fork, signal.SIGKILL)
 
 
+def test_the_process_ends_when_the_trainer_is_killed_even_if_c_code_holds_its_gil(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import sys\n"
+        f"sys.path.append({str(Path(acts.__file__).parents[2])!r})\n"
+        "from support.sources.reader_sources import Numbers, hold_the_gil\n"
+        "from lit_async_data import AsyncLoader\n"
+        "loader = AsyncLoader(Numbers(33, hold_the_gil), dict(batch_size=1, shuffle=False, worker_kind='process'))\n"
+        "next(loader)\n"
+        "print(loader.machinery.engine.feed.pipeline.process_id, flush=True)\n"
+        "list(loader)\n"
+    )
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as trainer:
+        # The reader may write before the trainer does.
+        reader, holding = sorted(trainer.stdout.readline().strip() for _ in range(2))
+        assert holding == "holding"
+        trainer.kill()
+    assert ends(int(reader))
+
+
 def test_the_process_outlives_the_thread_that_began(file):
     with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
         wanted = len(loader)

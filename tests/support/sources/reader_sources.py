@@ -54,6 +54,11 @@ def crash():
     ctypes.string_at(0)
 
 
+def hold_the_gil():
+    os.write(1, b"holding\n")
+    ctypes.PyDLL(None).sleep(3600)
+
+
 def break_the_next_claim():
     from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 

@@ -1,11 +1,12 @@
 """The program of a reader process, and of the worker processes that it starts.
 
-``python -m lit_async_data.host.processes.child CONTROL PARENT WORKER``: the descriptor of a socket, a process id, and
-the number of a worker or -1 for a reader process. Each message on the socket brings the descriptors of a channel: the
-setup, the slots, the pipes of commands and reports, and for a reader process both ends of a pipe of vacant slots; for a
-worker process the scratch memory, if there is any. The main thread obeys the commands of all channels. A channel
-ends with the command END, or with its pipe. The process ends with the socket, and with its parent, also if the parent
-is killed, or has forks that keep them open.
+``python -m lit_async_data.host.processes.child CONTROL LIFELINE PARENT WORKER``: the descriptors of two sockets, a
+process id, and the number of a worker or -1 for a reader process. Each message on the control brings the descriptors of
+a channel: the setup, the slots, the pipes of commands and reports, and for a reader process both ends of a pipe of
+vacant slots; for a worker process the scratch memory, if there is any. The main thread obeys the commands of all
+channels. A channel ends with the command END, or with its pipe. The process ends with the control, and with its parent,
+also if the parent is killed, or has forks that keep the sockets open. On Linux, the system kills it when the other end
+of the lifeline is closed, even if C code holds the GIL.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import fcntl
 import gc
 import logging
 import os
@@ -142,10 +144,14 @@ class Endpoint:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run until the parent closes the socket, or ends."""
-    control_fd, parent, worker = map(int, arguments)
+    """Run until the parent closes the control, or ends."""
+    control_fd, lifeline, parent, worker = map(int, arguments)
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     with contextlib.suppress(OSError, AttributeError):
         name = b"lit_data reader" if worker < 0 else b"lit_data worker"
         ctypes.CDLL(None).prctl(PR_SET_NAME, name, 0, 0, 0)
