@@ -93,9 +93,14 @@ def test_a_slot_is_not_filled_again_while_it_is_copied():
         assert held.query()
 
 
-def test_slots_are_pinned():
-    with source(1, 4, 0.0) as loader:
-        loader.next()
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_slots_are_pinned(kind):
+    numbers = np.arange(40, dtype=np.float32).repeat(MIB // 4).reshape(40, MIB // 4)
+    options = {"batch_size": 4, "shuffle": False, "workers": 1, "worker_kind": kind}
+    with lad.AsyncLoader(ArraySource({"x": numbers}), options, device="cuda") as loader:
+        found = [batch["x"].amax(dim=1).tolist() for batch in loader]
+        assert found == [[4 * step + i for i in range(4)] for step in range(10)]
         pool = measures.engine_of(loader).feed.pipeline.pool
         assert all(torch.from_numpy(pool.memory(slot)).is_pinned() for slot in range(len(pool)))
 

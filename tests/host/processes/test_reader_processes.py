@@ -30,6 +30,7 @@ from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
 from lit_async_data.host.processes.ipc.messages import REPORT_BYTES, Report, ReportKind
 from lit_async_data.host.processes.ipc.shared_slots import NOTED, SharedSlots
 from lit_async_data.host.processes.pipeline import ProcessPipeline
+from lit_async_data.host.processes.pipelines import pipeline_of
 from lit_async_data.order.plan import BatchIndex
 
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
@@ -297,6 +298,16 @@ def test_a_log_record_that_cannot_be_sent_stops_nothing():
     options = {"batch_size": 10, "shuffle": False, "worker_kind": "process"}
     with AsyncLoader(Numbers(33, acts.warn_with_a_lock), options) as loader:
         assert [next(loader)["y"][0].item() for _ in range(10)] == list(range(0, 100, 10))
+
+
+def test_the_slots_of_a_reader_process_are_locked_for_a_gpu(monkeypatch):
+    locked = []
+    monkeypatch.setattr("lit_async_data.host.resources.memory.register", locked.append)
+    loader = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"})
+    setup = loader._setup(loader.footprint)
+    with contextlib.closing(pipeline_of(setup, loader.reader_process, pin=True, timeout_s=60)) as pipeline:
+        assert [slot.ctypes.data for slot in locked] == [pipeline.pool.memory(slot).ctypes.data for slot in range(5)]
+        locked.clear()
 
 
 def test_no_more_slots_are_no_error():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_async_data.errors import MemoryBudgetError
-from lit_async_data.host.resources.memory import allocated, default_budget, readable
+from lit_async_data.host.resources.memory import allocated, default_budget, readable, register
 
 
 def test_memory_is_page_aligned_and_writable():
@@ -36,6 +36,45 @@ def test_memory_that_cannot_be_pinned_is_pageable_and_said(monkeypatch, caplog):
         made = allocated(1000, pinned=True)
     assert made.nbytes == 1000
     assert "pinning" in caplog.text
+
+
+class Runtime:
+    """The functions of the CUDA runtime that lock memory.
+
+    Args:
+        code: What they return; 0 for success.
+    """
+
+    def __init__(self, code=0):
+        self.code, self.locked = code, {}
+
+    def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802  # as torch names it
+        assert flags == 0
+        if not self.code:
+            self.locked[address] = nbytes
+        return self.code
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        del self.locked[address]
+        return self.code
+
+
+def test_memory_that_a_gpu_copies_from_is_locked_until_it_is_freed(monkeypatch, caplog):
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    slot = np.zeros(1000, np.uint8)
+    register(slot)
+    assert runtime.locked == {slot.ctypes.data: 1000}
+    del slot
+    assert runtime.locked == {}
+    assert not caplog.messages
+
+
+def test_memory_that_cannot_be_locked_is_used_all_the_same(monkeypatch, caplog):
+    runtime = Runtime(code=2)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    register(np.zeros(1000, np.uint8))
+    assert "pinning 1000 bytes failed, copies to the device will be slower: CUDA error 2" in caplog.text
 
 
 def test_the_budget_is_shared_by_the_ranks_of_a_machine(monkeypatch):
