@@ -1,6 +1,6 @@
 """How many steps a training loop keeps while batches are loaded beside it.
 
-    python benchmarks/waiting/beside.py [--quick] [--json FILE] [--folder DIR] [hdf5 | windows | files]
+    python benchmarks/waiting/beside.py [--quick] [--json FILE] [--folder DIR] [hdf5 | windows | files | counting]
 
 Each round runs the same loop beside each loader, with its batches in memory before and after. A figure is the median
 over the rounds of steps per second over those with batches in memory. Two loops: 1000 small tensor operations per step,
@@ -9,7 +9,7 @@ loading. A step is repeated until it takes longer than one core needs to read a 
 reads. What is lost is waiting for batches, time in which the loop had to hand over the GIL, and what the core that
 reads takes of caches and memory. The last row shows the latter alone: a process that has nothing to do with the loop
 reads as many batches. The last column is what our loader reports as slowdown, from a longer run of its own; a dash
-stands for other loaders, and where that run was too short.
+stands for other loaders, and where that run was too short. The part `counting` has a loop that only counts batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import h5py
 import torch
 
-from lit_async_data import AsyncLoader, Field, HDF5Source, Source
+from lit_async_data import AsyncLoader, HDF5Source, Source
 from lit_async_data.host.metrics.stats import Slowdown
 from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 
@@ -39,9 +39,11 @@ from loading.hdf5 import Run
 from measuring.program import Goal, argument_parser, run_parts
 from measuring.training import in_memory
 from readers import hdf5 as readers
+from readers import recordings
 from readers import tables as table_readers
 from readers.hdf5 import Batch, Contender
 
+from waiting.processes.counting import counting
 from waiting.processes.unrelated import unrelated
 
 Figures = list[dict[str, Any]]
@@ -52,6 +54,8 @@ LEAST_STEP, LEAST_STEPS = 1.3, 20
 # The loops use at most this many values of each sample.
 MOST_VALUES = 3 * 64 * 64
 LEAST = 0.97
+# Of the limit on one thread, by two workers: samples that a loop counts where decoding takes the time.
+OF_LIMIT = 1.5
 # Lengths of a measurement after which a loader reports its slowdown.
 REPORTED = 8
 KINDS = ("auto", "thread", "process")
@@ -184,7 +188,7 @@ def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Fig
         contenders = [ours(source, kind) for kind in KINDS] + others + [control(source, batches, period_s)]
         kept: dict[str, list[float]] = {each.name: [] for each in contenders}
         waits: dict[str, list[float]] = {each.name: [] for each in contenders}
-        for _ in range(run.rounds + (0 if run.quick else 4)):
+        for _ in range(run.rounds + (0 if run.quick else 2)):
             before, _ = rate(step, in_memory(batches), seconds)
             for contender in contenders:
                 with contender.opened() as opened:
@@ -230,10 +234,10 @@ def windows(run: Run) -> Figures:
     with h5py.File(path, "w") as file:
         values = torch.randn(rows, 32).numpy()
         file.create_dataset("data", data=values, chunks=(4096, 32), compression="gzip", compression_opts=1)
-        file["label"] = torch.arange(rows).numpy() % 10
-    source = HDF5Source(path, [Field("data", window=(0, 512)), "label"], stride=64)
-    figures = compare(run, "windows of 512 × 32 float32, gzip", source, [])
-    source.close()
+        file["labels"] = torch.arange(rows).numpy() % 10
+    reading = recordings.windows("windows of 512 × 32 float32, gzip", path, 512, 64)
+    figures = compare(run, reading.name, reading.source, [recordings.by_hand(reading, workers) for workers in (1, 2)])
+    reading.close()
     return figures
 
 
@@ -248,7 +252,8 @@ def files(run: Run) -> Figures:
     ]
     rows = []
     for reading in readings:
-        others = [each for each in table_readers.others(reading, (1, 2))[0] if each.family == table_readers.PLAIN]
+        chosen = (table_readers.PLAIN, table_readers.SHARED)
+        others = [each for each in table_readers.others(reading, (1, 2))[0] if each.family in chosen]
         source = reading.source()
         rows += compare(run, reading.name, source, others)
         source.close()
@@ -257,11 +262,17 @@ def files(run: Run) -> Figures:
 
 def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
     for row in [row for rows in figures.values() for row in rows]:
-        if ", auto" in row["contender"]:
+        if ", auto" in row.get("contender", ""):
             yield Goal(f"{row['data']}, {row['loop']}, {row['contender']}, of the steps", row["steps"], LEAST, LEAST)
+    for row in figures.get("counting", []):
+        label = f"{row['stored']}, counting, {row['workers']} workers, a process"
+        if row["auto"] == "process":
+            yield Goal(f"{label}, of threads", row["of_threads"], 1.0, 1.0)
+        if row["data"] in ("B", "C") and row["workers"] == 2:
+            yield Goal(f"{label}, of the limit on one thread", row["process"] / row["limit"], OF_LIMIT, OF_LIMIT)
 
 
-PARTS = {"hdf5": hdf5, "windows": windows, "files": files}
+PARTS = {"hdf5": hdf5, "windows": windows, "files": files, "counting": counting}
 
 
 if __name__ == "__main__":
