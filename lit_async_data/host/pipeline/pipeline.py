@@ -254,7 +254,9 @@ class Pipeline(abc.ABC):
             tuner.stay(before)
             return
         if count < before:
-            log.info("workers=auto: %d again, since one more did not shorten the waiting", count)
+            log.info(
+                "workers=auto: %d again, since one more did not shorten the waiting; workers=%d begins so", count, count
+            )
             return
         log.info("workers=auto: %d workers now, since the loop waited for batches; workers=%d begins so", count, count)
 

@@ -91,7 +91,8 @@ class ResourcePlan:
         decoded = source.decoded_bytes(chunks) + max(workers.most, 1) * source.decode_bytes
         cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
-        # Where the loop reads by itself, it would wait for all that is read together.
+        # Where the loop reads by itself, it waits for all that is read together. A copy takes less time than the calls
+        # that several batches share, so it gains all the same.
         reading = source.chunks.reading
         coalesced = reading == "copied" or (reading in ("opened", "decoded") and workers.threads > 0)
         if ahead and coalesced and not (streams or hooks):
