@@ -119,7 +119,6 @@ class AsyncLoader(Shown, ResumableLoader):
         self.source = source
         self.options = LoaderOptions.of(options)
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
-        self.local_world_size = None if local_world_size is None else operator.index(local_world_size)
         self._hooks = HostHooks.of(sample_transform, batch_transform)
         check_callable("device_transform", device_transform)
         self._device_transform = device_transform
@@ -130,6 +129,7 @@ class AsyncLoader(Shown, ResumableLoader):
         draws = self._hooks.draws or takes_rng(device_transform)
         self.schedule = schedule_of(source, self.options, rank, world_size, transform_draws=draws)
         self._reset("cpu" if device is None else device, device_depth, verify_copies)
+        self.local_world_size = None if local_world_size is None else operator.index(local_world_size)
         self._cursor = EpochCursor(self.schedule)
         self.resuming = Resuming(source, self.options, self._cursor)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.

@@ -92,7 +92,7 @@ class BaseLoader(abc.ABC):
     externally_driven: bool
     label: str
     logged: set[str]
-    local_world_size: int | None = None
+    local_world_size: int | None
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int) -> None:
         """Begin as new: nothing has been read."""
@@ -100,7 +100,7 @@ class BaseLoader(abc.ABC):
         self._depth = non_negative_int("device_depth", device_depth)
         self._verify_copies = non_negative_int("verify_copies", verify_copies)
         self._run = Run()
-        self.externally_driven, self.label, self.logged = False, "", set()
+        self.externally_driven, self.label, self.logged, self.local_world_size = False, "", set(), None
         self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
     @abc.abstractmethod
