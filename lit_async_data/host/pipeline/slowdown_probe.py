@@ -19,7 +19,7 @@ FIRST, BETWEEN, RETRY = 16, 4, 4
 # Groups of pauses after which they are rarer, and how much.
 ENOUGH_GROUPS, RARER = 16, 4
 # A pause needs this many batches, leaves this many, and lasts this many steps at most.
-LEAST_READY, LEAST_LEFT, MOST_STEPS = 3, 2, 8
+LEAST_READY, LEAST_LEFT, MOST_STEPS = 3, 2, 4
 # It also needs this share of the batches that were ready at best: so the readers have caught up since the last one. How
 # many there can be changes with the pace of the readers, so the best is multiplied by FADING with each step.
 FULL, FADING = 0.5, 0.995
