@@ -56,7 +56,7 @@ bench-manifest: $(VENV)/installed
 bench-overlap: $(VENV)/installed
 	$(BIN)/python benchmarks/waiting/overlap.py $(ARGS)
 
-# Steps of a training loop beside threads, a reader process and other loaders: about 6 minutes.
+# Steps of a training loop beside threads, a reader process and other loaders: about 40 minutes.
 bench-beside: $(VENV)/installed
 	$(BIN)/python benchmarks/waiting/beside.py $(ARGS)
 
