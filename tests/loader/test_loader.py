@@ -22,7 +22,8 @@ from lit_async_data.host.pipeline.slots import READY
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.order.plan import EpochPlan
-from lit_async_data.testing import ArraySource
+from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.testing import ArraySource, PartedArrays
 
 # Over 64 KiB per batch of 4, so that x is handed out as the slot itself.
 WIDE = 20_000
@@ -218,7 +219,10 @@ def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
 @pytest.mark.parametrize("seconds", [0, 1e9])
 def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(monkeypatch, seconds):
     monkeypatch.setattr("lit_async_data.host.pipeline.thread_pipeline.COALESCED_S", seconds)
-    with loader_of(numbers(2000, width=1), shuffle="none", workers=1, queue_depth=3) as loader:
+    chunks = StorageLayout(reading="copied")
+    source = PartedArrays({"y": np.arange(2000)}, parts={"a": 2000}, chunks=chunks)
+    with loader_of(source, shuffle="none", workers=1, queue_depth=3) as loader:
+        assert loader.footprint.layout.batches == 32
         next(loader)
         pipeline = loader.machinery.engine.feed.pipeline
         until(pipeline, lambda: pipeline.ready >= 3)
