@@ -55,7 +55,9 @@ def calls_of_batches(file, field):
 # A batch of 256 gzip samples from 64 chunks takes 294 calls, with the decoding of chunks. It took 717 when each slab
 # was looked up by a call of its own, and a cache that is off was asked for each.
 @pytest.mark.parametrize(("field", "most"), [("gzip", 300), ("contiguous", 60)])
-def test_a_batch_takes_few_calls(file, field, most):
+def test_a_batch_takes_few_calls(file, field, most, monkeypatch):
+    # However slow the machine is, batches that are copied share their slots.
+    monkeypatch.setattr("lit_async_data.host.pipeline.thread_pipeline.COALESCED_S", 1e9)
     calls = calls_of_batches(file, field)
     where = "\n".join(f"{count / BATCHES:7.1f} {name}" for name, count in calls.most_common(25))
     assert calls.total() / BATCHES <= most, f"{calls.total() / BATCHES:.0f} calls per batch:\n{where}"
