@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from lit_async_data.host.resources.memory import ranks_here
 from lit_async_data.lightning.trainer.compat import pl
 from lit_async_data.lightning.trainer.resume import training_steps
 from lit_async_data.lightning.trainer.stages import Stage, steps_wanted
@@ -35,7 +36,9 @@ class LoaderArguments:
         """The arguments under a Trainer, if there is one."""
         if trainer is None:
             return cls(None, source, options)
-        ranks = trainer.global_rank, trainer.world_size, trainer.num_devices
+        # Where Ray or torchrun starts the ranks, the Trainer may know of one device only.
+        here = max(trainer.num_devices, ranks_here())
+        ranks = trainer.global_rank, trainer.world_size, here
         return cls(weakref.ref(trainer), source, options, *ranks, trainer.strategy.root_device)
 
     def loader(self, stage: Stage, number: int, transforms: Mapping[str, Any]) -> AsyncLoader:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import types
 
 import h5py
 import numpy as np
 import pytest
 
-from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source
+from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.errors import ConfigError, MemoryBudgetError, TransformError
 from lit_async_data.host.resources.plan import ResourcePlan
 from lit_async_data.lightning.display.summary import summary_lines
+from lit_async_data.lightning.loader_arguments import LoaderArguments
 from lit_async_data.testing import ArraySource
 
 
@@ -229,3 +231,20 @@ def test_what_cannot_go_to_a_reader_process_is_said_before_the_first_batch():
         ConfigError, match=rf"^worker_kind: .* cannot go to a reader process: {why}; .* worker_kind=thr"
     ):
         dm.describe(["train"])
+
+
+class Ranks:
+    """What the arguments of a loader take from a Trainer."""
+
+    global_rank, world_size = 1, 4
+    strategy = types.SimpleNamespace(root_device=None)
+
+    def __init__(self, num_devices):
+        self.num_devices = num_devices
+
+
+@pytest.mark.parametrize(("devices", "torchrun", "ranks"), [(1, "4", 4), (4, "", 4), (4, "4", 4), (1, "", 1)])
+def test_ranks_on_this_machine_are_those_of_the_trainer_or_of_who_started_it(monkeypatch, devices, torchrun, ranks):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", torchrun)
+    arguments = LoaderArguments.of(Ranks(devices), source(), LoaderOptions(batch_size=4))
+    assert arguments.local_world_size == ranks
