@@ -144,8 +144,15 @@ class ChunkOrder:
         Raises:
             IndexError: The number is out of range.
         """
+        return self.first_of(self.lanes(group, begin, step))
+
+    def lanes(self, group: int, begin: int = 0, step: int = 1) -> Indices:
+        """Returns the places of these chunks in the order of chunks; see `first_samples`."""
         first = self.group(group).number * self.width
-        places = np.arange(first, min(first + self.width, self.chunks))[begin::step]
+        return np.arange(first, min(first + self.width, self.chunks))[begin::step]
+
+    def first_of(self, places: Indices) -> Indices:
+        """Returns the first sample number of the chunk at each place."""
         return self._layout.extents(self._chunks_at(places))[0]
 
     def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:

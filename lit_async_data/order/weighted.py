@@ -161,11 +161,20 @@ class WeightedChunkOrder:
         Raises:
             IndexError: The number is out of range.
         """
+        return self.first_of(self.lanes(group, begin, step))
+
+    def lanes(self, group: int, begin: int = 0, step: int = 1) -> Indices:
+        """Returns the places of these chunks in the order of chunks; see `first_samples`."""
         _, first, end = self.group(group)
         if -(-(end - first) // step) > _MOST_DRAWN:
-            return self._firsts[self._lanes[group, 0] : self._lanes[group, 1]]
+            return np.arange(*self._lanes[group])
         places, earliest = np.unique(self.dealt(np.arange(first + begin, end, step))[0], return_index=True)
-        return self._firsts[places[np.argsort(earliest)]]
+        found: Indices = places[np.argsort(earliest)]
+        return found
+
+    def first_of(self, places: Indices) -> Indices:
+        """Returns the first sample number of the chunk at each place."""
+        return self._firsts[places]
 
     def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
         """Returns the chunk and the row in it of each position.

@@ -159,8 +159,8 @@ class _Case:
     def _more(self, bound: Bound, *, waits: bool = False) -> Verdict:
         """More workers, if there are cores for them."""
         readers = self.readers
-        # Two threads that open files are slower than one.
-        helps = bound is not Bound.LOCK and (readers.reading != "opened" or readers.apart)
+        # Two threads that open files are slower than one, and under a lock one waits for the other.
+        helps = readers.apart or (bound is not Bound.LOCK and readers.reading != "opened")
         if helps and not readers.tried:
             found = self._workers(readers.count, waits=waits)
             if found is not None:

@@ -36,7 +36,7 @@ class Readers:
         count: How many there are now; of a foreign loader its ``num_workers``.
         reading: What reading takes; see `StorageLayout`.
         gil: Whether they share the loop's GIL.
-        apart: Whether several of them run Python code side by side, in worker processes.
+        apart: Whether several of them work side by side, in worker processes.
         tried: Whether ``workers=auto`` has found that another one does not help.
         queue_depth: Slots that can be ready.
         shuffle: Of the order.
@@ -75,7 +75,7 @@ class Readers:
         return cls(
             workers.kind,
             now,
-            "python" if workers.kind == "process" and workers.apart else loader.source.chunks.reading,
+            "python" if workers.apart and not workers.shared else loader.source.chunks.reading,
             gil=workers.kind == "thread" and has_gil(),
             apart=workers.apart,
             tried=auto and _tuned(loader) and now < workers.most,

@@ -72,6 +72,7 @@ PROCESS = {"kind": "process", "gil": False}
         (facts(decode=0.012, reading="locked", compressed=True, **PROCESS), Bound.LOCK, "pack(source, 'packed.h5')"),
         (facts(read=0.012, reading="locked", compressed=True, **PROCESS), Bound.LOCK, "pack(source, 'packed.h5')"),
         (facts(read=0.012, reading="locked", **PROCESS), Bound.LOCK, ""),
+        (facts(decode=0.018, reading="locked", apart=True, **PROCESS), Bound.LOCK, "loader.workers=2"),
         (facts(read=0.02, reading="opened", **PROCESS), Bound.READING, ""),
         (facts(0.01, copy=0.02), Bound.COPY, "uint8"),
         (facts(0.01, read=0.01, kind="caller", count=0), Bound.CALLER, "loader.workers=1"),

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
-from lit_async_data.errors import SourceError, batch_error, few
+from lit_async_data.errors import SourceError, WorkerError, batch_error, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
 
@@ -74,6 +74,7 @@ class ReadTask:
         generation: The pipeline's generation at the time of the claim.
         worker: Number of the worker; None for the consumer's thread.
         ids: The numbers by which errors name samples.
+        reading: The batches that are read at present: all of them, or one by itself.
     """
 
     slot: int
@@ -82,6 +83,7 @@ class ReadTask:
     generation: int
     worker: int | None
     ids: Callable[[Indices], Indices]
+    reading: Sequence[BatchResult] = ()
     _samples: Indices | None = None
 
     def run(self, read: Read, layout: BatchLayout, memory: Bytes) -> FilledSlot:
@@ -99,12 +101,12 @@ class ReadTask:
             BatchResult(key, begin, end - begin)
             for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
         ]
-        unexplained = ""
+        self.reading, unexplained = batches, ""
         if len(batches) > 1:
             try:
                 read(epoch, samples, layout.views(memory, len(samples)))
             except Exception as error:  # noqa: BLE001  # raised below by its batch, while the others are read
-                unexplained = "" if isinstance(error, SourceError) else traceback.format_exc()
+                unexplained = "" if isinstance(error, SourceError | WorkerError) else traceback.format_exc()
             else:
                 return FilledSlot(self.slot, batches, len(batches))
         return self._filled([self._alone(read, layout, memory, samples, batch) for batch in batches], unexplained)
@@ -120,6 +122,7 @@ class ReadTask:
         self, read: Read, layout: BatchLayout, memory: Bytes, samples: Indices, batch: BatchResult
     ) -> BatchResult:
         self._samples = samples = samples[batch.first : batch.first + batch.rows]
+        self.reading = (batch,)
         try:
             read(batch.key.epoch, samples, layout.views(memory, batch.rows, batch.first))
         except BaseException as caught:

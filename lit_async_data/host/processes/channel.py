@@ -49,13 +49,13 @@ class Channel:
         self._failure: BaseException | None = None
         self.opened = False
 
-    def open(self, setup: int, slots: SharedSlots, scratch: SharedSlots | None = None) -> None:
+    def open(self, setup: int, slots: SharedSlots, memory: int | None = None) -> None:
         """Have the process read.
 
         Args:
             setup: Descriptor of a `ReaderSetup`.
             slots: The slots that it will fill.
-            scratch: Memory in which samples come to a worker process; None if it reads them.
+            memory: Descriptor of further memory that a worker process needs; None for none.
 
         Raises:
             WorkerError: The system refuses to start a process.
@@ -73,7 +73,7 @@ class Channel:
         for end in self._vacant[:1]:
             os.set_blocking(end.fileno(), False)
         passed += [end.fileno() for end in self._vacant]
-        passed += [] if scratch is None else [scratch.fd]
+        passed += [] if memory is None else [memory]
         self._running = self._process.open(self, passed)
         for unused in (self._commands[0], self._reports[1], *self._vacant[:1]):
             unused.close()

@@ -14,6 +14,7 @@ from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.processes.ipc.shared_file import SharedFile
+from lit_async_data.host.processes.ipc.shared_tasks import SharedTasks
 from lit_async_data.host.resources.memory import readable
 from lit_async_data.host.resources.plan import ResourcePlan
 from lit_async_data.host.sample_reader import SampleReader
@@ -48,6 +49,10 @@ class ReaderSetup:
     def layout(self) -> BatchLayout:
         """Where fields lie in a slot."""
         return self.plan.layout
+
+    def tasks(self, fd: int | None = None) -> SharedTasks:
+        """What worker processes that share each batch are told; see `SharedTasks`."""
+        return SharedTasks(self.plan.workers.processes, self.schedule.capacity * self.layout.batches, fd)
 
     def check(self, *, on_demand: bool) -> None:
         """Check that it can go to a reader process.

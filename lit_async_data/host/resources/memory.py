@@ -89,7 +89,7 @@ class Budget:
         decoded: Bytes of decoded chunks that are held between batches.
         cache: Bytes of decoded chunks that are kept for good.
         fetched: The most bytes of files that are read ahead.
-        scratch: Bytes in which samples lie until they are transformed, of all threads.
+        scratch: Bytes in which samples lie until they are transformed or copied to a slot, of all workers.
         limit: The most bytes that the loader may hold.
 
     Example:
@@ -127,7 +127,7 @@ class Budget:
         parts += [f"{readable(self.decoded)} decoded"] if self.decoded else []
         parts += [f"{readable(self.cache)} cache"] if self.cache else []
         parts += [f"{readable(self.fetched)} of files read ahead"] if self.fetched else []
-        parts += [f"{readable(self.scratch)} to transform samples in"] if self.scratch else []
+        parts += [f"{readable(self.scratch)} scratch"] if self.scratch else []
         return " + ".join(parts)
 
     def check(self) -> None:

@@ -74,45 +74,80 @@ class ResourcePlan:
             refusal: Why no reader process can be used; empty if one can.
             ranks: Processes of this job on this machine; None for the number that torchrun sets, or 1.
         """
-        hooks = scratch is not None
-        workers = Workers.of(source, options, ahead=ahead, hooks=hooks, refusal=refusal, ranks=ranks)
+        hooks, first = scratch is not None, schedule.plan(0)
+        workers = Workers.of(
+            source,
+            options,
+            ahead=ahead,
+            hooks=hooks,
+            refusal=refusal,
+            ranks=ranks,
+            sample_bytes=spec.nbytes,
+            shareable=source.chunks.rows == 1 or first.chunk_order is not None or first.order is None,
+        )
         limit = options.memory_budget or default_budget(ranks)
-        if scratch and workers.most > workers.threads:
-            # Every thread and every worker process has scratch memory: as many as take a quarter of the budget.
-            room = limit // (8 * scratch)
-            workers = workers._replace(most=max(workers.threads, min(workers.most, room)))
-        slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
-        order = schedule.plan(0).chunk_order
-        chunks, in_hand = 0, max(workers.most, 1) * options.batch_size * schedule.plan(0).world_size
-        if order is not None:
-            # Groups that are read at a time: one, unless workers have more samples in hand than are in one.
-            groups = -(-in_hand // (order.width * order.rows))
-            chunks = min((groups + 1) * order.width, order.chunks)
-        decoded = source.decoded_bytes(chunks) + max(workers.most, 1) * source.decode_bytes
-        cache = min(options.cache_bytes, source.decodable_bytes)
         layout = BatchLayout(spec, schedule.capacity)
+        scratch = layout.nbytes if workers.shared else scratch or 0
+        workers = _within(workers, limit, scratch)
+        shared = workers.shared and workers.processes > 0
+        slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
+        most = max(workers.most, 1)
+        cache = min(options.cache_bytes, source.decodable_bytes)
+        in_hand = most * options.batch_size * first.world_size
+        chunks = _chunks(first, in_hand)
+        decoded = source.decoded_bytes(chunks) + most * source.decode_bytes
         # Where the loop reads by itself, it waits for all that is read together. A copy takes less time than the calls
         # that several batches share, so it gains all the same.
         reading = source.chunks.reading
-        coalesced = reading == "copied" or (reading in ("opened", "decoded") and workers.threads > 0)
+        coalesced = reading == "copied" or (reading in ("opened", "decoded") and workers.threads > 0) or shared
         if ahead and coalesced and not (streams or hooks):
+            # Each worker has as many decoded chunks in hand, and scratch memory of that size if it shares slots.
+            copies = slots + most * (chunks > 0) + workers.processes * shared
             left = int(COALESCED_SHARE * (limit - decoded - cache))
-            most = min(left // (slots * layout.nbytes), schedule.steps)
-            if reading == "decoded" and order is not None and order.rows > 1:
-                # The workers have half a group in hand at most: else a chunk would be decoded for several slots anew.
-                most = min(most, order.width * order.rows // (2 * in_hand))
-            layout = BatchLayout(spec, schedule.capacity, coalesced_batches(layout.nbytes, most))
-        # While a worker process starts, the thread that it belongs to reads.
-        scratches = max(workers.most, 1) + workers.processes
-        budget = Budget(slots, layout.nbytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
+            batches = coalesced_batches(layout.nbytes, min(left // (copies * layout.nbytes), schedule.steps))
+            layout = BatchLayout(spec, schedule.capacity, batches)
+            chunks = _chunks(first, in_hand * batches)
+            decoded = source.decoded_bytes(chunks) + most * source.decode_bytes
+            scratch = layout.nbytes if shared else 0
+        # While a worker process starts, the thread that it belongs to transforms.
+        scratches = workers.processes + (most if hooks else 0)
+        budget = Budget(slots, layout.nbytes, limit, decoded, cache, scratch=scratch * scratches)
         if workers.threads:
             fetched = _fetched_bytes(source, schedule.capacity * (AHEAD + layout.batches), limit - budget.total)
             budget = dataclasses.replace(budget, fetched=fetched)
-        return cls(workers, layout, budget, chunks, _amplification(source, schedule.plan(0), cache))
+        return cls(workers, layout, budget, chunks, _amplification(source, first, cache))
 
-    def reserve(self, source: Source) -> Callable[[], None]:
-        """Have a source reserve room for what is read ahead; call the result to give the room back."""
-        return source.reserve(self.chunks, self.budget.cache, self.budget.fetched)
+    def reserve(self, source: Source, readers: int = 1) -> Callable[[], None]:
+        """Have a source reserve room for what is read ahead; call the result to give the room back.
+
+        Args:
+            source: Where samples come from.
+            readers: Number of worker processes that share it.
+        """
+        # The chunks of a group do not fall to all of them evenly, and there are two groups.
+        chunks = self.chunks if readers == 1 else self.chunks // readers + 2
+        return source.reserve(chunks, self.budget.cache // readers, self.budget.fetched // readers)
+
+
+def _within(workers: Workers, limit: int, scratch: int) -> Workers:
+    """As many workers as have scratch memory in a quarter of the budget."""
+    if not scratch:
+        return workers
+    # Every thread has some, and so has every worker process.
+    room = limit // (8 * scratch)
+    if workers.shared and room < workers.threads:
+        return workers._replace(apart=False, shared=False, most=workers.threads)  # threads need none
+    return workers._replace(most=max(workers.threads, min(workers.most, room)))
+
+
+def _chunks(plan: EpochPlan, in_hand: int) -> int:
+    """Decoded chunks that are in use at a time, if workers have so many samples in hand."""
+    order = plan.chunk_order
+    if order is None:
+        return 0
+    # Groups that are read at a time: one, unless workers have more samples in hand than are in one.
+    groups = -(-in_hand // (order.width * order.rows))
+    return min((groups + 1) * order.width, order.chunks)
 
 
 def coalesced_batches(batch_bytes: int, most: int) -> int:

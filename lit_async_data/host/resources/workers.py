@@ -15,7 +15,10 @@ from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import Reading
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
-MOST_WORKERS = 4
+MOST_THREADS = 4
+# Samples of fewer bytes are decoded faster by worker processes than by threads, most of whose work then holds the GIL
+# (``benchmarks/waiting/workers.py chunks``).
+SMALL_SAMPLE = 2048
 # Seconds after which it is judged whether another worker helps. A worker process takes a part of the first to start.
 THREAD_S, PROCESS_S = 0.25, 1.0
 # What costs the training loop the GIL, by `StorageLayout.reading`.
@@ -36,8 +39,10 @@ class Workers(NamedTuple):
         threads: Number of threads to begin with; 0 for the caller.
         why: The reason for the kind, for people.
         most: Number of threads that there may be later, if the loop waits for batches.
-        apart: Whether several threads of a reader process have a worker process each, so that Python code runs side by
-            side.
+        apart: Whether several threads of a reader process have a worker process each, since one GIL would let only one
+            of them work.
+        shared: Whether these share each batch, so that each chunk is decoded by one of them. Else each has batches of
+            its own.
     """
 
     kind: Literal["caller", "thread", "process"]
@@ -45,6 +50,7 @@ class Workers(NamedTuple):
     why: str
     most: int = 0
     apart: bool = False
+    shared: bool = False
 
     @classmethod
     def of(
@@ -56,6 +62,8 @@ class Workers(NamedTuple):
         hooks: bool = False,
         refusal: str = "",
         ranks: int | None = None,
+        sample_bytes: int = SMALL_SAMPLE,
+        shareable: bool = False,
     ) -> Workers:
         """The workers of a loader.
 
@@ -66,6 +74,8 @@ class Workers(NamedTuple):
             hooks: Whether Python code transforms what was read.
             refusal: Why no reader process can be used; empty if one can.
             ranks: See `ranks_here`.
+            sample_bytes: Bytes of one sample.
+            shareable: Whether it is known which samples of a batch share chunks.
 
         Raises:
             ConfigError: ``worker_kind=process`` is not possible here.
@@ -73,19 +83,20 @@ class Workers(NamedTuple):
         if not ahead or options.workers == 0:
             return cls("caller", 0, "nothing is read ahead" if not ahead else "workers=0")
         reading, free = source.chunks.reading, cores(ranks)
-        kind, why = _kind("python" if hooks else reading, options, refusal or system_refusal(), free)
+        python = hooks or reading == "python"
+        kind, why = _kind("python" if python else reading, options, refusal or system_refusal(), free)
         if hooks and why == _COSTS["python"]:
             why = "Python code transforms the samples"
-        python = hooks or reading == "python"
         # Hooks run apart from the decoding of chunks. Code that reads samples does not: each process would decode them.
-        apart = python and kind == "process" and (hooks or source.chunks.rows == 1)
+        apart = kind == "process" and python and (hooks or source.chunks.rows == 1)
+        one_gil = reading == "locked" or (reading == "decoded" and sample_bytes < SMALL_SAMPLE)
+        shared = kind == "process" and not python and shareable and one_gil
         if options.workers != "auto":
-            return cls(kind, options.workers, why, options.workers, apart)
+            return cls(kind, options.workers, why, options.workers, apart or shared, shared)
         if python and kind == "thread" and options.worker_kind == "auto" and has_gil():
             return cls("caller", 0, why)
-        if python:
-            return cls(kind, 1, why, free if apart else 1, apart)
-        return cls(kind, 1, why, min(free, MOST_WORKERS) if reading == "decoded" else 1)
+        most = free if apart or shared else min(free, MOST_THREADS) if reading == "decoded" and not python else 1
+        return cls(kind, 1, why, most, apart or shared, shared)
 
     @property
     def processes(self) -> int:

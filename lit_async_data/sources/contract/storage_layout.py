@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.shares import Shares
 
 Reading = Literal["copied", "opened", "locked", "decoded", "python"]
 READINGS: tuple[Reading, ...] = get_args(Reading)  # from the cheapest to the most expensive
@@ -37,8 +38,8 @@ class StorageLayout:
         reading: ``"copied"``: a copy from memory; one thread is enough. ``"opened"``: a file is opened for each sample,
             and copied; two threads are slower than one, and each file takes the GIL. ``"decoded"``: work without a
             lock, which threads can share. With these three, several small batches are read together. ``"locked"``: work
-            under a lock, where a second thread would only wait. ``"python"``: Python code for each sample; in a thread
-            it would hold the GIL against the training loop.
+            under a lock, where a second thread would only wait; each process has its own. ``"python"``: Python code for
+            each sample; in a thread it would hold the GIL against the training loop.
         spread: Storage chunks that one chunk of a run touches, on average; above 1 if samples reach into the next
             chunk, which is then decoded twice.
         chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.
@@ -65,6 +66,11 @@ class StorageLayout:
     def rows(self) -> int:
         """Most samples that can only be decoded together; 1 if each sample can be read alone."""
         return max((run.rows for run in self.runs), default=1) if self.compressed else 1
+
+    @property
+    def shares(self) -> Shares:
+        """Which of several readers reads which samples."""
+        return Shares(ChunkExtents(self.runs) if self.rows > 1 else None)
 
     def width(self, shuffle_chunks: int) -> int:
         """Number of run chunks that hold ``shuffle_chunks`` storage chunks, at least 1."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from support.processes import children, wait_for_the_end_of
 from support.sources import reader_sources as acts
-from support.sources.reader_sources import ManyNumbers, PythonNumbers
+from support.sources.reader_sources import KilledOnce, ManyNumbers, PythonNumbers
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ReadError, TransformError, WorkerError
@@ -30,21 +30,11 @@ def loader_of(source, **options):
 def in_worker_processes(loader):
     """Take passes until both worker processes read; returns their ids."""
     for _ in range(PASSES):
-        found = {batch["process"][0].item() for batch in loader}
+        found = {pid for batch in loader for pid in batch["process"].tolist()}
         workers = children(loader.machinery.engine.feed.pipeline.process_id)
         if len(workers) == 2 and found == workers:
             return workers
     raise AssertionError("the worker processes never started")
-
-
-def children(process):
-    found = set()
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with contextlib.suppress(OSError):
-            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-            if int(lines["PPid"]) == process and "Z" not in lines["State"]:
-                found.add(int(lines["Pid"]))
-    return found
 
 
 @pytest.mark.parametrize("shuffle", [False, "global"])
@@ -80,16 +70,15 @@ def test_each_worker_has_a_process_and_all_end_with_the_loader():
         assert names == {"lit_data worker\n"}
         assert (Path("/proc") / str(reader) / "comm").read_text() == "lit_data reader\n"
     for pid in workers:
-        _wait_for_the_end_of(pid)
+        wait_for_the_end_of(pid)
 
 
 def test_worker_processes_end_with_a_reader_process_that_is_killed():
     with loader_of(PythonNumbers()) as loader:
         workers = in_worker_processes(loader)
-        ends = [os.pidfd_open(pid) for pid in workers]
         os.kill(loader.machinery.engine.feed.pipeline.process_id, signal.SIGKILL)
-        for end in ends:
-            _wait(end)
+        for pid in workers:
+            wait_for_the_end_of(pid)
         with pytest.raises(WorkerError, match="was killed by SIGKILL"):
             list(loader)
 
@@ -114,7 +103,26 @@ def test_an_error_comes_at_its_place_with_type_and_traceback():
             assert next(batches, None) is None
 
 
-def test_a_killed_worker_costs_its_batch_and_is_replaced():
+@pytest.mark.parametrize("reading", ["python", "locked"])
+def test_a_worker_that_is_killed_while_it_reads_is_an_error_and_its_batch_is_read_again(reading, tmp_path):
+    """With ``locked``, batches may be read together; they are first read again, one by one."""
+    flag = tmp_path / "flag"
+    with loader_of(KilledOnce(str(flag), reading)) as loader:
+        in_worker_processes(loader)
+        flag.touch()
+        seen, lost = [], []
+        while flag.exists() or len(seen) < 100:
+            try:
+                seen.append(loader.next()["y"][0].item())
+            except WorkerError as error:
+                lost.append(str(error))
+                assert seen[-1] == 20
+        assert seen == [10 * ((number + seen[0] // 10) % 10) for number in range(len(seen))]
+        assert all("was killed by SIGKILL" in text and "while it read batch 3 of" in text for text in lost)
+        assert len(lost) == 1 if reading == "python" else len(lost) <= 1
+
+
+def test_a_killed_worker_is_an_error_at_most_and_is_replaced():
     with loader_of(PythonNumbers()) as loader:
         workers = in_worker_processes(loader)
         for pid in workers:
@@ -126,21 +134,9 @@ def test_a_killed_worker_costs_its_batch_and_is_replaced():
             except WorkerError as error:
                 lost.append(str(error))
         assert all("was killed by SIGKILL" in text and "while it read batch" in text for text in lost)
-        assert 1 <= len(lost) <= 2
+        assert len(lost) <= 2  # if it was reading
         assert set(seen) == set(ORDER)
         assert not in_worker_processes(loader) & workers
-
-
-def _wait_for_the_end_of(pid):
-    with contextlib.suppress(ProcessLookupError):
-        _wait(os.pidfd_open(pid))
-
-
-def _wait(end):
-    try:
-        assert select.select([end], [], [], 60)[0]
-    finally:
-        os.close(end)
 
 
 def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):

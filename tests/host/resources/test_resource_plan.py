@@ -22,9 +22,11 @@ def two_cores(monkeypatch):
     monkeypatch.setattr(workers, "cores", lambda ranks=None: 2)
 
 
-def plan_of(reading, shape=(8,), **options):
+def plan_of(reading, shape=(8,), *, rows=1, order=None, **options):
     arrays = {"x": np.zeros((LENGTH, *shape), np.uint8), "y": np.zeros(LENGTH, np.int64)}
-    source = PartedArrays(arrays, parts={"a": LENGTH}, chunks=StorageLayout(reading=reading))
+    runs = (ChunkRun(LENGTH, rows),) if rows > 1 else ()
+    chunks = StorageLayout(runs, compressed=True, reading=reading, order=order)
+    source = PartedArrays(arrays, parts={"a": LENGTH}, chunks=chunks)
     return AsyncLoader(source, {"batch_size": BATCH, **options}).footprint
 
 
@@ -44,7 +46,7 @@ def test_what_would_take_the_gil_is_read_in_a_process(reading, kind, why):
 
 
 @pytest.mark.parametrize(
-    ("reading", "most"), [("copied", 1), ("opened", 1), ("locked", 1), ("decoded", 2), ("python", 2)]
+    ("reading", "most"), [("copied", 1), ("opened", 1), ("locked", 2), ("decoded", 2), ("python", 2)]
 )
 def test_more_workers_come_later_only_where_they_can_help(reading, most):
     assert plan_of(reading).workers.most == most
@@ -56,7 +58,7 @@ def test_more_workers_come_later_only_where_they_can_help(reading, most):
 )
 @pytest.mark.parametrize("kind", ["auto", "thread", "process"])
 def test_small_batches_are_read_together_but_for_python_code_and_locks(reading, together, kind):
-    found = plan_of(reading, worker_kind=kind)
+    found = plan_of(reading, worker_kind=kind, workers=1)
     assert found.layout.batches == (COALESCED_BATCHES if together else 1)
     assert found.budget.slot_bytes == found.layout.nbytes
 
@@ -85,8 +87,8 @@ def test_a_small_budget_is_no_reason_to_refuse_what_can_be_read_batch_by_batch(r
 @pytest.mark.parametrize("reading", ["copied", "opened", "decoded"])
 def test_batches_that_are_read_together_leave_most_of_a_small_budget(reading):
     """For users who keep batches, and for files that are read ahead."""
-    alone = plan_of(reading, (1000,), memory_budget=5 * 17_000).budget.slot_bytes
-    found = plan_of(reading, (1000,), memory_budget=5 * 4 * 3 * alone)
+    alone = plan_of(reading, (1000,), workers=1, memory_budget=5 * 17_000).budget.slot_bytes
+    found = plan_of(reading, (1000,), workers=1, memory_budget=5 * 4 * 3 * alone)
     assert found.layout.batches == 3
     assert found.budget.most_slots == 4 * found.budget.slots == 20
 
@@ -96,22 +98,59 @@ def test_an_epoch_of_one_step_has_nothing_to_read_together():
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "together"),
+    ("rows", "options", "groups"),
     [
-        (16, {"shuffle_chunks": 8}, 2),  # 64 of 128 samples; two workers have 32 in hand
-        (16, {"shuffle_chunks": 8, "worker_kind": "thread", "workers": 1}, 4),
-        (16, {"shuffle_chunks": 1}, 1),
-        (16, {"shuffle_chunks": 8, "shuffle": "none"}, COALESCED_BATCHES),
-        (1, {"shuffle_chunks": 8}, COALESCED_BATCHES),
+        (64, {"workers": 1}, 1),  # 512 of the 512 samples of a group
+        (16, {"workers": 1}, 4),
+        (16, {"workers": 2}, 8),
+        (2, {"workers": 1}, 32),
     ],
 )
-def test_what_is_read_together_is_at_most_half_of_the_chunks_that_are_mixed(rows, options, together):
+def test_decoded_chunks_have_room_for_all_that_is_read_together_and_a_group_more(rows, options, groups):
     """Else a chunk would be decoded for several slots anew."""
     chunks = StorageLayout((ChunkRun(LENGTH, rows),), compressed=True, reading="decoded")
     arrays = {"x": np.zeros((LENGTH, 8), np.uint8), "y": np.zeros(LENGTH, np.int64)}
     source = PartedArrays(arrays, parts={"a": LENGTH}, chunks=chunks)
-    loader = AsyncLoader(source, {"batch_size": BATCH, "shuffle": "chunk", **options})
-    assert loader.footprint.layout.batches == together
+    options = {"batch_size": BATCH, "shuffle": "chunk", "shuffle_chunks": 8, **options}
+    found = AsyncLoader(source, options).footprint
+    assert (found.layout.batches, found.chunks) == (COALESCED_BATCHES, min(8 * (groups + 1), LENGTH // rows))
+
+
+@pytest.mark.parametrize(
+    ("reading", "shape", "rows", "options", "processes"),
+    [
+        ("decoded", (8,), 1, {}, 2),
+        ("decoded", (8,), 16, {}, 2),
+        ("decoded", (8,), 16, {"workers": 3}, 3),
+        ("decoded", (8,), 16, {"workers": 1}, 0),
+        ("decoded", (8,), 16, {"worker_kind": "thread"}, 0),
+        ("decoded", (workers.SMALL_SAMPLE,), 16, {}, 0),
+        ("locked", (8,), 1, {}, 2),
+        ("locked", (workers.SMALL_SAMPLE,), 16, {}, 2),
+        ("opened", (8,), 1, {}, 0),
+    ],
+)
+def test_several_processes_share_what_one_gil_would_hold_up(reading, shape, rows, options, processes):
+    found = plan_of(reading, shape, rows=rows, **options)
+    assert found.workers.processes == processes
+    # Each has scratch memory for samples that do not lie side by side in a slot.
+    assert found.budget.scratch == processes * found.layout.nbytes
+
+
+def test_samples_whose_chunks_are_not_known_are_not_shared():
+    """They are numbered by another order than that of storage, and do not come by chunks."""
+    order = np.arange(LENGTH)[::-1]
+    for shuffle, shared in (("chunk", True), ("global", False)):
+        found = plan_of("decoded", rows=16, order=order, shuffle=shuffle)
+        assert (found.workers.processes, found.workers.most) == (2 * shared, 2)
+
+
+def test_processes_that_have_no_room_for_scratch_memory_are_threads():
+    alone = plan_of("decoded", (1000,), rows=2, workers=2)
+    budget = 15 * alone.layout.nbytes // alone.layout.batches
+    found = plan_of("decoded", (1000,), rows=2, workers=2, memory_budget=budget)
+    assert (found.workers.processes, found.workers.threads, found.budget.scratch) == (0, 2, 0)
+    found.budget.check()
 
 
 def test_a_table_of_npy_files_opens_them(tmp_path):

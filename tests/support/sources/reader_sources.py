@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -12,6 +13,7 @@ import numpy as np
 
 from lit_async_data import BatchSpec, FieldSpec, Source, StorageLayout
 from lit_async_data.errors import CorruptError
+from lit_async_data.order.chunk_order import ChunkRun
 
 
 class Numbers(Source):
@@ -146,3 +148,58 @@ def warn_at_length():
 
 def warn_oddly():
     logging.getLogger("mine").warning("row 33", extra={"why": UnpicklableError("odd", "even")})
+
+
+def took(flag):
+    """Whether this process has removed a file, and no other one."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(flag)
+        return True
+    return False
+
+
+class KilledOnce(PythonNumbers):
+    """Numbers whose reader is killed at sample 33, if it finds the file ``flag``, which it removes."""
+
+    def __init__(self, flag, reading="python"):
+        super().__init__()
+        self._flag, self._reading = flag, reading
+
+    @property
+    def chunks(self):
+        return StorageLayout(reading=self._reading)
+
+    def read_into(self, samples, out):
+        if 33 in samples and took(self._flag):
+            kill()
+        super().read_into(samples, out)
+
+
+class SharedNumbers(PythonNumbers):
+    """Numbers that several processes share: each is stored alone, or they are stored in chunks.
+
+    Args:
+        sample: See `Numbers`.
+        act: See there.
+        rows: Numbers in a chunk.
+        act_ahead: What a process does when it reads ahead, if it finds the file ``flag``, which it removes.
+        flag: Path of this file.
+    """
+
+    def __init__(self, sample=-1, act=None, rows=1, act_ahead=None, flag=""):
+        super().__init__(sample, act)
+        self._rows, self._act_ahead, self._flag = rows, act_ahead, flag
+
+    @property
+    def chunks(self):
+        if self._rows == 1:
+            return StorageLayout(reading="locked")
+        return StorageLayout((ChunkRun(70, self._rows), ChunkRun(30, self._rows)), compressed=True, reading="decoded")
+
+    @property
+    def reads_ahead(self):
+        return True
+
+    def decode_ahead(self, samples, turn):
+        if self._act_ahead is not None and took(self._flag):
+            self._act_ahead()

@@ -3,7 +3,7 @@
 ``python -m lit_async_data.host.processes.child CONTROL LIFELINE PARENT WORKER``: the descriptors of two sockets, a
 process id, and the number of a worker or -1 for a reader process. Each message on the control brings the descriptors of
 a channel: the setup, the slots, the pipes of commands and reports, and for a reader process both ends of a pipe of
-vacant slots; for a worker process the scratch memory, if there is any. The main thread obeys the commands of all
+vacant slots; for a worker process further memory, if it needs any. The main thread obeys the commands of all
 channels. A channel ends with the command END, or with its pipe. The process ends with the control, and with its parent,
 also if the parent is killed, or has forks that keep the sockets open. On Linux, the system kills it when the other end
 of the lifeline is closed, even if C code holds the GIL.
@@ -27,7 +27,7 @@ import threading
 from typing import NoReturn
 
 from lit_async_data.host.processes.child.reader_server import ReaderServer
-from lit_async_data.host.processes.child.task_server import TaskServer
+from lit_async_data.host.processes.child.task_server import DecodingTasks, PythonTasks, TaskServer
 from lit_async_data.host.processes.ipc.given_slots import GivenSlots
 from lit_async_data.host.processes.ipc.messages import COMMAND_BYTES, Command, CommandKind, Report, ReportKind, Reports
 from lit_async_data.host.processes.ipc.remote_errors import packed_errors
@@ -43,7 +43,7 @@ IGNORED = (
     signal.SIGTERM,
     *(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)),
 )
-PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
+PR_SET_NAME = 15
 
 
 class LogToParent(logging.Handler):
@@ -94,7 +94,8 @@ class Endpoint:
             if self._vacant is not None:
                 self._server = ReaderServer(setup, setup_fd, slots, self._vacant, self.reports)
             else:
-                self._server = TaskServer(setup, slots, others, self.reports, worker)
+                tasks = DecodingTasks if setup.plan.workers.shared else PythonTasks
+                self._server = tasks(setup, slots, others, self.reports, worker)
         except BaseException as error:  # noqa: BLE001  # the parent raises it
             self._fail(error)
 
@@ -155,10 +156,6 @@ def main(arguments: list[str]) -> NoReturn:
     with contextlib.suppress(OSError, AttributeError):
         name = b"lit_data reader" if worker < 0 else b"lit_data worker"
         ctypes.CDLL(None).prctl(PR_SET_NAME, name, 0, 0, 0)
-        if worker >= 0:
-            # Also in the middle of a read. The signal comes when the thread that started this process ends. Only that
-            # thread uses a worker process; a reader process is started by any thread that takes a first batch.
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     log = LogToParent()
     logging.getLogger().addHandler(log)
     logging.captureWarnings(capture=True)

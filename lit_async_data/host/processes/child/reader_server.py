@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.host.processes.child.decoding_workers import DecodingWorkers
 from lit_async_data.host.processes.child.noted_read import NotedRead
+from lit_async_data.host.processes.child.python_workers import PythonWorkers
 from lit_async_data.host.processes.child.worker_processes import WorkerProcesses
 from lit_async_data.host.processes.ipc.given_slots import GivenSlots
 from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report, ReportKind, Reports
@@ -34,10 +35,10 @@ class ReaderServer:
         self, setup: ReaderSetup, stored: int, slots: SharedSlots, vacant: GivenSlots, reports: Reports
     ) -> None:
         workers, read = setup.plan.workers, NotedRead(setup.read, slots)
-        processes = WorkerProcesses(setup, stored, slots, read) if workers.processes else None
-        if processes is not None and workers.threads > 1:
-            processes.start()
-        self._processes, self._ahead = processes, setup.ahead
+        kind = DecodingWorkers if workers.shared else PythonWorkers
+        processes = kind(setup, stored, slots, read) if workers.processes else None
+        self._processes: WorkerProcesses | None = processes
+        after_read = setup.ahead if processes is None else processes.after_read
         self._schedule, self._slots, self._reports = setup.schedule, slots, reports
         self._generation = self._pauses = 0
         self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
@@ -47,22 +48,18 @@ class ReaderServer:
             setup.schedule,
             setup.layout,
             _no_memory,
-            workers=workers.threads,
+            workers=workers.threads if processes is None else processes.threads(workers.threads),
             slots=0,
             most_slots=0,
             timeout_s=FOREVER_S,
-            after_read=None if setup.ahead is None else self._after_read,
+            after_read=None if setup.ahead is None else after_read,
             ids=setup.read.source.ids,
             on_filled=self._report,
             on_quiet=self._report_quiet,
             run=None if processes is None else processes.run,
             pool=SlotPool([], vacant),
         )
-        self._release = setup.plan.reserve(setup.read.source)
-
-    def _after_read(self, *read: Any) -> None:
-        if self._ahead is not None and not (self._processes is not None and self._processes.read_themselves):
-            self._ahead(*read)
+        self._release = setup.plan.reserve(setup.read.source) if processes is None else processes.close
 
     def obey(self, command: Command) -> None:
         """Carry out a command."""
@@ -81,9 +78,11 @@ class ReaderServer:
             self._pipeline.resume()
             return
         if command.kind is CommandKind.WORKERS:
+            count = command.slot
             if self._processes is not None:
-                self._processes.start()
-            self._pipeline.set_workers(command.slot)
+                self._processes.set_workers(count)
+                count = self._processes.threads(count)
+            self._pipeline.set_workers(count)
             return
         with self._lock:
             self._pipeline.follow(self._schedule.limited(command.limits))
@@ -128,8 +127,6 @@ class ReaderServer:
     def close(self) -> None:
         """Read no more, and give memory back; waits a few seconds for what is being read."""
         self._pipeline.close()
-        if self._processes is not None:
-            self._processes.close()
         self._release()
         self._slots.close()
 

@@ -1,15 +1,19 @@
-"""`WorkerProcesses`: the worker processes of a reader process, for Python code, of which one GIL runs one thread.
+"""`WorkerProcesses`: the worker processes of a reader process, where one GIL is not enough.
 
-Each worker thread of the reader process has a process of its own, which it tells what to read, and for which it waits.
-The order, the slots and reading ahead stay with the reader process. If samples share compressed chunks, their reading
-and decoding does, too: worker processes find them in scratch memory, and transform them.
+The order and the slots stay with the reader process. Its threads tell the worker processes what to read, and wait for
+them. How they share the work is up to the subclass: `PythonWorkers` or `DecodingWorkers`.
 """
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import functools
+import itertools
 import logging
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -17,117 +21,195 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
-from lit_async_data.host.processes.channel import Channel
-from lit_async_data.host.processes.child.noted_read import NotedRead
-from lit_async_data.host.processes.ipc.messages import Command, CommandKind, ReportKind
-from lit_async_data.host.processes.ipc.remote_errors import unpacked_errors
+from lit_async_data.host.processes.child.worker_process import NotBegunError, WorkerProcess
+from lit_async_data.host.processes.ipc.messages import Command
 from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
-from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import BatchIndex, Limits
 from lit_async_data.sources.contract.stage_clock import CLOCK
 
 log = logging.getLogger(__name__)
 
-# Seconds after which a wait begins anew; a report, and the end of a process, end it at once.
-POLL_S = 60.0
+# How often batches are given to processes that end before they begin to read them.
+ATTEMPTS = 3
 
 
-class WorkerProcesses:
-    """Worker processes, each for one thread. They end with this process.
+class WorkerProcesses(abc.ABC):
+    """The worker processes. They end with this process. Used by all reader threads.
+
+    With one worker there are none, and this process reads by itself; also while they start, so that the first batches
+    do not wait for them.
 
     Args:
         setup: What they read, and how many there may be.
         stored: Descriptor of the same.
         slots: The slots that they fill.
-        read: Reads samples here while a worker process starts, so that the first batches do not wait for it.
+        read: Reads samples here.
+        memory: Descriptor of further memory that they share with this process; None if they need none.
     """
 
-    def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, read: Read) -> None:
-        count = setup.plan.workers.processes
-        self._read, self._stored, self._slots = read, stored, slots
-        self._scratch: SharedSlots | None = None
-        if setup.read.shares_chunks:
-            assert setup.read.transformation is not None
-            self._scratch = SharedSlots(setup.read.transformation.scratch_bytes)
-            self._scratch.add(count)
-        self._read_raw = NotedRead(setup.read.read_raw, slots, first=len(slots.notes) // 4)
-        self._channels: list[Channel | None] = [None] * count
-        self._ready = [False] * count
-        self._several = False
+    def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, read: Read, memory: int | None) -> None:
+        self._setup, self._read = setup, read
+        self._start = functools.partial(WorkerProcess, stored=stored, slots=slots, memory=memory)
+        # The lock guards everything below.
+        self._lock = threading.Lock()
+        self._processes: list[WorkerProcess | None] = [None] * setup.plan.workers.processes
+        self._count = _in_use(setup.plan.workers.threads)
+        self._begun: set[int] = set()  # numbers of the workers that have taken commands
 
-    def start(self) -> None:
-        """Use worker processes from now on: there is more than one worker."""
-        self._several = True
+    def threads(self, count: int) -> int:
+        """How many reader threads use so many processes."""
+        return count
 
-    @property
-    def read_themselves(self) -> bool:
-        """Whether the processes read samples, and not this process for them."""
-        return self._several and self._scratch is None
+    def set_workers(self, count: int) -> None:
+        """Use another number of processes for the tasks that begin from now on."""
+        with self._lock:
+            self._count = in_use = _in_use(count)
+            self._begun &= set(range(in_use))
+            unused = [process for process in self._processes[in_use:] if process is not None and not process.users]
+            self._remove(unused)
+        for process in unused:
+            process.close()
 
     def run(self, task: ReadTask, layout: BatchLayout, memory: Bytes) -> FilledSlot:
-        """Read the batch of a task into its slot."""
+        """Read the batches of a task into its slot."""
         return task.run(functools.partial(self._read_for, task), layout, memory)
 
-    def _read_for(self, task: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Have the worker process of a task's thread read its batch.
-
-        Raises:
-            WorkerError: The process has ended; another one is started for the next task.
-            Exception: As raised there.
-        """
-        assert task.worker is not None
-        if not self._several:
-            self._read(epoch, samples, out)
-            return
-        (key,) = task.keys  # Python code reads batches one at a time
-        try:
-            channel = self._channels[task.worker] or self._opened(task.worker)
-        except WorkerError as error:
-            log.warning("%s; the reader process does the work itself", error)
-            self._read(epoch, samples, out)
-            return
-        try:
-            if not self._is_ready(task.worker, channel):
-                self._read(epoch, samples, out)
-                return
-            if self._scratch is not None:
-                self._read_raw(epoch, samples, self._scratch.slot(task.worker))
-            channel.send(Command(CommandKind.READ, slot=task.slot, key=key, limits=task.schedule.limits))
-            while not (reports := channel.receive()):
-                channel.wait(POLL_S)
-        except WorkerError as error:
-            channel.close()
-            self._channels[task.worker], self._ready[task.worker] = None, False
-            raise WorkerError(
-                f"{error}, while it read {task}; the next batches are read by a new process",
-                stage="read",
-                worker=task.worker,
-            ) from error.__cause__
-        ((report, payload),) = reports
-        CLOCK.done_elsewhere(report.work)
-        if payload:
-            raise unpacked_errors(payload, channel.pid)[0]
+    @abc.abstractmethod
+    def after_read(
+        self, keys: Sequence[BatchIndex], cursor: BatchIndex | None, oldest: BatchIndex | None, limits: Limits
+    ) -> None:
+        """Decode and fetch for the batches after these, wherever they will be read; see `DecodeAhead`."""
 
     def close(self) -> None:
-        """End the processes."""
-        for channel in self._channels:
-            if channel is not None:
-                channel.close()
-        if self._scratch is not None:
-            self._scratch.close()
+        """End the processes, and give memory back."""
+        self._count = 0
+        for process in self._processes:
+            if process is not None:
+                process.close()
 
-    def _is_ready(self, worker: int, channel: Channel) -> bool:
-        if not self._ready[worker]:
-            self._ready[worker] = any(report.kind == ReportKind.READY for report, _ in channel.receive())
-        return self._ready[worker]
+    # -- what a subclass says ----------------------------------------------------------------------------------------
 
-    def _opened(self, worker: int) -> Channel:
-        channel = Channel(ReaderProcess(worker))
+    @abc.abstractmethod
+    def _taken_by(self, worker: int) -> list[WorkerProcess]:
+        """The processes that read for a thread, until `_leave`; none if this process does so itself."""
+
+    @abc.abstractmethod
+    def _have_read(self, processes: Sequence[WorkerProcess], task: ReadTask, epoch: int, samples: Indices) -> None:
+        """Have processes read the batches that a task is at."""
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _read_for(self, task: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Read batches of a task, or have them read.
+
+        Raises:
+            WorkerError: A process has ended; another one is started for the next batches.
+            Exception: As raised there.
+        """
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(NotBegunError):
+                return self._read_once(task, epoch, samples, out)
+        return self._read_once(task, epoch, samples, out)
+
+    def _read_once(self, task: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        assert task.worker is not None
+        processes: list[WorkerProcess] = []
         try:
-            channel.open(self._stored, self._slots, self._scratch)
-        except WorkerError:
-            channel.close()
+            processes = self._taken_by(task.worker)
+            if processes:
+                self._have_read(processes, task, epoch, samples)
+        except NotBegunError:
             raise
-        self._channels[worker] = channel
-        return channel
+        except WorkerError as error:
+            what = f"{error}, while it read {task}"
+            if len(task.reading) > 1:
+                log.warning("%s; a new process reads them again, one by one", what)
+            raise WorkerError(
+                f"{what}; the next batches are read by a new process", stage="read", worker=task.worker
+            ) from error.__cause__
+        finally:
+            self._leave(processes)
+        if not processes:
+            self._read(epoch, samples, out)
+
+    def _tell(self, processes: Sequence[WorkerProcess], command: Command) -> None:
+        """Have processes carry out a command, and wait for them."""
+        began = time.perf_counter()
+        errors: list[BaseException] = []
+        sent: list[tuple[WorkerProcess, int]] = []
+        for process in processes:
+            try:
+                sent.append((process, process.send(command)))
+            except WorkerError as error:
+                errors.append(error)
+        # For all, whatever happens to one of them: the others still write to the slot.
+        for process, number in sent:
+            try:
+                CLOCK.done_elsewhere(process.wait(number))
+            except BaseException as error:  # noqa: BLE001  # raised below
+                errors.append(error)
+        CLOCK.waited(began)
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, NotBegunError))
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def _taken(self, numbers: Iterable[int]) -> list[WorkerProcess]:
+        """The first of these processes that take commands, started if need be; to be used until `_leave`.
+
+        Raises:
+            WorkerError: One has ended.
+        """
+        with self._lock:
+            try:
+                processes = [self._running(number) for number in numbers]
+            except WorkerError as error:
+                log.warning("%s; the reader process does the work itself", error)
+                return []
+            for process in processes:
+                process.users += 1
+        try:
+            ready = list(itertools.takewhile(self._is_ready, processes))
+        except BaseException:
+            self._leave(processes)
+            raise
+        self._leave(processes[len(ready) :])
+        with self._lock:
+            self._begun.update(process.number for process in ready)
+        return ready
+
+    def _is_ready(self, process: WorkerProcess) -> bool:
+        # One that takes the place of another is waited for: what ended that one should not end this process.
+        return process.ready(wait=process.number in self._begun)
+
+    def _running(self, number: int) -> WorkerProcess:
+        process = self._processes[number]
+        if process is None or process.ended is not None:
+            process = self._processes[number] = self._start(number)
+        return process
+
+    def _leave(self, processes: Sequence[WorkerProcess]) -> None:
+        """Use processes no more. The last to do so closes one that has ended, or that is one too many."""
+        with self._lock:
+            for process in processes:
+                process.users -= 1
+            unused = [
+                process
+                for process in processes
+                if not process.users and (process.ended is not None or process.number >= self._count)
+            ]
+            self._remove(unused)
+        for process in unused:
+            process.close()
+
+    def _remove(self, processes: Sequence[WorkerProcess]) -> None:
+        for process in processes:
+            if self._processes[process.number] is process:
+                self._processes[process.number] = None
+
+
+def _in_use(workers: int) -> int:
+    """How many processes so many workers have: a single one reads in the reader process."""
+    return workers if workers > 1 else 0

@@ -31,8 +31,9 @@ class CommandKind(enum.IntEnum):
     PAUSE = 4  # begin nothing more, for this many nanoseconds at most
     RESUME = 5  # end the pause
     WORKERS = 6  # read on with this many workers
-    READ = 7  # to a worker process: read a batch into a slot
-    END = 8  # read no more; a fork of the parent may keep the pipe open
+    READ = 7  # to a worker process: read batches, or its share of them, into a slot
+    AHEAD = 8  # to a worker process: decode and fetch what comes after these batches
+    END = 9  # read no more; a fork of the parent may keep the pipe open
 
 
 class Command(NamedTuple):
@@ -42,10 +43,15 @@ class Command(NamedTuple):
         kind: What to do.
         slot: Number of a slot, for FILL and READ; number of workers, for WORKERS.
         generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen. For PAUSE it
-            counts these, and QUIET carries it.
-        key: Where to go on, for SEEK; the batch, for READ.
-        limits: What the consumer will take of each epoch; for SEEK, LIMIT and READ.
+            counts these, and QUIET carries it; for READ and AHEAD likewise, and DONE carries it.
+        key: Where to go on, for SEEK; the first batch, for READ and AHEAD.
+        limits: What the consumer will take of each epoch; for SEEK, LIMIT, READ and AHEAD.
         nanoseconds: The longest that a PAUSE lasts.
+        cursor: The next batch that nobody has begun to read, for AHEAD.
+        batches: Number of batches, for AHEAD.
+        thread: Number of the reader thread that sends a READ.
+        row: The first row in the slot, for READ.
+        readers: Number of worker processes that share the batches, for READ and AHEAD.
     """
 
     kind: CommandKind
@@ -54,14 +60,23 @@ class Command(NamedTuple):
     key: BatchIndex = BatchIndex(0, 0)
     limits: Limits = Limits()
     nanoseconds: int = 0
+    cursor: BatchIndex = BatchIndex(0, 0)
+    batches: int = 1
+    thread: int = 0
+    row: int = 0
+    readers: int = 1
 
     def packed(self) -> bytes:
         limits = (NO_LIMIT if each is None else each for each in self.limits)
-        return _COMMAND.pack(self.kind, self.slot, self.generation, *self.key, *limits, self.nanoseconds)
+        return _COMMAND.pack(
+            *(self.kind, self.slot, self.generation, *self.key, *limits, self.nanoseconds),
+            *(*self.cursor, self.batches, self.thread, self.row, self.readers),
+        )
 
     @classmethod
     def unpacked(cls, data: bytes) -> Command:
-        kind, slot, generation, epoch, step, first, steps, later, start, nanoseconds = _COMMAND.unpack(data)
+        kind, slot, generation, *numbers = _COMMAND.unpack(data)
+        epoch, step, first, steps, later, start, nanoseconds, *rest = numbers
         most, most_later = (None if each == NO_LIMIT else each for each in (steps, later))
         return cls(
             CommandKind(kind),
@@ -70,6 +85,8 @@ class Command(NamedTuple):
             BatchIndex(epoch, step),
             Limits(first, most, most_later, start),
             nanoseconds,
+            BatchIndex(*rest[:2]),
+            *rest[2:],
         )
 
 
@@ -81,6 +98,7 @@ class ReportKind(enum.IntEnum):
     FAILED = 3  # the process cannot go on; the payload is the error
     QUIET = 4  # in a pause: the workers have finished what they had begun
     READY = 5  # a worker process takes commands from now on
+    DONE = 6  # a worker process has carried out a command; the payload is its error, if any
 
 
 class Report(NamedTuple):
@@ -137,7 +155,7 @@ class Report(NamedTuple):
         return cls(*_REPORT.unpack_from(data))
 
 
-_COMMAND, _REPORT = struct.Struct("<10q"), struct.Struct("<11q5d")
+_COMMAND, _REPORT = struct.Struct("<16q"), struct.Struct("<11q5d")
 COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size
 
 

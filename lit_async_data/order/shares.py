@@ -1,0 +1,78 @@
+"""`Shares`: which of several readers reads which samples of a batch, so that only one of them decodes a chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_async_data.order.chunk_order import ChunkExtents
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import EpochPlan
+
+
+class Share(NamedTuple):
+    """What one of several readers reads.
+
+    Attributes:
+        reader: Number of the reader.
+        readers: How many there are.
+    """
+
+    reader: int
+    readers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """Shares each batch among readers. The samples of a chunk always fall to the same one. Safe to use from any thread.
+
+    * If the order goes by chunks, the chunks of a group fall to the readers in turn, and so do the samples of a batch.
+    * If other samples share chunks, the chunks fall to the readers in turn, as they are stored.
+    * If each sample is stored alone, each reader has a stretch of the batch.
+
+    Attributes:
+        chunks: Which samples share chunks; None if each is stored alone.
+
+    Example:
+        >>> plan = EpochPlan(length=8, batch_size=4, shuffle="none", seed=0, epoch=0)
+        >>> samples = plan.batch(1).samples
+        >>> Shares(None).readers(plan, 4, samples, 2).tolist()
+        [0, 0, 1, 1]
+        >>> from lit_async_data.order.chunk_order import ChunkRun
+        >>> Shares(ChunkExtents([ChunkRun(samples=8, rows=3)])).readers(plan, 4, samples, 2).tolist()
+        [1, 1, 0, 0]
+    """
+
+    chunks: ChunkExtents | None
+
+    def readers(self, plan: EpochPlan, first: int, samples: Indices, readers: int) -> Indices:
+        """Returns the reader of each sample; int64, of the shape of ``samples``.
+
+        Args:
+            plan: The order of the epoch.
+            first: The first of this rank's positions.
+            samples: The samples at this position and the following ones.
+            readers: How many readers there are.
+        """
+        local = np.arange(first, first + len(samples))
+        if plan.chunk_order is not None:
+            places, _ = plan.chunk_order.dealt(local * plan.world_size + plan.rank + plan.start)
+            return reader_of(plan, places, readers)
+        if self.chunks is None:
+            return local // -(-plan.batch_size // readers) % readers
+        return self.chunks.chunks_of(samples) % readers
+
+    def own(self, plan: EpochPlan, first: int, samples: Indices, share: Share) -> Indices:
+        """Returns the places of the samples that one reader reads, ascending; see `readers`."""
+        return np.flatnonzero(self.readers(plan, first, samples, share.readers) == share.reader)
+
+
+def reader_of(plan: EpochPlan, places: Indices, readers: int) -> Indices:
+    """Returns the reader of the chunks at places in the order of chunks.
+
+    A rank has positions ``world_size`` apart. Where that divides the number of chunks in a group, it reads only every
+    such chunk, and these too fall to all readers in turn.
+    """
+    return places // plan.world_size % readers

@@ -1,0 +1,224 @@
+"""Worker processes share each batch: the order stays, each chunk has one reader, and faults stay where they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+
+import h5py
+import numpy as np
+import pytest
+from support.processes import children, wait_for_the_end_of
+from support.sources import reader_sources as acts
+from support.sources.reader_sources import SharedNumbers
+
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.errors import CorruptError, WorkerError
+from lit_async_data.order.chunk_order import ChunkExtents
+
+pytestmark = pytest.mark.processes
+PASSES = 2000  # until a test gives up waiting for processes to start
+
+
+def loader_of(source, **options):
+    return AsyncLoader(source, {"batch_size": 10, "worker_kind": "process", "workers": 2, "seed": 3, **options})
+
+
+def pipeline_of(loader):
+    return loader.machinery.engine.feed.pipeline
+
+
+def passes_in_processes(loader, count=2):
+    """Take passes until `count` worker processes share all batches; returns the batches of the next pass."""
+    for _ in range(PASSES):
+        batches = list(loader)
+        readers = {pid for batch in batches for pid in batch["process"].tolist()}
+        if len(readers) == count and readers == children(pipeline_of(loader).process_id):
+            return list(loader)  # in the pass before, the first batches may have been shared by fewer
+    raise AssertionError("the worker processes never started")
+
+
+def test_they_share_each_batch():
+    with loader_of(SharedNumbers(), shuffle=False) as loader:
+        assert str(loader.footprint.workers) == "a reader process with 2 worker processes (worker_kind=process)"
+        for batch in passes_in_processes(loader):
+            first, *_, last = batch["process"].tolist()
+            assert batch["process"].tolist() == [first] * 5 + [last] * 5
+            assert first != last
+
+
+@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
+def test_one_of_them_reads_a_chunk(shuffle):
+    source = SharedNumbers(rows=8)
+    chunks = ChunkExtents(source.chunks.runs)
+    with loader_of(source, shuffle=shuffle, shuffle_chunks=4, workers=3) as loader:
+        batches = passes_in_processes(loader, 3)
+        readers = {}
+        for batch in batches:
+            numbers = chunks.chunks_of(batch["y"].numpy()).tolist()
+            for chunk, process in zip(numbers, batch["process"].tolist(), strict=True):
+                readers.setdefault(chunk, set()).add(process)
+        assert len(readers) == 13
+        assert all(len(found) == 1 for found in readers.values())
+
+
+@pytest.fixture(params=["one file", "two files"])
+def files(request, tmp_path):
+    """Samples in small chunks, of which the last of each file is short; and labels in larger ones."""
+    paths = [tmp_path / f"{number}.h5" for number in range(2 if request.param == "two files" else 1)]
+    for number, path in enumerate(paths):
+        rng = np.random.default_rng(number)
+        with h5py.File(path, "w") as file:
+            images = rng.integers(0, 99, (333, 4, 3, 3), np.uint8)
+            file.create_dataset("x", data=images, chunks=(7, 4, 3, 3), compression="gzip")
+            file.create_dataset("alone", data=images[:, :1, 0, 0], chunks=(1, 1), compression="gzip")
+            file.create_dataset("y", data=1000 * number + np.arange(333), chunks=(20,), compression="gzip")
+    return [str(path) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        (["x", "y"], {"shuffle": "chunk", "shuffle_chunks": 5}),
+        (["x", "y"], {"shuffle": "chunk", "shuffle_chunks": 5, "balance": "y", "epoch_size": 200}),
+        (["x", "y"], {"shuffle": "none", "drop_last": True}),
+        (["x", "y"], {"shuffle": "global"}),
+        (["alone"], {"shuffle": "global"}),
+        (["alone"], {"shuffle": "none"}),
+    ],
+    ids=str,
+)
+def test_they_deliver_the_batches_of_one_loop(files, names, options):
+    def passes(workers, kind, count):
+        with contextlib.closing(HDF5Source(files, names, index_cache=False)) as source:
+            rank = {"rank": 1, "world_size": 2}
+            given = {"batch_size": 6, "return_indices": True, "seed": 5, "worker_kind": kind, "workers": workers}
+            with AsyncLoader(source, given | options, **rank) as loader:
+                found = [[value.tolist() for value in batch] for _ in range(count) for batch in loader]
+                if workers:
+                    assert loader.footprint.workers.shared
+                    assert len(children(pipeline_of(loader).process_id)) == workers
+                return found
+
+    expected = passes(0, "thread", 30)
+    assert passes(2, "process", 30) == expected
+    assert passes(3, "process", 30) == expected
+
+
+def test_each_chunk_is_decoded_once_an_epoch(files):
+    source = HDF5Source(files, ["x"], index_cache=False)
+    with contextlib.closing(source), loader_of(source, shuffle="chunk", shuffle_chunks=5) as loader:
+        while not pipeline_of_started(loader):
+            list(loader)
+        before = loader.stats().read.stages.decode.bytes
+        for _ in range(20):
+            list(loader)
+        decoded = loader.stats().read.stages.decode.bytes - before
+    epoch = len(source) * source.spec.nbytes
+    # Short chunks are decoded as whole ones; what is read ahead at the beginning and the end differs by a few slots.
+    assert decoded <= 20 * epoch * 1.05 + 10 * 12 * source.spec.nbytes * 32
+
+
+def pipeline_of_started(loader):
+    """Whether both worker processes have read."""
+    if loader.machinery.engine is None:
+        next(iter(loader))
+    return len(children(pipeline_of(loader).process_id)) == 2
+
+
+def test_they_read_the_rest_of_a_resumed_epoch():
+    source = SharedNumbers(rows=8)
+    with loader_of(source, workers=0, worker_kind="thread", shuffle="chunk") as loader:
+        next(loader)
+        place = loader.state_dict()
+        rest = [batch["y"].tolist() for batch in iter(lambda: next(loader, None), None)]
+    with loader_of(source, shuffle="chunk") as loader:
+        passes_in_processes(loader)
+        loader.load_state_dict(place)
+        assert [batch["y"].tolist() for batch in loader] == rest
+
+
+def test_an_error_comes_at_its_place_with_its_sample():
+    with loader_of(SharedNumbers(33, acts.damage), shuffle=False) as loader:
+        for _ in range(20):  # while the processes start, and when they read
+            batches = iter(loader)
+            assert [next(batches)["y"][0].item() for _ in range(3)] == [0, 10, 20]
+            with pytest.raises(CorruptError, match="row 33: bad") as caught:
+                next(batches)
+            assert caught.value.sample_id == 33
+            assert [next(batches)["y"][0].item() for _ in range(6)] == list(range(40, 100, 10))
+
+
+def test_a_killed_one_costs_no_more_than_what_was_read_and_is_replaced():
+    with loader_of(SharedNumbers(), shuffle=False) as loader:
+        killed = {pid for batch in passes_in_processes(loader) for pid in batch["process"].tolist()}
+        os.kill(min(killed), signal.SIGKILL)
+        seen, lost = [], []
+        for _ in range(500):
+            try:
+                seen.append(loader.next()["y"][0].item())
+            except WorkerError as error:
+                lost.append(str(error))
+        assert [text for text in lost if "was killed by SIGKILL" not in text or "while it read" not in text] == []
+        assert len(lost) <= 1  # batches that it had not begun to read are read by another one
+        assert set(seen) == set(range(0, 100, 10))
+        readers = {pid for batch in passes_in_processes(loader) for pid in batch["process"].tolist()}
+        assert min(killed) not in readers
+        assert max(killed) in readers
+
+
+def test_one_that_is_killed_while_it_reads_ahead_costs_nothing(tmp_path, caplog):
+    flag = tmp_path / "flag"
+    source = SharedNumbers(rows=8, act_ahead=acts.kill, flag=str(flag))
+    with loader_of(source, shuffle="chunk", shuffle_chunks=2) as loader:
+        passes_in_processes(loader)
+        flag.touch()
+        while flag.exists():
+            list(loader)
+        passes_in_processes(loader)
+    assert "was killed by SIGKILL (out of memory?), while it read ahead; a new process reads the next" in caplog.text
+    assert "bug" not in caplog.text
+
+
+def test_fewer_workers_end_processes_and_one_reads_in_the_reader_process():
+    with loader_of(SharedNumbers(), workers=3, shuffle=False) as loader:
+        passes_in_processes(loader, 3)
+        pipeline = pipeline_of(loader)
+        before = children(pipeline.process_id)
+        pipeline.set_workers(2)
+        list(loader)
+        passes_in_processes(loader, 2)
+        (ended,) = before - children(pipeline.process_id)
+        wait_for_the_end_of(ended)
+        pipeline.set_workers(1)
+        while any(pid != pipeline.process_id for batch in loader for pid in batch["process"].tolist()):
+            pass
+        for pid in before:
+            wait_for_the_end_of(pid)
+
+
+def test_a_pause_holds_all_of_them():
+    with loader_of(SharedNumbers(), shuffle=False) as loader:
+        passes_in_processes(loader)
+        pipeline = pipeline_of(loader)
+        pipeline.pause(60.0)
+        while not pipeline.quiet:
+            threading.Event().wait(0.001)
+        pipeline.resume()
+        assert [batch["y"][0].item() for batch in loader] == list(range(0, 100, 10))
+
+
+def test_they_end_with_the_loader_and_with_a_reader_process_that_is_killed():
+    with loader_of(SharedNumbers()) as loader:
+        passes_in_processes(loader)
+        workers = children(pipeline_of(loader).process_id)
+    for pid in workers:
+        wait_for_the_end_of(pid)
+    with loader_of(SharedNumbers()) as loader:
+        passes_in_processes(loader)
+        workers = children(pipeline_of(loader).process_id)
+        os.kill(pipeline_of(loader).process_id, signal.SIGKILL)
+        for pid in workers:
+            wait_for_the_end_of(pid)
