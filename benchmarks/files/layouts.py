@@ -39,6 +39,7 @@ class Layout:
         batch: Samples per batch.
         chunk: Samples per chunk; None if contiguous.
         packed: Chunks are compressed.
+        codec: How.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Layout:
     batch: int = 256
     chunk: int | None = None
     packed: bool = False
+    codec: str = "gzip"
 
     @property
     def sample_bytes(self) -> int:
@@ -55,7 +57,7 @@ class Layout:
 
     def __str__(self) -> str:
         stored = "contiguous" if self.chunk is None else f"{self.chunk} per chunk"
-        packed = f", {'shuffle and ' if self.dtype == 'f4' else ''}gzip" if self.packed else ""
+        packed = f", {'shuffle and ' if self.dtype == 'f4' else ''}{self.codec}" if self.packed else ""
         return f"{self.name}: {np.dtype(self.dtype)} {'×'.join(map(str, self.shape))}, {stored}{packed}"
 
 
@@ -96,7 +98,9 @@ def blocks(layout: Layout) -> Iterator[tuple[int, Array]]:
 def write_layout(layout: Layout, folder: str, name: str) -> str:
     """A file with ``data`` and ``labels``; returns its path."""
     path = os.path.join(folder, f"{name}.h5")
-    filters: dict[str, Any] = {"compression": "gzip", "shuffle": layout.dtype == "f4"} if layout.packed else {}
+    filters: dict[str, Any] = {}
+    if layout.packed:
+        filters = {"compression": layout.codec, "shuffle": layout.dtype == "f4"}
     chunks = None if layout.chunk is None else (layout.chunk, *layout.shape)
     with h5py.File(path, "w", libver=("earliest", "v110")) as file:
         data = file.create_dataset("data", (layout.rows, *layout.shape), layout.dtype, chunks=chunks, **filters)
