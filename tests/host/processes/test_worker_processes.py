@@ -119,6 +119,7 @@ def test_a_worker_that_is_killed_while_it_reads_is_an_error_and_its_batch_is_rea
                 assert seen[-1] == 20
         assert seen == [10 * ((number + seen[0] // 10) % 10) for number in range(len(seen))]
         assert all("was killed by SIGKILL" in text and "while it read batch 3 of" in text for text in lost)
+        assert all("its first sample was 30, row 30 of KilledOnce" in text for text in lost)
         assert len(lost) == 1 if reading == "python" else len(lost) <= 1
 
 

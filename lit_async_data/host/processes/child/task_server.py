@@ -16,7 +16,7 @@ from lit_async_data.host.pipeline.read_task import Read
 from lit_async_data.host.processes.child.noted_read import NotedRead
 from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report, ReportKind, Reports
 from lit_async_data.host.processes.ipc.remote_errors import packed_errors
-from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
+from lit_async_data.host.processes.ipc.shared_slots import SharedSlots, worker_note
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex
@@ -36,7 +36,7 @@ class TaskServer(abc.ABC):
     """
 
     def __init__(self, setup: ReaderSetup, slots: SharedSlots, read: Read, reports: Reports, worker: int) -> None:
-        self._read = NotedRead(read, slots, first=len(slots.notes) // 2 + worker)
+        self._read = NotedRead(read, slots, first=worker_note(worker))
         self._setup, self._slots, self._reports, self._worker = setup, slots, reports, worker
         reports.send(Report(ReportKind.READY))
 

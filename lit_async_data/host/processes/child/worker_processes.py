@@ -23,7 +23,7 @@ from lit_async_data.errors import WorkerError
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.host.processes.child.worker_process import NotBegunError, WorkerProcess
 from lit_async_data.host.processes.ipc.messages import Command
-from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
+from lit_async_data.host.processes.ipc.shared_slots import SharedSlots, worker_note
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Limits
@@ -50,7 +50,7 @@ class WorkerProcesses(abc.ABC):
     """
 
     def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, read: Read, memory: int | None) -> None:
-        self._setup, self._read = setup, read
+        self._setup, self._read, self._slots = setup, read, slots
         self._start = functools.partial(WorkerProcess, stored=stored, slots=slots, memory=memory)
         # The lock guards everything below.
         self._lock = threading.Lock()
@@ -123,16 +123,33 @@ class WorkerProcesses(abc.ABC):
         except NotBegunError:
             raise
         except WorkerError as error:
-            what = f"{error}, while it read {task}"
-            if len(task.reading) > 1:
-                log.warning("%s; a new process reads them again, one by one", what)
-            raise WorkerError(
-                f"{what}; the next batches are read by a new process", stage="read", worker=task.worker
-            ) from error.__cause__
+            raise self._explained(error, task, processes, samples) from error.__cause__
         finally:
             self._leave(processes)
         if not processes:
             self._read(epoch, samples, out)
+
+    def _explained(
+        self, error: WorkerError, task: ReadTask, processes: Sequence[WorkerProcess], samples: Indices
+    ) -> WorkerError:
+        """The error with what the process that has ended was reading."""
+        source = self._setup.read.source
+        for process in processes:
+            if process.ended is not None and len(noted := self._slots.was_reading(worker_note(process.number))):
+                samples = noted
+        number = int(source.ids(samples[:1])[0])
+        place = source.locate([number])[0]
+        what = f"{error}, while it read {task}; its first sample was {number}, row {place.row} of {place.file}"
+        if len(task.reading) > 1:
+            log.warning("%s; a new process reads these batches again, one by one", what)
+        return WorkerError(
+            f"{what}; the next batches are read by a new process",
+            file=place.file,
+            row=place.row,
+            sample_id=number,
+            stage="read",
+            worker=task.worker,
+        )
 
     def _tell(self, processes: Sequence[WorkerProcess], command: Command) -> None:
         """Have processes carry out a command, and wait for them."""

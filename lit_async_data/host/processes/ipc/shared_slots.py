@@ -25,6 +25,11 @@ MOST_NOTES, NOTED = 128, 62
 NOTES_BYTES = MOST_NOTES * (2 + NOTED) * 8  # whole pages
 
 
+def worker_note(worker: int) -> int:
+    """The number of the note of a worker process. The threads of the reader process have those before."""
+    return (MOST_NOTES // 2 + worker) % MOST_NOTES
+
+
 class SharedSlots:
     """The slots of one loader, in shared memory.
 
@@ -77,6 +82,13 @@ class SharedSlots:
     def being_read(self) -> list[tuple[int, int, Indices]]:
         """For each worker that reads: the epoch, the number of samples, and the first of them."""
         return [(int(note[0]), int(note[1]), note[2 : 2 + note[1]].copy()) for note in self.notes if note[1]]
+
+    def was_reading(self, note: int) -> Indices:
+        """The first samples that a worker was reading when its process ended; clears its note."""
+        found = self.notes[note]
+        samples: Indices = found[2 : 2 + found[1]].copy()
+        found[1] = 0
+        return samples
 
     @contextlib.contextmanager
     def _refused(self, nbytes: int, what: str) -> Iterator[None]:
