@@ -77,7 +77,7 @@ class ChunkOrder:
         >>> order = ChunkOrder([ChunkRun(samples=6, rows=2)], width=2, key=0)
         >>> order.samples(np.arange(6)).tolist()
         [0, 2, 1, 3, 5, 4]
-        >>> order.first_samples(group=0).tolist(), order.first_samples(group=1).tolist()
+        >>> order.first_of(order.lanes(group=0)).tolist(), order.first_of(order.lanes(group=1)).tolist()
         ([0, 2], [4])
     """
 
@@ -132,8 +132,8 @@ class ChunkOrder:
         places, _ = self.dealt([position])
         return self.group(int(places[0]) // self.width)
 
-    def first_samples(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """Returns the first sample number of each chunk that a group decodes, lane by lane.
+    def lanes(self, group: int, begin: int = 0, step: int = 1) -> Indices:
+        """Returns the places, in the order of chunks, of the chunks that a group decodes, lane by lane.
 
         Args:
             group: Number of the group.
@@ -144,10 +144,6 @@ class ChunkOrder:
         Raises:
             IndexError: The number is out of range.
         """
-        return self.first_of(self.lanes(group, begin, step))
-
-    def lanes(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """Returns the places of these chunks in the order of chunks; see `first_samples`."""
         first = self.group(group).number * self.width
         return np.arange(first, min(first + self.width, self.chunks))[begin::step]
 

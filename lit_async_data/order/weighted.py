@@ -96,7 +96,7 @@ class WeightedChunkOrder:
         >>> order = WeightedChunkOrder(runs, 1, weights, length=9, key=0)
         >>> order.samples(np.arange(9)).tolist()
         [0, 1, 0, 4, 4, 5, 4, 4, 4]
-        >>> order.first_samples(group=0).tolist(), order.first_samples(group=1).tolist()
+        >>> order.first_of(order.lanes(group=0)).tolist(), order.first_of(order.lanes(group=1)).tolist()
         ([0], [4])
     """
 
@@ -148,8 +148,8 @@ class WeightedChunkOrder:
         """
         return self.group(int(self._groups_of(_checked_positions([position], self.length))[0]))
 
-    def first_samples(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """Returns the first sample number of each chunk that a group decodes, in the order of the first draws.
+    def lanes(self, group: int, begin: int = 0, step: int = 1) -> Indices:
+        """Returns the places, in the order of chunks, of the chunks that a group decodes, by their first draws.
 
         For a group of more than 2¹⁸ positions these are all its chunks.
 
@@ -161,10 +161,6 @@ class WeightedChunkOrder:
         Raises:
             IndexError: The number is out of range.
         """
-        return self.first_of(self.lanes(group, begin, step))
-
-    def lanes(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """Returns the places of these chunks in the order of chunks; see `first_samples`."""
         _, first, end = self.group(group)
         if -(-(end - first) // step) > _MOST_DRAWN:
             return np.arange(*self._lanes[group])

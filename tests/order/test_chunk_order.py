@@ -102,7 +102,7 @@ def test_a_whole_group_is_dealt_before_the_next(runs, width, key):
     order = ChunkOrder(runs, width, key)
     chunks, samples, begin = {chunk[0]: chunk for chunk in chunks_of(runs)}, all_of(order), 0
     for number in range(order.groups):
-        group, lanes = order.group(number), order.first_samples(number).tolist()
+        group, lanes = order.group(number), order.first_of(order.lanes(number)).tolist()
         assert (group.number, group.first) == (number, begin)
         assert sorted(samples[group.first : group.end]) == sorted(s for lane in lanes for s in chunks.pop(lane))
         assert {order.group_of(position) for position in (group.first, group.end - 1)} == {group}
@@ -114,11 +114,11 @@ def test_a_whole_group_is_dealt_before_the_next(runs, width, key):
 def test_lanes_are_dealt_in_their_order():
     order = ChunkOrder([ChunkRun(1000, 10)], width=7, key=3)
     for number in range(order.groups):
-        lanes = order.first_samples(number)
+        lanes = order.first_of(order.lanes(number))
         first_round = order.samples(order.group(number).first + np.arange(lanes.size))
         assert (first_round // 10 * 10).tolist() == lanes.tolist()
         for rank in range(3):
-            assert order.first_samples(number, rank, 3).tolist() == (first_round[rank::3] // 10 * 10).tolist()
+            assert order.first_of(order.lanes(number, rank, 3)).tolist() == (first_round[rank::3] // 10 * 10).tolist()
 
 
 @pytest.mark.parametrize("rows", [20, 32, 33, 100])
@@ -188,7 +188,7 @@ def test_a_million_million_samples_take_no_longer(length, rows):
     for number in {number for number in near if 0 <= number < order.groups}:
         group = order.group(number)
         if rows < 10**6:
-            lanes = order.first_samples(number)
+            lanes = order.first_of(order.lanes(number))
             held = np.concatenate([np.arange(lane, min(lane + rows, length)) for lane in lanes])
             assert np.array_equal(np.sort(order.samples(np.arange(group.first, group.end))), np.sort(held))
         assert order.group_of(group.first) == order.group_of(group.end - 1) == group
@@ -255,7 +255,7 @@ def test_positions_and_groups_out_of_range_are_refused():
         with pytest.raises(IndexError, match=f"group {number} of 3"):
             order.group(number)
         with pytest.raises(IndexError, match=f"group {number} of 3"):
-            order.first_samples(number)
+            order.first_of(order.lanes(number))
     assert order.samples([]).size == 0
 
 

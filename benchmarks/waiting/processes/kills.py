@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import gc
+import logging
 import os
 import random
 import re
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from files.layouts import Layout
 from loading.hdf5 import Run
 
 from lit_async_data import AsyncLoader, HDF5Source
@@ -79,6 +81,21 @@ def kill_one(kill: Kill, rng: random.Random, over: threading.Event, workers: boo
             os.kill(pid, signal.SIGKILL)
 
 
+class Replaced(logging.Handler):
+    """Keeps the warnings about worker processes that have ended."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    def names(self, pid: int | None) -> bool:
+        """Whether one of them names this process."""
+        return any((match := NAMED.search(text)) and int(match[2]) == pid for text in self.texts)
+
+
 def outcome(open_loader: Callable[[], AsyncLoader], rng: random.Random, workers: bool) -> tuple[str, str]:
     """Take batches until a kill shows; how the loader took it, and what it said."""
     kill, over = Kill(), threading.Event()
@@ -100,8 +117,27 @@ def outcome(open_loader: Callable[[], AsyncLoader], rng: random.Random, workers:
 
 
 def _taken(loader: AsyncLoader, kill: Kill) -> tuple[str, str]:
-    until = time.monotonic() + STALLED_S
+    until, replaced = time.monotonic() + STALLED_S, Replaced()
+    with logged(replaced):
+        return _taken_until(loader, kill, until, replaced)
+
+
+@contextlib.contextmanager
+def logged(handler: logging.Handler) -> Iterator[None]:
+    logging.getLogger("lit_async_data").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("lit_async_data").removeHandler(handler)
+
+
+def _taken_until(loader: AsyncLoader, kill: Kill, until: float, replaced: Replaced) -> tuple[str, str]:
+    after = 0
     while time.monotonic() < until:
+        # The error, if there is one, comes with its batch.
+        after += replaced.names(kill.pid)
+        if after > AFTER:
+            return "worker process: a new one, no batch was lost", replaced.texts[-1]
         try:
             loader.next()
         except StalledError as error:
@@ -132,14 +168,16 @@ def left_behind(kill: Kill, files: int, names: set[str]) -> str:
 
 
 def kills(run: Run) -> Figures:
-    """Loaders of a compressed file, with a reader process, and with worker processes that transform."""
+    """Loaders of compressed files: with a reader process, and with worker processes that transform or decode."""
     layout = dataclasses.replace(run.layouts["B"], batch=32)
+    small = Layout("small", (2, 16, 16), "u1", 20_000, batch=32, chunk=8, packed=True)
     number, seed = 10 if run.quick else 200, random.SystemRandom().randrange(2**32)
     rng = random.Random(seed)
     counts: collections.Counter[str] = collections.Counter()
     print(f"\n{number} kills at random moments, seed {seed}")
-    with contextlib.closing(HDF5Source(run.path(layout))) as source:
-        for turn, (open_loader, workers) in enumerate(_loaders(source, layout.batch, number)):
+    source, shared = HDF5Source(run.path(layout)), HDF5Source(run.path(small))
+    with contextlib.closing(source), contextlib.closing(shared):
+        for turn, (open_loader, workers) in enumerate(_loaders(source, shared, layout.batch, number)):
             # Ends the program with the stacks of all threads if a call never returns.
             faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)
             end, text = outcome(open_loader, rng, workers)
@@ -152,12 +190,14 @@ def kills(run: Run) -> Figures:
     return [{"outcome": end, "count": count, "bad": end in BAD, "seed": seed} for end, count in counts.items()]
 
 
-def _loaders(source: HDF5Source, batch: int, number: int) -> Iterator[tuple[Callable[[], AsyncLoader], bool]]:
+def _loaders(
+    source: HDF5Source, shared: HDF5Source, batch: int, number: int
+) -> Iterator[tuple[Callable[[], AsyncLoader], bool]]:
+    options = {"batch_size": batch, "worker_kind": "process", "workers": 2, "timeout_s": STALLED_S}
+    kinds: list[tuple[Callable[[], AsyncLoader], bool]] = [
+        (lambda: AsyncLoader(source, options), False),
+        (lambda: AsyncLoader(source, options, sample_transform=summed), True),
+        (lambda: AsyncLoader(shared, options), True),
+    ]
     for turn in range(number):
-        options = {"batch_size": batch, "worker_kind": "process", "workers": 2, "timeout_s": STALLED_S}
-        transform = summed if turn % 2 else None
-
-        def opened(options: dict[str, Any] = options, transform: Any = transform) -> AsyncLoader:
-            return AsyncLoader(source, options, sample_transform=transform)
-
-        yield opened, transform is not None
+        yield kinds[turn % len(kinds)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec
@@ -45,7 +46,7 @@ class ResourcePlan:
     layout: BatchLayout
     budget: Budget
     chunks: int
-    amplification: float
+    amplification: float = 1.0
 
     @classmethod
     def of(
@@ -83,39 +84,69 @@ class ResourcePlan:
             refusal=refusal,
             ranks=ranks,
             sample_bytes=spec.nbytes,
-            shareable=source.chunks.rows == 1 or first.chunk_order is not None or first.order is None,
+            shareable=_shareable(source, first, options),
         )
         limit = options.memory_budget or default_budget(ranks)
-        layout = BatchLayout(spec, schedule.capacity)
-        scratch = layout.nbytes if workers.shared else scratch or 0
-        workers = _within(workers, limit, scratch)
-        shared = workers.shared and workers.processes > 0
-        slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
-        most = max(workers.most, 1)
-        cache = min(options.cache_bytes, source.decodable_bytes)
-        in_hand = most * options.batch_size * first.world_size
-        chunks = _chunks(first, in_hand)
-        decoded = source.decoded_bytes(chunks) + most * source.decode_bytes
+        alone = BatchLayout(spec, schedule.capacity).nbytes
+        workers = _within(workers, limit, alone if workers.shared else scratch or 0)
+        planned = functools.partial(
+            cls._with, source, spec, options=options, schedule=schedule, limit=limit, scratch=scratch
+        )
+        plan = planned(workers, 1)
+        while plan.budget.total > limit and workers.most > max(workers.threads, 1):
+            workers = workers._replace(most=workers.most - 1)
+            plan = planned(workers, 1)
+        if plan.budget.total > limit and workers.shared:
+            workers = workers.as_threads()
+            plan = planned(workers, 1)
         # Where the loop reads by itself, it waits for all that is read together. A copy takes less time than the calls
         # that several batches share, so it gains all the same.
         reading = source.chunks.reading
-        coalesced = reading == "copied" or (reading in ("opened", "decoded") and workers.threads > 0) or shared
-        if ahead and coalesced and not (streams or hooks):
-            # Each worker has as many decoded chunks in hand, and scratch memory of that size if it shares slots.
-            copies = slots + most * (chunks > 0) + workers.processes * shared
-            left = int(COALESCED_SHARE * (limit - decoded - cache))
-            batches = coalesced_batches(layout.nbytes, min(left // (copies * layout.nbytes), schedule.steps))
-            layout = BatchLayout(spec, schedule.capacity, batches)
-            chunks = _chunks(first, in_hand * batches)
-            decoded = source.decoded_bytes(chunks) + most * source.decode_bytes
-            scratch = layout.nbytes if shared else 0
-        # While a worker process starts, the thread that it belongs to transforms.
-        scratches = workers.processes + (most if hooks else 0)
-        budget = Budget(slots, layout.nbytes, limit, decoded, cache, scratch=scratch * scratches)
+        decoded = workers.threads > 0 and (reading in ("opened", "decoded") or (workers.shared and workers.processes))
+        if ahead and (reading == "copied" or decoded) and not (streams or hooks):
+            budget = plan.budget
+            # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
+            room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total - budget.slots * alone
+            batches = coalesced_batches(alone, schedule.steps)
+            plan = planned(workers, batches)
+            while batches > 1 and plan.budget.total > room:
+                batches -= 1
+                plan = planned(workers, batches)
+        budget = plan.budget
         if workers.threads:
-            fetched = _fetched_bytes(source, schedule.capacity * (AHEAD + layout.batches), limit - budget.total)
-            budget = dataclasses.replace(budget, fetched=fetched)
-        return cls(workers, layout, budget, chunks, _amplification(source, first, cache))
+            samples = schedule.capacity * (AHEAD + plan.layout.batches)
+            budget = dataclasses.replace(budget, fetched=_fetched_bytes(source, samples, limit - budget.total))
+        return dataclasses.replace(plan, budget=budget, amplification=_amplification(source, first, budget.cache))
+
+    @classmethod
+    def _with(
+        cls,
+        source: Source,
+        spec: BatchSpec,
+        workers: Workers,
+        batches: int,
+        *,
+        options: LoaderOptions,
+        schedule: Schedule,
+        limit: int,
+        scratch: int | None,
+    ) -> ResourcePlan:
+        """The footprint with so many workers, and batches that are read together; without what is fetched."""
+        plan, most = schedule.plan(0), max(workers.most, 1)
+        layout = BatchLayout(spec, schedule.capacity, batches)
+        slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
+        cache = min(options.cache_bytes, source.decodable_bytes)
+        chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
+        decoded, scratches = source.decoded_bytes(chunks), workers.processes
+        if workers.shared:
+            scratch = layout.nbytes
+            of_each = source.decoded_bytes(_share(chunks, max(workers.processes, 1)))
+            decoded = max(decoded, workers.processes * of_each)
+        elif scratch is not None:
+            scratches += most  # while a worker process starts, the thread that it belongs to transforms
+        decoded += most * source.decode_bytes
+        budget = Budget(slots, layout.nbytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
+        return cls(workers, layout, budget, chunks)
 
     def reserve(self, source: Source, readers: int = 1) -> Callable[[], None]:
         """Have a source reserve room for what is read ahead; call the result to give the room back.
@@ -124,9 +155,17 @@ class ResourcePlan:
             source: Where samples come from.
             readers: Number of worker processes that share it.
         """
-        # The chunks of a group do not fall to all of them evenly, and there are two groups.
-        chunks = self.chunks if readers == 1 else self.chunks // readers + 2
-        return source.reserve(chunks, self.budget.cache // readers, self.budget.fetched // readers)
+        return source.reserve(_share(self.chunks, readers), self.budget.cache, self.budget.fetched // readers)
+
+
+def _shareable(source: Source, plan: EpochPlan, options: LoaderOptions) -> bool:
+    """Whether it is known which samples share chunks, and no chunk is kept.
+
+    Processes share the chunks of an order by their place in it. So in the next epoch, another process would need a
+    chunk that was kept.
+    """
+    known = source.chunks.rows == 1 or plan.chunk_order is not None or plan.order is None
+    return known and not options.cache_bytes
 
 
 def _within(workers: Workers, limit: int, scratch: int) -> Workers:
@@ -136,8 +175,16 @@ def _within(workers: Workers, limit: int, scratch: int) -> Workers:
     # Every thread has some, and so has every worker process.
     room = limit // (8 * scratch)
     if workers.shared and room < workers.threads:
-        return workers._replace(apart=False, shared=False, most=workers.threads)  # threads need none
+        return workers.as_threads()  # which need none
     return workers._replace(most=max(workers.threads, min(workers.most, room)))
+
+
+def _share(chunks: int, readers: int) -> int:
+    """Chunks that one of several processes holds; 0 if no order needs them.
+
+    The chunks of a group do not fall to all of them evenly, and there are two groups at least.
+    """
+    return chunks // readers + 2 if chunks and readers > 1 else chunks
 
 
 def _chunks(plan: EpochPlan, in_hand: int) -> int:

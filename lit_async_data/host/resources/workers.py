@@ -98,6 +98,10 @@ class Workers(NamedTuple):
         most = free if apart or shared else min(free, MOST_THREADS) if reading == "decoded" and not python else 1
         return cls(kind, 1, why, most, apart or shared, shared)
 
+    def as_threads(self) -> Workers:
+        """As many threads of one process."""
+        return self._replace(apart=False, shared=False, most=max(self.threads, min(self.most, MOST_THREADS)))
+
     @property
     def processes(self) -> int:
         """Worker processes that there may be beside the reader process; 0 if its threads read."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.processes import children, wait_for_the_end_of
 from support.sources import reader_sources as acts
-from support.sources.reader_sources import SharedNumbers
+from support.sources.reader_sources import FailsToStart, LoggedSource, ManyShared, NeverStarts, SharedNumbers
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, WorkerError
@@ -90,21 +90,28 @@ def files(request, tmp_path):
     ],
     ids=str,
 )
-def test_they_deliver_the_batches_of_one_loop(files, names, options):
-    def passes(workers, kind, count):
-        with contextlib.closing(HDF5Source(files, names, index_cache=False)) as source:
-            rank = {"rank": 1, "world_size": 2}
-            given = {"batch_size": 6, "return_indices": True, "seed": 5, "worker_kind": kind, "workers": workers}
-            with AsyncLoader(source, given | options, **rank) as loader:
-                found = [[value.tolist() for value in batch] for _ in range(count) for batch in loader]
-                if workers:
-                    assert loader.footprint.workers.shared
-                    assert len(children(pipeline_of(loader).process_id)) == workers
-                return found
+def test_they_deliver_the_batches_of_one_loop(files, names, options, tmp_path):
+    options = {"batch_size": 6, "return_indices": True, "seed": 5, **options}
+    log = tmp_path / "readers"
 
-    expected = passes(0, "thread", 30)
-    assert passes(2, "process", 30) == expected
-    assert passes(3, "process", 30) == expected
+    def values(loader):
+        return [[value.tolist() for value in batch] for batch in loader]
+
+    for workers in (2, 3):
+        log.write_text("")
+        source = LoggedSource(files, names, index_cache=False, log=str(log))
+        given = options | {"workers": workers, "worker_kind": "process"}
+        passes, shared = [], 0
+        with contextlib.closing(source), AsyncLoader(source, given, rank=1, world_size=2) as loader:
+            while shared < 3:
+                passes.append(values(loader))
+                readers = set(map(int, log.read_text().split()))
+                log.write_text("")
+                shared += len(readers) == workers and pipeline_of(loader).process_id not in readers
+        source = HDF5Source(files, names, index_cache=False)
+        alone = AsyncLoader(source, options | {"workers": 0}, rank=1, world_size=2)
+        with contextlib.closing(source), alone as loader:
+            assert passes == [values(loader) for _ in passes]
 
 
 def test_each_chunk_is_decoded_once_an_epoch(files):
@@ -127,15 +134,50 @@ def test_each_chunk_is_decoded_once_an_epoch(files):
 
 
 def test_they_read_the_rest_of_a_resumed_epoch():
-    source = SharedNumbers(rows=8)
-    with loader_of(source, workers=0, worker_kind="thread", shuffle="chunk") as loader:
+    source = ManyShared()
+    with loader_of(source, workers=0, worker_kind="thread", shuffle=False) as loader:
         next(loader)
         place = loader.state_dict()
-        rest = [batch["y"].tolist() for batch in iter(lambda: next(loader, None), None)]
-    with loader_of(source, shuffle="chunk") as loader:
-        passes_in_processes(loader)
+    with loader_of(source, shuffle=False) as loader:
         loader.load_state_dict(place)
-        assert [batch["y"].tolist() for batch in loader] == rest
+        shared = 0
+        for step, batch in enumerate(loader, 1):
+            assert batch["y"].tolist() == list(range(10 * step, 10 * step + 10))
+            shared += pipeline_of(loader).process_id not in batch["process"].tolist()
+            if shared == 20:
+                return
+    raise AssertionError("the worker processes never started")
+
+
+@pytest.mark.parametrize("reading", ["python", "locked"])
+def test_processes_that_never_start_are_given_up(reading, caplog):
+    with loader_of(NeverStarts("", reading), shuffle=False) as loader:
+        while "ImportError: no such library, while it started; the reader process reads itself from" not in caplog.text:
+            assert [batch["y"][0].item() for batch in loader] == list(range(0, 100, 10))
+        while children(pipeline_of(loader).process_id):
+            list(loader)
+
+
+@pytest.mark.parametrize("reading", ["python", "locked"])
+def test_processes_that_can_not_start_again_leave_their_work_to_the_reader_process(reading, tmp_path, caplog):
+    flag = tmp_path / "flag"
+    with loader_of(FailsToStart(str(flag), reading), shuffle=False) as loader:
+        passes_in_processes(loader)
+        flag.touch()
+        for pid in children(pipeline_of(loader).process_id):
+            os.kill(pid, signal.SIGKILL)
+        seen, lost = [], 0
+        while "the reader process reads itself from now on" not in caplog.text:
+            try:
+                seen.append(loader.next()["y"][0].item())
+            except WorkerError:
+                lost += 1
+        assert lost <= 2
+        assert seen == [10 * ((number + seen[0] // 10) % 10) for number in range(len(seen))]
+        # Three, and threads that waited for the third.
+        assert caplog.text.count("ImportError: no such library, while it started") <= 5
+        batches = list(loader)
+        assert {pid for batch in batches for pid in batch["process"].tolist()} == {pipeline_of(loader).process_id}
 
 
 def test_an_error_comes_at_its_place_with_its_sample():
@@ -183,7 +225,7 @@ def test_one_that_is_killed_while_it_reads_ahead_costs_nothing(tmp_path, caplog)
         while flag.exists():
             list(loader)
         passes_in_processes(loader)
-    assert "was killed by SIGKILL (out of memory?), while it read ahead; a new process reads the next" in caplog.text
+    assert "was killed by SIGKILL (out of memory?); a new one takes its place" in caplog.text
     assert "bug" not in caplog.text
 
 

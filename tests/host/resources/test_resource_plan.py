@@ -161,3 +161,56 @@ def test_a_table_of_npy_files_opens_them(tmp_path):
     assert source.reading == "opened"
     assert AsyncLoader(source, {"batch_size": 2}).footprint.workers.kind == "process"
     assert ManifestSource(table, root=tmp_path, fields={"y": "label"}).reading == "copied"
+
+
+@pytest.mark.parametrize("reading", ["decoded", "locked"])
+def test_automatic_workers_are_no_reason_to_refuse_a_budget(reading, monkeypatch):
+    """Each needs memory to decode: there are as many as fit."""
+    monkeypatch.setattr(workers, "cores", lambda ranks=None: 64)
+    monkeypatch.setattr(PartedArrays, "decode_bytes", 2**20)
+    for megabytes in range(1, 70):
+        found = plan_of(reading, rows=16, memory_budget=megabytes * 2**20 + 100_000)
+        found.budget.check()
+        assert found.workers.most == min(megabytes, 64)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("world_size", [1, 8, 128])
+def test_what_is_read_together_leaves_most_of_the_budget_with_any_number_of_ranks(kind, world_size, monkeypatch):
+    """The chunks that a rank has in hand are those of the steps of all ranks."""
+    monkeypatch.setattr(PartedArrays, "decoded_bytes", lambda source, chunks: 1000 * chunks)
+    chunks = StorageLayout((ChunkRun(LENGTH, 4),), compressed=True, reading="decoded")
+    source = PartedArrays({"x": np.zeros((LENGTH, 250), np.uint8)}, parts={"a": LENGTH}, chunks=chunks)
+    options = {"batch_size": 8, "shuffle": "chunk", "shuffle_chunks": 8, "worker_kind": kind, "workers": 2}
+    found = AsyncLoader(source, options | {"memory_budget": 2**21}, world_size=world_size).footprint
+    assert found.budget.total <= 2**20
+
+
+def test_processes_have_room_for_their_shares_together():
+    reserved = []
+
+    class Counted(PartedArrays):
+        def decoded_bytes(self, chunks):
+            return 1000 * chunks or 5000
+
+        def reserve(self, chunks, cache_bytes, fetched_bytes):
+            reserved.append(self.decoded_bytes(chunks))
+            return lambda: None
+
+    chunks = StorageLayout((ChunkRun(LENGTH, 4),), compressed=True, reading="decoded")
+    source = Counted({"x": np.zeros((LENGTH, 8), np.uint8)}, parts={"a": LENGTH}, chunks=chunks)
+    for shuffle in ("chunk", "global", "none"):
+        for count in (2, 3, 16):
+            options = {"batch_size": 8, "shuffle": shuffle, "worker_kind": "process", "workers": count}
+            found = AsyncLoader(source, options).footprint
+            reserved.clear()
+            for _ in range(count):
+                found.reserve(source, count)
+            assert sum(reserved) <= found.budget.decoded
+            assert min(reserved) >= (5000 if shuffle != "chunk" else 1000 * found.chunks // count)
+
+
+def test_chunks_that_are_kept_are_not_shared():
+    """A process would have kept what another one needs in the next epoch."""
+    assert plan_of("decoded", rows=16, workers=2).workers.processes == 2
+    assert plan_of("decoded", rows=16, workers=2, cache_bytes=10**6).workers.processes == 0

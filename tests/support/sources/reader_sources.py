@@ -7,11 +7,12 @@ import ctypes
 import logging
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
 
-from lit_async_data import BatchSpec, FieldSpec, Source, StorageLayout
+from lit_async_data import BatchSpec, FieldSpec, HDF5Source, Source, StorageLayout
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.chunk_order import ChunkRun
 
@@ -150,6 +151,19 @@ def warn_oddly():
     logging.getLogger("mine").warning("row 33", extra={"why": UnpicklableError("odd", "even")})
 
 
+class LoggedSource(HDF5Source):
+    """An HDF5 source whose readers write their process id to a file with each read."""
+
+    def __init__(self, *given, log, **options):
+        super().__init__(*given, **options)
+        self._log = log
+
+    def read_into(self, samples, out):
+        super().read_into(samples, out)
+        with open(self._log, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
 def took(flag):
     """Whether this process has removed a file, and no other one."""
     with contextlib.suppress(FileNotFoundError):
@@ -173,6 +187,40 @@ class KilledOnce(PythonNumbers):
         if 33 in samples and took(self._flag):
             kill()
         super().read_into(samples, out)
+
+
+class ManyShared(ManyNumbers):
+    """A long epoch that several processes share."""
+
+    @property
+    def chunks(self):
+        return StorageLayout(reading="locked")
+
+
+class FailsToStart(PythonNumbers):
+    """Numbers that cannot be unpickled in a worker process once a file exists."""
+
+    def __init__(self, flag, reading):
+        super().__init__()
+        self._flag, self._reading = flag, reading
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        if os.path.exists(self._flag):
+            raise ImportError("no such library")
+
+    @property
+    def chunks(self):
+        return StorageLayout(reading=self._reading)
+
+
+class NeverStarts(FailsToStart):
+    """Numbers that cannot be unpickled in a worker process; a reader process has the number -1."""
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        if sys.argv[-1] != "-1":
+            raise ImportError("no such library")
 
 
 class SharedNumbers(PythonNumbers):

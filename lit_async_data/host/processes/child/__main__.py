@@ -140,6 +140,7 @@ class Endpoint:
             os.close(descriptor)
 
     def _fail(self, error: BaseException) -> None:
+        """Report why nothing more can be done here."""
         self.reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
         self.reports.close()  # the parent raises the error when it finds the end of the reports
 

@@ -5,20 +5,17 @@ Each chunk is decoded by one of them; see `Shares`. Each decodes and fetches ahe
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.pipeline.read_task import Read, ReadTask
-from lit_async_data.host.processes.child.worker_process import NotBegunError, WorkerProcess
+from lit_async_data.host.processes.child.worker_process import WorkerProcess
 from lit_async_data.host.processes.child.worker_processes import WorkerProcesses
 from lit_async_data.host.processes.ipc.messages import Command, CommandKind
 from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Limits
-
-log = logging.getLogger(__name__)
 
 
 class DecodingWorkers(WorkerProcesses):
@@ -61,11 +58,8 @@ class DecodingWorkers(WorkerProcesses):
             if processes and cursor is not None:
                 command = Command(CommandKind.AHEAD, key=keys[0], limits=limits, cursor=cursor, batches=len(keys))
                 self._tell(processes, command._replace(readers=len(processes)))
-        except NotBegunError:
-            return  # the batch that it was reading is an error
-        except WorkerError as error:
-            log.warning("%s, while it read ahead; a new process reads the next batches", error)
-            return
+        except WorkerError:
+            return  # a new process takes its place, which is logged, and decodes these chunks when it reads them
         finally:
             self._leave(processes)
         if not processes and self._setup.ahead is not None:
@@ -74,16 +68,17 @@ class DecodingWorkers(WorkerProcesses):
     def close(self) -> None:
         super().close()
         self._tasks.close()
-        self._give_back()
+        if self._release is not None:
+            self._release()
 
     def _taken_by(self, worker: int = 0) -> list[WorkerProcess]:  # noqa: ARG002
         processes = self._taken(range(self._count))
-        if len(processes) == 1:  # the second one is not ready yet, and this process is as fast as the first
-            self._leave(processes)
-            return []
-        if processes:
+        if len(processes) > 1:
             self._give_back()
-        return processes
+            return processes
+        self._leave(processes)  # this process is as fast as a single one
+        self._reserve()
+        return []
 
     def _have_read(self, processes: Sequence[WorkerProcess], task: ReadTask, epoch: int, samples: Indices) -> None:
         assert task.worker is not None
@@ -99,7 +94,9 @@ class DecodingWorkers(WorkerProcesses):
                 self._release = self._setup.plan.reserve(self._setup.read.source)
 
     def _give_back(self) -> None:
+        # 1. A thread has found two processes. 2. `set_workers(1)` reserves room, to read here. 3. That thread gives the
+        # room back. So it does nothing once no process is in use.
         with self._lock:
-            release, self._release = self._release, None
-        if release is not None:
-            release()
+            if self._release is not None and self._count:
+                self._release()
+                self._release = None

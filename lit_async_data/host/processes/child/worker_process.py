@@ -45,8 +45,9 @@ class WorkerProcess:
         self._channel = Channel(ReaderProcess(number))
         self._numbers = itertools.count(1)
         self._sending = threading.Lock()
-        # The lock guards everything below, and `ended`: one thread receives for all.
-        self._receiving = threading.Lock()
+        # Guards everything below, and `ended`. One thread at a time receives, without it, for all.
+        self._changed = threading.Condition()
+        self._receiving = False
         self._ready = False
         self._last = 0  # the last command that was carried out
         self._done: dict[int, tuple[Report, bytes]] = {}
@@ -65,11 +66,11 @@ class WorkerProcess:
         Raises:
             WorkerError: It has ended.
         """
-        with self._receiving:
-            if not self._ready:
-                self._receive(wait=False)
-            while wait and not self._ready:
-                self._receive(wait=True)
+        with self._changed:
+            if not self._ready and not self._receiving:
+                self._receive(0.0)
+            while not self._ready and (wait or self.ended is not None):
+                self._receive(POLL_S)
             return self._ready
 
     def send(self, command: Command) -> int:
@@ -95,9 +96,9 @@ class WorkerProcess:
             WorkerError: The process ended while it carried out this one.
             Exception: As raised there.
         """
-        with self._receiving:
+        with self._changed:
             while number not in self._done:
-                self._receive(wait=True, number=number)
+                self._receive(POLL_S, number)
             report, payload = self._done.pop(number)
         if payload:
             raise unpacked_errors(payload, self._channel.pid)[0]
@@ -107,20 +108,32 @@ class WorkerProcess:
         """End the process. Idempotent."""
         self._channel.close()
 
-    def _receive(self, *, wait: bool, number: int = 0) -> None:
-        if self.ended is None:
-            try:
-                if wait:
-                    self._channel.wait(POLL_S)
-                for report, payload in self._channel.receive():
-                    if report.kind == ReportKind.READY:
-                        self._ready = True
-                    else:
-                        self._done[report.generation] = report, payload
-                        self._last = report.generation
-            except WorkerError as error:
-                self.ended = error
-        if self.ended is not None and number not in self._done:
+    def _receive(self, timeout: float, number: int = 0) -> None:
+        """Wait for reports, here or until another thread has received some."""
+        if self.ended is not None:
             # Each thread has an error of its own: they belong to different batches.
             kind = NotBegunError if number > self._last + 1 else WorkerError
             raise kind(str(self.ended)) from self.ended.__cause__
+        if self._receiving:
+            self._changed.wait(timeout)
+            return
+        self._receiving, error = True, None
+        reports: list[tuple[Report, bytes]] = []
+        self._changed.release()
+        try:
+            if timeout:
+                self._channel.wait(timeout)
+            reports = self._channel.receive()
+        except WorkerError as caught:
+            error = caught
+        finally:
+            self._changed.acquire()
+            self._receiving = False
+            self._changed.notify_all()
+        for report, payload in reports:
+            if report.kind == ReportKind.READY:
+                self._ready = True
+            else:
+                self._done[report.generation] = report, payload
+                self._last = report.generation
+        self.ended = self.ended or error

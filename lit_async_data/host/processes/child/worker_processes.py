@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # How often batches are given to processes that end before they begin to read them.
 ATTEMPTS = 3
+# Processes that may end while they start; after that this process reads by itself.
+MOST_FAILED = 3
 
 
 class WorkerProcesses(abc.ABC):
@@ -56,7 +58,8 @@ class WorkerProcesses(abc.ABC):
         self._lock = threading.Lock()
         self._processes: list[WorkerProcess | None] = [None] * setup.plan.workers.processes
         self._count = _in_use(setup.plan.workers.threads)
-        self._begun: set[int] = set()  # numbers of the workers that have taken commands
+        self._begun: set[int] = set()  # numbers of the workers that have been ready
+        self._failed = 0  # processes that ended while they started
 
     def threads(self, count: int) -> int:
         """How many reader threads use so many processes."""
@@ -67,10 +70,7 @@ class WorkerProcesses(abc.ABC):
         with self._lock:
             self._count = in_use = _in_use(count)
             self._begun &= set(range(in_use))
-            unused = [process for process in self._processes[in_use:] if process is not None and not process.users]
-            self._remove(unused)
-        for process in unused:
-            process.close()
+        self._end_unused(in_use)
 
     def run(self, task: ReadTask, layout: BatchLayout, memory: Bytes) -> FilledSlot:
         """Read the batches of a task into its slot."""
@@ -174,28 +174,43 @@ class WorkerProcesses(abc.ABC):
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def _taken(self, numbers: Iterable[int]) -> list[WorkerProcess]:
-        """The first of these processes that take commands, started if need be; to be used until `_leave`.
-
-        Raises:
-            WorkerError: One has ended.
-        """
+        """The first of these processes that take commands, started if need be; to be used until `_leave`."""
+        if self._failed >= MOST_FAILED:
+            self._end_unused(0)
+            return []
         with self._lock:
             try:
                 processes = [self._running(number) for number in numbers]
             except WorkerError as error:
-                log.warning("%s; the reader process does the work itself", error)
+                self._note_failure(error)
                 return []
             for process in processes:
                 process.users += 1
         try:
             ready = list(itertools.takewhile(self._is_ready, processes))
-        except BaseException:
+        except WorkerError as error:
             self._leave(processes)
-            raise
+            with self._lock:
+                self._note_failure(error)
+            return []
         self._leave(processes[len(ready) :])
         with self._lock:
             self._begun.update(process.number for process in ready)
         return ready
+
+    def _end_unused(self, first: int) -> None:
+        """End the processes from a number on that no thread uses; `_leave` ends the others."""
+        with self._lock:
+            unused = [process for process in self._processes[first:] if process is not None and not process.users]
+            self._remove(unused)
+        for process in unused:
+            process.close()
+
+    def _note_failure(self, error: WorkerError) -> None:
+        """Note that a process could not start. Threads that wait for the same one note it once each."""
+        self._failed += 1
+        then = "itself from now on" if self._failed >= MOST_FAILED else "itself until another one has started"
+        log.warning("%s, while it started; the reader process reads %s", error, then)
 
     def _is_ready(self, process: WorkerProcess) -> bool:
         # One that takes the place of another is waited for: what ended that one should not end this process.
@@ -203,7 +218,10 @@ class WorkerProcesses(abc.ABC):
 
     def _running(self, number: int) -> WorkerProcess:
         process = self._processes[number]
-        if process is None or process.ended is not None:
+        if process is not None and process.ended is not None:
+            log.warning("%s; a new one takes its place", process.ended)
+            process = None
+        if process is None:
             process = self._processes[number] = self._start(number)
         return process
 

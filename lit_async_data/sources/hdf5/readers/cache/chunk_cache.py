@@ -81,6 +81,8 @@ class DecodedChunkCache:
         with self._lock:
             self._given.set(owner, nbytes)
             self._make_room()
+            if not self._slabs:
+                self._pool.clear()  # memory that waited for other slabs
 
     def get(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn | None = None) -> Array | None:
         """A slab, decoded now if it is not cached.
