@@ -79,13 +79,15 @@ class WorkerProcess:
         Raises:
             NotBegunError: The process has ended.
         """
-        with self._sending:
-            number = next(self._numbers)
-            try:
+        try:
+            with self._sending:
+                number = next(self._numbers)
                 self._channel.send(command._replace(generation=number))
-            except WorkerError as error:
-                self.ended = self.ended or error
-                raise NotBegunError(str(error)) from error.__cause__
+        except WorkerError as error:
+            with self._changed:
+                while self.ended is None:  # what it has done before may not be received yet
+                    self._receive(POLL_S)
+            raise NotBegunError(str(error)) from error.__cause__
         return number
 
     def wait(self, number: int) -> Work:
