@@ -51,7 +51,11 @@ class ReaderSetup:
         return self.plan.layout
 
     def tasks(self, fd: int | None = None) -> SharedTasks:
-        """What worker processes that share each batch are told; see `SharedTasks`."""
+        """Memory in which the reader process tells worker processes which samples to read; see `SharedTasks`.
+
+        Args:
+            fd: Descriptor of that memory, in a worker process.
+        """
         return SharedTasks(self.plan.workers.processes, self.schedule.capacity * self.layout.batches, fd)
 
     def check(self, *, on_demand: bool) -> None:

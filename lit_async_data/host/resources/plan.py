@@ -131,7 +131,7 @@ class ResourcePlan:
         limit: int,
         scratch: int | None,
     ) -> ResourcePlan:
-        """The footprint with so many workers, and batches that are read together; without what is fetched."""
+        """The footprint if these workers read ``batches`` batches together. Files read ahead are not counted."""
         plan, most = schedule.plan(0), max(workers.most, 1)
         layout = BatchLayout(spec, schedule.capacity, batches)
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
@@ -188,7 +188,7 @@ def _share(chunks: int, readers: int) -> int:
 
 
 def _chunks(plan: EpochPlan, in_hand: int) -> int:
-    """Decoded chunks that are in use at a time, if workers have so many samples in hand."""
+    """Decoded chunks that are in use at a time, if the workers together read ``in_hand`` samples."""
     order = plan.chunk_order
     if order is None:
         return 0

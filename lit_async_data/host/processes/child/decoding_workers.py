@@ -38,10 +38,7 @@ class DecodingWorkers(WorkerProcesses):
         self._reserve()
 
     def threads(self, count: int) -> int:
-        """How many reader threads use so many processes.
-
-        One more: while it hands over a slot, the processes have others to fill.
-        """
+        """One reader thread more than processes: while one thread hands over a slot, the processes fill another."""
         return count + 1 if count > 1 else count
 
     def set_workers(self, count: int) -> None:
@@ -62,7 +59,7 @@ class DecodingWorkers(WorkerProcesses):
             return  # a new process takes its place, which is logged, and decodes these chunks when it reads them
         finally:
             self._leave(processes)
-        if not processes and self._setup.ahead is not None:
+        if not processes and self._setup.ahead is not None:  # no process reads ahead, so this one does
             self._setup.ahead(keys, cursor, oldest, limits)
 
     def close(self) -> None:

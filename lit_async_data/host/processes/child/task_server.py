@@ -127,7 +127,7 @@ class DecodingTasks(TaskServer):
             self._release()
 
     def _hold_share_of(self, readers: int) -> None:
-        """Hold the decoded chunks of one of so many readers."""
+        """Reserve room for the chunks that this process decodes, as one of ``readers`` processes."""
         if self._release is not None:
             self._release()
         self._release = self._setup.plan.reserve(self._setup.read.source, readers)

@@ -62,7 +62,7 @@ class WorkerProcesses(abc.ABC):
         self._failed = 0  # processes that ended while they started
 
     def threads(self, count: int) -> int:
-        """How many reader threads use so many processes."""
+        """The number of reader threads that use ``count`` worker processes."""
         return count
 
     def set_workers(self, count: int) -> None:
@@ -189,9 +189,13 @@ class WorkerProcesses(abc.ABC):
         try:
             ready = list(itertools.takewhile(self._is_ready, processes))
         except WorkerError as error:
-            self._leave(processes)
             with self._lock:
-                self._note_failure(error)
+                # Several threads may have waited for it: the first of them counts it.
+                ended = [each for each in processes if each.ended is not None]
+                if any(self._processes[each.number] is each for each in ended):
+                    self._note_failure(error)
+                self._remove(ended)
+            self._leave(processes)
             return []
         self._leave(processes[len(ready) :])
         with self._lock:
@@ -207,7 +211,7 @@ class WorkerProcesses(abc.ABC):
             process.close()
 
     def _note_failure(self, error: WorkerError) -> None:
-        """Note that a process could not start. Threads that wait for the same one note it once each."""
+        """Note that a process could not start."""
         self._failed += 1
         then = "itself from now on" if self._failed >= MOST_FAILED else "itself until another one has started"
         log.warning("%s, while it started; the reader process reads %s", error, then)
@@ -246,5 +250,5 @@ class WorkerProcesses(abc.ABC):
 
 
 def _in_use(workers: int) -> int:
-    """How many processes so many workers have: a single one reads in the reader process."""
+    """The number of worker processes for a number of workers: a single worker reads in the reader process."""
     return workers if workers > 1 else 0
