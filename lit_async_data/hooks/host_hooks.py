@@ -60,7 +60,7 @@ class HostHooks:
             source: Where samples come from.
             seed: Of the loader; None if hooks get None in place of random numbers.
             outcome: What comes out of them.
-            capacity: The most samples of a batch.
+            capacity: The most samples that are read together.
         """
         return Transformation(HookCalls(source, self.sample, self.batch, seed), outcome, capacity)
 

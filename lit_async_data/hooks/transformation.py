@@ -44,10 +44,11 @@ class Transformation:
     Args:
         calls: Calls the hooks.
         outcome: What comes out of them.
-        capacity: The most samples of a batch.
+        capacity: The most samples that are read together.
 
     Attributes:
         scratch_bytes: Bytes of scratch memory of each thread.
+        takes_batches: Whether one of the hooks takes a whole batch, so that several batches cannot be read as one.
     """
 
     def __init__(self, calls: HookCalls, outcome: Outcome, capacity: int) -> None:
@@ -57,6 +58,7 @@ class Transformation:
         both = calls.sample is not None and calls.batch is not None
         self._between = BatchLayout(outcome.of_samples, capacity) if both else None
         self.scratch_bytes = self._raw.nbytes + (0 if self._between is None else self._between.nbytes)
+        self.takes_batches = calls.batch is not None
         self._lock = threading.Lock()
         self._thread = threading.local()
 

@@ -286,10 +286,11 @@ class AsyncLoader(Shown, ResumableLoader):
     def _hook_seed(self) -> int | None:
         return self.options.seed if self.options.augments else None
 
-    def _transformation(self) -> Transformation | None:
+    def _transformation(self, batches: int = 1) -> Transformation | None:
         if not self._hooks:
             return None
-        return self._hooks.transformation(self.source, self._hook_seed, self._outcome, self.schedule.capacity)
+        samples = batches * self.schedule.capacity
+        return self._hooks.transformation(self.source, self._hook_seed, self._outcome, samples)
 
     @property
     def footprint(self) -> ResourcePlan:
@@ -310,7 +311,6 @@ class AsyncLoader(Shown, ResumableLoader):
     def _plan(self) -> ResourcePlan:
         ahead, on_device = self._depth > 0, streams.has_streams(self.device)
         if (ahead, on_device) not in self._plans:
-            transformation = self._transformation()
             self._plans[ahead, on_device] = ResourcePlan.of(
                 self.source,
                 self.spec.narrowed() if on_device else self.spec,
@@ -318,7 +318,7 @@ class AsyncLoader(Shown, ResumableLoader):
                 self.schedule,
                 ahead=ahead,
                 streams=on_device,
-                scratch=None if transformation is None else transformation.scratch_bytes,
+                transformation=self._transformation(),
                 refusal=self._refusal,
                 ranks=self.local_world_size,
             )
@@ -365,8 +365,9 @@ class AsyncLoader(Shown, ResumableLoader):
         """What reads the batches, here or in a reader process."""
         source, options = self.source, self.options
         seed = options.seed if options.augments and source.is_random else None
+        hooks = self._transformation(plan.layout.batches)
         return ReaderSetup(
-            SampleReader(source, options.return_indices, seed, self._nan_check, self._transformation()),
+            SampleReader(source, options.return_indices, seed, self._nan_check, hooks),
             self._cursor.schedule,
             plan,
             DecodeAhead(source, self.schedule, AHEAD + plan.layout.batches) if source.reads_ahead else None,

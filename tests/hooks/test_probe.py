@@ -207,10 +207,28 @@ def test_memory_for_the_transform_is_part_of_the_budget():
         assert loader.footprint.budget.scratch > raw + 8 * 400
 
 
-def test_batches_are_not_read_together():
-    of = PartedArrays({"y": np.arange(100)}, parts={"a": 100}, chunks=StorageLayout(reading="copied"))
-    layouts = [loader_of(of, workers=1, sample=sample).footprint.layout for sample in (None, lambda sample: None)]
-    assert [layout.batches > 1 for layout in layouts] == [True, False]
+def same(values):
+    return values
+
+
+@pytest.mark.parametrize(
+    ("reading", "workers", "hooks", "together"),
+    [
+        ("copied", 1, {}, True),
+        ("copied", 1, {"sample": same}, True),
+        ("decoded", 1, {"sample": same}, True),
+        ("copied", 1, {"batch": same}, False),
+        ("copied", 1, {"sample": same, "batch": same}, False),
+        ("copied", 0, {}, True),
+        ("copied", 0, {"sample": same}, False),  # the loop would wait for all of them
+        ("python", 1, {"sample": same}, False),
+    ],
+)
+def test_small_batches_are_read_together_unless_a_transform_takes_a_batch(reading, workers, hooks, together):
+    of = PartedArrays({"y": np.arange(100)}, parts={"a": 100}, chunks=StorageLayout(reading=reading))
+    found = loader_of(of, workers=workers, **hooks).footprint
+    assert (found.layout.batches > 1) == together
+    assert found.budget.scratch >= bool(hooks) * found.layout.batches * 4 * found.layout.spec.nbytes
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec
+from lit_async_data.hooks.transformation import Transformation
 from lit_async_data.host.resources.memory import Budget, default_budget
 from lit_async_data.host.resources.workers import Workers
 from lit_async_data.options import LoaderOptions
@@ -25,6 +26,8 @@ LEAST_FETCHED, MOST_FETCHED = 2**25, 2**30
 COALESCED_BYTES, COALESCED_BATCHES = 12 * 2**20, 32
 # They take this part at most of what chunks leave of the budget: more slots and files that are read ahead need room.
 COALESCED_SHARE = 0.25
+# Worker processes that share a batch are told the number and the row of each sample, as int64.
+TOLD_BYTES = 16
 # Samples decoded for each one used.
 WORTH_A_WARNING = 1.5
 
@@ -58,7 +61,7 @@ class ResourcePlan:
         *,
         ahead: bool,
         streams: bool,
-        scratch: int | None = None,
+        transformation: Transformation | None = None,
         refusal: str = "",
         ranks: int | None = None,
     ) -> ResourcePlan:
@@ -71,11 +74,12 @@ class ResourcePlan:
             schedule: Its order.
             ahead: Whether anything is read ahead.
             streams: Whether batches are copied to a device with streams.
-            scratch: Bytes in which each thread transforms samples; None without host hooks.
+            transformation: The host hooks, for one batch at a time; None without any.
             refusal: Why no reader process can be used; empty if one can.
             ranks: Processes of this job on this machine; None for the number that torchrun sets, or 1.
         """
-        hooks, first = scratch is not None, schedule.plan(0)
+        hooks, first = transformation is not None, schedule.plan(0)
+        scratch = None if transformation is None else transformation.scratch_bytes
         workers = Workers.of(
             source,
             options,
@@ -99,14 +103,12 @@ class ResourcePlan:
         if plan.budget.total > limit and workers.shared:
             workers = workers.as_threads()
             plan = planned(workers, 1)
-        # Where the loop reads by itself, it waits for all that is read together. A copy takes less time than the calls
-        # that several batches share, so it gains all the same.
-        reading = source.chunks.reading
-        decoded = workers.threads > 0 and (reading in ("opened", "decoded") or (workers.shared and workers.processes))
-        if ahead and (reading == "copied" or decoded) and not (streams or hooks):
+        whole = transformation is not None and transformation.takes_batches
+        if ahead and not (streams or whole) and _coalesces(source, workers, hooks=hooks):
             budget = plan.budget
             # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
             room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total - budget.slots * alone
+            room = min(room, limit)
             batches = coalesced_batches(alone, schedule.steps)
             plan = planned(workers, batches)
             while batches > 1 and plan.budget.total > room:
@@ -139,10 +141,11 @@ class ResourcePlan:
         chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
         decoded, scratches = source.decoded_bytes(chunks), workers.processes
         if workers.shared:
-            scratch = layout.nbytes
+            scratch = layout.nbytes + TOLD_BYTES * batches * schedule.capacity
             of_each = source.decoded_bytes(_share(chunks, max(workers.processes, 1)))
             decoded = max(decoded, workers.processes * of_each)
         elif scratch is not None:
+            scratch *= batches
             scratches += most  # while a worker process starts, the thread that it belongs to transforms
         decoded += most * source.decode_bytes
         budget = Budget(slots, layout.nbytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
@@ -166,6 +169,15 @@ def _shareable(source: Source, plan: EpochPlan, options: LoaderOptions) -> bool:
     """
     known = source.chunks.rows == 1 or plan.chunk_order is not None or plan.order is None
     return known and not options.cache_bytes
+
+
+def _coalesces(source: Source, workers: Workers, *, hooks: bool) -> bool:
+    """Whether small batches are read together, where that is possible."""
+    reading = source.chunks.reading
+    if not workers.threads:
+        # The loop waits for all that is read together. But a copy takes less time than the calls that batches share.
+        return reading == "copied" and not hooks
+    return reading not in ("locked", "python") or (workers.shared and workers.processes > 0)
 
 
 def _within(workers: Workers, limit: int, scratch: int) -> Workers:

@@ -159,17 +159,22 @@ def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
 
 
 @pytest.fixture
-def file(tmp_path):
+def storage():
+    return {"chunks": (16, 8, 8), "compression": "gzip"}
+
+
+@pytest.fixture
+def file(tmp_path, storage):
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         images = np.random.default_rng(0).integers(0, 99, (100, 8, 8), np.uint8)
-        file.create_dataset("x", data=images, chunks=(16, 8, 8), compression="gzip")
+        file.create_dataset("x", data=images, **storage)
         file["y"] = np.arange(100)
     return path
 
 
 @pytest.fixture
-def chunked(file):
+def stored(file):
     with contextlib.closing(HDF5Source(file, {"x": "x", "y": "y"}, index_cache=False)) as source:
         yield source
 
@@ -179,10 +184,10 @@ def mapped(pid):
     return (Path("/proc") / str(pid) / "maps").read_text() + "\n".join(links)
 
 
-def test_worker_processes_transform_what_the_reader_process_has_decoded(file, chunked):
+def test_worker_processes_transform_what_the_reader_process_has_decoded(file, stored):
     def passes(**options):
         options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 3, "seed": 2, **options}
-        with AsyncLoader(chunked, options, sample_transform=acts.with_process) as loader:
+        with AsyncLoader(stored, options, sample_transform=acts.with_process) as loader:
             found = [
                 {key: value.tolist() for key, value in batch.items() if key != "process"}
                 for _ in range(3)
@@ -197,16 +202,25 @@ def test_worker_processes_transform_what_the_reader_process_has_decoded(file, ch
     assert passes(workers=2, worker_kind="process") == passes(workers=0)
 
 
-def test_an_error_of_a_transform_in_a_worker_process_names_its_sample(chunked, file):
+@pytest.mark.parametrize("storage", [{"chunks": (16, 8, 8), "compression": "gzip"}, {}])
+def test_an_error_of_a_transform_in_a_worker_process_names_its_sample(stored, file):
+    """Once batches are read together, each is read again by itself: the others are delivered."""
     with AsyncLoader(
-        chunked,
+        stored,
         {"batch_size": 10, "shuffle": False, "worker_kind": "process", "workers": 2},
         sample_transform=acts.fail_at_33,
     ) as loader:
-        for _ in range(20):  # while the processes start, and when they read
+        by_workers = 0
+        for _ in range(PASSES):  # while the processes start, and 20 when they read
             batches = iter(loader)
             assert [next(batches)["y"][0].item() for _ in range(3)] == ORDER[:3]
             with pytest.raises(TransformError, match=r"(?s)33.*ValueError: 33 is too much") as caught:
                 next(batches)
             assert (caught.value.sample_id, caught.value.file) == (33, str(file))
-            assert [next(batches)["y"][0].item() for _ in range(6)] == ORDER[4:]
+            rest = [next(batches) for _ in range(6)]
+            assert [batch["y"][0].item() for batch in rest] == ORDER[4:]
+            reader = loader.machinery.engine.feed.pipeline.process_id
+            by_workers += all(batch["process"][0].item() != reader for batch in rest)
+            if by_workers == 20:
+                break
+        assert by_workers == 20

@@ -8,7 +8,7 @@ import pytest
 
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.host.resources import workers
-from lit_async_data.host.resources.plan import COALESCED_BATCHES, COALESCED_BYTES
+from lit_async_data.host.resources.plan import COALESCED_BATCHES, COALESCED_BYTES, TOLD_BYTES
 from lit_async_data.sources.contract.storage_layout import ChunkRun, StorageLayout
 from lit_async_data.testing import PartedArrays
 
@@ -133,8 +133,9 @@ def test_decoded_chunks_have_room_for_all_that_is_read_together_and_a_group_more
 def test_several_processes_share_what_one_gil_would_hold_up(reading, shape, rows, options, processes):
     found = plan_of(reading, shape, rows=rows, **options)
     assert found.workers.processes == processes
-    # Each has scratch memory for samples that do not lie side by side in a slot.
-    assert found.budget.scratch == processes * found.layout.nbytes
+    # Each has scratch memory for samples that do not lie side by side in a slot, and is told which they are.
+    of_each = found.layout.nbytes + TOLD_BYTES * BATCH * found.layout.batches
+    assert found.budget.scratch == processes * of_each
 
 
 def test_samples_whose_chunks_are_not_known_are_not_shared():

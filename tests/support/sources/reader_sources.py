@@ -136,7 +136,7 @@ def with_process(sample, rng):
 def fail_at_33(sample):
     if sample["y"] == 33:
         raise ValueError("33 is too much")
-    return sample
+    return {**sample, "process": os.getpid()}
 
 
 def fail_at_length():

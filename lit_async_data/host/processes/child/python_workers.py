@@ -56,8 +56,9 @@ class PythonWorkers(WorkerProcesses):
         return self._taken([worker] if self._count else [])
 
     def _have_read(self, processes: Sequence[WorkerProcess], task: ReadTask, epoch: int, samples: Indices) -> None:
-        (batch,) = task.reading  # Python code reads batches one at a time
         if self._scratch is not None:
             assert task.worker is not None
             self._read_raw(epoch, samples, self._scratch.slot(task.worker))
-        self._tell(processes, Command(CommandKind.READ, task.slot, key=batch.key, limits=task.schedule.limits))
+        first, count, limits = task.reading[0], len(task.reading), task.schedule.limits
+        command = Command(CommandKind.READ, task.slot, key=first.key, limits=limits, row=first.first, batches=count)
+        self._tell(processes, command)

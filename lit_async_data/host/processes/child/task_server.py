@@ -82,8 +82,9 @@ class PythonTasks(TaskServer):
 
     def _carry_out(self, command: Command) -> None:
         epoch, step = command.key
-        samples, _ = self._setup.schedule.limited(command.limits).plan(epoch).stretch(step, 1)
-        self._read(epoch, samples, self._setup.layout.views(self._slots.slot(command.slot), len(samples)))
+        samples, _ = self._setup.schedule.limited(command.limits).plan(epoch).stretch(step, command.batches)
+        out = self._setup.layout.views(self._slots.slot(command.slot), len(samples), command.row)
+        self._read(epoch, samples, out)
 
 
 class DecodingTasks(TaskServer):

@@ -48,7 +48,7 @@ class Command(NamedTuple):
         limits: What the consumer will take of each epoch; for SEEK, LIMIT, READ and AHEAD.
         nanoseconds: The longest that a PAUSE lasts.
         cursor: The next batch that nobody has begun to read, for AHEAD.
-        batches: Number of batches, for AHEAD.
+        batches: Number of batches, for READ and AHEAD.
         thread: Number of the reader thread that sends a READ.
         row: The first row in the slot, for READ.
         readers: Number of worker processes that share the batches, for READ and AHEAD.
