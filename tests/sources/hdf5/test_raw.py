@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import h5py
 import numpy as np
@@ -202,6 +203,37 @@ def test_large_pieces_are_fetched_in_several_calls(monkeypatch, tmp_path):
     file.close()
     sizes = [end - begin for begin, end in kernel.fetched]
     assert sizes == [readahead.MAX_FETCH_BYTES, readahead.MAX_FETCH_BYTES, 1]
+
+
+def test_one_thread_at_a_time_has_pieces_fetched(tmp_path, monkeypatch):
+    """1. The main thread asks for its first piece. 2. Another thread comes to the lock. 3. Both go on."""
+    (tmp_path / "x").write_bytes(b"x")
+    file = open_file.OpenFile(str(tmp_path / "x"), None)
+    ahead, lock, here, came = readahead.ReadAhead(file), threading.Lock(), [], threading.Event()
+    other = threading.Thread(target=lambda: ahead.fetch(np.array([0, 20, 40]), 10))
+
+    class Spied:
+        def __enter__(self):
+            if threading.current_thread() is other:
+                came.set()
+            return lock.__enter__()
+
+        def __exit__(self, *given):
+            return lock.__exit__(*given)
+
+    def fetched(*_):
+        if not here:
+            other.start()
+            assert came.wait(60)
+        here.append(threading.current_thread())
+
+    monkeypatch.setattr(ahead, "_lock", Spied())
+    monkeypatch.setattr(readahead, "is_cold", lambda descriptor, offset: True)
+    monkeypatch.setattr(os, "posix_fadvise", fetched)
+    ahead.fetch(np.array([0, 20, 40]), 10)
+    other.join()
+    file.close()
+    assert here == [threading.main_thread()] * 3 + [other] * 3
 
 
 @pytest.mark.parametrize("rows", [1, 8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class ReadAhead:
     def __init__(self, file: OpenFile) -> None:
         self._file = file
         self.cold = True
+        self._lock = threading.Lock()
 
     def fetch(self, offsets: Indices, sizes: Indices | int) -> None:
         """Tell the kernel to fetch pieces if some of them are not in memory. Returns before they are there.
@@ -41,9 +43,13 @@ class ReadAhead:
         self.cold = any(is_cold(descriptor, at) for at in begins[:: max(len(begins) // PROBES, 1)].tolist())
         if not self.cold:
             return
-        for first, end in _merged(begins, ends):
-            for begin in range(first, end, MAX_FETCH_BYTES):
-                os.posix_fadvise(descriptor, begin, min(MAX_FETCH_BYTES, end - begin), os.POSIX_FADV_WILLNEED)
+        pieces = _merged(begins, ends)
+        # One thread at a time: each call releases the GIL, and threads that do this at once pass it on at each of them.
+        # With two, a cold file came at 0.4 of the rate.
+        with self._lock:
+            for first, end in pieces:
+                for begin in range(first, end, MAX_FETCH_BYTES):
+                    os.posix_fadvise(descriptor, begin, min(MAX_FETCH_BYTES, end - begin), os.POSIX_FADV_WILLNEED)
 
 
 def _merged(begins: Indices, ends: Indices) -> list[tuple[int, int]]:
