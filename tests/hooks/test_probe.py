@@ -12,7 +12,7 @@ import torch
 
 from lit_async_data import AsyncDataModule, AsyncLoader, FieldSpec, StorageLayout
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, TransformError
+from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, TransformError
 from lit_async_data.testing import ArraySource, PartedArrays
 
 LENGTH = 10
@@ -229,6 +229,34 @@ def test_small_batches_are_read_together_unless_a_transform_takes_a_batch(readin
     found = loader_of(of, workers=workers, **hooks).footprint
     assert (found.layout.batches > 1) == together
     assert found.budget.scratch >= bool(hooks) * found.layout.batches * 4 * found.layout.spec.nbytes
+
+
+def test_samples_that_are_large_before_the_transform_are_not_read_together():
+    """Their memory is bounded as that of the slots is."""
+    of = PartedArrays({"x": np.zeros((8, 2**22), np.uint8)}, parts={"a": 8}, chunks=StorageLayout(reading="copied"))
+    found = loader_of(of, workers=1, sample=lambda sample: {"y": sample["x"][0]}).footprint
+    assert (found.layout.batches, found.layout.spec.nbytes) == (1, 1)
+
+
+class Panic(BaseException):
+    """As libraries that are written in Rust raise it."""
+
+
+def panics(sample):
+    if sample["y"] == 33:
+        raise Panic
+    return sample
+
+
+def test_a_hook_that_panics_fails_its_batch_and_no_other():
+    of = PartedArrays({"y": np.arange(100)}, parts={"a": 100}, chunks=StorageLayout(reading="copied"))
+    with loader_of(of, batch_size=10, shuffle=False, workers=2, sample=panics) as loader:
+        for _ in range(5):  # batches are read together after the first
+            batches = iter(loader)
+            assert [next(batches)["y"][0].item() for _ in range(3)] == [0, 10, 20]
+            with pytest.raises(ReadError, match=r"batch 3 .*Panic"):
+                next(batches)
+            assert [next(batches)["y"][0].item() for _ in range(6)] == [40, 50, 60, 70, 80, 90]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

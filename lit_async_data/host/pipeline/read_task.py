@@ -105,7 +105,9 @@ class ReadTask:
         if len(batches) > 1:
             try:
                 read(epoch, samples, layout.views(memory, len(samples)))
-            except Exception as error:  # noqa: BLE001  # raised below by its batch, while the others are read
+            except BaseException as error:  # raised below by its batch, while the others are read
+                if self._is_interrupt(error):
+                    raise
                 unexplained = "" if isinstance(error, SourceError | WorkerError) else traceback.format_exc()
             else:
                 return FilledSlot(self.slot, batches, len(batches))

@@ -109,7 +109,8 @@ class ResourcePlan:
             # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
             room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total - budget.slots * alone
             room = min(room, limit)
-            batches = coalesced_batches(alone, schedule.steps)
+            # Samples may be large before a transform, and small after it.
+            batches = coalesced_batches(max(alone, scratch or 0), schedule.steps)
             plan = planned(workers, batches)
             while batches > 1 and plan.budget.total > room:
                 batches -= 1
