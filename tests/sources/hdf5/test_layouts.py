@@ -566,10 +566,12 @@ def test_fill_values_are_of_the_type_of_the_dataset(new, path, dtype):
 
 @pytest.mark.parametrize("alloc", [EARLY, LATE])
 @pytest.mark.parametrize("fill", [None, 7])
-@pytest.mark.parametrize("shape", [(9,), (9, 3)])
-def test_a_contiguous_dataset_never_written_holds_the_fill_value(new, path, alloc, fill, shape):
-    with new() as file:
-        create(file, "data", shape, "i4", fill=fill, alloc=alloc)
+@pytest.mark.parametrize("shape", [(9,), (9, 3), (2, 2, 3, 1)])
+@pytest.mark.parametrize("userblock", [0, 512])
+def test_a_contiguous_dataset_never_written_holds_the_fill_value(new, path, *, alloc, fill, shape, userblock):
+    """With a user block libhdf5 gives its last byte as the offset of such a dataset, where zeros may lie."""
+    with new(userblock_size=userblock) as file:
+        create(file, "data", shape, "u1", fill=fill, alloc=alloc)
     check(path, "data", taken="copied" if alloc == EARLY else "locked")
 
 

@@ -313,10 +313,9 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
 
 def _check_offset(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
     """Raise `CorruptError` if contiguous values begin in the head of the file, which h5py would return as values."""
-    offset = dataset.id.get_offset()
+    offset = _offset(dataset)
     head = dataset.file.userblock_size + superblock_bytes(dataset.file)
-    never_written = offset == dataset.file.userblock_size - 1  # -1, to which libhdf5 adds the user block
-    if offset is not None and offset < head and not never_written and in_one_file(dataset):
+    if offset is not None and offset < head and in_one_file(dataset):
         raise CorruptError(
             f"{where}: its values begin at byte {offset}, in the head of the file, which has {head} bytes; the file is "
             "damaged: restore it, or write the dataset again from what can be read of it",
@@ -324,9 +323,15 @@ def _check_offset(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
         )
 
 
+def _offset(dataset: h5py.Dataset) -> int | None:
+    """Offset of contiguous values in the file; None if none were ever written."""
+    offset: int | None = dataset.id.get_offset()
+    return None if offset == dataset.file.userblock_size - 1 else offset  # -1, to which libhdf5 adds the user block
+
+
 def _raw_offset(dataset: h5py.Dataset) -> int | None:
     """Offset of the values in the file, if they are contiguous and have the layout of numpy."""
-    offset = dataset.id.get_offset()
+    offset = _offset(dataset)
     if offset is None or dataset.chunks is not None or not in_one_file(dataset) or not has_numpy_layout(dataset):
         return None
     # Verify the offset: read the first and the last values both ways.
