@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -17,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 from hypothesis import settings
-from support.threads.leaks import alive
+from support.threads.leaks import SharedMemory, alive
 
 # Each worker of xdist is busy on a core of its own: a team of torch's threads in each would wait for cores. torch reads
 # this when it is imported, and programs that tests start inherit it.
@@ -29,32 +28,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # They hold no doctests, and as modules to be collected they would all have one name.
 collect_ignore_glob = ["*conftest.py"]
 
-# The same examples every time, so that a failure in CI can be reproduced.
+# The same examples every time, so that a failure in CI can be reproduced (with the same modules imported: Hypothesis
+# takes constants from them).
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
 
 
 def pytest_collection_finish() -> None:
-    # Objects made by imports never become garbage. Freezing them makes the collection after each test 60 ms shorter.
     gc.collect()
     gc.freeze()
     if multiprocessing.get_start_method() == "forkserver":  # as Python 3.14 does; it keeps its pipes
         forkserver.ensure_running()
 
 
-# After a collection that takes longer, live objects are frozen: there are seven thousand tests.
-SLOW_S = 0.01
+shared_memory = SharedMemory()
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     before = alive()
     yield
-    started = time.perf_counter()
     gc.collect()
-    if time.perf_counter() - started > SLOW_S:
-        gc.freeze()  # a test has imported more libraries; later collections skip their objects
+    gc.freeze()  # what lives on after a test is never garbage; the next collection need not look through it
     leaks = {kind: now - before[kind] for kind, now in alive().items() if now - before[kind]}
+    if mapped := shared_memory.new():
+        leaks["shared memory"] = mapped
     assert not leaks, f"left behind: {leaks}"
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
 from pathlib import Path
+
+
+def patience():
+    """Repeat a loop that waits for processes to start; for a minute and a half, as machines differ in how long it takes."""
+    until = time.monotonic() + 90
+    while time.monotonic() < until:
+        yield
 
 
 def children(process):

@@ -11,7 +11,7 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from support.processes import children, wait_for_the_end_of
+from support.processes import children, patience, wait_for_the_end_of
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import FailsToStart, LoggedSource, ManyShared, NeverStarts, SharedNumbers
 
@@ -20,7 +20,6 @@ from lit_async_data.errors import CorruptError, WorkerError
 from lit_async_data.order.chunk_order import ChunkExtents
 
 pytestmark = pytest.mark.processes
-PASSES = 2000  # until a test gives up waiting for processes to start
 
 
 def loader_of(source, **options):
@@ -33,7 +32,7 @@ def pipeline_of(loader):
 
 def passes_in_processes(loader, count=2):
     """Take passes until `count` worker processes share all batches; returns the batches of the next pass."""
-    for _ in range(PASSES):
+    for _ in patience():
         batches = list(loader)
         readers = {pid for batch in batches for pid in batch["process"].tolist()}
         if len(readers) == count and readers == children(pipeline_of(loader).process_id):
@@ -93,26 +92,26 @@ def files(request, tmp_path):
 )
 def test_they_deliver_the_batches_of_one_loop(files, names, options, tmp_path):
     options = {"batch_size": 6, "return_indices": True, "seed": 5, **options}
+    workers = 1 + len(files)
     log = tmp_path / "readers"
+    log.touch()
 
     def values(loader):
         return [[value.tolist() for value in batch] for batch in loader]
 
-    for workers in (2, 3):
-        log.write_text("")
-        source = LoggedSource(files, names, index_cache=False, log=str(log))
-        given = options | {"workers": workers, "worker_kind": "process"}
-        passes, shared = [], 0
-        with contextlib.closing(source), AsyncLoader(source, given, rank=1, world_size=2) as loader:
-            while shared < 3:
-                passes.append(values(loader))
-                readers = set(map(int, log.read_text().split()))
-                log.write_text("")
-                shared += len(readers) == workers and pipeline_of(loader).process_id not in readers
-        source = HDF5Source(files, names, index_cache=False)
-        alone = AsyncLoader(source, options | {"workers": 0}, rank=1, world_size=2)
-        with contextlib.closing(source), alone as loader:
-            assert passes == [values(loader) for _ in passes]
+    source = LoggedSource(files, names, index_cache=False, log=str(log))
+    given = options | {"workers": workers, "worker_kind": "process"}
+    passes, shared = [], 0
+    with contextlib.closing(source), AsyncLoader(source, given, rank=1, world_size=2) as loader:
+        while shared < 3:
+            passes.append(values(loader))
+            readers = set(map(int, log.read_text().split()))
+            log.write_text("")
+            shared += len(readers) == workers and pipeline_of(loader).process_id not in readers
+    source = HDF5Source(files, names, index_cache=False)
+    alone = AsyncLoader(source, options | {"workers": 0}, rank=1, world_size=2)
+    with contextlib.closing(source), alone as loader:
+        assert passes == [values(loader) for _ in passes]
 
 
 def test_each_chunk_is_decoded_once_an_epoch(files):

@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from support.processes import children, wait_for_the_end_of
+from support.processes import children, patience, wait_for_the_end_of
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import KilledOnce, ManyNumbers, PythonNumbers
 
@@ -20,7 +20,6 @@ from lit_async_data.host.resources.worker_tuner import WorkerTuner
 
 pytestmark = pytest.mark.processes
 ORDER = list(range(0, 100, 10))
-PASSES = 2000  # until a test gives up waiting for processes to start
 
 
 def loader_of(source, **options):
@@ -29,7 +28,7 @@ def loader_of(source, **options):
 
 def in_worker_processes(loader):
     """Take passes until both worker processes read; returns their ids."""
-    for _ in range(PASSES):
+    for _ in patience():
         found = {pid for batch in loader for pid in batch["process"].tolist()}
         workers = children(loader.machinery.engine.feed.pipeline.process_id)
         if len(workers) == 2 and found == workers:
@@ -211,7 +210,7 @@ def test_an_error_of_a_transform_in_a_worker_process_names_its_sample(stored, fi
         sample_transform=acts.fail_at_33,
     ) as loader:
         by_workers = 0
-        for _ in range(PASSES):  # while the processes start, and 20 when they read
+        for _ in patience():  # while the processes start, and 20 when they read
             batches = iter(loader)
             assert [next(batches)["y"][0].item() for _ in range(3)] == ORDER[:3]
             with pytest.raises(TransformError, match=r"(?s)33.*ValueError: 33 is too much") as caught:

@@ -13,9 +13,10 @@ import torch
 MOST_IN_A_BATCH = 16
 
 
-def children():
-    """The process ids of what this process has started."""
-    return [int(pid) for tasks in Path("/proc/self/task").glob("*/children") for pid in tasks.read_text().split()]
+def reader_processes():
+    """The ids of the reader processes of this process. multiprocessing has one too, which SIGUSR1 would end."""
+    children = [pid for tasks in Path("/proc/self/task").glob("*/children") for pid in tasks.read_text().split()]
+    return [int(pid) for pid in children if b"lit_async_data" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 class Remembering(pl.LightningModule):
@@ -39,7 +40,7 @@ class Remembering(pl.LightningModule):
     def reach(self, *place):
         if self.place == list(place):
             self.place = None
-            for process in (*children(), os.getpid()):  # SLURM signals reader processes, too
+            for process in (*reader_processes(), os.getpid()):  # SLURM signals all processes of a job
                 os.kill(process, signal.SIGUSR1)
 
     def training_step(self, batch, number):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import glob
 import itertools
+import functools
 import os
 import pickle
 import re
@@ -216,9 +218,12 @@ def read(source, samples, keys=None):
     return {key: source.spec[key].delivered(array) for key, array in out.items()}
 
 
+real_path = functools.cache(os.path.realpath)
+
+
 def place(location):
     """A `Location`, or a part with its number of samples, with file and group spelled as in the model."""
-    return os.path.realpath(location[0]), "/" + location[1].strip("/"), location[2]
+    return real_path(location[0]), "/" + location[1].strip("/"), location[2]
 
 
 def orders(count):
