@@ -28,7 +28,10 @@ from typing import NamedTuple
 import pytest
 import torch
 from support.device.training_loop import pretend
-from support.lightning.programs import HOOKS, PROGRAMS, BrokenError, ByEpoch, broken_at
+from support.lightning.programs import PROGRAMS
+from support.lightning.programs.dataloaders import ByEpoch
+from support.lightning.programs.errors import BrokenError, broken_at
+from support.lightning.programs.hooks_and_steps import HOOKS
 from support.lightning.runs import (
     BATCH,
     SAMPLES,
@@ -345,7 +348,7 @@ import json, logging, multiprocessing, os, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 torch.set_num_threads(1)
-from support.lightning.programs import Writer
+from support.lightning.programs.hooks_and_steps import Writer
 from support.lightning.runs import BATCH, Learner, Numbers, Run, Stream, pl
 from support.ranks.processes import leave_process_group
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def patience():
-    """Repeat a loop that waits for processes to start; for a minute and a half, as machines differ in how long it takes."""
+    """Repeats a loop that waits for processes to start: until it ends, or a minute and a half has passed."""
     until = time.monotonic() + 90
     while time.monotonic() < until:
         yield

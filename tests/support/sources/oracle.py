@@ -7,7 +7,6 @@ import contextlib
 import functools
 import glob
 import itertools
-import functools
 import os
 import pickle
 import re
