@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from lit_async_data.errors import WorkerError
-from lit_async_data.host.processes.child import worker_process
+from lit_async_data.host.processes.child import worker_process, worker_processes
 from lit_async_data.host.processes.child.worker_process import NotBegunError, WorkerProcess
+from lit_async_data.host.processes.child.worker_processes import WorkerProcesses
 from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report, ReportKind
 
 READ = Command(CommandKind.READ)
@@ -125,3 +127,42 @@ def test_a_process_that_ends_while_it_starts_is_an_error_at_once(process):
     process._channel._next = WorkerError(ENDED)
     with pytest.raises(WorkerError, match=ENDED):
         process.ready(wait=False)
+
+
+class FakeProcess:
+    """A worker process that is ready at once."""
+
+    def __init__(self, number, **_):
+        self.number, self.users, self.ended, self.closed = number, 0, None, 0
+
+    def ready(self, *, wait):
+        return True
+
+    def close(self):
+        self.closed += 1
+
+
+class Workers(WorkerProcesses):
+    """Two worker processes whose threads the test plays."""
+
+    def after_read(self, *_): ...
+    def _taken_by(self, worker): ...
+    def _have_read(self, *_): ...
+
+
+def test_a_process_that_has_ended_is_named_once_and_closed_by_the_last_thread_that_used_it(monkeypatch, caplog):
+    """1. Thread A uses it. 2. So does B. 3. It ends. 4. C, which needs one, finds that. 5. A leaves it. 6. B does."""
+    monkeypatch.setattr(worker_processes, "WorkerProcess", FakeProcess)
+    setup = SimpleNamespace(plan=SimpleNamespace(workers=SimpleNamespace(processes=2, threads=2)))
+    workers = Workers(setup, 0, None, None, None)
+    (ended,), _ = workers._taken([1]), workers._taken([1])
+    ended.ended = WorkerError(ENDED)
+    (new,) = workers._taken([1])
+    workers._leave([ended])
+    assert ended.closed == 0
+    workers._leave([ended])
+    workers._leave([new])
+    assert caplog.messages == [f"{ENDED}; a new one takes its place"]
+    assert new is not ended
+    assert (ended.closed, new.closed) == (1, 0)
+    assert workers._taken([1]) == [new]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from pathlib import Path
 
 import h5py
@@ -137,6 +138,23 @@ def test_a_killed_worker_is_an_error_at_most_and_is_replaced():
         assert len(lost) <= 2  # if it was reading
         assert set(seen) == set(ORDER)
         assert not in_worker_processes(loader) & workers
+
+
+def test_workers_that_are_killed_while_they_wait_are_named_once_and_cost_nothing(caplog):
+    with loader_of(PythonNumbers()) as loader:
+        workers = in_worker_processes(loader)
+        pipeline = loader.machinery.engine.feed.pipeline
+        pipeline.pause(60.0)
+        while not pipeline.quiet:
+            threading.Event().wait(0.001)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+            wait_for_the_end_of(pid)
+        pipeline.resume()
+        in_worker_processes(loader)
+    for pid in workers:
+        line = f"worker process {pid} was killed by SIGKILL (out of memory?); a new one takes its place"
+        assert caplog.messages.count(line) == 1
 
 
 def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):

@@ -223,7 +223,7 @@ class WorkerProcesses(abc.ABC):
     def _running(self, number: int) -> WorkerProcess:
         process = self._processes[number]
         if process is not None and process.ended is not None:
-            log.warning("%s; a new one takes its place", process.ended)
+            self._note_end(process)
             process = None
         if process is None:
             process = self._processes[number] = self._start(number)
@@ -234,6 +234,8 @@ class WorkerProcesses(abc.ABC):
         with self._lock:
             for process in processes:
                 process.users -= 1
+                if process.ended is not None:
+                    self._note_end(process)
             unused = [
                 process
                 for process in processes
@@ -242,6 +244,12 @@ class WorkerProcesses(abc.ABC):
             self._remove(unused)
         for process in unused:
             process.close()
+
+    def _note_end(self, process: WorkerProcess) -> None:
+        """Name a process that has ended, once, also if what it was to do costs no batch: another one does it."""
+        if self._processes[process.number] is process:
+            log.warning("%s; a new one takes its place", process.ended)
+        self._remove([process])
 
     def _remove(self, processes: Sequence[WorkerProcess]) -> None:
         for process in processes:
