@@ -71,11 +71,11 @@ def launches() -> Step:
     They are in place, since the results of a GPU's operations take no memory of its host. With a new tensor for each,
     pieces of the C library's heap pile up, and it merges them for 5 to 70 ms now and then, with or without a loader.
     """
-    small, factor, none = torch.randn(64), torch.ones(64), torch.zeros(64)
+    small, ones, zeros = torch.randn(64), torch.ones(64), torch.zeros(64)
 
     def step(batch: Batch) -> None:
         for _ in range(OPERATIONS // 2):
-            small.mul_(factor).add_(none)
+            small.mul_(ones).add_(zeros)
 
     return step
 
@@ -113,9 +113,10 @@ def keep_heap() -> None:
     convolutions takes 12 or 22 ms, with or without a loader.
     """
     trim_threshold, mmap_threshold = -1, -3
-    with contextlib.suppress(AttributeError):
-        for parameter, value in {trim_threshold: 2**30, mmap_threshold: 2**25}.items():
-            ctypes.CDLL(None).mallopt(parameter, value)
+    with contextlib.suppress(AttributeError):  # other C libraries have no such function
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(trim_threshold, 2**30)
+        mallopt(mmap_threshold, 2**25)
 
 
 def repeated(step: Step, times: int) -> Step:
@@ -231,8 +232,8 @@ def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Fig
         for contender in contenders:
             share, wait = (statistics.median(values[contender.name]) for values in (kept, waits))
             kind = own.get(contender.name)
-            row = {"data": name, "loop": loop, "times": times, "contender": contender.name, "steps": share}
-            row |= {"waiting": wait}
+            row = {"data": name, "loop": loop, "times": times, "contender": contender.name}
+            row |= {"steps": share, "waiting": wait}
             text = f"{contender.name:50}  {share:14.3f}  {wait:10.3f}"
             if kind is not None and loop == REPORTING:
                 found, measured = reported(run, source, kind, step, batches)

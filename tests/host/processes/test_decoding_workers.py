@@ -226,7 +226,7 @@ def test_one_that_is_killed_while_it_reads_ahead_costs_nothing(tmp_path, caplog)
         while flag.exists():
             list(loader)
         passes_in_processes(loader)
-    assert "was killed by SIGKILL (out of memory?); a new one takes its place" in caplog.text
+    assert "was killed by SIGKILL (out of memory?); a new one starts when one is needed" in caplog.text
     assert "bug" not in caplog.text
 
 

@@ -130,12 +130,16 @@ def test_a_process_that_ends_while_it_starts_is_an_error_at_once(process):
 
 
 class FakeProcess:
-    """A worker process that is ready at once."""
+    """A worker process that is ready at once, unless the test ends it before."""
 
     def __init__(self, number, **_):
         self.number, self.users, self.ended, self.closed = number, 0, None, 0
+        self.was_ready = False
 
     def ready(self, *, wait):
+        if self.ended is not None and not self.was_ready:
+            raise self.ended
+        self.was_ready = True
         return True
 
     def close(self):
@@ -150,11 +154,15 @@ class Workers(WorkerProcesses):
     def _have_read(self, *_): ...
 
 
-def test_a_process_that_has_ended_is_named_once_and_closed_by_the_last_thread_that_used_it(monkeypatch, caplog):
-    """1. Thread A uses it. 2. So does B. 3. It ends. 4. C, which needs one, finds that. 5. A leaves it. 6. B does."""
+@pytest.fixture
+def workers(monkeypatch):
     monkeypatch.setattr(worker_processes, "WorkerProcess", FakeProcess)
     setup = SimpleNamespace(plan=SimpleNamespace(workers=SimpleNamespace(processes=2, threads=2)))
-    workers = Workers(setup, 0, None, None, None)
+    return Workers(setup, 0, None, None, None)
+
+
+def test_a_process_that_has_ended_is_named_once_and_closed_by_the_last_thread_that_used_it(workers, caplog):
+    """1. Thread A uses it. 2. So does B. 3. It ends. 4. C, which needs one, finds that. 5. A leaves it. 6. B does."""
     (ended,), _ = workers._taken([1]), workers._taken([1])
     ended.ended = WorkerError(ENDED)
     (new,) = workers._taken([1])
@@ -162,7 +170,26 @@ def test_a_process_that_has_ended_is_named_once_and_closed_by_the_last_thread_th
     assert ended.closed == 0
     workers._leave([ended])
     workers._leave([new])
-    assert caplog.messages == [f"{ENDED}; a new one takes its place"]
+    assert caplog.messages == [f"{ENDED}; a new one starts when one is needed"]
     assert new is not ended
     assert (ended.closed, new.closed) == (1, 0)
     assert workers._taken([1]) == [new]
+
+
+def test_one_that_ended_before_another_failed_to_start_is_named_too(workers, monkeypatch, caplog):
+    """1. Thread A uses process 0, which ends. 2. B, which needs both, finds that process 1 ended while it started."""
+    (ended,) = workers._taken([0])
+
+    class Failing(FakeProcess):
+        def ready(self, *, wait):
+            ended.ended, self.ended = WorkerError(ENDED), WorkerError("worker process 8 ended")
+            return super().ready(wait=wait)
+
+    monkeypatch.setattr(workers, "_start", Failing)
+    assert workers._taken([0, 1]) == []
+    workers._leave([ended])
+    assert caplog.messages == [
+        f"{ENDED}; a new one starts when one is needed",
+        "worker process 8 ended, while it started; the reader process reads itself until another one has started",
+    ]
+    assert workers._processes == [None, None]

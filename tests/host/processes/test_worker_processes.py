@@ -153,7 +153,7 @@ def test_workers_that_are_killed_while_they_wait_are_named_once_and_cost_nothing
         pipeline.resume()
         in_worker_processes(loader)
     for pid in workers:
-        line = f"worker process {pid} was killed by SIGKILL (out of memory?); a new one takes its place"
+        line = f"worker process {pid} was killed by SIGKILL (out of memory?); a new one starts when one is needed"
         assert caplog.messages.count(line) == 1
 
 

@@ -56,7 +56,7 @@ class DecodingWorkers(WorkerProcesses):
                 command = Command(CommandKind.AHEAD, key=keys[0], limits=limits, cursor=cursor, batches=len(keys))
                 self._tell(processes, command._replace(readers=len(processes)))
         except WorkerError:
-            return  # a new process takes its place, which is logged, and decodes these chunks when it reads them
+            return  # `_leave` names it in the log; a new process decodes these chunks when it reads them
         finally:
             self._leave(processes)
         if not processes and self._setup.ahead is not None:  # no process reads ahead, so this one does

@@ -33,6 +33,7 @@ class WorkerProcess:
     Attributes:
         number: Number of the worker.
         users: Threads that use it at present; `WorkerProcesses` counts them.
+        was_ready: Whether it has ever taken commands; `ready` notices.
         ended: Why it takes no more commands; None as long as it does.
 
     Raises:
@@ -40,15 +41,14 @@ class WorkerProcess:
     """
 
     def __init__(self, number: int, stored: int, slots: SharedSlots, memory: int | None) -> None:
-        self.number, self.users = number, 0
+        self.number, self.users, self.was_ready = number, 0, False
         self.ended: WorkerError | None = None
         self._channel = Channel(ReaderProcess(number))
         self._numbers = itertools.count(1)
         self._sending = threading.Lock()
-        # Guards everything below, and `ended`. One thread at a time receives, without it, for all.
+        # Guards everything below, `was_ready` and `ended`. One thread at a time receives, without it, for all.
         self._changed = threading.Condition()
         self._receiving = False
-        self._ready = False
         self._last = 0  # the last command that was carried out
         self._done: dict[int, tuple[Report, bytes]] = {}
         try:
@@ -67,11 +67,11 @@ class WorkerProcess:
             WorkerError: It has ended.
         """
         with self._changed:
-            if not self._ready and not self._receiving:
+            if not self.was_ready and not self._receiving:
                 self._receive(0.0)
-            while not self._ready and (wait or self.ended is not None):
+            while not self.was_ready and (wait or self.ended is not None):
                 self._receive(POLL_S)
-            return self._ready
+            return self.was_ready
 
     def send(self, command: Command) -> int:
         """Send a command; returns the number by which `wait` knows it.
@@ -134,7 +134,7 @@ class WorkerProcess:
             self._changed.notify_all()
         for report, payload in reports:
             if report.kind == ReportKind.READY:
-                self._ready = True
+                self.was_ready = True
             else:
                 self._done[report.generation] = report, payload
                 self._last = report.generation

@@ -188,13 +188,7 @@ class WorkerProcesses(abc.ABC):
                 process.users += 1
         try:
             ready = list(itertools.takewhile(self._is_ready, processes))
-        except WorkerError as error:
-            with self._lock:
-                # Several threads may have waited for it: the first of them counts it.
-                ended = [each for each in processes if each.ended is not None]
-                if any(self._processes[each.number] is each for each in ended):
-                    self._note_failure(error)
-                self._remove(ended)
+        except WorkerError:  # `_leave` names it
             self._leave(processes)
             return []
         self._leave(processes[len(ready) :])
@@ -223,7 +217,7 @@ class WorkerProcesses(abc.ABC):
     def _running(self, number: int) -> WorkerProcess:
         process = self._processes[number]
         if process is not None and process.ended is not None:
-            self._note_end(process)
+            self._give_up(process)
             process = None
         if process is None:
             process = self._processes[number] = self._start(number)
@@ -235,7 +229,7 @@ class WorkerProcesses(abc.ABC):
             for process in processes:
                 process.users -= 1
                 if process.ended is not None:
-                    self._note_end(process)
+                    self._give_up(process)
             unused = [
                 process
                 for process in processes
@@ -245,11 +239,15 @@ class WorkerProcesses(abc.ABC):
         for process in unused:
             process.close()
 
-    def _note_end(self, process: WorkerProcess) -> None:
-        """Name a process that has ended, once, also if what it was to do costs no batch: another one does it."""
+    def _give_up(self, process: WorkerProcess) -> None:
+        """Name a process that has ended, and make room for another. The first thread that notices does so."""
+        assert process.ended is not None
         if self._processes[process.number] is process:
-            log.warning("%s; a new one takes its place", process.ended)
-        self._remove([process])
+            self._processes[process.number] = None
+            if process.was_ready:
+                log.warning("%s; a new one starts when one is needed", process.ended)
+            else:
+                self._note_failure(process.ended)
 
     def _remove(self, processes: Sequence[WorkerProcess]) -> None:
         for process in processes:
