@@ -31,12 +31,21 @@ def pipeline_of(loader):
 
 
 def passes_in_processes(loader, count=2):
-    """Take passes until `count` worker processes share all batches; returns the batches of the next pass."""
+    """Take passes until `count` worker processes share all batches; returns the batches of the next pass.
+
+    One shared pass does not show that the next one is shared:
+    1. A thread claims a pass and is suspended before it asks for processes.
+    2. While these still start, other threads read the following passes in the reader process, a pass into each slot.
+    3. The processes are ready, and read the first pass.
+    """
+    in_a_row = 0
     for _ in patience():
         batches = list(loader)
         readers = {pid for batch in batches for pid in batch["process"].tolist()}
-        if len(readers) == count and readers == children(pipeline_of(loader).process_id):
-            return list(loader)  # in the pass before, the first batches may have been shared by fewer
+        shared = len(readers) == count and readers == children(pipeline_of(loader).process_id)
+        in_a_row = in_a_row + 1 if shared else 0
+        if in_a_row > len(pipeline_of(loader).pool):
+            return list(loader)
     raise AssertionError("the worker processes never started")
 
 
