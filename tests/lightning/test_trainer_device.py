@@ -399,4 +399,5 @@ def test_reading_ahead_again_changes_nothing(streams):
         assert next(loader)["index"].tolist() == plan(0)[0]
         loader.machinery.read_ahead()  # the next one is on its way to the device
         assert [next(loader)["index"].tolist() for _ in range(5)] == plan(0)[1:]
-        assert loader.source.reads == [*plan(0), *plan(1)][: len(loader.source.reads)]
+        reads = list(loader.source.reads)
+        assert reads == [*plan(0), *plan(1)][: len(reads)]

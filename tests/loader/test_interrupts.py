@@ -228,17 +228,26 @@ def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
 
 def test_a_worker_whose_start_is_interrupted_never_works(monkeypatch):
     """1. `start` is interrupted while it waits for the thread. 2. The worker is given up. 3. The thread begins."""
-    worked, begun, go, start = [], [], threading.Event(), threading.Thread.start
+    worked, begun, interrupts, go, start = [], [], [], threading.Event(), threading.Thread.start
     worker = ThreadWorker(0, worked.append)
+
+    def interrupt(number, frame):
+        interrupts.append(number)
+        if len(interrupts) == 1:
+            raise KeyboardInterrupt
 
     def late(thread):
         begun.append(thread)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        # One that comes just before the main thread waits for a lock is handled after that wait; so there are more.
+        while not interrupts:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            go.wait(0.01)
         assert go.wait(30)
         start(thread)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, contextlib.ExitStack() as after:
         patch.setattr(threading.Thread, "start", late)
+        after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, interrupt))
         with pytest.raises(KeyboardInterrupt):
             worker.start()
         assert not worker.alive

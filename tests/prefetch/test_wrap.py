@@ -186,7 +186,12 @@ def test_a_pass_ends_before_the_next_begins(monkeypatch):
     with prefetched(loader, device="cpu") as batches:
         next(batches)
         assert loader.waiting.wait(LONG)
-        monkeypatch.setattr(logging.Logger, "warning", lambda *_: loader.gate.release(99))  # said while it waits
+
+        def let_it_end(*_):
+            monkeypatch.setattr(puller, "CLOSE_S", LONG)
+            loader.gate.release(99)
+
+        monkeypatch.setattr(logging.Logger, "warning", let_it_end)  # called while it waits
         assert steps(batches) == list(range(6))
         assert loader.log == ["iter", "iter"]
 

@@ -280,9 +280,10 @@ def test_a_batch_that_another_thread_is_dropping_is_waited_for():
 
 def test_a_slot_that_never_becomes_vacant_is_an_error(monkeypatch):
     monkeypatch.setattr(pipeline_module, "POLL_S", 0.001)
-    with running(workers=0, depth=0, most_slots=1, timeout_s=0.01) as pipeline:
+    with running(workers=0, depth=0, most_slots=1) as pipeline:
         batch = kept(pipeline, BatchIndex(0, 0))
-        with pytest.raises(StalledError, match=r"no slot became free in 0.01 s: 1 of 1 hold batches"):
+        pipeline.timeout_s = 0.1
+        with pytest.raises(StalledError, match=r"no slot became free in 0.1 s: 1 of 1 hold batches"):
             pipeline.get(BatchIndex(0, 1))
         del batch
 
@@ -343,7 +344,10 @@ def test_a_thread_that_cannot_start_is_an_error(monkeypatch):
 def test_a_stalled_read_is_an_error_that_says_what_every_worker_is_at(monkeypatch):
     monkeypatch.setattr(pipeline_module, "POLL_S", 0.001)
     gate = Gate()
-    with running(gate, timeout_s=0.01) as pipeline:
+    with running(gate) as pipeline:
+        pipeline.prefetch(BatchIndex(0, 0))
+        gate.wait_for(1)
+        pipeline.timeout_s = 0.01
         with pytest.raises(StalledError, match=r"batch 0 of epoch 0 .* worker 0 has been at batch 0 .*samples 0, 1, 2"):
             pipeline.get(BatchIndex(0, 0))
         gate.open(0, 4, 8)
@@ -775,10 +779,8 @@ def come_to_rest(pipeline):
     """Have all slots filled, and no worker reading."""
     pipeline.prefetch(BatchIndex(0, 0))
     until(pipeline, lambda: pipeline.ready == len(pipeline.pool))
-    told = quiet_callbacks(pipeline)
-    pipeline.pause(LONG_S)
-    told.get(timeout=30)
-    pipeline.resume()
+    while pipeline._active:  # the worker that has filled the last slot
+        pass
 
 
 def test_a_paused_worker_finishes_its_batch_and_begins_no_other():

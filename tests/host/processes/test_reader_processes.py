@@ -280,7 +280,10 @@ def test_a_process_that_does_not_answer_is_a_stall_that_says_what_it_reads():
     options = {"batch_size": 10, "shuffle": False, "worker_kind": "process"}
     with AsyncLoader(Numbers(33, acts.stop), options) as loader:
         assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
-        loader.machinery.engine.feed.pipeline.timeout_s = 0.5  # the start of the process may take longer
+        pipeline = loader.machinery.engine.feed.pipeline
+        while not any(samples[0] == 30 for _, _, samples in pipeline._being_read()):
+            pass
+        pipeline.timeout_s = 0.5  # the start of the process may take longer
         with pytest.raises(StalledError, match=r"batch 3 of epoch 0 .* reads samples 30, 31, 32, … \(10 in all\)"):
             next(loader)
 
@@ -610,7 +613,9 @@ def test_a_loader_whose_reports_are_not_read_does_not_hold_up_the_others(act):
 
 
 def test_the_end_of_a_loader_reaches_a_shared_process_though_a_fork_keeps_its_pipe():
-    loaders = [AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"}) for _ in range(2)]
+    # With several workers, worker processes could start meanwhile, which have pipes of their own.
+    options = {"batch_size": 10, "worker_kind": "process", "workers": 1}
+    loaders = [AsyncLoader(Numbers(), options) for _ in range(2)]
     sharing(*loaders)
     for loader in loaders:
         next(loader)

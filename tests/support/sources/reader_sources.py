@@ -121,7 +121,7 @@ class ManyNumbers(PythonNumbers):
     """An epoch that is long enough for worker processes to start in it."""
 
     def __len__(self):
-        return 10**6
+        return 10**8
 
 
 def kill():
@@ -172,8 +172,13 @@ def took(flag):
     return False
 
 
+def in_a_worker_process():
+    """Whether this is a worker process; a reader process has the number -1."""
+    return sys.argv[-1] != "-1"
+
+
 class KilledOnce(PythonNumbers):
-    """Numbers whose reader is killed at sample 33, if it finds the file ``flag``, which it removes."""
+    """Numbers whose worker process is killed at sample 33, if it finds the file ``flag``, which it removes."""
 
     def __init__(self, flag, reading="python"):
         super().__init__()
@@ -184,7 +189,7 @@ class KilledOnce(PythonNumbers):
         return StorageLayout(reading=self._reading)
 
     def read_into(self, samples, out):
-        if 33 in samples and took(self._flag):
+        if 33 in samples and in_a_worker_process() and took(self._flag):
             kill()
         super().read_into(samples, out)
 
@@ -215,11 +220,11 @@ class FailsToStart(PythonNumbers):
 
 
 class NeverStarts(FailsToStart):
-    """Numbers that cannot be unpickled in a worker process; a reader process has the number -1."""
+    """Numbers that cannot be unpickled in a worker process."""
 
     def __setstate__(self, state):
         vars(self).update(state)
-        if sys.argv[-1] != "-1":
+        if in_a_worker_process():
             raise ImportError("no such library")
 
 
@@ -230,7 +235,7 @@ class SharedNumbers(PythonNumbers):
         sample: See `Numbers`.
         act: See there.
         rows: Numbers in a chunk.
-        act_ahead: What a process does when it reads ahead, if it finds the file ``flag``, which it removes.
+        act_ahead: What a worker process does when it reads ahead, if it finds the file ``flag``, which it removes.
         flag: Path of this file.
     """
 
@@ -249,5 +254,5 @@ class SharedNumbers(PythonNumbers):
         return True
 
     def decode_ahead(self, samples, turn):
-        if self._act_ahead is not None and took(self._flag):
+        if self._act_ahead is not None and in_a_worker_process() and took(self._flag):
             self._act_ahead()
