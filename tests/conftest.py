@@ -22,6 +22,9 @@ from support.threads.leaks import SharedMemory, alive
 # this when it is imported, and programs that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests start hundreds of processes. Without bytecode each of them would compile the package, for 0.2 s or more.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell that runs commands in the background makes them ignore SIGINT. Tests of Ctrl-C need Python's own handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -34,8 +34,6 @@ from lit_async_data.tools.doctor.rates import measured
 from lit_async_data.tools.doctor.report import Trial
 from lit_async_data.verdict.facts import packing_of
 
-pytestmark = pytest.mark.processes
-
 ROOT = Path(__file__).parents[3]
 SHORT = ["--seconds", "0.05"]
 
@@ -71,6 +69,7 @@ def photos():
 # -- what is measured -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(capsys, monkeypatch):
     monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda ranks=None: 4)
     examples.images("scan.h5", samples=600)
