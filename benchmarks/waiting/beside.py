@@ -1,6 +1,7 @@
 """How many steps a training loop keeps while batches are loaded beside it.
 
-    python benchmarks/waiting/beside.py [--quick] [--json FILE] [--folder DIR] [hdf5 | windows | files | counting]
+    python benchmarks/waiting/beside.py [--quick] [--json FILE] [--folder DIR]
+        [hdf5 | windows | files | counting | device]
 
 Each round runs the same loop beside each loader, with its batches in memory before and after. A figure is the median
 over the rounds of steps per second over those with batches in memory. Two loops: 6000 small tensor operations per step,
@@ -10,7 +11,9 @@ reads. What is lost is waiting for batches, time in which the loop had to hand o
 reads takes of caches and memory. The last row shows the latter alone: a process that has nothing to do with the loop
 reads as many batches. The last columns are what our loader reports as slowdown beside the first loop, and what is
 measured in the same run, in turns with batches in memory: the steps that are lost, less those lost by waiting, which is
-reported by itself. A dash: nothing was reported. The part `counting` has a loop that only counts batches.
+reported by itself. A dash: nothing was reported. The part `counting` has a loop that only counts batches. The part
+`device` has the first loop with batches that go to a device whose operations take no time, each in a slot of its own or
+several in one: what is lost is the work of the host.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import itertools
 import math
 import statistics
 import sys
@@ -25,12 +29,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import h5py
 import torch
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
 from lit_async_data.host.metrics.stats import Slowdown
+from lit_async_data.host.resources import plan as resource_plan
 from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
@@ -45,6 +51,8 @@ from readers import recordings
 from readers import tables as table_readers
 from readers.hdf5 import Batch, Contender
 
+from waiting.on_device.idle_device import IdleDevice
+from waiting.on_device.simulated import replaced_streams
 from waiting.processes.counting import counting
 from waiting.processes.unrelated import unrelated
 
@@ -62,6 +70,8 @@ OF_LIMIT = 1.5
 # far the two may be apart.
 TURNS, TURN_STEPS, REPORTED_WITHIN = 8, 300, 0.02
 KINDS = ("thread", "process")
+# Layouts of small samples: one that is copied, one that is decoded, and one of very short steps.
+ON_DEVICE = ("A", "B", "D")
 AUTO = ", auto"
 
 
@@ -294,6 +304,53 @@ def files(run: Run) -> Figures:
     return rows
 
 
+def device(run: Run) -> Figures:
+    rows: Figures = []
+    print(f"\n{'Of the steps, launches, on the way to a device':<50} {'batches in a slot':>18}  of the steps  waiting")
+    for layout in run.layouts.values():
+        if layout.name not in ON_DEVICE:
+            continue
+        source = HDF5Source(run.path(layout))
+        batches, reading_s = held(source)
+        step = launches()
+        alone, _ = rate(step, in_memory(batches), run.seconds)
+        times = math.ceil(LEAST_STEP * reading_s * alone)
+        step, seconds = repeated(step, times), max(run.seconds, LEAST_STEPS * times / alone)
+        kept: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        for _ in range(run.rounds + (0 if run.quick else 4)):
+            before, _ = rate(step, in_memory(batches), seconds)
+            for kind, most in itertools.product(KINDS, (1, None)):
+                count, steps, waited = _sent(source, kind, most, step, seconds)
+                after, _ = rate(step, in_memory(batches), seconds)
+                kept.setdefault((kind, count), []).append((2 * steps / (before + after), waited))
+                before = after
+        source.close()
+        for (kind, count), found in kept.items():
+            share, waiting = (statistics.median(values) for values in zip(*found, strict=True))
+            print(f"{f'{layout}, {kind}':<50} {count:>18}  {share:12.3f}  {waiting:7.3f}")
+            row = {"data": layout.name, "contender": kind, "loop": "launches", "batches": count}
+            rows.append(row | {"steps": share, "waiting": waiting})
+    return rows
+
+
+def _sent(source: Source, kind: str, most: int | None, step: Step, seconds: float) -> tuple[int, float, float]:
+    """Batches that a slot can have, and the `rate` of a loop whose batches go to a device as with the callback."""
+
+    def batches_of(loader: AsyncLoader) -> Iterator[Batch]:
+        while True:
+            for batch in loader:
+                loader.machinery.prefetch()
+                yield batch
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced_streams(lambda _: IdleDevice(), simulated=True))
+        if most is not None:
+            stack.enter_context(mock.patch.object(resource_plan, "coalesced_batches", return_value=most))
+        loader = stack.enter_context(AsyncLoader(source, options_of(kind)))
+        loader.externally_driven = True
+        return loader.footprint.layout.batches, *rate(step, batches_of(loader), seconds)
+
+
 def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
     for row in [row for rows in figures.values() for row in rows]:
         label = f"{row['data']}, {row.get('loop')}, {row.get('contender')}"
@@ -312,7 +369,7 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
             yield Goal(f"{label}, of the limit on one thread", row["process"] / row["limit"], OF_LIMIT, OF_LIMIT)
 
 
-PARTS = {"hdf5": hdf5, "windows": windows, "files": files, "counting": counting}
+PARTS = {"hdf5": hdf5, "windows": windows, "files": files, "counting": counting, "device": device}
 
 
 if __name__ == "__main__":

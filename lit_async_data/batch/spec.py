@@ -154,7 +154,7 @@ class BatchLayout:
     """Where each field is in a slot's bytes. Immutable.
 
     Large fields come first, each aligned and copied to the device by itself. Small fields follow in one block, which
-    takes a single copy.
+    takes a single copy where a slot holds one batch.
 
     Args:
         spec: The fields.

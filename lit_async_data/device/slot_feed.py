@@ -5,17 +5,18 @@ from __future__ import annotations
 import collections
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from lit_async_data.batch.spec import BatchLayout
+from lit_async_data.batch.spec import Array, BatchLayout, Bytes
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
 from lit_async_data.device.small_copies import SmallCopies
 from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.host.pipeline.pipeline import Pipeline
-from lit_async_data.host.pipeline.read_task import FilledSlot
+from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.order.plan import BatchIndex, Schedule
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class SlotFeed:
 
     def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
         self.pipeline = pipeline
-        self._slots, self._coalesced = depth, 1  # and the batches of the slot that is being handed out
+        self._slots, self._coalesced = depth, 1  # and the batches of the slot that was taken last
         self.check = pipeline.check
         self.copied = 0
         self._give_back = give_back
@@ -45,12 +46,16 @@ class SlotFeed:
         self._copies = SmallCopies()
         # How each field is delivered whose axes move.
         self._delivered = {name: None if field.channel in (None, 0) else field.delivered for name, field in fields}
-        # The rest of the slot that is being handed out: batches, and errors in their places.
+        # The rest of the slot that was taken last: batches for the user, and errors in their places; or batches that go
+        # to a device, its parts, and what is called when one of them has been copied. A feed has only one of the two.
         self._lent: collections.deque[tuple[BatchIndex, Batch | Exception]] = collections.deque()
+        self._to_copy: collections.deque[BatchResult] = collections.deque()
+        self._parts, self._release = _Parts({}, None), _nothing
+        self._travel = _Travel(pipeline.layout)
 
     @property
     def ready(self) -> int:
-        return self.pipeline.ready + len(self._lent)
+        return self.pipeline.ready + len(self._lent) + len(self._to_copy)
 
     @property
     def depth(self) -> int:
@@ -64,10 +69,10 @@ class SlotFeed:
         return self.pipeline.schedule.following(key)
 
     def prefetch(self, key: BatchIndex) -> None:
-        if self._lent:
-            if self._lent[0][0] == key:
+        if self._lent or self._to_copy:
+            if key == (self._lent[0][0] if self._lent else self._to_copy[0].key):
                 return  # the batches behind this slot are being read
-            self._lent.clear()
+            self._drop_rest()
         self.pipeline.prefetch(key)
 
     def stats(self) -> ReadStats:
@@ -78,10 +83,17 @@ class SlotFeed:
         return self.pipeline.forked
 
     def rest(self, *, wait: bool) -> None:  # noqa: ARG002
+        self._drop_rest()
+
+    def _drop_rest(self) -> None:
         self._lent.clear()
+        while self._to_copy:
+            if self._to_copy.popleft().error is None:
+                self._release()
 
     def close(self, *, wait: bool = False) -> None:  # noqa: ARG002
         self._lent.clear()
+        self._to_copy.clear()  # nobody will fill their slot again
         try:
             self.pipeline.close()
         finally:
@@ -148,53 +160,117 @@ class SlotFeed:
     # -- to a device -----------------------------------------------------------------------------------------------
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers:
-        layout, count = self._layout, self.pipeline.schedule.plan(key.epoch).count(key.step)
-        large = {name: ((count, *layout.spec[name].stored_shape), _dtype(layout, name)) for name in layout.large}
-        return DeviceBuffers(large, layout.nbytes - layout.small_start if layout.small else None)
+        return self._travel.buffers(self.pipeline.schedule.plan(key.epoch).count(key.step))
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
-        filled = self.pipeline.poll(key)
-        return None if filled is None else self._host_batch(filled)
+        if not self._to_copy or self._to_copy[0].key != key:
+            filled = self.pipeline.poll(key)
+            if filled is None:
+                return None
+            self._take(filled)
+        return self._next()
 
     def get(self, key: BatchIndex) -> HostBatch:
-        return self._host_batch(self.pipeline.get(key))
+        if not self._to_copy or self._to_copy[0].key != key:
+            self._take(self.pipeline.get(key))
+        return self._next()
 
-    def _host_batch(self, filled: FilledSlot) -> HostBatch:
-        (batch,) = filled.batches  # one per slot: its small fields travel in one block
+    def _take(self, filled: FilledSlot) -> None:
+        """Have the batches of a slot copied; it is free when all of them have been."""
+        self._drop_rest()
+        pool, last = self.pipeline.pool, filled.batches[-1]
+        if filled.good:
+            pool.copy(filled.slot)
+        self._coalesced = len(filled.batches)
+        self._release = _After(filled.good, functools.partial(pool.copied, filled.slot))
+        self._parts = self._travel.parts(pool.memory(filled.slot), last.first + last.rows)
+        self._to_copy.extend(filled.batches)
+
+    def _next(self) -> HostBatch:
+        batch = self._to_copy.popleft()
         if batch.error is not None:
             return HostBatch(error=batch.error)
-        layout, pool, count = self._layout, self.pipeline.pool, batch.rows
-        pool.copy(filled.slot)
-        with torch.inference_mode(False):
-            memory = torch.from_numpy(pool.memory(filled.slot))
-            return HostBatch(
-                {name: _field(layout, name, memory, count) for name in layout.large},
-                memory[layout.small_start : layout.nbytes] if layout.small else None,
-                unpack=functools.partial(_unpacked, layout, count),
-                release=functools.partial(pool.copied, filled.slot),
-                nbytes=count * layout.spec.nbytes,
-            )
+        return self._travel.host_batch(self._parts, batch.first, batch.rows, self._release)
 
 
-def _unpacked(layout: BatchLayout, count: int, arrived: Arrived, clone: Clone) -> Batch:
-    """The fields as the user gets them; small ones are cloned out of their block."""
-    tensors = {}
-    for name, field in layout.spec.fields.items():
-        if name in arrived.large:
-            stored = arrived.large[name]
-        else:
-            assert arrived.block is not None
-            stored = clone(_field(layout, name, arrived.block, count, start=layout.small_start))
-        tensors[name] = field.delivered(stored)
-    return layout.spec.packed(tensors)
+class _After:
+    """Calls a function when it has been called itself a number of times."""
+
+    def __init__(self, times: int, then: Callable[[], None]) -> None:
+        self._left, self._then = times, then
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._then()
 
 
-def _dtype(layout: BatchLayout, name: str) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, layout.spec[name].dtype)).dtype
+class _Parts(NamedTuple):
+    """The parts of a slot that are copied.
+
+    Attributes:
+        views: The fields that travel by themselves, over all batches.
+        block: The bytes of the other fields; None if there are none.
+    """
+
+    views: Mapping[str, Array]
+    block: Bytes | None
 
 
-def _field(layout: BatchLayout, name: str, memory: torch.Tensor, count: int, start: int = 0) -> torch.Tensor:
-    """A field as a view of a uint8 tensor, on whichever device; `BatchLayout.views` does this with numpy."""
-    field, offset = layout.spec[name], layout.offsets[name] - start
-    raw = memory[offset : offset + count * field.nbytes]
-    return raw.view(_dtype(layout, name)).reshape((count, *field.stored_shape))
+class _Travel:
+    """How the fields of a batch travel from a slot to a device.
+
+    Large fields travel by themselves, and small ones in one block. Where a slot has several batches, all travel by
+    themselves: the small fields of one batch do not lie side by side there.
+
+    Args:
+        layout: Of the slots.
+    """
+
+    def __init__(self, layout: BatchLayout) -> None:
+        self._layout = layout
+        self._alone = layout.large if layout.batches == 1 else tuple(layout.spec.fields)
+        self._in_block = tuple(name for name in layout.small if name not in self._alone)
+        self._dtypes = {
+            name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in layout.spec.fields.items()
+        }
+        self._of_count: dict[int, DeviceBuffers] = {}  # batches have one size, and the last of an epoch another
+
+    def buffers(self, count: int) -> DeviceBuffers:
+        """The device memory that a batch of ``count`` samples takes."""
+        if count not in self._of_count:
+            spec, layout = self._layout.spec, self._layout
+            large = {name: ((count, *spec[name].stored_shape), self._dtypes[name]) for name in self._alone}
+            self._of_count[count] = DeviceBuffers(large, layout.nbytes - layout.small_start if self._in_block else None)
+        return self._of_count[count]
+
+    def parts(self, memory: Bytes, count: int) -> _Parts:
+        """The parts of a slot with ``count`` samples."""
+        layout = self._layout
+        views = layout.views(memory, count)
+        block = memory[layout.small_start : layout.nbytes] if self._in_block else None
+        return _Parts({name: views[name] for name in self._alone}, block)
+
+    def host_batch(self, parts: _Parts, first: int, count: int, release: Callable[[], None]) -> HostBatch:
+        """The batch whose samples begin at row ``first`` of a slot."""
+        return HostBatch(
+            {name: torch.from_numpy(view[first : first + count]) for name, view in parts.views.items()},
+            None if parts.block is None else torch.from_numpy(parts.block),
+            unpack=functools.partial(self._unpacked, count),
+            release=release,
+            nbytes=count * self._layout.spec.nbytes,
+        )
+
+    def _unpacked(self, count: int, arrived: Arrived, clone: Clone) -> Batch:
+        """The fields as the user gets them; those of the block are cloned out of it."""
+        spec, tensors = self._layout.spec, {}
+        for name, field in spec.fields.items():
+            stored = self._of_block(name, count, arrived, clone) if name in self._in_block else arrived.large[name]
+            tensors[name] = field.delivered(stored)
+        return spec.packed(tensors)
+
+    def _of_block(self, name: str, count: int, arrived: Arrived, clone: Clone) -> torch.Tensor:
+        assert arrived.block is not None
+        field, offset = self._layout.spec[name], self._layout.offsets[name] - self._layout.small_start
+        raw = arrived.block[offset : offset + count * field.nbytes]
+        return clone(raw.view(self._dtypes[name]).reshape((count, *field.stored_shape)))

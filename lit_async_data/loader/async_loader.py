@@ -317,7 +317,6 @@ class AsyncLoader(Shown, ResumableLoader):
                 self.options,
                 self.schedule,
                 ahead=ahead,
-                streams=on_device,
                 transformation=self._transformation(),
                 refusal=self._refusal,
                 ranks=self.local_world_size,

@@ -18,6 +18,7 @@ from support.device.training_loop import (
     Step,
     TransformWaitsForAnOlderEvent,
     copied_ahead,
+    new_schedule,
     on_device,
     pretend,
     queue_on,
@@ -25,8 +26,11 @@ from support.device.training_loop import (
     write_numbers,
 )
 
+from lit_async_data import StorageLayout
+from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.errors import FormatError, ReadError, TransformError
+from lit_async_data.host.pipeline import thread_pipeline
 from lit_async_data.host.pipeline.slots import COPYING
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
@@ -34,13 +38,21 @@ from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams, raw
 
 
+@pytest.fixture(autouse=True)
+def however_slow_the_machine_is(monkeypatch):
+    """How many batches are read together depends on the time that they take."""
+    monkeypatch.setattr(thread_pipeline, "COALESCED_S", 1e9)
+
+
 @SLOW
 @pytest.mark.parametrize("depth", [0, 1, 2, 4])
 @pytest.mark.parametrize("transforms", [False, True])
 @pytest.mark.parametrize("late", [False, True])
-def test_every_step_sees_its_own_batch(slow, depth, transforms, late):
+@pytest.mark.parametrize("batches", [1, 3])
+def test_every_step_sees_its_own_batch(slow, depth, transforms, late, batches):
     streams = FakeStreams(slow)
-    assert trained(streams, depth=depth, transform=on_device(streams) if transforms else None, late=late) == []
+    transform = on_device(streams) if transforms else None
+    assert trained(streams, depth=depth, transform=transform, late=late, batches=batches) == []
 
 
 # -- mutants: each leaves out one thing, and each must be seen ---------------------------------------------------------
@@ -72,6 +84,54 @@ def test_a_slot_is_not_filled_again_before_its_copy_has_happened(made, right):
             step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
         streams.synchronize()
     assert (step.wrong == []) is right
+
+
+class FreesTheSlotWithItsFirstBatch(SlotFeed):
+    def _take(self, filled):
+        super()._take(filled)
+        for _ in filled.batches[1:]:
+            self._release()
+
+
+@pytest.mark.parametrize(("feed", "right"), [(SlotFeed, True), (FreesTheSlotWithItsFirstBatch, False)])
+def test_a_slot_is_not_filled_again_before_all_of_its_batches_have_been_copied(feed, right):
+    """1. Batches 1 and 2 lie in one slot. 2. Batch 1 has been copied. 3. The copy of batch 2 is enqueued on a slow side
+    stream. 4. Batch 3 is read. 5. The copy runs."""
+    streams = FakeStreams("side")
+    step = Step(streams)
+    with queue_on(streams, workers=0, feed=feed, batches=2) as queue:
+        plan = queue.feed.pipeline.schedule.plan(0)
+        queue.feed.poll = queue.feed.get  # batches are read when the queue looks for them
+        for queue.depth in (2, 4):
+            queue.top_up(BatchIndex(0, 0))
+            if queue.depth == 2:
+                queue.reclaim(block=True)
+        for number in range(STEPS):
+            step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
+        streams.synchronize()
+    assert (step.wrong == []) is right
+
+
+class KeepsTheSlotOfWhatItDrops(SlotFeed):
+    def _drop_rest(self):
+        self._to_copy.clear()
+
+
+@pytest.mark.parametrize(("feed", "left"), [(SlotFeed, 0), (KeepsTheSlotOfWhatItDrops, 1)])
+@pytest.mark.parametrize("ending", ["another epoch", "the end of the pass"])
+def test_a_slot_is_free_when_the_rest_of_its_batches_is_dropped(feed, left, ending):
+    streams = FakeStreams("side")
+    with queue_on(streams, feed=feed, depth=0, workers=0, batches=2) as queue:
+        for number in range(2):  # batches 1 and 2 lie in one slot
+            queue.take(BatchIndex(0, number))
+        assert queue.feed.ready == 1
+        if ending == "another epoch":
+            queue.feed.prefetch(BatchIndex(5, 0))
+        else:
+            queue.feed.rest(wait=True)
+        assert queue.feed.ready == 0
+        queue.reclaim(block=True)
+        assert queue.feed.pipeline.pool.count(COPYING) == left
 
 
 class DropsRawTensorsEarly(StreamQueue):
@@ -125,6 +185,15 @@ def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
             ("copy", "compute"),  # y out of the block
             ("copy", "compute"),  # z out of the block
         ]
+
+
+def test_fields_of_a_slot_of_several_batches_travel_by_themselves():
+    streams = FakeStreams("side")
+    with queue_on(streams, depth=0, batches=3) as queue:
+        for number in range(STEPS):
+            streams.calls.clear()
+            queue.take(BatchIndex(0, number))
+            assert [call for call in streams.calls if call[0] == "copy"] == [("copy", "side")] * 3  # x, y, z
 
 
 def test_what_is_dropped_before_it_was_handed_over_is_waited_for():
@@ -181,22 +250,31 @@ def test_a_slot_is_copying_until_its_copy_has_happened():
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_an_error_comes_at_its_place_and_the_order_goes_on(depth):
+@pytest.mark.parametrize("batches", [1, 3])
+def test_an_error_comes_at_its_place_and_the_order_goes_on(depth, batches):
     streams = FakeStreams("side")
-    calls = []
+    bad = new_schedule().plan(0).batch(1).samples[0]
 
     def read(epoch, samples, out):
-        calls.append(samples)
-        if len(calls) == 2:
+        if epoch == 0 and bad in samples:
             raise OSError(5, "Input/output error")
         write_numbers(epoch, samples, out)
 
-    with queue_on(streams, depth=depth, read=read) as queue:
-        queue.take(BatchIndex(0, 0))
-        queue.top_up(BatchIndex(0, 1))
-        with pytest.raises(ReadError, match="batch 1 of epoch 0"):
-            queue.take(BatchIndex(0, 1))
-        assert queue.take(BatchIndex(0, 2))["x"].shape == (BATCH, 3, 100, 100)
+    step = Step(streams)
+    with queue_on(streams, depth=depth, read=read, batches=batches) as queue:
+        schedule = queue.feed.pipeline.schedule
+        for epoch in range(4):
+            for number in range(STEPS):
+                key = BatchIndex(epoch, number)
+                if key == (0, 1):
+                    with pytest.raises(ReadError, match="batch 1 of epoch 0"):
+                        queue.take(key)
+                else:
+                    step(key, queue.take(key), schedule.plan(epoch).batch(number).samples)
+                queue.top_up(schedule.following(key))
+        streams.synchronize()
+        queue.reclaim(block=True)
+    assert step.wrong == []
 
 
 def test_a_transform_that_fails_is_an_error_at_its_place():
@@ -259,29 +337,41 @@ def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
 # -- through the loader ------------------------------------------------------------------------------------------------
 
 
+class Copied(ArraySource):
+    """Arrays of which the loader believes that several batches can be read together."""
+
+    @property
+    def chunks(self):
+        return StorageLayout(reading="copied")
+
+
 @SLOW
 @pytest.mark.parametrize("externally_driven", [False, True])
 def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, externally_driven):
     streams = FakeStreams(slow)
     pretend(monkeypatch, lambda device: streams)
     numbers = np.arange(20, dtype=np.int64)
-    source = ArraySource({"x": np.repeat(numbers, 10_000).reshape(20, 10_000), "y": numbers})
+    source = Copied({"x": np.repeat(numbers, 10_000).reshape(20, 10_000), "y": numbers})
     with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle="none")) as loader:
+        assert loader.footprint.layout.batches == 5
         loader.externally_driven = externally_driven
-        for step, batch in enumerate(loader):
-            streams.synchronize()
-            assert batch["y"].tolist() == batch["x"][:, -1].tolist() == list(range(4 * step, 4 * step + 4))
-            if externally_driven:
-                loader.machinery.prefetch()
+        for _ in range(4):
+            for step, batch in enumerate(loader):
+                streams.synchronize()
+                assert batch["y"].tolist() == batch["x"][:, -1].tolist() == list(range(4 * step, 4 * step + 4))
+                if externally_driven:
+                    loader.machinery.prefetch()
         streams.synchronize()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(3, 64, 64), (8,)])
-def test_batches_arrive_on_a_gpu(shape):
+@pytest.mark.parametrize("kind", [ArraySource, Copied])
+def test_batches_arrive_on_a_gpu(shape, kind):
     numbers = np.arange(1000, dtype=np.int64)
-    source = ArraySource({"x": np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (1000, *shape)), "y": numbers})
+    source = kind({"x": np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (1000, *shape)), "y": numbers})
     with AsyncLoader(source, LoaderOptions(batch_size=64), device="cuda") as loader:
+        assert (loader.footprint.layout.batches > 1) == (kind is Copied)
         for _ in range(3):
             seen = []
             for batch in loader:

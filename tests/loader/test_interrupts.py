@@ -100,6 +100,8 @@ KINDS = {
     "a device, copies late": lambda h5: arrays(1),
     "a device, kernels late": lambda h5: arrays(2),
     "a device, a transform": lambda h5: arrays(1, device_transform=copied),
+    "a device, several batches in a slot, copies late": lambda h5: hdf5(2, h5, packed=False),
+    "a device, several batches in a slot, kernels late": lambda h5: hdf5(1, h5, packed=True),
 }
 
 
@@ -117,6 +119,7 @@ def loader(request, monkeypatch, h5):
         streams = FakeStreams("compute" if "kernels" in kind else "side")
         pretend(monkeypatch, lambda device: streams)
     with KINDS[kind](h5) as made:
+        assert made.footprint.layout.batches > 1 or "several" not in kind
         made.settle = streams.synchronize if "device" in kind else lambda: None
         made.values = pictures() if "images" in kind else values()
         yield made

@@ -42,13 +42,19 @@ def replaced_streams(factory: Callable[[torch.device], Streams], *, simulated: b
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(streams, "streams_of", given))
         if simulated:
-            stack.enter_context(mock.patch.object(streams, "has_streams", return_value=True))
+            # A function, as a mock would take longer than what it stands for.
+            stack.enter_context(mock.patch.object(streams, "has_streams", _always))
             stack.enter_context(mock.patch.object(memory, "allocated", _pageable))
+            stack.enter_context(mock.patch.object(memory, "register"))
         yield
 
 
-def _pageable(nbytes: int, *, pinned: bool) -> Bytes:
-    return np.zeros(nbytes, np.uint8)
+def _always(device: torch.device) -> bool:
+    return True
+
+
+def _pageable(nbytes: int, *, pinned: bool, allocated: Callable[..., Bytes] = memory.allocated) -> Bytes:
+    return allocated(nbytes, pinned=False)
 
 
 class ThreadStream(FakeStream):

@@ -60,7 +60,6 @@ class ResourcePlan:
         schedule: Schedule,
         *,
         ahead: bool,
-        streams: bool,
         transformation: Transformation | None = None,
         refusal: str = "",
         ranks: int | None = None,
@@ -73,7 +72,6 @@ class ResourcePlan:
             options: As given.
             schedule: Its order.
             ahead: Whether anything is read ahead.
-            streams: Whether batches are copied to a device with streams.
             transformation: The host hooks, for one batch at a time; None without any.
             refusal: Why no reader process can be used; empty if one can.
             ranks: Processes of this job on this machine; None for the number that torchrun sets, or 1.
@@ -104,7 +102,7 @@ class ResourcePlan:
             workers = workers.as_threads()
             plan = planned(workers, 1)
         whole = transformation is not None and transformation.takes_batches
-        if ahead and not (streams or whole) and _coalesces(source, workers, hooks=hooks):
+        if ahead and not whole and _coalesces(source, workers, hooks=hooks):
             budget = plan.budget
             # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
             room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total - budget.slots * alone

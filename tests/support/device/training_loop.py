@@ -83,9 +83,10 @@ def queue_on(
     feed=SlotFeed,
     workers=1,
     verify_copies=0,
+    batches=1,
 ):
-    """A device queue and its pipeline, closed at the end."""
-    layout = BatchLayout(SPEC, BATCH)
+    """A device queue and its pipeline, closed at the end. ``batches``: the most in a slot."""
+    layout = BatchLayout(SPEC, BATCH, batches)
     pipeline = ThreadPipeline(
         read,
         new_schedule(),
@@ -96,14 +97,14 @@ def queue_on(
         most_slots=4 if workers else 2,
         timeout_s=30,
     )
-    batches = feed(pipeline)
+    fed = feed(pipeline)
     transform = transform and DeviceTransform(transform, torch.device("cpu"))
     verifier = CopyVerifier(verify_copies, streams) if verify_copies else None
     if verifier is None:
-        device_queue = queue(batches, streams, depth, transform)
+        device_queue = queue(fed, streams, depth, transform)
     else:
         device_queue = verifier.queue(
-            queue(verifier.feed(batches), streams, depth, transform and verifier.transform(transform))
+            queue(verifier.feed(fed), streams, depth, transform and verifier.transform(transform))
         )
     try:
         yield device_queue
