@@ -70,8 +70,8 @@ class LoaderOptions:
             core is free; threads if reading is a copy, and on Python without the GIL
             (``benchmarks/waiting/beside.py``).
         queue_depth: Slots being filled or ready on the host, ≥ 1; there is at least one for each worker, and one more
-            holds the batch in use. A slot holds one batch. If no Python code runs and the device has no streams, it
-            holds several small ones: up to 12 MiB, and as many as can be read in 0.02 s.
+            holds the batch in use. A slot holds one batch, or several small ones that are read together: up to 12 MiB,
+            and as many as can be read in 0.02 s.
         cache_bytes: Bytes of decoded chunks to cache for the loader's lifetime. A dataset that fits is decoded once.
         memory_budget: Most bytes that this loader may hold: slots, decoded chunks, files read ahead and cache. None: a
             quarter of the memory of this machine or container, shared by the ranks of the node.

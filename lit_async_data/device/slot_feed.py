@@ -50,7 +50,8 @@ class SlotFeed:
         # to a device, its parts, and what is called when one of them has been copied. A feed has only one of the two.
         self._lent: collections.deque[tuple[BatchIndex, Batch | Exception]] = collections.deque()
         self._to_copy: collections.deque[BatchResult] = collections.deque()
-        self._parts, self._release = _Parts({}, None), _nothing
+        self._parts = _Parts({}, None)
+        self._release: Callable[[], None] = _nothing
         self._travel = _Travel(pipeline.layout)
 
     @property
@@ -94,6 +95,7 @@ class SlotFeed:
     def close(self, *, wait: bool = False) -> None:  # noqa: ARG002
         self._lent.clear()
         self._to_copy.clear()  # nobody will fill their slot again
+        self._parts, self._release = _Parts({}, None), _nothing
         try:
             self.pipeline.close()
         finally:
@@ -179,30 +181,44 @@ class SlotFeed:
         """Have the batches of a slot copied; it is free when all of them have been."""
         self._drop_rest()
         pool, last = self.pipeline.pool, filled.batches[-1]
+        memory = pool.memory(filled.slot)
         if filled.good:
             pool.copy(filled.slot)
         self._coalesced = len(filled.batches)
-        self._release = _After(filled.good, functools.partial(pool.copied, filled.slot))
-        self._parts = self._travel.parts(pool.memory(filled.slot), last.first + last.rows)
+        self._release = _Release(filled.good, functools.partial(pool.copied, filled.slot), memory)
+        self._parts = self._travel.parts(memory, last.first + last.rows)
         self._to_copy.extend(filled.batches)
 
     def _next(self) -> HostBatch:
-        batch = self._to_copy.popleft()
-        if batch.error is not None:
-            return HostBatch(error=batch.error)
-        return self._travel.host_batch(self._parts, batch.first, batch.rows, self._release)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # as in `_batches`
+                return self._next()
+        batch = self._to_copy[0]
+        if batch.error is None:
+            host = self._travel.host_batch(self._parts, batch.first, batch.rows, self._release)
+        else:
+            host = HostBatch(error=batch.error)
+        self._to_copy.popleft()
+        return host
 
 
-class _After:
-    """Calls a function when it has been called itself a number of times."""
+class _Release:
+    """Called for each batch of a slot that has been copied; after the last, the slot is free.
 
-    def __init__(self, times: int, then: Callable[[], None]) -> None:
-        self._left, self._then = times, then
+    Args:
+        batches: How many there are.
+        free: Called then.
+        memory: The slot's own array, which is kept as long as a copy may be under way: its memory is pinned as long as
+            it lives, and numpy lets the views of it refer to another array.
+    """
+
+    def __init__(self, batches: int, free: Callable[[], None], memory: Bytes) -> None:
+        self._left, self._free, self._memory = batches, free, memory
 
     def __call__(self) -> None:
         self._left -= 1
         if not self._left:
-            self._then()
+            self._free()
 
 
 class _Parts(NamedTuple):
@@ -230,7 +246,7 @@ class _Travel:
     def __init__(self, layout: BatchLayout) -> None:
         self._layout = layout
         self._alone = layout.large if layout.batches == 1 else tuple(layout.spec.fields)
-        self._in_block = tuple(name for name in layout.small if name not in self._alone)
+        self._in_block = layout.small if layout.batches == 1 else ()
         self._dtypes = {
             name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in layout.spec.fields.items()
         }

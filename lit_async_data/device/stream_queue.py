@@ -21,6 +21,7 @@ from before the copy until `close` has waited for side. After an interrupt only 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
@@ -67,6 +68,17 @@ class Copying:
     done: Any = None
 
 
+_NOTHING = contextlib.nullcontext()
+
+
+def _no_inference() -> contextlib.AbstractContextManager[Any]:
+    """No inference tensors are made inside, even where Lightning validates: they may outlive that.
+
+    It is entered for our own tensors only: what reads batches sees the mode of the loop.
+    """
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+
+
 class StreamQueue:
     """Copies batches to a device while it computes. Keeps `DeviceQueue`.
 
@@ -99,10 +111,6 @@ class StreamQueue:
         return self._clock.waited
 
     def take(self, key: BatchIndex) -> Batch:
-        if torch.is_inference_mode_enabled():
-            # No inference tensors, even where Lightning validates: they may outlive that.
-            with torch.inference_mode(False):
-                return self.take(key)
         self._clock.asked()
         if self.tickets and self.tickets[0].key != key:
             self._forget()
@@ -132,10 +140,6 @@ class StreamQueue:
     def top_up(self, key: BatchIndex) -> None:
         if self.streams.capturing:
             return  # a copy would become part of the user's CUDA graph, or break it; the next hook tries again
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                self.top_up(key)
-            return
         self.reclaim(block=False)
         if self.tickets and self.tickets[0].key != key:
             self._forget()
@@ -182,8 +186,9 @@ class StreamQueue:
         return ticket
 
     def _reserve(self, ticket: Ticket, buffers: DeviceBuffers) -> None:
-        ticket.raw = {name: self.streams.empty(shape, dtype) for name, (shape, dtype) in buffers.large.items()}
-        ticket.block = None if buffers.block is None else self.streams.empty((buffers.block,), torch.uint8)
+        with _no_inference():
+            ticket.raw = {name: self.streams.empty(shape, dtype) for name, (shape, dtype) in buffers.large.items()}
+            ticket.block = None if buffers.block is None else self.streams.empty((buffers.block,), torch.uint8)
         ticket.buffers, ticket.allocated = buffers, self.streams.record(self.streams.compute())
 
     def _submit(self, ticket: Ticket, host: HostBatch) -> None:
@@ -199,7 +204,7 @@ class StreamQueue:
                 self._copy(ticket, host)
             if self._transform is not None:
                 self._wait_for_compute()
-                with self.streams.on_side():
+                with _no_inference(), self.streams.on_side():
                     ticket.batch = self._transform(self._unpacked(ticket), ticket.key)
         except Exception as error:  # noqa: BLE001  # raised when it is this batch's turn
             ticket.error = error
@@ -215,7 +220,7 @@ class StreamQueue:
                 self._reserve(ticket, host.buffers)
             streams.wait(streams.side, ticket.allocated)
             began = self._clock.copy_begins()
-            with streams.on_side():
+            with _no_inference(), streams.on_side():
                 for name, destination in ticket.raw.items():
                     streams.copy(destination, host.large[name])
                 if ticket.block is not None:
@@ -223,7 +228,8 @@ class StreamQueue:
                     streams.copy(ticket.block, host.block)
             if host.movable:
                 self._wait_for_compute()
-                with streams.on_side():
+                # Always, as this also turns gradients on: they must not depend on when the copy begins.
+                with torch.inference_mode(False), streams.on_side():
                     ticket.moved = {name: streams.moved(value) for name, value in host.movable.items()}
         finally:
             copying.done = streams.record(streams.side)
@@ -238,7 +244,8 @@ class StreamQueue:
         self._clock.came(first=ticket.key.step == 0)
         if self._transform is not None:
             return ticket.batch
-        return self._unpacked(ticket)
+        with _no_inference():
+            return self._unpacked(ticket)
 
     def _unpacked(self, ticket: Ticket) -> Batch:
         """The batch as the user gets it, on the current stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 
@@ -25,13 +26,15 @@ from support.device.training_loop import (
     trained,
     write_numbers,
 )
+from torch.utils.data import DataLoader
 
-from lit_async_data import StorageLayout
+from lit_async_data import StorageLayout, prefetched
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.host.pipeline import thread_pipeline
 from lit_async_data.host.pipeline.slots import COPYING
+from lit_async_data.host.resources import memory
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
@@ -334,6 +337,42 @@ def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
     assert "waiting for copies to the device failed: device-side assert" in caplog.text
 
 
+class Interrupted(FakeStreams):
+    """A device whose first wait for all of side ends with Ctrl-C."""
+
+    waited = False
+
+    def happened(self, event, *, block):
+        if block and not self.waited:
+            self.waited = True
+            raise KeyboardInterrupt
+        return super().happened(event, block=block)
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_the_memory_of_an_interrupted_copy_stays_pinned_until_side_is_done(batches, monkeypatch):
+    """1. A copy is enqueued on side, which is slow. 2. Ctrl-C comes while the queue closes. 3. The feed is closed, and
+    the pool drops its arrays: where one of them ends, its memory is pinned no more."""
+    ended = []
+
+    def allocated(nbytes, *, pinned):
+        slot = np.zeros(2 * nbytes, np.uint8)[:nbytes]  # its views refer to the whole array, as those of a shared slot
+        weakref.finalize(slot, ended.append, nbytes)
+        return slot
+
+    monkeypatch.setattr(memory, "allocated", allocated)
+    streams = Interrupted("side")
+    with queue_on(streams, depth=0, workers=0, batches=batches) as queue:
+        queue.take(BatchIndex(0, 0))
+        with pytest.raises(KeyboardInterrupt):
+            queue.close()
+        queue.feed.close()
+        assert streams.side.pending
+        assert len(ended) == 1  # of two slots
+        queue.close()
+        assert len(ended) == 2
+
+
 # -- through the loader ------------------------------------------------------------------------------------------------
 
 
@@ -343,6 +382,30 @@ class Copied(ArraySource):
     @property
     def chunks(self):
         return StorageLayout(reading="copied")
+
+
+@pytest.mark.parametrize("kind", ["AsyncLoader", "DataLoader"])
+def test_what_reads_batches_sees_the_inference_mode_of_the_loop(kind, monkeypatch):
+    """Lightning validates in it: a network that encodes samples would track gradients without it."""
+    pretend(monkeypatch, lambda device: FakeStreams("side"))
+    seen = set()
+
+    def noted(batch):
+        seen.add((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+        return batch
+
+    with contextlib.ExitStack() as stack:
+        if kind == "AsyncLoader":
+            source, options = ArraySource({"x": np.arange(8.0)}), LoaderOptions(batch_size=4, workers=0)
+            loader = stack.enter_context(AsyncLoader(source, options, batch_transform=noted))
+            assert list(loader.spec) == ["x"]  # calls it, too
+            seen.clear()
+        else:
+            given = DataLoader(torch.arange(8.0), batch_size=4, collate_fn=lambda rows: noted(torch.stack(rows)))
+            loader = stack.enter_context(prefetched(given, device="cpu"))
+        with torch.inference_mode():
+            assert len(list(loader)) == 2
+    assert seen == {(True, False)}
 
 
 @SLOW

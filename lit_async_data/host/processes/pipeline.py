@@ -1,6 +1,6 @@
 """`ProcessPipeline`: a `Pipeline` whose workers run in a reader process.
 
-The trainer's process owns the slots: it lends them to the user, and tells the reader which may be filled. Per batch it
+The trainer's process owns the slots: it lends them to the user, and tells the reader which may be filled. Per slot it
 reads one report from a pipe. All else, from the order of samples to their decoding, happens in the reader process,
 which takes nothing of this process's GIL.
 """
