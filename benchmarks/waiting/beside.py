@@ -60,7 +60,7 @@ Figures = list[dict[str, Any]]
 Step = Callable[[Batch], None]
 BATCH, OPERATIONS, MEMORY_BATCHES = 64, 6000, 24
 # A step takes at least this many times as long as reading a batch, and a measurement at least this many steps.
-LEAST_STEP, LEAST_STEPS = 1.3, 40
+LEAST_STEP, LEAST_STEPS, ROUNDS = 1.3, 40, 5
 # The loops use at most this many values of each sample.
 MOST_VALUES = 3 * 64 * 64
 LEAST = 0.97
@@ -213,34 +213,47 @@ def control(source: Source, batches: list[Any], period_s: float) -> Contender:
     return Contender("an unrelated process that reads as much", 1, opened)
 
 
+def lengthened(step: Step, batches: list[Any], reading_s: float, run: Run) -> tuple[Step, int, float]:
+    """A step that takes longer than reading a batch: the step, how often it repeats the one given, and its seconds."""
+    alone, _ = rate(step, in_memory(batches), run.seconds)
+    times = math.ceil(LEAST_STEP * reading_s * alone)
+    return repeated(step, times), times, times / alone
+
+
+def in_turns(
+    run: Run, step: Step, period_s: float, batches: list[Any], contenders: list[Contender]
+) -> dict[str, tuple[float, float]]:
+    """Of the steps with batches in memory, how many are left beside each contender; and the share spent waiting."""
+    seconds = max(run.seconds, LEAST_STEPS * period_s)
+    kept: dict[str, list[tuple[float, float]]] = {each.name: [] for each in contenders}
+    for _ in range(1 if run.quick else ROUNDS):
+        before, _ = rate(step, in_memory(batches), seconds)
+        for contender in contenders:
+            with contender.opened() as opened:
+                steps, waited = rate(step, opened, seconds)
+            # The loop alone before and after each contender: others use the machine too.
+            after, _ = rate(step, in_memory(batches), seconds)
+            kept[contender.name].append((2 * steps / (before + after), waited))
+            before = after
+    return {
+        name: (statistics.median(steps for steps, _ in found), statistics.median(waited for _, waited in found))
+        for name, found in kept.items()
+    }
+
+
 def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Figures:
     """Steps beside each contender, for both loops; prints the table."""
     own = {ours(source, kind).name: kind for kind in KINDS}
     batches, reading_s = held(source)
     rows = []
     for loop, make in LOOPS.items():
-        step = make()
-        alone, _ = rate(step, in_memory(batches), run.seconds)
-        times = math.ceil(LEAST_STEP * reading_s * alone)
-        step, period_s = repeated(step, times), times / alone
-        seconds = max(run.seconds, LEAST_STEPS * period_s)
+        step, times, period_s = lengthened(make(), batches, reading_s, run)
         contenders = [ours(source, kind) for kind in KINDS] + others + [control(source, batches, period_s)]
-        kept: dict[str, list[float]] = {each.name: [] for each in contenders}
-        waits: dict[str, list[float]] = {each.name: [] for each in contenders}
-        for _ in range(run.rounds + (0 if run.quick else 2)):
-            before, _ = rate(step, in_memory(batches), seconds)
-            for contender in contenders:
-                with contender.opened() as opened:
-                    steps, waited = rate(step, opened, seconds)
-                # The loop alone before and after each contender: others use the machine too.
-                after, _ = rate(step, in_memory(batches), seconds)
-                kept[contender.name].append(2 * steps / (before + after))
-                waits[contender.name].append(waited)
-                before = after
+        kept = in_turns(run, step, period_s, batches, contenders)
         title = f"{name}, {loop}" + (f", {times} times for each batch" if times > 1 else "")
         print(f"\n{title}\n{'':50}    of the steps      waiting      slowdown    measured")
         for contender in contenders:
-            share, wait = (statistics.median(values[contender.name]) for values in (kept, waits))
+            share, wait = kept[contender.name]
             kind = own.get(contender.name)
             row = {"data": name, "loop": loop, "times": times, "contender": contender.name}
             row |= {"steps": share, "waiting": wait}
@@ -306,49 +319,48 @@ def files(run: Run) -> Figures:
 
 def device(run: Run) -> Figures:
     rows: Figures = []
-    print(f"\n{'Of the steps, launches, on the way to a device':<50} {'batches in a slot':>18}  of the steps  waiting")
+    print(f"\n{'Launches, batches on their way to a device':<84}  of the steps  waiting")
     for layout in run.layouts.values():
         if layout.name not in ON_DEVICE:
             continue
         source = HDF5Source(run.path(layout))
         batches, reading_s = held(source)
-        step = launches()
-        alone, _ = rate(step, in_memory(batches), run.seconds)
-        times = math.ceil(LEAST_STEP * reading_s * alone)
-        step, seconds = repeated(step, times), max(run.seconds, LEAST_STEPS * times / alone)
-        kept: dict[tuple[str, int], list[tuple[float, float]]] = {}
-        for _ in range(run.rounds + (0 if run.quick else 4)):
-            before, _ = rate(step, in_memory(batches), seconds)
-            for kind, most in itertools.product(KINDS, (1, None)):
-                count, steps, waited = _sent(source, kind, most, step, seconds)
-                after, _ = rate(step, in_memory(batches), seconds)
-                kept.setdefault((kind, count), []).append((2 * steps / (before + after), waited))
-                before = after
+        step, _, period_s = lengthened(launches(), batches, reading_s, run)
+        contenders = [sent(source, kind, alone=alone) for kind, alone in itertools.product(KINDS, (True, False))]
+        kept = in_turns(run, step, period_s, batches, contenders)
         source.close()
-        for (kind, count), found in kept.items():
-            share, waiting = (statistics.median(values) for values in zip(*found, strict=True))
-            print(f"{f'{layout}, {kind}':<50} {count:>18}  {share:12.3f}  {waiting:7.3f}")
-            row = {"data": layout.name, "contender": kind, "loop": "launches", "batches": count}
-            rows.append(row | {"steps": share, "waiting": waiting})
+        for name, (share, waiting) in kept.items():
+            print(f"{f'{layout}, {name}':<84}  {share:12.3f}  {waiting:7.3f}")
+            rows.append(
+                {"data": layout.name, "loop": "launches", "contender": name, "steps": share, "waiting": waiting}
+            )
     return rows
 
 
-def _sent(source: Source, kind: str, most: int | None, step: Step, seconds: float) -> tuple[int, float, float]:
-    """Batches that a slot can have, and the `rate` of a loop whose batches go to a device as with the callback."""
+def sent(source: Source, kind: str, *, alone: bool) -> Contender:
+    """An `AsyncLoader` whose batches go to a device, as with the callback; each in a slot of its own if ``alone``."""
 
-    def batches_of(loader: AsyncLoader) -> Iterator[Batch]:
-        while True:
-            for batch in loader:
-                loader.machinery.prefetch()
-                yield batch
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced_streams(lambda _: IdleDevice(), simulated=True))
+            if alone:
+                stack.enter_context(mock.patch.object(resource_plan, "coalesced_batches", return_value=1))
+            loader = stack.enter_context(AsyncLoader(source, options_of(kind)))
+            loader.externally_driven = True
+            yield driven(loader)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced_streams(lambda _: IdleDevice(), simulated=True))
-        if most is not None:
-            stack.enter_context(mock.patch.object(resource_plan, "coalesced_batches", return_value=most))
-        loader = stack.enter_context(AsyncLoader(source, options_of(kind)))
-        loader.externally_driven = True
-        return loader.footprint.layout.batches, *rate(step, batches_of(loader), seconds)
+    loader = ours(source, kind)
+    name = f"{kind}, one batch in a slot" if alone else f"{loader.family}, several in a slot"
+    return Contender(name, loader.workers, opened)
+
+
+def driven(loader: AsyncLoader) -> Iterator[Batch]:
+    """Its batches, epoch after epoch; the next copy starts as the callback starts it."""
+    while True:
+        for batch in loader:
+            loader.machinery.prefetch()
+            yield batch
 
 
 def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:

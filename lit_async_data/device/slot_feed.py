@@ -14,6 +14,7 @@ import torch
 from lit_async_data.batch.spec import Array, BatchLayout, Bytes
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
 from lit_async_data.device.small_copies import SmallCopies
+from lit_async_data.device.streams import no_inference
 from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
@@ -118,10 +119,6 @@ class SlotFeed:
 
     def _batches(self, filled: FilledSlot) -> list[tuple[BatchIndex, Batch | Exception]]:
         """All batches of a slot; each holds the slot for as long as it lives."""
-        if torch.is_inference_mode_enabled():
-            # No inference tensors, even where Lightning validates: they may outlive that.
-            with torch.inference_mode(False):
-                return self._batches(filled)
         if not filled.good:
             return [(batch.key, batch.error) for batch in filled.batches if batch.error is not None]
         pool, layout, last = self.pipeline.pool, self._layout, filled.batches[-1]
@@ -131,18 +128,19 @@ class SlotFeed:
         views = layout.views(memory, last.first + last.rows)
         copied = layout.small if lent else tuple(views)
         batches: list[tuple[BatchIndex, Batch | Exception]] = []
-        for key, first, rows, error in filled.batches:
-            if error is not None:
-                batches.append((key, error))
-                continue
-            tensors = {}
-            for name, view in views.items():
-                array = view[first : first + rows]
-                if name in copied:
-                    array = self._copies.of(array)
-                delivered = self._delivered[name]
-                tensors[name] = torch.from_numpy(array if delivered is None else delivered(array))
-            batches.append((key, layout.spec.packed(tensors)))
+        with no_inference():
+            for key, first, rows, error in filled.batches:
+                if error is not None:
+                    batches.append((key, error))
+                    continue
+                tensors = {}
+                for name, view in views.items():
+                    array = view[first : first + rows]
+                    if name in copied:
+                        array = self._copies.of(array)
+                    delivered = self._delivered[name]
+                    tensors[name] = torch.from_numpy(array if delivered is None else delivered(array))
+                batches.append((key, layout.spec.packed(tensors)))
         if not lent:
             pool.drop(filled.slot)
             if layout.large:
@@ -190,12 +188,10 @@ class SlotFeed:
         self._to_copy.extend(filled.batches)
 
     def _next(self) -> HostBatch:
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):  # as in `_batches`
-                return self._next()
         batch = self._to_copy[0]
         if batch.error is None:
-            host = self._travel.host_batch(self._parts, batch.first, batch.rows, self._release)
+            with no_inference():
+                host = self._travel.host_batch(self._parts, batch.first, batch.rows, self._release)
         else:
             host = HostBatch(error=batch.error)
         self._to_copy.popleft()

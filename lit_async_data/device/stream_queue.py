@@ -21,7 +21,6 @@ from before the copy until `close` has waited for side. After an interrupt only 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
@@ -32,7 +31,7 @@ import torch
 from lit_async_data.device.clock import DeviceClock
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, Feed, HostBatch
 from lit_async_data.device.profiling import COPY, profiled, ranged
-from lit_async_data.device.streams import Streams
+from lit_async_data.device.streams import Streams, no_inference
 from lit_async_data.device.transform import Transform
 from lit_async_data.host.metrics.stats import DeviceWait
 from lit_async_data.order.plan import BatchIndex
@@ -66,17 +65,6 @@ class Copying:
 
     host: HostBatch
     done: Any = None
-
-
-_NOTHING = contextlib.nullcontext()
-
-
-def _no_inference() -> contextlib.AbstractContextManager[Any]:
-    """No inference tensors are made inside, even where Lightning validates: they may outlive that.
-
-    It is entered for our own tensors only: what reads batches sees the mode of the loop.
-    """
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
 
 
 class StreamQueue:
@@ -186,7 +174,7 @@ class StreamQueue:
         return ticket
 
     def _reserve(self, ticket: Ticket, buffers: DeviceBuffers) -> None:
-        with _no_inference():
+        with no_inference():
             ticket.raw = {name: self.streams.empty(shape, dtype) for name, (shape, dtype) in buffers.large.items()}
             ticket.block = None if buffers.block is None else self.streams.empty((buffers.block,), torch.uint8)
         ticket.buffers, ticket.allocated = buffers, self.streams.record(self.streams.compute())
@@ -204,7 +192,7 @@ class StreamQueue:
                 self._copy(ticket, host)
             if self._transform is not None:
                 self._wait_for_compute()
-                with _no_inference(), self.streams.on_side():
+                with no_inference(), self.streams.on_side():
                     ticket.batch = self._transform(self._unpacked(ticket), ticket.key)
         except Exception as error:  # noqa: BLE001  # raised when it is this batch's turn
             ticket.error = error
@@ -220,7 +208,7 @@ class StreamQueue:
                 self._reserve(ticket, host.buffers)
             streams.wait(streams.side, ticket.allocated)
             began = self._clock.copy_begins()
-            with _no_inference(), streams.on_side():
+            with no_inference(), streams.on_side():
                 for name, destination in ticket.raw.items():
                     streams.copy(destination, host.large[name])
                 if ticket.block is not None:
@@ -244,7 +232,7 @@ class StreamQueue:
         self._clock.came(first=ticket.key.step == 0)
         if self._transform is not None:
             return ticket.batch
-        with _no_inference():
+        with no_inference():
             return self._unpacked(ticket)
 
     def _unpacked(self, ticket: Ticket) -> Batch:

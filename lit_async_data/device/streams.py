@@ -57,6 +57,17 @@ def moved(value: Any, device: torch.device) -> Any:
     return value if there is None else there  # it was moved in place
 
 
+_NOTHING = contextlib.nullcontext()
+
+
+def no_inference() -> contextlib.AbstractContextManager[Any]:
+    """No inference tensors are made inside, even where Lightning validates: they may outlive that.
+
+    It is entered for our own tensors only: what reads batches sees the mode of the loop.
+    """
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+
+
 class Streams(Protocol):
     """The operations of a device that `StreamQueue` uses; `testing.FakeStreams` is a fake of it."""
 
