@@ -350,9 +350,9 @@ def sent(source: Source, kind: str, *, alone: bool) -> Contender:
             loader.externally_driven = True
             yield driven(loader)
 
-    loader = ours(source, kind)
-    name = f"{kind}, one batch in a slot" if alone else f"{loader.family}, several in a slot"
-    return Contender(name, loader.workers, opened)
+    alike = ours(source, kind)
+    name = f"{kind}, one batch in a slot" if alone else f"{alike.family}, several in a slot"
+    return Contender(name, alike.workers, opened)
 
 
 def driven(loader: AsyncLoader) -> Iterator[Batch]:
