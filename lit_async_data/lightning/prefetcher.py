@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import time
 import weakref
 from typing import Any
@@ -33,7 +32,6 @@ from lit_async_data.lightning.trainer.takeover import Takeover, overridden_host_
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import non_negative_int
 from lit_async_data.verdict.headspace import Headspace
-from lit_async_data.verdict.plot import Plot
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +82,6 @@ class DevicePrefetcher(pl.Callback):
             the first batches of that epoch come again and again, and after it a line says how many steps per second
             there are with and without the loader. Such a run is no training: the metric ``data/headspace`` (percent of
             the time) marks it.
-        plot: Where to save a picture of waiting, stages and queue fill over the steps when fit ends, such as
-            ``"waits.png"``; needs matplotlib.
         quiet: Whether to log no lines and show nothing in the progress bar. Warnings and errors are logged all the
             same. A level above INFO of the logger ``lit_async_data`` does this to all lines of the package.
 
@@ -93,7 +89,7 @@ class DevicePrefetcher(pl.Callback):
         waited: How long training waited, over all training with this callback: a `WaitSummary`.
 
     Raises:
-        ConfigError: An argument is wrong, or arguments do not go together; or matplotlib is missing.
+        ConfigError: An argument is wrong, or arguments do not go together.
 
     Example:
         >>> callback = DevicePrefetcher(device_depth=2)
@@ -107,7 +103,6 @@ class DevicePrefetcher(pl.Callback):
         verify_copies: int = 0,
         *,
         headspace: bool = False,
-        plot: str | os.PathLike[str] | None = None,
         quiet: bool = False,
     ) -> None:
         self.device_depth = non_negative_int("device_depth", device_depth)
@@ -115,7 +110,6 @@ class DevicePrefetcher(pl.Callback):
         if headspace and self.verify_copies:
             raise ConfigError("headspace: repeated batches are not copied, so verify_copies has nothing to do; set one")
         self.headspace, self.quiet = headspace, quiet
-        self.plot = None if plot is None else Plot(plot)
         self.waited = WaitSummary()
         self._epoch = EpochWaits()
         # The loaders of the current stage, and all whose copies this callback starts.
@@ -139,7 +133,7 @@ class DevicePrefetcher(pl.Callback):
         vars(self).update(_gauge=QueueGauge(), _takeover=Takeover(), _verdicts=self._new_verdicts())
 
     def _new_verdicts(self) -> Verdicts:
-        return Verdicts(Headspace() if self.headspace else None, self.plot)
+        return Verdicts(Headspace() if self.headspace else None)
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
@@ -203,10 +197,8 @@ class DevicePrefetcher(pl.Callback):
         self._print_line(self._verdicts.end(trainer, "predict"))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let the loaders start their own copies again, stop the wrappers, and save the picture."""
+        """Let the loaders start their own copies again, and stop the wrappers."""
         self._release()
-        if stage == "fit" and trainer.is_global_zero:
-            self._verdicts.save()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """As `teardown`, which Lightning does not call after an error."""
@@ -323,7 +315,7 @@ class DevicePrefetcher(pl.Callback):
             return
         now = time.perf_counter()
         waited, busy = sum(s.last_wait_s for s in stats), now - self._step_began
-        self._verdicts.step(batch_idx, now, waited, busy, stats)
+        self._verdicts.step(batch_idx, now, waited, busy)
         self._epoch.step(waited, busy, stats, first=batch_idx == 0)
         # The step of Lightning's own monitors, which has no public name.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001

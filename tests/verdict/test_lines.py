@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import pickle
-import sys
-import types
 
 import pytest
 import torch
@@ -16,11 +13,9 @@ from torch.utils.data import DataLoader
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError
-from lit_async_data.host.metrics.stages import Stage, StageTimes
 from lit_async_data.testing import ArraySource
 from lit_async_data.verdict.finding import Bound, Option, Verdict
 from lit_async_data.verdict.headspace import Headspace
-from lit_async_data.verdict.plot import MOST, Plot
 
 NO_VALIDATION = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no:UserWarning")
 STEPS = -(-SAMPLES // BATCH)
@@ -210,67 +205,6 @@ def test_headspace_leaves_out_first_steps_and_what_comes_between():
 def test_a_copy_of_the_callback_keeps_its_options():
     copied = pickle.loads(pickle.dumps(lad.DevicePrefetcher(headspace=True, quiet=True)))
     assert (copied.headspace, copied.quiet, copied.evaluated) == (True, True, {})
-
-
-# -- plot --------------------------------------------------------------------------------------------------------------
-
-
-class Anything:
-    """A figure, or a part of one: whatever is called returns another part."""
-
-    def __init__(self, saved):
-        self.saved = saved
-
-    def subplots(self, count, *_, **__):
-        return [Anything(self.saved) for _ in range(count)]
-
-    def savefig(self, path, **_):
-        self.saved.append(path)
-
-    def __getitem__(self, key):
-        return self
-
-    def __getattr__(self, name):
-        return self
-
-    def __call__(self, *_, **__):
-        return self
-
-
-@pytest.fixture
-def pictures(monkeypatch):
-    """Paths of the pictures that a fake matplotlib was asked to write."""
-    saved = []
-    figure = types.ModuleType("matplotlib.figure")
-    figure.Figure = lambda *_, **__: Anything(saved)
-    monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", figure)
-    return saved
-
-
-@NO_STAGES
-def test_a_picture_is_saved_when_fit_ends(pictures, tmp_path):
-    path = tmp_path / "waits.png"
-    callback = lad.DevicePrefetcher(plot=path)
-    trainer(callback, max_epochs=2).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
-    assert pictures == [str(path)]
-    assert [point.step for point in callback.plot.points] == list(range(1, 2 * STEPS + 1))
-
-
-def test_many_steps_become_means_of_several(pictures):
-    plot = Plot("x.png")
-    for step in range(3 * MOST):
-        plot.add(0.5, 1.0, step % 2, StageTimes(read=Stage(float(step))))
-    assert len(plot.points) <= MOST
-    assert {point.steps for point in plot.points} <= {2, 4}
-    assert all(math.isclose(point.waited_s, 0.5) and math.isclose(point.fill, 0.5) for point in plot.points)
-    assert plot.points[1].stages[0] == pytest.approx(1.0)
-
-
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"plot: matplotlib is missing.*\[plot\]"):
-        lad.DevicePrefetcher(plot="x.png")
 
 
 # -- the profiler ------------------------------------------------------------------------------------------------------

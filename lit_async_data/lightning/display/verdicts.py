@@ -9,13 +9,11 @@ from typing import Any
 import torch
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.host.metrics.stats import LoaderStats
 from lit_async_data.lightning.display.progress import WaitSummary
 from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
 from lit_async_data.verdict.diagnosis import verdict
 from lit_async_data.verdict.finding import Bound, Verdict
 from lit_async_data.verdict.headspace import Headspace
-from lit_async_data.verdict.plot import Plot
 from lit_async_data.verdict.watch import Loader, Watch
 
 # What people call the stages, and what the options of their loaders begin with, as typed.
@@ -34,14 +32,13 @@ class Verdicts:
 
     Args:
         headspace: Has training repeat batches; None for a training.
-        plot: Draws the steps; None for no picture.
 
     Attributes:
         evaluated: How long each evaluation loop waited, over all its runs, by stage.
     """
 
-    def __init__(self, headspace: Headspace | None = None, plot: Plot | None = None) -> None:
-        self._headspace, self._plot = headspace, plot
+    def __init__(self, headspace: Headspace | None = None) -> None:
+        self._headspace = headspace
         self.evaluated: dict[str, WaitSummary] = {}
         self._training = Watch([])
         self._evaluation: Watch | None = None
@@ -86,7 +83,7 @@ class Verdicts:
             for loader in loaders:
                 self._headspace.attach(loader)
 
-    def step(self, number: int, now_s: float, waited_s: float, busy_s: float, stats: Sequence[LoaderStats]) -> None:
+    def step(self, number: int, now_s: float, waited_s: float, busy_s: float) -> None:
         """A batch of training has ended.
 
         Args:
@@ -94,14 +91,11 @@ class Verdicts:
             now_s: When.
             waited_s: Seconds that the loop waited for it.
             busy_s: Seconds that it took beside that, at least; more may have passed between the Trainer's hooks.
-            stats: Of the loaders.
         """
         self._wall_s += now_s - self._ended_s if self._ended_s else waited_s + busy_s
         self._ended_s = now_s
         if self._headspace is not None:
             self._headspace.step(number, now_s)
-        if self._plot is not None:
-            self._plot.add(waited_s, busy_s, sum(each.queue_fill for each in stats), stats[0].stages)
 
     @property
     def marks(self) -> dict[str, float]:
@@ -114,11 +108,6 @@ class Verdicts:
     def release(self) -> None:
         """Let the loaders go: the run is over."""
         self._training, self._evaluation = Watch([]), None
-
-    def save(self) -> None:
-        """Write the picture, if one is wanted."""
-        if self._plot is not None:
-            self._plot.save()
 
     def epoch(self, trainer: pl.Trainer, summary: WaitSummary, device: torch.device) -> str:
         """The line of an epoch of training. With several ranks, all call this, and the line names the slowest.
