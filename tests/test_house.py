@@ -22,7 +22,6 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init_
 ROOMS = [
     "errors",
     "options",
-    "shown",
     "system",
     "threads",
     "order",

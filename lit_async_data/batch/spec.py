@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.shown import Sheet, Shown, listed
-
 # cudaMalloc and torch's pinned allocator align to this. A field that starts here can be copied directly.
 ALIGNMENT = 512
 # Element types that a tensor can have, as (kind, itemsize) of numpy.
@@ -76,7 +74,7 @@ class FieldSpec:
         return stored.transpose(order) if isinstance(stored, np.ndarray) else stored.permute(order)
 
 
-class BatchSpec(Shown, Mapping[str, FieldSpec]):
+class BatchSpec(Mapping[str, FieldSpec]):
     """The fields of a batch in order, and whether batches are dicts or tuples. A mapping of keys to fields. Immutable.
 
     Args:
@@ -107,9 +105,8 @@ class BatchSpec(Shown, Mapping[str, FieldSpec]):
     def __str__(self) -> str:
         return ", ".join(f"{key} {field}" for key, field in self.fields.items())
 
-    def _sheet(self) -> Sheet:
-        kind = "dicts" if self.as_mapping else "tuples"
-        return Sheet(f"<BatchSpec of {kind}: {self}>", {"batches": kind, "fields": self.lines()})
+    def __repr__(self) -> str:
+        return f"<BatchSpec of {'dicts' if self.as_mapping else 'tuples'}: {self}>"
 
     def __reduce__(self) -> Any:
         return functools.partial(BatchSpec, as_mapping=self.as_mapping), (dict(self.fields),)
@@ -133,13 +130,6 @@ class BatchSpec(Shown, Mapping[str, FieldSpec]):
             for key, field in self.fields.items()
         }
         return BatchSpec(fields, as_mapping=self.as_mapping)
-
-    def lines(self) -> list[str]:
-        """Returns a line for each field: key, dtype, shape, and classes if it has any."""
-        return [
-            f"{key} {field}" + (f", {len(field.classes)} classes: {listed(field.classes)}" if field.classes else "")
-            for key, field in self.fields.items()
-        ]
 
     def packed(self, values: Mapping[str, Any]) -> dict[str, Any] | tuple[Any, ...]:
         """Converts values by key to a batch: a dict or a tuple."""

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.shown import Sheet, Shown
 
 Fields = str | int | Sequence[str | int]
 _TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
-class ToFloat(Shown):
+class ToFloat:
     """Converts fields of a batch to floats; integers are divided by the largest value of their type.
 
     Use it as ``device_transform``: images are copied as bytes and grow to four times the size only on the device.
@@ -43,9 +42,8 @@ class ToFloat(Shown):
             raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(_TYPES)}")
         self.dtype = _TYPES[dtype]
 
-    def _sheet(self) -> Sheet:
-        fields, dtype = None if self.fields is None else list(self.fields), _name(self.dtype)
-        return Sheet(f"ToFloat({fields}, dtype={dtype!r})", {"fields": _chosen(self.fields), "dtype": dtype})
+    def __repr__(self) -> str:
+        return f"ToFloat({self.fields and list(self.fields)}, dtype={_name(self.dtype)!r})"
 
     def __call__(self, batch: Any) -> Any:
         """Returns a new dict or tuple with these fields converted. Tensors keep their memory format.
@@ -62,7 +60,7 @@ class ToFloat(Shown):
         return (values.to(_compute_dtype(self.dtype, values)) / largest(values)).to(self.dtype)
 
 
-class Normalize(Shown):
+class Normalize:
     """Converts image fields to floats, subtracts a mean and divides by a standard deviation, per channel.
 
     Integers are first divided by the largest value of their type, so that ``mean=0.5, std=0.5`` maps bytes to the range
@@ -101,13 +99,10 @@ class Normalize(Shown):
         self._float = ToFloat(fields, dtype=dtype)
         self._constants_by_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def _sheet(self) -> Sheet:
+    def __repr__(self) -> str:
         mean, std = (each[0] if len(each) == 1 else each for each in (self.mean, self.std))
-        fields, dtype = None if self.fields is None else list(self.fields), _name(self._float.dtype)
-        return Sheet(
-            f"Normalize(mean={mean}, std={std}, fields={fields}, dtype={dtype!r})",
-            {"mean": str(mean), "std": str(std), "fields": _chosen(self.fields), "dtype": dtype},
-        )
+        fields, dtype = self.fields and list(self.fields), _name(self._float.dtype)
+        return f"Normalize(mean={mean}, std={std}, fields={fields}, dtype={dtype!r})"
 
     @property
     def fields(self) -> tuple[str | int, ...] | None:
@@ -160,10 +155,6 @@ class Normalize(Shown):
 
 def _name(dtype: torch.dtype) -> str:
     return next(name for name, each in _TYPES.items() if each == dtype)
-
-
-def _chosen(fields: Sequence[str | int] | None) -> str:
-    return "the first" if fields is None else ", ".join(map(str, fields))
 
 
 def _compute_dtype(dtype: torch.dtype, values: Tensor) -> torch.dtype:

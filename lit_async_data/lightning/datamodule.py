@@ -42,13 +42,12 @@ from lit_async_data.lightning.trainer.stages import (
 )
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
-from lit_async_data.shown import Sheet, Shown
 from lit_async_data.sources.contract.source import Source
 
 log = logging.getLogger(__name__)
 
 
-class AsyncDataModule(Shown, pl.LightningDataModule):
+class AsyncDataModule(pl.LightningDataModule):
     """Sources for training, validation, test and prediction, each read ahead by an `AsyncLoader`.
 
     With several ranks, each loader reads the share of its rank. Batches go to the Trainer's device. Loaders are closed
@@ -345,11 +344,9 @@ class AsyncDataModule(Shown, pl.LightningDataModule):
             lines.insert(0, f"{'split':<8}{self._split_line.removeprefix('split ')}")
         return "\n".join([*lines, f"{'memory':<8}{readable(memory)} in all"])
 
-    def _sheet(self) -> Sheet:
+    def __repr__(self) -> str:
         sizes = ", ".join(f"{stage} {sum(map(len, each)):,}" for stage, each in self.sources.items() if each)
-        batches = f"of {self._options.batch_size:,}, shuffle={self._options.shuffle}"
-        rows = {"batches": batches} | {stage: list(map(repr, each)) for stage, each in self.sources.items() if each}
-        return Sheet(f"<AsyncDataModule of {sizes} samples: {self._first.spec}>", rows)
+        return f"<AsyncDataModule of {sizes} samples: {self._first.spec}>"
 
     def __str__(self) -> str:
         # Lightning's own __str__ builds every loader and reads it to the end.

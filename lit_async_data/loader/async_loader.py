@@ -38,7 +38,6 @@ from lit_async_data.loader.resuming import ResumableLoader, Resuming
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, StepsWanted
 from lit_async_data.order.plan import EpochPlan
-from lit_async_data.shown import Sheet, Shown, rows_of
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.threads import leave_at_exit
@@ -46,7 +45,7 @@ from lit_async_data.threads import leave_at_exit
 log = logging.getLogger(__name__)
 
 
-class AsyncLoader(Shown, ResumableLoader):
+class AsyncLoader(ResumableLoader):
     """Batches of a source, read ahead while you compute.
 
     Iterate over it once per epoch; each pass is a new epoch, in a new order if there is a shuffle. The workers live on
@@ -145,13 +144,10 @@ class AsyncLoader(Shown, ResumableLoader):
         """Batches of a whole epoch on this rank, the same on every rank."""
         return self.schedule.steps
 
-    def _sheet(self) -> Sheet:
+    def __repr__(self) -> str:
         options, closed = self.options, "closed " if self._run.closed else ""
         how = f"{len(self):,} batches of {options.batch_size:,}, shuffle={options.shuffle}"
-        rows = {"batches": how, "device": str(self.device)} | ({"state": "closed"} if closed else {})
-        if self.world_size > 1:
-            rows["rank"] = f"{self.rank} of {self.world_size}"
-        return Sheet(f"<{closed}AsyncLoader of {how}, from {self.source!r}>", {**rows, **rows_of(self.source)})
+        return f"<{closed}AsyncLoader of {how}, from {self.source!r}>"
 
     def __iter__(self) -> Self:
         """Begin a new pass with the next batch. Costs nothing; Lightning calls it more often than it reads."""

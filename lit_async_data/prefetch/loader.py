@@ -30,7 +30,6 @@ from lit_async_data.prefetch.packing import Packer
 from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
 from lit_async_data.prefetch.sharding import check_sharded
 from lit_async_data.prefetch.state_snapshot import Snapshot
-from lit_async_data.shown import Sheet, Shown
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 OWN = frozenset({"loader", "externally_driven", "label", "logged"})
 
 
-class PrefetchedLoader(Shown, BaseLoader):
+class PrefetchedLoader(BaseLoader):
     """What `prefetched` returns. One thread may iterate at a time, and one pass goes at a time.
 
     It hands all other attributes on to the loader, also when they are set.
@@ -153,7 +152,7 @@ class PrefetchedLoader(Shown, BaseLoader):
         else:
             setattr(self.loader, name, value)
 
-    def _sheet(self) -> Sheet:
+    def __repr__(self) -> str:
         # The loader's own repr may show all its batches, and the search for an accelerator starts its driver.
         name, closed = type(self.loader).__name__, "closed " if self._run.closed else ""
         try:
@@ -163,9 +162,8 @@ class PrefetchedLoader(Shown, BaseLoader):
         if isinstance(self.loader, DataLoader):
             name += f" of {type(self.loader.dataset).__name__}"
         device = "the accelerator" if self._device is None else str(self._device)
-        rows = {"batches": f"{closed}{size}", "from": name, "device": device, "device_depth": str(self._depth)}
         how = f"device={device}, device_depth={self._depth}"
-        return Sheet(f"<{closed}{type(self).__name__} of {size} from {name}, {how}>", rows)
+        return f"<{closed}{type(self).__name__} of {size} from {name}, {how}>"
 
     def __getstate__(self) -> tuple[Any, ...]:
         # The running part stays in the process that started it.

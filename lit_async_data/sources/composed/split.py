@@ -13,7 +13,6 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
-from lit_async_data.shown import Sheet, Shown
 from lit_async_data.sources.composed.groups import Groups, groups_of, hashed
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source
@@ -28,7 +27,7 @@ UNUSED = -1
 BY_TIME = "by time"
 
 
-class Split(Shown, dict[str, SubsetSource]):
+class Split(dict[str, SubsetSource]):
     """The sides of a split by name, in the order of the fractions.
 
     Attributes:
@@ -38,10 +37,6 @@ class Split(Shown, dict[str, SubsetSource]):
 
     described: str = ""
     overlap: int = 0
-
-    def _sheet(self) -> Sheet:
-        # A dict's own repr shows each side.
-        return Sheet(dict.__repr__(self), {side: source.name for side, source in self.items()})
 
 
 def split(

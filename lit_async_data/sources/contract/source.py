@@ -1,5 +1,5 @@
 """`Source`: the base class of everything that delivers samples by number."""
-# ruff: noqa: ARG002  # defaults ignore their arguments, and may do nothing
+# ruff: noqa: ARG002, B027  # defaults ignore their arguments, and may do nothing
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import MissingError, WorkerError
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.shown import Sheet, Shown
 from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.contract.storage_layout import HOW_READ, Reading, StorageLayout
 
@@ -25,7 +24,7 @@ Turn = tuple[int, int]
 BLOCK_SAMPLES = 2**20
 
 
-class Source(Shown, abc.ABC):
+class Source(abc.ABC):
     """Samples that can be read by number, in any order, from any thread. Subclass it for your own kind of data.
 
     A subclass needs three members: ``__len__``, `spec` and `read_into`. All others have defaults, for samples that are
@@ -78,15 +77,10 @@ class Source(Shown, abc.ABC):
             SourceError: The samples cannot be read, or have changed since the source was built.
         """
 
-    def _sheet(self) -> Sheet:
-        kind, spec, how = type(self).__name__, self.spec, HOW_READ[self.reading]
+    def __repr__(self) -> str:
+        kind = type(self).__name__
         name = "" if self.name == kind else self.name
-        rows: dict[str, str | list[str]] = {
-            "samples": f"{len(self):,} of {spec.nbytes:,} bytes; {how}",
-            "from": name or kind,
-            "fields": spec.lines(),
-        }
-        return Sheet(f"<{kind} of {described(len(self), name, spec)}; {how}>", rows)
+        return f"<{kind} of {described(len(self), name, self.spec)}; {HOW_READ[self.reading]}>"
 
     #: The group number of each sample, if a split drew groups; int64, shape (len(self),). None otherwise.
     group_codes: Indices | None = None

@@ -77,13 +77,6 @@ class BadInChild(Numbers):
         raise ImportError("no such library")
 
 
-class ShownInChild(Numbers):
-    """Raises what it shows of itself in the process that reads it."""
-
-    def read_into(self, samples, out):
-        raise CorruptError(repr(self) + self._repr_html_())
-
-
 class BadInChildAtLength(Numbers):
     def __setstate__(self, state):
         raise ImportError("x" * 2**18)
