@@ -69,7 +69,27 @@ class AsyncDataError(Exception):
 
 
 class ConfigError(AsyncDataError, ValueError):
-    """An option is unknown, of the wrong type or out of range; the message begins with its key."""
+    """An option is unknown, of the wrong type or out of range; the message begins with its key.
+
+    Args:
+        message: As for `AsyncDataError`.
+        option: The key of the option, such as ``"fields.y.null"``; None if the error does not say it.
+        **where: As for `AsyncDataError`.
+
+    Example:
+        >>> error = ConfigError("null: 'skip' is not one of error, ignore, drop", option="null").within("fields.y.")
+        >>> error.option, str(error)
+        ('fields.y.null', "fields.y.null: 'skip' is not one of error, ignore, drop")
+    """
+
+    def __init__(self, message: str = "", *, option: str | None = None, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.option = option
+
+    def within(self, prefix: str) -> ConfigError:
+        """The same error of an option that is part of another one; ``prefix`` ends with a dot."""
+        option = None if self.option is None else prefix + self.option
+        return ConfigError(f"{prefix}{self}", option=option, file=self.file, dataset=self.dataset, row=self.row)
 
 
 class MemoryBudgetError(ConfigError):

@@ -273,10 +273,10 @@ def check_names(given: Mapping[Any, object], known: list[str]) -> None:
         if not isinstance(name, str):
             raise ConfigError(f"{name!r} is not the name of an option")
         if name in TORCH_NAMES:
-            raise ConfigError(f"{name}: no such option; {TORCH_NAMES[name]}")
+            raise ConfigError(f"{name}: no such option; {TORCH_NAMES[name]}", option=name)
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-        raise ConfigError(f"{name}: no such option; {hint}")
+        raise ConfigError(f"{name}: no such option; {hint}", option=name)
 
 
 def non_negative_int(name: str, given: int) -> int:

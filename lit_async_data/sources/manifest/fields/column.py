@@ -19,7 +19,7 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 from lit_async_data.sources.manifest.table.arrow import arrow_integers, is_number
-from lit_async_data.sources.manifest.table.labels import Null
+from lit_async_data.sources.manifest.table.label_values import Null
 from lit_async_data.sources.manifest.table.row_origin import quoted
 from lit_async_data.sources.manifest.table.table import Table
 
@@ -99,15 +99,15 @@ class Column:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", _names(self.name))
         if self.kind not in (*KINDS, None):
-            raise ConfigError(f"kind: {self.kind!r} is not one of {', '.join(KINDS)}")
+            raise ConfigError(f"kind: {self.kind!r} is not one of {', '.join(KINDS)}", option="kind")
         if self.null not in get_args(Null):
-            raise ConfigError(f"null: {self.null!r} is not one of {', '.join(get_args(Null))}")
+            raise ConfigError(f"null: {self.null!r} is not one of {', '.join(get_args(Null))}", option="null")
         for name in ("separator", "dataset", "layout"):
             value = getattr(self, name)
             if not (value is None or (isinstance(value, str) and value)):
-                raise ConfigError(f"{name}: {value!r} is not text; give text, or leave it out")
+                raise ConfigError(f"{name}: {value!r} is not text; give text, or leave it out", option=name)
         if not (isinstance(self.row, str) and self.row):
-            raise ConfigError(f"row: {self.row!r} is not the name of a column")
+            raise ConfigError(f"row: {self.row!r} is not the name of a column", option="row")
         # `Field` checks the options that both have.
         shared = Field("column", dtype=self.dtype, classes=self.classes)
         object.__setattr__(self, "dtype", shared.dtype)
@@ -133,7 +133,7 @@ class Column:
         try:
             return cls._of(given, ImageShape() if image is None else image)
         except ConfigError as error:
-            raise ConfigError(f"{where}{error}") from None
+            raise error.within(where) from None
 
     @classmethod
     def _of(cls, given: Any, image: ImageShape) -> Column:
@@ -146,7 +146,7 @@ class Column:
         options = [field.name for field in dataclasses.fields(cls) if field.name not in ("image", "given")]
         check_names(given, [*options, *_IMAGE])
         if "name" not in given:
-            raise ConfigError("name: missing; name a column")
+            raise ConfigError("name: missing; name a column", option="name")
         image_options = {name: value for name, value in given.items() if name in _IMAGE}
         rest = {name: value for name, value in given.items() if name in options}
         return cls(**rest, image=dataclasses.replace(image, **image_options), given=tuple(given))
@@ -172,9 +172,9 @@ def _names(given: Any) -> str | tuple[str, ...]:
         return given
     listed = isinstance(given, Sequence) and not isinstance(given, str)
     if not listed or not given or not all(isinstance(name, str) and name for name in given):
-        raise ConfigError(f"name: {given!r} is not the name of a column, nor a list of names")
+        raise ConfigError(f"name: {given!r} is not the name of a column, nor a list of names", option="name")
     if len(set(given)) < len(given):
-        raise ConfigError(f"name: {list(given)} names a column twice")
+        raise ConfigError(f"name: {list(given)} names a column twice", option="name")
     return tuple(given)
 
 

@@ -27,12 +27,12 @@ from lit_async_data.sources.manifest.fields.hdf5 import (
     row_numbers,
     with_hdf5_columns,
 )
-from lit_async_data.sources.manifest.fields.label import LabelField, labels_of_column
+from lit_async_data.sources.manifest.fields.label_field import LabelField, labels_of_column
 from lit_async_data.sources.manifest.fields.rows import Paths, Rows
 from lit_async_data.sources.manifest.files.decoders import decoder_of
 from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.table.labels import Labels
+from lit_async_data.sources.manifest.table.label_values import Labels
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_reader import TableReader
 
@@ -105,7 +105,7 @@ class Fields:
         except SourceError as error:
             raise self.rows.with_row(error, 0, path) from error.__cause__
         except ConfigError as error:
-            raise ConfigError(f"fields.{key}.{error}") from None
+            raise error.within(f"fields.{key}.") from None
         return FileField(paths, decoder, self.prefetcher)
 
     def _hdf5_fields(self, columns: Mapping[str, Column], root: RootDirectory) -> HDF5Fields:
@@ -116,7 +116,7 @@ class Fields:
         try:
             return HDF5Fields(columns, paths, row_numbers(first, table), datasets)
         except ConfigError as error:
-            raise ConfigError(f"fields.{key}.{error}") from None
+            raise error.within(f"fields.{key}.") from None
 
     # -- what samples look like ------------------------------------------------------------------------------------
 
@@ -226,10 +226,6 @@ class Fields:
         return dataclasses.replace(layout, runs=runs, order=None if (np.diff(order) == 1).all() else order)
 
 
-# The user's names for options of `Table.labels`.
-_OPTION_NAMES = {"vocabulary": "classes", "columns": "name", "multi": "separator"}
-
-
 def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) -> tuple[Table, dict[str, Labels]]:
     """The labels of inline columns, and the table without the rows that any of them drops."""
     while True:
@@ -245,15 +241,14 @@ def _labels_of(key: str, column: Column, table: Table) -> Labels:
     try:
         return labels_of_column(column, table)
     except ConfigError as error:
-        option, _, message = str(error).partition(": ")
-        raise ConfigError(f"fields.{key}.{_OPTION_NAMES.get(option, option)}: {message}") from None
+        raise error.within(f"fields.{key}.") from None
 
 
 def _label_field(key: str, column: Column, labels: Labels, table: Table) -> LabelField:
     try:
         return LabelField.of(column, labels, table)
     except ConfigError as error:
-        raise ConfigError(f"fields.{key}.{error}") from None
+        raise error.within(f"fields.{key}.") from None
 
 
 def _without(table: Table, reader: TableReader, dropped: Sequence[Indices]) -> Table:

@@ -88,7 +88,9 @@ def parsed_text(array: Any, column: str, origin: RowOrigin, separator: str | Non
         array = array.dictionary_decode()
     if separator is not None:
         if not is_text(array.type):
-            raise ConfigError(f"separator: column {quoted(column)} holds {array.type}, not text; leave out separator")
+            raise ConfigError(
+                f"separator: column {quoted(column)} holds {array.type}, not text; leave it out", option="separator"
+            )
         array = _trimmed(as_single_array(arrow().chunked_array([arrow("compute").split_pattern(array, separator)])))
     if not numbers or not is_text(array.type.value_type if is_list(array.type) else array.type):
         return array

@@ -27,7 +27,7 @@ from lit_async_data.sources.manifest.table.arrow import (
 from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
 from lit_async_data.sources.manifest.table.duplicate_ids import duplicate_rows
 from lit_async_data.sources.manifest.table.filters import Filter
-from lit_async_data.sources.manifest.table.labels import Labels, Null, labels_of
+from lit_async_data.sources.manifest.table.label_values import Labels, Null, labels_of
 from lit_async_data.sources.manifest.table.numeric import as_numbers, parsed_text
 from lit_async_data.sources.manifest.table.reading import read_table
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
@@ -163,42 +163,36 @@ class Table:
         self,
         name: str | Sequence[str],
         *,
-        vocabulary: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
         null: Null = "error",
-        multi: bool = False,
         numbers: bool = False,
         separator: str | None = None,
     ) -> Labels:
         """One value per row.
 
         Whole numbers become int64; floats and bools keep their type; text becomes the number of its class; lists of
-        numbers become vectors, and all must have one length.
+        numbers become vectors, and all must have one length; lists of text become 1 for each class in the list, else 0.
 
         Args:
             name: A column; or several columns of numbers, which become the columns of one array.
-            vocabulary: Names of all classes in order, such as those of the training set. None: the categories of an
+            classes: Names of all classes in order, such as those of the training set. None: the categories of an
                 ordered categorical column, in their order; for other text, the distinct values, sorted.
             null: What to do with rows without a value, or with NaN: ``"error"``, ``"ignore"`` (−100, or NaN in floats)
                 or ``"drop"`` (they are listed).
-            multi: The column holds lists of text: 1 for each class in the list, else 0.
             numbers: Text is read as numbers: int64, or float64 if some are fractions.
             separator: Separates several values in one text cell, which then counts as a list.
 
         Raises:
             ConfigError: An option does not fit the column.
-            ManifestError: A row has no value, one that is not in the vocabulary, or one that does not fit; or the
+            ManifestError: A row has no value, one that is not in ``classes``, or one that does not fit; or the
                 column has a type that cannot be a label, such as dates or decimals.
         """
-        if null not in ("error", "ignore", "drop"):
-            raise ConfigError(f"null: {quoted(null)} is not one of error, ignore, drop")
-        together = not isinstance(name, str)
-        names = _names("columns", name if together else [name])
-        if not names or (together and (vocabulary is not None or multi)):
-            raise ConfigError("columns: give one or more columns of numbers, without vocabulary and multi")
+        names = [name] if isinstance(name, str) else name
         columns = [
             (each, parsed_text(self._column(each), each, self.origin, separator, numbers=numbers)) for each in names
         ]
-        return labels_of(columns, self.origin, vocabulary=vocabulary, null=null, multi=multi, together=together)
+        vocabulary = None if classes is None else tuple(classes)
+        return labels_of(columns, self.origin, classes=vocabulary, null=null, together=names is name)
 
     def first(self, name: str, separator: str | None = None) -> Any:
         """The first value of a column: text, a number or a list; None if no row has a value.

@@ -16,7 +16,7 @@ from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.fields.column import Column
 from lit_async_data.sources.manifest.table.arrow import is_number
-from lit_async_data.sources.manifest.table.labels import Labels
+from lit_async_data.sources.manifest.table.label_values import Labels
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
 from lit_async_data.sources.manifest.table.table import Table
 
@@ -123,13 +123,13 @@ def labels_of_column(column: Column, table: Table) -> Labels:
     )
     if column.kind == "class" and not multi and not table.is_text(name):
         raise ConfigError(
-            f"kind: column {quoted(name)} does not hold text; leave out kind to use its numbers as labels"
+            f"kind: column {quoted(name)} does not hold text; leave out kind to use its numbers as labels",
+            option="kind",
         )
     return table.labels(
         name,
-        vocabulary=column.classes,
+        classes=column.classes,
         null=column.null,
-        multi=multi,
         numbers=numbers,
         separator=column.separator,
     )

@@ -62,9 +62,8 @@ def labels_of(
     columns: Sequence[tuple[str, Any]],
     origin: RowOrigin,
     *,
-    vocabulary: Sequence[str] | None = None,
+    classes: tuple[str, ...] | None = None,
     null: Null = "error",
-    multi: bool = False,
     together: bool = False,
 ) -> Labels:
     """The values of one column or several; see `Table.labels`.
@@ -72,22 +71,21 @@ def labels_of(
     Args:
         columns: Names, and arrays as from `as_single_array`.
         origin: Origin of the rows.
-        vocabulary: Names of all classes, in order.
+        classes: Names of all classes, in order.
         null: What to do with rows without a value.
-        multi: Whether a row lists several classes.
         together: Whether the values get an axis of columns.
     """
-    names = _vocabulary(vocabulary)
-    parsed = [(name, _column_of(array, name, origin, names, multi=multi)) for name, array in columns]
+    parsed = [(name, _column_of(array, name, origin, classes)) for name, array in columns]
     if not together:
-        return _with_null_option(parsed[0][1], null, origin, parsed[0][0], several=multi)
+        ((name, array),) = columns
+        return _with_null_option(parsed[0][1], null, origin, name, several=is_text_list(array.type))
     if null == "error":
         for name, column in parsed:
             _with_null_option(column, null, origin, name)
     return _with_null_option(_side_by_side(parsed, origin), null, origin, None)
 
 
-def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, ...] | None, *, multi: bool) -> _Column:
+def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, ...] | None) -> _Column:
     def fail(row: int, message: str) -> ManifestError:
         return origin.error(message, row=row, column=name)
 
@@ -96,12 +94,8 @@ def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, 
     listed = is_text_list(kind)
     if arrow("types").is_null(kind):
         raise origin.error("no row has a value", column=name)
-    if multi and not listed:
-        raise ConfigError(f"multi: column {quoted(name)} holds {kind}; it must hold lists of text")
-    if listed and not multi:
-        raise ConfigError(f"multi: column {quoted(name)} holds lists of text; say multi=True for several classes a row")
     if vocabulary is not None and not (of_text or listed):
-        raise ConfigError(f"vocabulary: column {quoted(name)} holds {kind}; only text has classes")
+        raise ConfigError(f"classes: column {quoted(name)} holds {kind}; only text has classes", option="classes")
     if listed:
         return _class_lists(array, vocabulary, fail)
     if of_text:
@@ -117,7 +111,7 @@ def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin) -> 
     for name, column in columns:
         if column.classes or column.values.ndim > 1:
             raise ConfigError(
-                f"columns: {quoted(name)} does not hold one number per row; only such columns form a vector"
+                f"name: {quoted(name)} does not hold one number per row; only such columns form a vector", option="name"
             )
         if kinds == {"i", "f"} and column.values.dtype.kind == "i":
             large = np.flatnonzero((column.values >= INEXACT) | (column.values <= -INEXACT))
@@ -129,24 +123,11 @@ def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin) -> 
                     column=name,
                 )
     if "b" in kinds and len(kinds) > 1:
-        raise ConfigError("columns: bools and numbers cannot form one vector; use two fields")
+        raise ConfigError("name: bools and numbers cannot form one vector; use two fields", option="name")
     values = np.stack([column.values for _, column in columns], axis=1)
     missing = np.stack([column.missing for _, column in columns], axis=1)
     values[missing] = _missing_value(values.dtype)
     return _Column(values, np.asarray(missing.any(axis=1)))
-
-
-def _vocabulary(given: Any) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence) or not given:
-        raise ConfigError(f"vocabulary: {quoted(given)} is not a list of names")
-    for name in given:
-        if not isinstance(name, str):
-            raise ConfigError(f"vocabulary: {quoted(name)} is not text")
-    if len(set(given)) < len(given):
-        raise ConfigError(f"vocabulary: {quoted(list(given))} holds a name twice")
-    return tuple(given)
 
 
 def _with_null_option(
@@ -200,8 +181,8 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail)
     if vocabulary is None and len(encoded.dictionary) > MOST_CLASSES:
         raise ConfigError(
             f"classes: {len(encoded.dictionary)} distinct texts, which seem to be ids or paths; set kind: image, npy "
-            "or "
-            "hdf5 for paths of files, or leave the column out"
+            "or hdf5 for paths of files, or leave the column out",
+            option="classes",
         )
     entries = encoded.dictionary.to_pylist()
     used = np.zeros(len(entries), np.bool_)
@@ -215,7 +196,7 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail)
     unknown = np.flatnonzero((values < 0) & ~missing)
     if unknown.size:
         row = int(unknown[0])
-        raise fail(row, f"{quoted(entries[codes[row]])} is not one of the {len(classes)} classes of the vocabulary")
+        raise fail(row, f"{quoted(entries[codes[row]])} is not one of the {len(classes)} classes")
     values[missing] = IGNORED
     return _Column(values, missing, classes)
 
