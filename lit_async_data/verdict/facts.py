@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import shlex
 from typing import Literal
 
 from lit_async_data.device.slot_feed import SlotFeed
@@ -16,8 +14,6 @@ from lit_async_data.host.schedule import schedule_of
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.order.mixing import mixing
 from lit_async_data.prefetch.loader import PrefetchedLoader
-from lit_async_data.sources.contract.pack_arguments import pack_arguments
-from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.verdict.finding import PACKING
 
@@ -84,28 +80,10 @@ class Readers:
             amplification=plan.amplification,
             compressed=loader.source.chunks.compressed,
             mixing=_mixing(loader) if plan.amplification > 1 and loader.order.shuffle == "global" else 1.0,
-            packing=packing_of(loader.source),
+            packing="" if loader.source.is_random else PACKING,
             stuck=workers.why if workers.kind == "caller" and auto else "",
             in_loop=engine is not None and engine.transforms and not engine.copies,
         )
-
-
-def packing_of(source: Source) -> str:
-    """The command that packs the samples of a source, as it is typed; empty if each epoch has other samples.
-
-    Example:
-        >>> import numpy
-        >>> from lit_async_data.testing import ArraySource
-        >>> packing_of(ArraySource({"x": numpy.zeros(8)}))
-        "pack(source, 'packed.h5') of lit_async_data.tools.pack.packing"
-    """
-    if source.is_random:
-        return ""
-    words = pack_arguments(source)
-    # The files come first, and options with several values may stand before nothing else.
-    inputs = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
-    command = ["python", "-m", "lit_async_data", "pack", *inputs, "-o", "packed.h5", *words[len(inputs) :]]
-    return shlex.join(command) if words else PACKING
 
 
 def _mixing(loader: AsyncLoader) -> float:

@@ -7,8 +7,7 @@ import enum
 
 # A smaller gain is not promised.
 LEAST_GAIN = 0.01
-# Packs what no command line can name.
-PACKING = "pack(source, 'packed.h5') of lit_async_data.tools.pack.packing"
+PACKING = "python -m lit_async_data pack"
 
 
 class Bound(enum.IntEnum):
@@ -110,7 +109,7 @@ class Verdict:
             Option.QUEUE_DEPTH: f"{prefix}queue_depth={self.value}",
             Option.SHUFFLE: f"{prefix}shuffle=chunk",
             Option.PACK: f"{self.packing}{packed}",
-            Option.PACK_DECODED: f"{_undecoded(self.packing)} writes a larger file that needs no decoding",
+            Option.PACK_DECODED: f"{self.packing} --codec none writes a larger file that needs no decoding",
             Option.PROCESS_LATER: f"{prefix}worker_kind=process, once a core is free for it",
             Option.OWN_PROCESS: "do what they do in a process of its own",
             Option.BATCH_TRANSFORM: "as batch_transform, in numpy, the readers run it",
@@ -145,7 +144,3 @@ class Verdict:
         """
         share, bound, option, value, gain = numbers
         return Verdict(share, Bound(round(bound)), Option(round(option)), round(value), gain, packing)
-
-
-def _undecoded(packing: str) -> str:
-    return packing.replace("')", "', codec='none')") if packing == PACKING else f"{packing} --codec none"

@@ -16,7 +16,6 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import ComposedSource
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.fingerprints import digest
-from lit_async_data.sources.contract.pack_arguments import pack_arguments
 from lit_async_data.sources.contract.places import Location, Part, Places, starts
 from lit_async_data.sources.contract.source import Source, check_range
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -160,11 +159,6 @@ class SubsetSource(ComposedSource):
         """A group number for each sample, and the names of groups; see `Source.grouped_by_path`."""
         whole = self.source.grouped_by_path(naming)
         return None if whole is None else (whole[0][self.samples], whole[1])
-
-
-@pack_arguments.register
-def _(source: SubsetSource) -> list[str]:
-    return pack_arguments(source.source)
 
 
 def _selected(given: Any, length: int) -> Indices:

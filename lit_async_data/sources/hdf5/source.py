@@ -15,7 +15,6 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.fingerprints import digest
-from lit_async_data.sources.contract.pack_arguments import option, pack_arguments, shown_path
 from lit_async_data.sources.contract.places import Location, Part
 from lit_async_data.sources.contract.source import Source, Turn, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -122,7 +121,6 @@ class HDF5Source(Source):
             allow_external=allow_external,
         )
         self._names = chosen_files(path)
-        self._given, self._request = [path] if isinstance(path, str | os.PathLike) else list(path), request
         self.paths = list(self._names)
         cache = IndexCache(index_cache)
         inspected = [inspect_file(file, request, cache) for file in self.paths]
@@ -323,20 +321,3 @@ def _pieces(parts: Sequence[StoredPart], identity: FileIdentity) -> Iterator[tup
             begin, size = int(stored.index.offsets[number]), int(stored.index.sizes[number])
             if begin >= 0:  # the end of a chunk holds the checksum, which changes with every byte
                 yield begin + max(size - PIECE_BYTES, 0), min(size, PIECE_BYTES)
-
-
-@pack_arguments.register
-def _(source: HDF5Source) -> list[str]:
-    asked, paths = source._request, source._given  # noqa: SLF001  # in the same module
-    if asked.allow_external:
-        return []
-    keys: dict[str, str] = {}  # of each dataset the first, so that it is packed once
-    for key, field in asked.fields.items():
-        keys.setdefault(field.name, key)
-    return [
-        *map(shown_path, paths),
-        *option("fields", {key: name for name, key in keys.items()}),
-        *option("layout", asked.layouts),
-        *option("group", asked.group),
-        *option("rows", asked.rows),
-    ]

@@ -17,7 +17,6 @@ from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.fingerprints import digest, probes
-from lit_async_data.sources.contract.pack_arguments import pack_arguments
 from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.contract.source import Source, Turn, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -33,7 +32,6 @@ from lit_async_data.sources.manifest.table.row_origin import NoColumnError
 from lit_async_data.sources.manifest.table.table import Table
 from lit_async_data.sources.manifest.table.table_cache import TableCache
 from lit_async_data.sources.manifest.table.table_reader import TableReader
-from lit_async_data.sources.manifest.typed import typed
 from lit_async_data.sources.manifest.validation import Check, check_paths
 
 # Options of `ManifestSource` and of images.
@@ -175,8 +173,6 @@ class ManifestSource(Source):
         where = root_of(table) if root is None else os.fspath(root)
         folder = RootDirectory(where, allow_outside_root=allow_outside_root)
         self._fields = Fields(columns, self._reader, folder, id)
-        others = (filters, allow_outside_root, delimiter, encoding)
-        self._typed = typed(table, columns, {"root": root, "id": id, **image}, others)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
             given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
             hint = "set kind: image for paths without an image suffix, or leave out image_size"
@@ -393,8 +389,3 @@ class ManifestSource(Source):
     def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
         """Reserve memory for decoded chunks of HDF5 files, and for files that are read ahead; see `Source.reserve`."""
         return self._fields.reserve(chunks, cache_bytes, fetched_bytes)
-
-
-@pack_arguments.register
-def _(source: ManifestSource) -> list[str]:
-    return source._typed  # noqa: SLF001  # in the same module

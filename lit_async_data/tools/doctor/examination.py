@@ -24,7 +24,6 @@ from lit_async_data.tools.doctor.report import DoctorReport, Reading, Trial
 from lit_async_data.tools.doctor.risks import risks
 from lit_async_data.tools.overrides import override
 from lit_async_data.tools.terminal import counted
-from lit_async_data.verdict.facts import packing_of
 
 # Files of a table that are dropped from the page cache, and looked at, at most.
 MOST_FILES = 20_000
@@ -103,7 +102,7 @@ def examination(examined: Examined, seconds: float, *, cold: bool, say: Say = la
         override=" ".join(override(f"{examined.prefix}{name}", value) for name, value in changed.items()),
         python=_python(examined, options, changed),
         command=examined.command,
-        pack=packing_of(source) if why else "",
+        pack=examined.pack if why else "",
         why_pack=why,
         notes=list(_notes(source, options, trials[chosen])),
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.tools.given_source import GivenSource
 from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion, literal
 
@@ -29,6 +31,7 @@ class Examined:
         prefix: Of the loader's options on a command line.
         python: The lines that build the source; empty if a configuration does.
         command: The command line of ``train.py`` that reads it; empty likewise, and for a folder.
+        pack: The command that packs it.
     """
 
     source: Source
@@ -37,6 +40,7 @@ class Examined:
     prefix: str = "loader."
     python: str = ""
     command: str = ""
+    pack: str = "python -m lit_async_data pack"
 
 
 def of_source(source: Source, options: LoaderOptions, **typed: str) -> Examined:
@@ -45,7 +49,7 @@ def of_source(source: Source, options: LoaderOptions, **typed: str) -> Examined:
     Args:
         source: The source.
         options: Of its loader.
-        typed: ``python`` and ``command``, where they are known.
+        typed: ``python``, ``command`` and ``pack``, where they are known.
 
     Example:
         >>> import numpy
@@ -70,11 +74,12 @@ def of_arguments(paths: Sequence[str], arguments: argparse.Namespace) -> Examine
     given = GivenSource.of(paths, arguments)
     options = LoaderOptions(batch_size=BATCH_SIZE if arguments.batch_size is None else arguments.batch_size)
     if given.kind == "folder":
-        return of_source(given.open(), options, python=_of_folder(given))
+        return of_source(given.open(), options, python=_of_folder(given), pack=_pack(given.paths, given.options))
     call = _suggested(paths) if "fields" not in given.options else None
     call = _with(call, given)
     typed = Suggestion("", {"all": call})
-    return of_source(call.build(), options, python=typed.python(), command=typed.command())
+    pack = _pack(given.paths, {"fields": call.fields, **call.options})
+    return of_source(call.build(), options, python=typed.python(), command=typed.command(), pack=pack)
 
 
 def _suggested(paths: Sequence[str]) -> Call:
@@ -89,6 +94,18 @@ def _suggested(paths: Sequence[str]) -> Call:
         )
     calls = report.suggestions[0].calls
     return calls.get("train") or next(iter(calls.values()))
+
+
+def _pack(paths: Sequence[str], options: Mapping[str, Any]) -> str:
+    """The command that packs files, with the options of a source."""
+    words = ["python", "-m", "lit_async_data", "pack", *paths, "-o", "packed.h5"]
+    for name, value in options.items():
+        words.append(f"--{name.replace('_', '-')}")
+        if isinstance(value, Mapping):
+            words += [f"{key}={each.name if isinstance(each, Field) else each}" for key, each in value.items()]
+        else:
+            words += map(str, value if isinstance(value, list | tuple) else [value])
+    return shlex.join(words)
 
 
 def _of_folder(given: GivenSource) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from lit_async_data.sources.contract.storage_layout import HOW_READ, Reading
 from lit_async_data.tools.doctor.report import DoctorReport, Trial
-from lit_async_data.tools.folding import folded_command, folded_python
 from lit_async_data.tools.terminal import PIPE_COLUMNS, counted, items, listed, section, sized, table
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ def print_report(report: DoctorReport, console: Console) -> None:
     _print_use(report, console)
     if report.why_pack:
         section(console, "Pack", [report.why_pack])
-        for line in folded_command(report.pack, console.width - 4):
-            console.print(Text(f"    {line}", style="green"), soft_wrap=True)
+        console.print(Text(f"    {report.pack}", style="green"), soft_wrap=True)
 
 
 def _trials(report: DoctorReport, *, compact: bool = False) -> Table:
@@ -159,7 +157,7 @@ def _print_use(report: DoctorReport, console: Console) -> None:
     console.print()
     console.print(Text("Use", style="bold"))
     if report.python:
-        code = Syntax("", "python", theme="ansi_dark").highlight(folded_python(report.python, console.width - 4))
+        code = Syntax("", "python", theme="ansi_dark").highlight(report.python)
         for line in code.split():
             console.print(Text("    ").append_text(line), soft_wrap=True)
         if not report.command:
@@ -170,8 +168,7 @@ def _print_use(report: DoctorReport, console: Console) -> None:
         return
     if not report.command:
         console.print(Text("    on the command line of your program:"))
-    for typed in folded_command(f"{report.command} {report.override}".strip(), console.width - 4):
-        console.print(Text(f"    {typed}", style="green"), soft_wrap=True)
+    console.print(Text(f"    {f'{report.command} {report.override}'.strip()}", style="green"), soft_wrap=True)
 
 
 def rounded(number: float) -> str:

@@ -6,14 +6,11 @@ Every value is compared. After an interrupt or a crash, the same command goes on
 from __future__ import annotations
 
 import argparse
-import contextlib
-import re
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
+from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.tools.given_source import GivenSource, add_source_arguments
 from lit_async_data.tools.pack.planning.codec import LEVELS, NAMES
@@ -57,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     progress = chosen(sys.stderr)
     try:
         given = GivenSource.of(args.input, args)
-        source = _opened(given, args.output)
+        source = given.open()
         try:
             for text in _left_out(source, args.columns):
                 progress.print_line(text)
@@ -84,39 +81,10 @@ def run(args: argparse.Namespace) -> int:
     except AsyncDataError as error:
         _print(f"error: {error}")
         return 1
-    from lit_async_data.sources.contract.pack_arguments import shown_path
     from lit_async_data.tools.pack.report import report
 
-    sys.stdout.write(report(packed, shown_path(packed.path)))
+    sys.stdout.write(report(packed, args.output))
     return 0
-
-
-def _opened(given: GivenSource, output: str) -> Source:
-    """The source; where fields would help, the error says which."""
-    try:
-        return given.open()
-    except (ConfigError, MissingError) as error:
-        about_fields = str(error).startswith("fields:") or getattr(error, "dataset", None) is not None
-        example = _example(given, output) if about_fields and "fields" not in given.options else ""
-        if not example:
-            raise
-        problem = re.split("; choose| For example", str(error))[0]
-        raise ConfigError(f"{problem}{'' if problem.endswith('?') else ';'} for example: {example}") from None
-
-
-def _example(given: GivenSource, output: str) -> str:
-    """The command for what `inspect` suggests; empty if that is nothing."""
-    from lit_async_data.sources.contract.pack_arguments import pack_arguments
-    from lit_async_data.tools.inspect.command import report_on
-
-    try:
-        suggestions = report_on(given.paths).suggestions
-    except AsyncDataError:
-        return ""
-    if not suggestions:
-        return ""
-    with contextlib.closing(next(iter(suggestions[0].calls.values())).build()) as source:
-        return shlex.join(["python", "-m", "lit_async_data", "pack", *pack_arguments(source), "-o", output])
 
 
 def _print(text: str) -> None:

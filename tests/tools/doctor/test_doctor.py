@@ -32,7 +32,6 @@ from lit_async_data.tools.doctor.examination import examination
 from lit_async_data.tools.doctor.examined import of_source
 from lit_async_data.tools.doctor.rates import measured
 from lit_async_data.tools.doctor.report import Trial
-from lit_async_data.verdict.facts import packing_of
 
 ROOT = Path(__file__).parents[3]
 SHORT = ["--seconds", "0.05"]
@@ -348,7 +347,7 @@ def test_the_pack_command_packs(capsys):
     ):
         size = ["--image-size", "8"] if "photos" in arguments[0] else []
         examined = _examined([*arguments, *size])
-        _, _, _, command, *typed = shlex.split(packing_of(examined.source))
+        _, _, _, command, *typed = shlex.split(examined.pack)
         assert main([command, *typed, "--force"]) == 0
         source = HDF5Source("packed.h5", list(examined.source.spec.fields))
         assert len(source) == len(examined.source)

@@ -6,17 +6,14 @@ import io
 import itertools
 import os
 import re
-import shlex
 import textwrap
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pyarrow.csv
 import pytest
 
-from lit_async_data import Field, HDF5Source
-from lit_async_data.sources.contract.pack_arguments import pack_arguments
+from lit_async_data import HDF5Source
 from lit_async_data.tools.command_line import main
 from lit_async_data.tools.pack import packing
 from lit_async_data.tools.pack.progress import Bar, Lines
@@ -109,29 +106,6 @@ def test_a_wrong_argument_ends_with_2_and_names_it(h5, out, capsys, given, messa
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(f"^error: .*{message}", error), error
-
-
-@pytest.mark.parametrize("name", ["scan.h5", "scans.csv"])
-def test_without_fields_the_error_ends_with_the_command_to_type(h5, out, capsys, monkeypatch, name):
-    from PIL import Image
-
-    monkeypatch.chdir(os.path.dirname(out))
-    h5("scan.h5", images=VALUES, labels=np.arange(20) % 3)
-    Image.fromarray(VALUES[0]).save("0.png")
-    Path("scans.csv").write_text("file,species\n0.png,owl\n0.png,auk\n0.png,owl\n0.png,auk\n")
-    assert main(["pack", name, "-o", out]) == 2
-    error = capsys.readouterr().err
-    program, *words = shlex.split(error.partition("for example: ")[2])
-    assert program == "python"
-    assert main(words[2:]) == 0
-    assert len(HDF5Source(out, ["x", "y"])) in (4, 20)
-
-
-def test_a_dataset_of_several_fields_is_packed_once(h5):
-    path = h5("rec.h5", signal=np.zeros((90, 2), "f4"), labels=np.zeros((90, 3), "i4"))
-    windows = {"x": Field("signal", window=(0, 8)), "next": Field("signal", window=(8, 9)), "y": Field("labels")}
-    words = pack_arguments(HDF5Source(path, windows))
-    assert words[1:] == ["--fields", "x=signal", "y=labels"]
 
 
 def test_argparse_ends_with_2_too(capsys):

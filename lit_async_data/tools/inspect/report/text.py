@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lit_async_data.tools.folding import folded_command, folded_python
 from lit_async_data.tools.inspect.report.report import ColumnReport, DatasetReport, Report, SuggestionReport
 from lit_async_data.tools.terminal import counted, items, listed, section, sized, table
 
@@ -157,13 +156,12 @@ def _print_suggestion(console: Console, suggestion: SuggestionReport) -> None:
     console.print(_ruled(suggestion.title[:1].upper() + suggestion.title[1:], min(console.width, RULE_COLUMNS)))
     console.print(_indented(Text(f"{samples} samples · {batch} · {suggestion.reading}", style="dim")))
     console.print()
-    # Broken where Python and the shell allow it, so that they can be copied.
-    code = Syntax("", "python", theme="ansi_dark").highlight(folded_python(suggestion.python, console.width - 2))
+    # In whole lines, which the terminal wraps, so that they can be copied.
+    code = Syntax("", "python", theme="ansi_dark").highlight(suggestion.python)
     for line in code.split():
         console.print(Text("  ").append_text(line), soft_wrap=True)
     console.print()
-    for command in folded_command(suggestion.command, console.width - 2):
-        console.print(Text(f"  {command}", style="green"), soft_wrap=True)
+    console.print(Text(f"  {suggestion.command}", style="green"), soft_wrap=True)
     if suggestion.notes:
         console.print()
         console.print(items([Text(note, style="dim") for note in suggestion.notes]))
