@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ _TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 class ToFloat:
-    """Converts fields of a batch to floats; integers are divided by the largest value of their type.
+    """Converts fields of a batch to floats; divides integers by the largest value of their type.
 
     Use it as ``device_transform``: images are copied as bytes and grow to four times the size only on the device.
     Immutable; safe to call from any thread.
@@ -61,14 +61,17 @@ class ToFloat:
 
 
 class Normalize:
-    """Converts image fields to floats, subtracts a mean and divides by a standard deviation, per channel.
+    """Converts fields to floats, subtracts a mean and divides by a standard deviation, per channel.
 
-    Integers are first divided by the largest value of their type, so that ``mean=0.5, std=0.5`` maps bytes to the range
-    from −1 to 1: 2 (x / 255 − 0.5). Use it as ``device_transform``. Safe to call from any thread.
+    Use it as ``device_transform``. Safe to call from any thread.
 
     Args:
-        mean: One number, or one per channel, for values from 0 to 1.
+        mean: One number, or one per channel.
         std: One number, or one per channel; above 0.
+        scale: What ``mean`` and ``std`` of integers refer to. ``"stored"``: to the stored values; nothing is divided
+            first. ``"type"``: to values from 0 to 1; integers are first divided by the largest value of their type, so
+            that ``mean=0.5, std=0.5`` maps bytes to the range from −1 to 1: 2 (x / 255 − 0.5). None: ``"stored"``, but
+            an error if the field holds integers and every mean is from 0 to 1. Floats are never divided.
         fields: Keys of a dict batch, or indices into a tuple batch. None: its first field.
         dtype: As in `ToFloat`.
 
@@ -76,8 +79,10 @@ class Normalize:
         ConfigError: An argument is wrong.
 
     Example:
+        >>> Normalize(256, 128)((torch.tensor([128, 256, 320], dtype=torch.int16), 1))[0].tolist()
+        [-1.0, 0.0, 0.5]
         >>> images = torch.tensor([0, 255], dtype=torch.uint8).reshape(1, 1, 1, 2)
-        >>> Normalize(0.5, 0.5)((images, 1))[0].flatten().tolist()
+        >>> Normalize(0.5, 0.5, scale="type")((images, 1))[0].flatten().tolist()
         [-1.0, 1.0]
     """
 
@@ -86,6 +91,7 @@ class Normalize:
         mean: float | Sequence[float] = 0.5,
         std: float | Sequence[float] = 0.5,
         *,
+        scale: Literal["stored", "type"] | None = None,
         fields: Fields | None = None,
         dtype: str = "float32",
     ) -> None:
@@ -96,13 +102,16 @@ class Normalize:
             )
         if min(self.std) <= 0:
             raise ConfigError(f"std: {std!r} is not above 0")
+        if scale not in ("stored", "type", None):
+            raise ConfigError(f"scale: {scale!r} is not one of stored, type")
+        self.scale = scale
         self._float = ToFloat(fields, dtype=dtype)
         self._constants_by_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __repr__(self) -> str:
         mean, std = (each[0] if len(each) == 1 else each for each in (self.mean, self.std))
         fields, dtype = self.fields and list(self.fields), _name(self._float.dtype)
-        return f"Normalize(mean={mean}, std={std}, fields={fields}, dtype={dtype!r})"
+        return f"Normalize(mean={mean}, std={std}, scale={self.scale!r}, fields={fields}, dtype={dtype!r})"
 
     @property
     def fields(self) -> tuple[str | int, ...] | None:
@@ -116,7 +125,8 @@ class Normalize:
             batch: A dict or a tuple; its fields of shape (N, C, …), or of any shape if mean and std are one number.
 
         Raises:
-            ConfigError: The batch lacks a field, or a field has another number of channels.
+            ConfigError: The batch lacks a field, a field has another number of channels, or it holds integers and
+                ``scale`` must be given.
         """
         return _with_replaced(batch, self.fields, self._normalize)
 
@@ -131,11 +141,18 @@ class Normalize:
                 f"{tuple(values.shape)}; give one number, or one for each channel. If another axis holds the "
                 f"channels, name the axes with the source's {layout}"
             )
+        if self.scale is None and largest(values) > 1 and min(self.mean) >= 0 and max(self.mean) <= 1:
+            raise ConfigError(
+                f'scale: means from 0 to 1, but the field holds {values.dtype}: write scale="type" to divide '
+                f'them by {largest(values)} first, or scale="stored" if mean and std are those of the stored values'
+            )
         # x · (1 / (largest · std)) − mean / std: two passes over the pixels.
         scale, shift = self._constants(values.device)
         if channels > 1:
             scale, shift = (each.reshape(-1, *[1] * (values.ndim - 2)) for each in (scale, shift))
-        result: Tensor = values.to(_compute_dtype(self._float.dtype, values)) * (scale / largest(values)) - shift
+        if self.scale == "type":
+            scale = scale / largest(values)
+        result: Tensor = values.to(_compute_dtype(self._float.dtype, values)) * scale - shift
         return result.to(self._float.dtype)
 
     def _constants(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -453,7 +453,7 @@ def test_without_a_process_the_loop_calls_hooks_and_says_why(caplog):
 
 
 def test_a_device_transform_gets_what_the_host_hooks_return():
-    found = read(loader_of(device=Normalize(0.5, 0.5, fields="x")))
+    found = read(loader_of(device=Normalize(0.5, 0.5, scale="type", fields="x")))
     for batch, wanted in zip(found, WANTED, strict=True):
         assert torch.allclose(batch["x"], wanted["x"] / 127.5 - 1, atol=1e-6)
 

@@ -783,7 +783,7 @@ def test_a_module_is_a_transform_too_and_computes_no_gradient(transformed):
 
 def test_built_in_transforms_take_what_loaders_give(transformed):
     images = [(torch.arange(0, 240, 10, dtype=torch.uint8).reshape(2, 3, 2, 2), torch.tensor([1, 2]))] * 3
-    for transform in Normalize([0.1, 0.2, 0.3], [1, 2, 3]), ToFloat():
+    for transform in Normalize([0.1, 0.2, 0.3], [1, 2, 3], scale="type"), ToFloat():
         with prefetched(images, device="cpu", device_transform=transform) as batches:
             for x, y in batches:
                 assert y.tolist() == [1, 2]
@@ -865,7 +865,7 @@ def test_bytes_become_floats_before_the_step(callbacks, precision):
             assert batch["x"].is_floating_point()
 
     Watching.test_step, Watching.predict_step = Learner.test_step, Learner.predict_step
-    transform = {"train": ToFloat("x"), "eval": Normalize(fields="x")}
+    transform = {"train": ToFloat("x"), "eval": Normalize(scale="type", fields="x")}
     dm = AsyncDataModule(train=source(), val=source(), loader={"batch_size": 4}, device_transform=transform)
     run = Run(0, "", callbacks)
     run.model = Watching()

@@ -57,7 +57,8 @@ def test_loaders_and_what_goes_with_them_do_too():
     assert repr(source.spec) == "<BatchSpec of dicts: x float32 (2,), y int64>"
     assert repr(lad.DevicePrefetcher(3)) == "DevicePrefetcher(device_depth=3, verify_copies=0)"
     assert repr(lad.ToFloat("x", dtype="float16")) == "ToFloat(['x'], dtype='float16')"
-    assert repr(lad.Normalize([0.5, 0.1], 2)) == "Normalize(mean=(0.5, 0.1), std=2.0, fields=None, dtype='float32')"
+    shown = "Normalize(mean=(0.5, 0.1), std=2.0, scale=None, fields=None, dtype='float32')"
+    assert repr(lad.Normalize([0.5, 0.1], 2)) == shown
 
 
 def test_a_prefetched_loader_shows_neither_batches_nor_addresses():

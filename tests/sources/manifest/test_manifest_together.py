@@ -220,7 +220,7 @@ def test_links_that_lead_back_end_somewhere(tmp_path):
 def test_sixteen_bits_become_half_precision_without_overflow(dtype):
     values = torch.tensor([[0, 65535]], dtype=torch.uint16)
     assert ToFloat(dtype=dtype)((values,))[0].tolist() == [[0, 1]]
-    assert Normalize(0.5, 0.5, dtype=dtype)((values,))[0].tolist() == [[-1, 1]]
+    assert Normalize(0.5, 0.5, scale="type", dtype=dtype)((values,))[0].tolist() == [[-1, 1]]
 
 
 def test_rows_that_go_one_after_the_other_stay_gone(tmp_path):

@@ -50,7 +50,7 @@ def module(photographs, y="what", **options):
         source=source,
         split={"train": 0.7, "val": 0.3},
         loader={"batch_size": 8, "seed": 1},
-        device_transform=Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        device_transform=Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), scale="type"),
         **options,
     )
 
@@ -140,7 +140,7 @@ def test_another_label_column_trains_by_the_same_keys(photographs, tmp_path):
 def test_images_become_floats_on_their_way(photographs):
     source = ManifestSource(photographs / "photographs.csv", ["path", "number"], image_size=(20, 30))
     batches = {}
-    for name, transform in {"bytes": None, "float": ToFloat(), "unit": Normalize()}.items():
+    for name, transform in {"bytes": None, "float": ToFloat(), "unit": Normalize(scale="type")}.items():
         data = AsyncDataModule(train=source, loader={"batch_size": 4, "shuffle": False}, device_transform=transform)
         batches[name] = next(iter(data.train_dataloader()))[0]
         data.close()

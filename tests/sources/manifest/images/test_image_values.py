@@ -334,7 +334,7 @@ def test_sixteen_bits_reach_a_step_and_become_floats(tmp_path):
         assert batch["x"].dtype == torch.uint16
         assert np.array_equal(batch["x"][2, 0].numpy(), DEEP + np.uint16(2))
     wanted = torch.from_numpy(DEEP.astype("f4"))
-    transform = Normalize(0.5, 0.5, fields="x")
+    transform = Normalize(0.5, 0.5, scale="type", fields="x")
     with AsyncLoader(source, LoaderOptions(batch_size=3), device_transform=transform) as loader:
         (batch,) = loader
         row = batch["y"].tolist().index(0)
