@@ -69,7 +69,11 @@ PROCESS = {"kind": "process", "gil": False}
         ),
         (facts(read=0.02, apart=True, **PYTHON, **PROCESS), Bound.PYTHON, "loader.workers=3"),
         (facts(read=0.012, cpu=0.004, busy=0.009, **PYTHON), Bound.GIL, "loader.worker_kind=process"),
-        (facts(decode=0.012, reading="locked", compressed=True, **PROCESS), Bound.LOCK, "python -m lit_async_data pack"),
+        (
+            facts(decode=0.012, reading="locked", compressed=True, **PROCESS),
+            Bound.LOCK,
+            "python -m lit_async_data pack",
+        ),
         (facts(read=0.012, reading="locked", compressed=True, **PROCESS), Bound.LOCK, "python -m lit_async_data pack"),
         (facts(read=0.012, reading="locked", **PROCESS), Bound.LOCK, ""),
         (facts(decode=0.018, reading="locked", apart=True, **PROCESS), Bound.LOCK, "loader.workers=2"),
