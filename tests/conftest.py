@@ -37,11 +37,22 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.load_profile("repeatable")
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if any(item.get_closest_marker("gpu") for item in session.items):
+        open_gpu()
     gc.collect()
     gc.freeze()
     if multiprocessing.get_start_method() == "forkserver":  # as Python 3.14 does; it keeps its pipes
         forkserver.ensure_running()
+
+
+def open_gpu() -> None:
+    """Makes what stays open from the first use of a GPU and of the profiler on."""
+    import torch
+
+    if torch.cuda.is_available():
+        with torch.profiler.profile():
+            torch.zeros(1, device="cuda")
 
 
 shared_memory = SharedMemory()

@@ -27,7 +27,8 @@ class _Copy(NamedTuple):
     nbytes: int
 
 
-# One copy in `TIMED` is timed: an event costs the host some microseconds.
+# One copy in `TIMED` is timed, from the second on: an event costs the host some microseconds. The first copy would also
+# tell what the device does once.
 TIMED = 8
 
 
@@ -62,7 +63,7 @@ class DeviceClock:
             An event for `copy_ends`, if these are timed; else None.
         """
         self._copies += 1
-        return self._streams.timed(self._streams.side) if self._copies % TIMED == 1 else None
+        return self._streams.timed(self._streams.side) if self._copies % TIMED == 2 else None
 
     def copy_ends(self, began: Any, nbytes: int) -> None:
         """The copies of a batch have been enqueued."""
@@ -92,6 +93,8 @@ class DeviceClock:
         return dataclasses.replace(self._seen, copy=Stage(seconds, self._copied_bytes))
 
     def _read(self) -> None:
+        if self._streams.capturing:
+            return  # a query of an event would break the capture
         while self._open and self._streams.happened(self._open[0].came, block=False):
             wait = self._open.popleft()
             self._seen = self._seen.plus(self._streams.elapsed_s(wait.asked, wait.came), first=wait.first)

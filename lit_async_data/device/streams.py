@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +33,8 @@ def checked_device(given: torch.device | str) -> torch.device:
     # An XLA device is found by its own package; batches come there in host memory.
     if device.type not in ("cpu", "mps", "xla") and (found is None or found.type != device.type):
         raise ConfigError(f"device: there is no {device.type} here, only {found.type if found else 'cpu'}")
+    if device.index is not None and _overlaps(device) and device.index >= (count := torch.accelerator.device_count()):
+        raise ConfigError(f"device: there is no {device} here; {device.type} devices here: {count}, numbered from 0")
     return device
 
 
@@ -78,7 +81,7 @@ class Streams(Protocol):
 
     @property
     def capturing(self) -> bool:
-        """Whether compute records its work in a CUDA graph, so that nobody else may use the device."""
+        """Whether compute records its work in a graph, so that nobody else may use the device."""
         ...
 
     def on_side(self) -> contextlib.AbstractContextManager[Any]:
@@ -125,6 +128,10 @@ class TorchStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        # As far as torch offers it: bool() is False.
+        self._capturing: Callable[[], bool] = getattr(
+            torch.get_device_module(device), "is_current_stream_capturing", bool
+        )
         # One for the engine's whole life: a new one each epoch would strand the allocator's memory of the old one.
         self.side = torch.Stream(device=device)
 
@@ -133,7 +140,7 @@ class TorchStreams:
 
     @property
     def capturing(self) -> bool:
-        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return self._capturing()
 
     def on_side(self) -> contextlib.AbstractContextManager[Any]:
         return self.side

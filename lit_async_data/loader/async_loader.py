@@ -335,8 +335,9 @@ class AsyncLoader(ResumableLoader):
 
     def _new_engine(self) -> Engine:
         source, options = self.source, self.options
+        self._device = streams.exact_device(self.device)  # the current device may be another one later
         on_device = streams.has_streams(self.device)
-        pipeline, plan = self._pipeline(pin=on_device)
+        pipeline, plan = self._pipeline(pin=self.device if on_device else None)
         # With the first batch, since a loader that is only described is not used.
         for line in slow(source, options, plan, self.order, ahead=self._depth > 0):
             self._say(logging.WARNING, line)
@@ -368,7 +369,7 @@ class AsyncLoader(ResumableLoader):
             DecodeAhead(source, self.schedule, AHEAD + plan.layout.batches) if source.reads_ahead else None,
         )
 
-    def _pipeline(self, *, pin: bool) -> tuple[Pipeline, ResourcePlan]:
+    def _pipeline(self, *, pin: torch.device | None) -> tuple[Pipeline, ResourcePlan]:
         """A pipeline in a reader process or here, and its plan."""
         plan, options = self.footprint, self.options
         plan.budget.check()

@@ -21,10 +21,11 @@ from lit_async_data.host.pipeline.slots import Lease
 
 
 class FakeEvent:
-    """An event of a `FakeStream`; ``done`` once the stream has reached it."""
+    """An event of a `FakeStream`; ``done`` once the stream has reached it, at ``at_s`` by the clock if it is timed."""
 
-    def __init__(self, stream: FakeStream) -> None:
+    def __init__(self, stream: FakeStream, *, timed: bool = False) -> None:
         self.stream = stream
+        self.timed = timed
         self.done = False
         self.at_s = 0.0
 
@@ -152,7 +153,7 @@ class FakeStreams:
     def timed(self, stream: FakeStream) -> FakeEvent:
         """Enqueues an event that stores the time at which it happens, and returns it."""
         self.calls.append(("timed", stream.name))
-        event = FakeEvent(stream)
+        event = FakeEvent(stream, timed=True)
 
         def complete() -> None:
             event.done, event.at_s = True, self.now_s
@@ -161,7 +162,9 @@ class FakeStreams:
         return event
 
     def elapsed_s(self, begin: FakeEvent, end: FakeEvent) -> float:
-        """Seconds between two events."""
+        """Seconds between two events, which must have happened, as torch demands."""
+        if not (begin.done and end.done):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return end.at_s - begin.at_s
 
     def checksum(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -29,9 +29,10 @@ from support.device.training_loop import (
 from torch.utils.data import DataLoader
 
 from lit_async_data import StorageLayout, prefetched
+from lit_async_data.device import streams as device_streams
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.stream_queue import StreamQueue
-from lit_async_data.errors import FormatError, ReadError, TransformError
+from lit_async_data.errors import ConfigError, FormatError, ReadError, TransformError
 from lit_async_data.host.pipeline import thread_pipeline
 from lit_async_data.host.pipeline.slots import COPYING
 from lit_async_data.host.resources import memory
@@ -177,11 +178,9 @@ def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
             ("timed", "compute"),  # asked for
             ("record", "compute"),  # allocated
             ("wait", "side"),
-            ("timed", "side"),  # the copies begin; one batch in some is timed
             ("copy", "side"),  # x
             ("copy", "side"),  # the block of y and z
             ("record", "side"),  # copied
-            ("timed", "side"),
             ("record", "side"),  # ready
             ("wait", "compute"),
             ("timed", "compute"),  # came
@@ -425,6 +424,33 @@ def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, ex
                 if externally_driven:
                     loader.machinery.prefetch()
         streams.synchronize()
+
+
+def test_a_device_without_a_number_is_the_one_that_was_current_at_the_first_batch(monkeypatch):
+    current, asked = [3], []
+    monkeypatch.setattr(device_streams, "checked_device", torch.device)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current[-1])
+    pretend(monkeypatch, lambda device: asked.append(device) or FakeStreams("side"))
+    source = ArraySource({"x": np.arange(40.0)})
+    with AsyncLoader(source, {"batch_size": 4, "workers": 0}, device="cuda") as loader:
+        assert loader.device == torch.device("cuda")
+        next(loader)
+        current.append(0)
+        loader.device_depth = 1  # begins with a new engine
+        next(loader)
+        assert asked == [torch.device("cuda:3")] * 2
+        loader.device = "cuda"
+        next(loader)
+        assert asked[-1] == loader.device == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize(("device", "there"), [("cuda", True), ("cuda:1", True), ("cuda:2", False), ("xpu:0", False)])
+def test_a_device_that_does_not_exist_is_an_error_when_the_loader_is_built(monkeypatch, device, there):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    message = r"^device: there is no (cuda:2 here; cuda devices here: 2|xpu here)"
+    with contextlib.nullcontext() if there else pytest.raises(ConfigError, match=message):
+        AsyncLoader(ArraySource({"x": np.arange(8.0)}), {"batch_size": 4}, device=device).close()
 
 
 @pytest.mark.gpu

@@ -100,6 +100,8 @@ def test_nobody_waits_for_an_event_to_be_read():
 class Timeline:
     """Host and device beside each other: what is enqueued begins when the device is free, and not before."""
 
+    capturing = False
+
     def __init__(self):
         self.host_s = self.device_s = 0.0
 
@@ -145,6 +147,29 @@ def test_the_device_waits_from_the_end_of_its_step_until_the_batch_is_there(read
         assert clock.waited == DeviceWait()  # it is too early to know
     device.host_s = 10
     assert clock.waited == DeviceWait(1, waited_s, 0.0, waited_s)
+
+
+def test_the_first_copy_is_not_timed_as_it_tells_what_a_device_does_once():
+    streams = streams_that_take_time("side")
+    streams._takes_s["copy"] = 1.0
+    with queue_on(streams) as queue:
+        for number in range(4):
+            queue.take(BatchIndex(0, number))
+            streams.synchronize()
+            streams._takes_s["copy"] = COPY_S
+            copied = queue.waited.copy
+            assert copied.seconds == pytest.approx(ARRIVES_S * (number + 1) if number else 0)
+
+
+def test_no_event_is_asked_for_while_a_graph_is_recorded():
+    streams = streams_that_take_time("side")
+    with queue_on(streams) as queue:
+        queue.take(BatchIndex(0, 0))
+        streams.synchronize()
+        streams.capturing = True
+        assert queue.waited.gap_s == 0
+        streams.capturing = False
+        assert queue.waited.gap_s == pytest.approx(ARRIVES_S)
 
 
 class RemembersTimes(FakeStreams):

@@ -29,6 +29,7 @@ from lit_async_data.testing import ArraySource
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
 ]
 
 ROOT = Path(__file__).parents[2]

@@ -254,13 +254,12 @@ class TransformWaitsForAnOlderEvent(Lacking):
         return on == "side" and number % 2 == 1
 
 
-class CopiesCountAsDoneAtOnce:
+class CopiesCountAsDoneAtOnce(StreamQueue):
     """A slot is free as soon as its copy is enqueued."""
 
-    held = False
-
-    def happened(self, event: Any, *, block: bool) -> bool:
-        return self.held or super().happened(event, block=block)  # type: ignore[misc]
+    def reclaim(self, *, block: bool) -> None:
+        while self.copying:
+            self.copying.popleft().host.release()
 
 
 class DropsRawTensorsEarly(StreamQueue):
@@ -379,7 +378,7 @@ HAZARDS = (
         "slot filled before it is copied",
         "side",
         slot_rewritten,
-        (STREAMS, CopiesCountAsDoneAtOnce),
+        ("StreamQueue", CopiesCountAsDoneAtOnce),
         workers=1,
         depth=SLOTS + 1,
     ),

@@ -130,7 +130,7 @@ class SimulatedDevice(FakeStreams):
 
     def timed(self, stream: FakeStream) -> FakeEvent:
         """As in `FakeStreams`, with wall-clock time."""
-        event = FakeEvent(stream)
+        event = FakeEvent(stream, timed=True)
 
         def happen() -> None:
             event.at_s, event.done = time.perf_counter(), True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+from typing import TYPE_CHECKING
 
 from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.host.pipeline.pipeline import Pipeline
@@ -12,14 +14,19 @@ from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.resources import memory
 
+if TYPE_CHECKING:
+    import torch
 
-def pipeline_of(setup: ReaderSetup, process: ReaderProcess, *, pin: bool, timeout_s: float) -> Pipeline:
+log = logging.getLogger(__name__)
+
+
+def pipeline_of(setup: ReaderSetup, process: ReaderProcess, *, pin: torch.device | None, timeout_s: float) -> Pipeline:
     """The pipeline of a plan. Threads and processes start with the first request.
 
     Args:
         setup: What to read.
         process: The reader process, for a plan with one.
-        pin: Whether a GPU copies from its slots.
+        pin: The device that copies from its slots; None if none does.
         timeout_s: Seconds to wait for a batch.
 
     Raises:
@@ -33,7 +40,7 @@ def pipeline_of(setup: ReaderSetup, process: ReaderProcess, *, pin: bool, timeou
         setup.read,
         setup.schedule,
         plan.layout,
-        functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin),
+        functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin is not None),
         workers=plan.workers.threads,
         slots=plan.budget.slots,
         most_slots=plan.budget.most_slots,
@@ -44,13 +51,27 @@ def pipeline_of(setup: ReaderSetup, process: ReaderProcess, *, pin: bool, timeou
     )
 
 
-def _process_pipeline(setup: ReaderSetup, process: ReaderProcess, *, pin: bool, timeout_s: float) -> ProcessPipeline:
-    pipeline = ProcessPipeline(
-        setup, setup.stored(), process, pin=memory.register if pin else None, timeout_s=timeout_s
-    )
+def _process_pipeline(
+    setup: ReaderSetup, process: ReaderProcess, *, pin: torch.device | None, timeout_s: float
+) -> ProcessPipeline:
+    register = None
+    if pin is not None and pin.type == "cuda":
+        register = functools.partial(memory.register, device=pin)
+    elif pin is not None:
+        _say_pageable(pin.type)
+    pipeline = ProcessPipeline(setup, setup.stored(), process, pin=register, timeout_s=timeout_s)
     try:
         pipeline.reserve()
     except MemoryBudgetError:
         pipeline.close()
         raise
     return pipeline
+
+
+@functools.cache  # once
+def _say_pageable(kind: str) -> None:
+    log.warning(
+        "the memory that a reader process fills can be pinned for CUDA only: copies to %s come from pageable memory "
+        "and may hold the program up; worker_kind=thread reads into pinned memory",
+        kind,
+    )

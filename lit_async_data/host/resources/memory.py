@@ -5,11 +5,12 @@ The only module that knows about pinning.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from lit_async_data import system
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.host.resources import control_groups
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +60,26 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
         ) from error
 
 
-def register(memory: Bytes) -> None:
-    """Lock memory in place, so that a GPU can copy from it by itself; until the array is freed. Logs if that fails."""
+def register(memory: Bytes, device: torch.device) -> None:
+    """Lock memory in place, so that a CUDA device can copy from it by itself; until the array is freed.
+
+    If that fails, a warning is logged and the memory stays pageable.
+    """
     import torch
 
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = memory.ctypes.data
-    code = runtime.cudaHostRegister(address, memory.nbytes, 0)
-    if int(code):
-        log.warning("pinning %d bytes failed, copies to the device will be slower: CUDA error %s", memory.nbytes, code)
-        return
+    with torch.cuda.device(device):  # CUDA would open a context on the current device, of some hundred MB
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = runtime.cudaHostRegister(address, memory.nbytes, 0)
+        if int(code):
+            log.warning(
+                "pinning %d bytes failed, copies to the device will be slower: CUDA error %s", memory.nbytes, code
+            )
+            # CUDA keeps the error until a kernel is launched, and torch raises it there, whoever launches it. torch
+            # has no cudaGetLastError, so a kernel is launched here.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=device)
+            return
     weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
 
 

@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from support.device.training_loop import pretend
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import BadInChild, BadInChildAtLength, Numbers
 
@@ -30,8 +31,9 @@ from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
 from lit_async_data.host.processes.ipc.messages import REPORT_BYTES, Report, ReportKind
 from lit_async_data.host.processes.ipc.shared_slots import NOTED, SharedSlots
 from lit_async_data.host.processes.pipeline import ProcessPipeline
-from lit_async_data.host.processes.pipelines import pipeline_of
+from lit_async_data.host.processes.pipelines import _say_pageable, pipeline_of
 from lit_async_data.order.plan import BatchIndex
+from lit_async_data.testing import FakeStreams
 
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
@@ -304,13 +306,30 @@ def test_a_log_record_that_cannot_be_sent_stops_nothing():
 
 
 def test_the_slots_of_a_reader_process_are_locked_for_a_gpu(monkeypatch):
-    locked = []
-    monkeypatch.setattr("lit_async_data.host.resources.memory.register", locked.append)
+    locked, gpu = [], torch.device("cuda:1")
+    monkeypatch.setattr(
+        "lit_async_data.host.resources.memory.register",
+        lambda slot, *, device: locked.append(slot) if device == gpu else pytest.fail("on another device"),
+    )
     loader = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"})
     setup = loader._setup(loader.footprint)
-    with contextlib.closing(pipeline_of(setup, loader.reader_process, pin=True, timeout_s=60)) as pipeline:
+    with contextlib.closing(pipeline_of(setup, loader.reader_process, pin=gpu, timeout_s=60)) as pipeline:
         assert [slot.ctypes.data for slot in locked] == [pipeline.pool.memory(slot).ctypes.data for slot in range(5)]
         locked.clear()
+
+
+def test_a_reader_process_serves_an_accelerator_for_which_its_slots_cannot_be_pinned(monkeypatch, caplog):
+    _say_pageable.cache_clear()
+    streams = FakeStreams("side")
+    pretend(monkeypatch, lambda device: streams)
+    for _ in range(2):
+        with AsyncLoader(Numbers(), {"batch_size": 10, "shuffle": False, "worker_kind": "process"}) as loader:
+            batch = next(loader)
+            streams.synchronize()
+            assert batch["y"].tolist() == list(range(10))
+    (line,) = (line for line in caplog.messages if "pageable" in line)
+    assert "copies to cpu come from pageable memory" in line  # the device is pretended
+    assert "worker_kind=thread" in line
 
 
 def test_no_more_slots_are_no_error():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 
@@ -59,22 +60,61 @@ class Runtime:
         return self.code
 
 
-def test_memory_that_a_gpu_copies_from_is_locked_until_it_is_freed(monkeypatch, caplog):
-    runtime = Runtime()
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+GPU = torch.device("cuda:1")
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """A pretended runtime of CUDA, which may be called while `GPU` is the current device."""
+    made, current = Runtime(), []
+
+    @contextlib.contextmanager
+    def device(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    def cudart():
+        assert current == [GPU]
+        return made
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "cudart", cudart)
+    return made
+
+
+def test_memory_that_a_gpu_copies_from_is_locked_until_it_is_freed(runtime, caplog):
     slot = np.zeros(1000, np.uint8)
-    register(slot)
+    register(slot, GPU)
     assert runtime.locked == {slot.ctypes.data: 1000}
     del slot
     assert runtime.locked == {}
     assert not caplog.messages
 
 
-def test_memory_that_cannot_be_locked_is_used_all_the_same(monkeypatch, caplog):
-    runtime = Runtime(code=2)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    register(np.zeros(1000, np.uint8))
+def test_memory_that_cannot_be_locked_is_used_all_the_same_and_its_error_meets_nobody_else(
+    runtime, monkeypatch, caplog
+):
+    left = [RuntimeError("CUDA error: part or all of the requested memory range is already mapped")]
+
+    def launched(size, *, device):
+        assert device == GPU
+        raise left.pop()
+
+    monkeypatch.setattr(torch, "zeros", launched)
+    runtime.code = 2
+    register(np.zeros(1000, np.uint8), GPU)
     assert "pinning 1000 bytes failed, copies to the device will be slower: CUDA error 2" in caplog.text
+    assert not left
+
+
+@pytest.mark.gpu
+def test_memory_that_is_locked_already_leaves_no_error_to_the_next_kernel(caplog):
+    slot, device = np.zeros(2**20, np.uint8), torch.device("cuda", torch.cuda.current_device())
+    for _ in range(2):
+        register(slot, device)
+    assert len(caplog.messages) == 1
+    assert torch.ones(3, device=device).sum().item() == 3
 
 
 def test_the_budget_is_shared_by_the_ranks_of_a_machine(monkeypatch):

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import TMonitor
 
 # Files that libraries open once and keep open.
-KEPT = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/", "anon_inode:")
+KEPT = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/", "/dev/nvidia", "anon_inode:")
 
 
 def open_files() -> set[str]:
