@@ -10,15 +10,12 @@ from lit_async_data.host.resources.cores import cores
 from lit_async_data.host.resources.gil import why_gil
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.source import HDF5Source
+from lit_async_data.sources.hdf5.storage.superblock import SWMR, WRITING, Superblock
 
 # File systems that other machines serve.
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse")
 # A sample in more pieces than this is read slowly.
 MANY_PIECES = 64
-# Where the signature of an HDF5 file may be, and what it is.
-_BEGINS = (0, 512, 1024, 2048)
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_WRITING, _SWMR = 1, 4
 
 
 def risks(source: Source, paths: Sequence[str]) -> Iterator[str]:
@@ -54,27 +51,13 @@ def _of_hdf5(source: HDF5Source, paths: Sequence[str]) -> Iterator[str]:
             if pieces > MANY_PIECES:
                 yield f"{where}: each sample lies in {pieces:,} chunks; a chunk that holds whole samples is read faster"
     for path in paths:
-        flags = open_flags(path)
-        if flags & (_WRITING | _SWMR):
-            how = "SWMR, single writer and many readers" if flags & _SWMR else "writing"
+        head = Superblock.of(path)
+        if head is not None and head.flags & (WRITING | SWMR):
+            how = "SWMR, single writer and many readers" if head.flags & SWMR else "writing"
             yield (
                 f"{path} is marked as open for {how}: a program writes to it, or was killed while it did; samples that "
                 "come later are not seen. If none does, h5clear -s removes the mark"
             )
-
-
-def open_flags(path: str) -> int:
-    """What an HDF5 file says about who has it open: bit 0 for writing, bit 2 for SWMR; 0 if it does not say.
-
-    The byte is the file consistency flags of a superblock of version 3, in the HDF5 file format specification.
-    """
-    with open(path, "rb") as file:
-        for begin in _BEGINS:
-            file.seek(begin)
-            head = file.read(12)
-            if head.startswith(_SIGNATURE):
-                return head[11] if len(head) == 12 and head[8] == 3 else 0
-    return 0
 
 
 def file_system(path: str) -> str:

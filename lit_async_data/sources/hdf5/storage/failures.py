@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.sources.hdf5.storage.superblock import SWMR, WRITING, Superblock
 from lit_async_data.sources.local_files import descriptors
 from lit_async_data.sources.local_files.opening import opening
 
@@ -140,7 +141,7 @@ def open_h5py(path: str) -> h5py.File:
     try:
         return retry_once(lambda: h5py.File(path, "r", locking="best-effort"))
     except LIBRARY_ERRORS as error:
-        if errno_of(error) in REMEDIES and "unable to lock" not in str(error):
+        if errno_of(error) in REMEDIES:
             raise source_error(error, path, "cannot be opened", file=path) from error
         raise FormatError(f"{path}: {_why_not_hdf5(path, error)}: {error}", file=path) from error
 
@@ -173,15 +174,21 @@ def _refuse_irregular(path: str, status: os.stat_result) -> None:
 
 
 def _why_not_hdf5(path: str, error: BaseException) -> str:
-    if "unable to lock" in str(error) or "already open for write" in str(error):
+    if errno_of(error) == errno.EAGAIN:  # it has locked the file
         return "is open for writing in another process; wait until it is closed"
-    with contextlib.suppress(OSError, SourceError):
-        with open_raw(path) as file:
-            head = file.read(4)
-        if not head:
-            return "is not an HDF5 file, or is damaged: it is empty; copy it again"
-        if head in NETCDF3:
-            return f"is a classic NetCDF file (format 3), not HDF5; convert it with nccopy -k nc4 {path} new.nc"
-    if "truncated file" in str(error):
+    with open_raw(path) as file:
+        head, nbytes = file.read(4), os.fstat(file.fileno()).st_size
+    superblock = Superblock.of(path)
+    if superblock is not None and superblock.flags & (WRITING | SWMR):
+        mode = " in SWMR mode (single writer, many readers)" if superblock.flags & SWMR else ""
+        return (
+            f"is marked as open for writing{mode}: a program still writes to it, or was killed while it did. Let a "
+            f"program that runs close it; if nobody has it open, h5clear -s {path} removes the mark"
+        )
+    if not head:
+        return "is not an HDF5 file, or is damaged: it is empty; copy it again"
+    if head in NETCDF3:
+        return f"is a classic NetCDF file (format 3), not HDF5; convert it with nccopy -k nc4 {path} new.nc"
+    if superblock is not None and nbytes < superblock.end:
         return "is damaged: shorter than when it was written; copy it again"
     return "is not an HDF5 file, or is damaged; check the path, or copy it again"

@@ -18,6 +18,7 @@ from lit_async_data.errors import CorruptError, FormatError, MissingError, Sourc
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
 from lit_async_data.sources.hdf5.storage.failures import errno_of, open_h5py, open_raw, retry_once, source_error
+from lit_async_data.sources.hdf5.storage.superblock import Superblock
 
 
 def read(source, rows=(0,)):
@@ -133,6 +134,54 @@ def test_a_folder_is_refused(tmp_path):
     for each in (open_h5py, open_raw):
         with pytest.raises(FormatError, match=rf"{tmp_path}: is a folder; for all files in it write"):
             each(str(tmp_path))
+
+
+def states(h5, state):
+    """A file that h5py does not open, and why."""
+    path = h5(data=np.ones((8, 4)))
+    with h5py.File(path, "w", libver="latest", userblock_size=512) as file:
+        file["data"] = np.ones((8, 4))
+    if isinstance(state, int):
+        with open(path, "r+b") as file:
+            file.seek(512 + 11)
+            file.write(bytes([state]))
+    elif state == "short":
+        os.truncate(path, 600)
+    elif state == "other":
+        Path(path).write_bytes(b"no HDF5")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (5, "is marked as open for writing in SWMR mode .*h5clear -s {path} removes the mark"),
+        (1, "is marked as open for writing: .*if nobody has it open, h5clear -s {path}"),
+        ("short", "is damaged: shorter than when it was written"),
+        ("locked", "is open for writing in another process"),
+        ("other", "is not an HDF5 file"),
+    ],
+)
+def test_why_a_file_is_not_opened_does_not_depend_on_what_h5py_says(h5, monkeypatch, state, said):
+    path = states(h5, state)
+    error = (
+        BlockingIOError(errno.EAGAIN, "in words of its own") if state == "locked" else OSError("in words of its own")
+    )
+
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(h5py, "File", refuse)
+    with pytest.raises(FormatError, match=said.format(path=path)) as caught:
+        open_h5py(path)
+    assert "wait until" not in str(caught.value) or state == "locked"
+
+
+@pytest.mark.parametrize("options", [{}, {"libver": "latest"}, {"userblock_size": 2048}], ids=repr)
+def test_the_head_of_a_file_says_where_it_ends(tmp_path, options):
+    with h5py.File(tmp_path / "x.h5", "w", **options) as file:
+        file["data"] = np.ones((8, 4))
+    assert Superblock.of(str(tmp_path / "x.h5")) == (0, os.path.getsize(tmp_path / "x.h5"))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
