@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from lit_async_data.errors import WorkerError
+from lit_async_data.host.processes import inherited
 from lit_async_data.threads import ProcessGuard
 
 # Seconds that the end of the process is waited for before it is killed.
@@ -100,7 +101,10 @@ class ReaderProcess:
         self._control.extend(itertools.chain.from_iterable(map(operator.call, (pair, pair))))
         control, lifeline = (end.fileno() for end in self._control[1::2])
         # The child finds modules where this process does. Without -P it would look in the working directory first.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        environment = {
+            **inherited.environment(),
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        }
         environment |= dict.fromkeys(ONE_THREAD, "1")
         number = str(-1 if self._worker is None else self._worker)
         program = [sys.executable, "-P", "-m", "lit_async_data.host.processes.child"]

@@ -13,6 +13,7 @@ from typing import Any
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 from lit_async_data.host.decode_ahead import DecodeAhead
+from lit_async_data.host.processes.inherited import Inherited
 from lit_async_data.host.processes.ipc.shared_file import SharedFile
 from lit_async_data.host.processes.ipc.shared_tasks import SharedTasks
 from lit_async_data.host.resources.memory import readable
@@ -79,8 +80,11 @@ class ReaderSetup:
         import cloudpickle
 
         buffers: list[pickle.PickleBuffer] = []
+        python = self.read.transformation is not None or self.read.source.chunks.reading == "python"
+        inherited = Inherited(filters=python)
         try:
-            data = cloudpickle.dumps(self, protocol=5, buffer_callback=buffers.append)
+            # In this order, so that settings are set before anything of the user is unpickled.
+            data = cloudpickle.dumps((inherited, self), protocol=5, buffer_callback=buffers.append)
             return [memoryview(data), *(buffer.raw() for buffer in buffers)]
         except Exception as error:
             why = why_not_pickled(self.read.source) or f"cannot be pickled ({type(error).__name__}: {error})"
@@ -111,7 +115,7 @@ class ReaderSetup:
 
     @staticmethod
     def loaded(fd: int) -> Any:
-        """Read a setup. Its arrays are copied only where they are written to."""
+        """Read a setup, and set what this process inherits. Its arrays are copied only where they are written to."""
         content = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
         (count,) = struct.unpack_from("<q", content)
         sizes = struct.unpack_from(f"<{count}q", content, 8)
@@ -120,4 +124,5 @@ class ReaderSetup:
             begin += -begin % ALIGNMENT
             pieces.append(memoryview(content)[begin : begin + size])
             begin += size
-        return pickle.loads(pieces[0], buffers=pieces[1:])  # noqa: S301  # from the trainer's process
+        _, setup = pickle.loads(pieces[0], buffers=pieces[1:])  # noqa: S301  # from the trainer's process
+        return setup

@@ -16,6 +16,7 @@ from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
+from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
 if TYPE_CHECKING:
     import h5py
@@ -157,6 +158,7 @@ def _offsets(group: h5py.Group, name: str, rows: int | None, elements: int, cont
     if dataset.shape[0] < 2 or (rows is not None and dataset.shape[0] != rows + 1):
         needed = f"one more than its {rows} rows" if rows is not None else "one more than there are samples"
         raise FormatError(f"{where}/{name}: has {dataset.shape[0]} values; it must have {needed}", **context)
+    check_filters(dataset, context["file"], f"{context['dataset']}/{name}")
     offsets: Indices = dataset[...].astype(np.int64)
     falling = np.diff(offsets) < 0
     if falling.any() or offsets[0] != 0 or offsets[-1] != elements:

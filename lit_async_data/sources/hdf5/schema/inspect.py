@@ -28,6 +28,7 @@ from lit_async_data.sources.hdf5.index.records import superblock_bytes
 from lit_async_data.sources.hdf5.storage.codecs import filters_of
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once
+from lit_async_data.sources.hdf5.storage.plugins import available, check_filters
 
 if TYPE_CHECKING:
     import h5py
@@ -358,28 +359,27 @@ def _index(
     index = None if reason else index_of(dataset, cache)
     if index is not None:
         return index, None
-    _check_filters(dataset, where, context, missing=reason == NOT_INSTALLED)
-    # `_check_filters` has already warned of a missing codec.
+    if reason == NOT_INSTALLED:
+        _warn_of_codecs(dataset, where, context)
+    check_filters(dataset, context["file"], context["dataset"])
     return None, None if reason == NOT_INSTALLED else reason or "its chunks do not match its index"
 
 
-def _check_filters(dataset: h5py.Dataset, where: str, context: dict[str, Any], *, missing: bool) -> None:
-    """Check that h5py can decode a dataset. Warns if an installation would make that faster."""
-    import h5py
+def _warn_of_codecs(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
+    """Warn of filters that an installation would make fast.
 
-    properties = dataset.id.get_create_plist()
-    for place, each in enumerate(filters_of(dataset)):
-        codec = each.codec if missing else None
-        name = properties.get_filter(place)[3].decode(errors="replace").partition(";")[0] or "without a name"
-        install = "pip install hdf5plugin, and import hdf5plugin before the source is built"
-        if codec is not None:
-            name, install = codec.name, f"pip install 'lit-async-data[{codec.extra}]'"
-        if not h5py.h5z.filter_avail(each.number):
+    Raises:
+        FormatError: h5py lacks such a filter, too.
+    """
+    for each in filters_of(dataset):
+        if each.codec is None or not each.codec.missing:
+            continue
+        name, install = each.codec.name, f"pip install 'lit-async-data[{each.codec.extra}]'"
+        if not available(each.number):
             raise FormatError(
                 f"{where}: cannot be decoded, for want of the HDF5 filter {name} ({each.number}); {install}", **context
             )
-        if codec is not None and codec.missing:
-            warn_slow_filter(name, install)
+        warn_slow_filter(name, install)
 
 
 @functools.cache

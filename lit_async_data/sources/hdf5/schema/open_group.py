@@ -13,6 +13,7 @@ from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, open_dataset
 from lit_async_data.sources.hdf5.storage.external_files import external_files
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
+from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
 if TYPE_CHECKING:
     import h5py
@@ -61,7 +62,8 @@ class OpenGroup:
 
         Raises:
             MissingError: The dataset does not exist.
-            FormatError: It is not a dataset, or another file holds its values, which is not allowed.
+            FormatError: It is not a dataset, another file holds its values, which is not allowed, or a filter is
+                missing.
             CorruptError: It is damaged.
         """
         name = self.name(name)
@@ -70,6 +72,7 @@ class OpenGroup:
         except SourceError as error:
             raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
         external_files(dataset, self.file, name, allowed=self.allow_external)
+        check_filters(dataset, self.path, name)
         # Of text of any length, libhdf5 stores references, whose size h5py does not tell.
         if dataset.chunks and dataset.shape and dataset.dtype.kind != "O":
             try:

@@ -23,6 +23,7 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.window_starts import Span
+from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
 if TYPE_CHECKING:
     import h5py
@@ -218,6 +219,7 @@ def _lookup_table(
                 f"take {TABLE_BYTES:,} at most; store the values of each row as a dataset"
             )
         table: Any = group.file[name]
+        check_filters(table, group.path, name)
         values = np.moveaxis(table[...], stored.axis, 0)
         if field.column is not None:
             _check_column(field.column, stored, where)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_async_data.errors import FormatError, MissingError
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
 if TYPE_CHECKING:
     import h5py
@@ -74,6 +75,7 @@ def _follow(
                 source = file.get(part.dset_name)
                 if not isinstance(source, h5py.Dataset):
                     raise _absent(other, part.dset_name, where, context)
+                check_filters(source, other, part.dset_name)
                 _follow(source, where, context, found, above | {me})
         except OSError as error:
             raise _absent(other, part.dset_name, where, context) from error

@@ -27,6 +27,7 @@ from lit_async_data.sources.hdf5.storage.failures import (
     source_error,
 )
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.hdf5.storage.plugins import check_filters
 from lit_async_data.sources.hdf5.storage.residency import is_cold
 from lit_async_data.threads import ProcessGuard
 
@@ -262,7 +263,9 @@ class OpenFile:
                 access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
                 # Hash slots: a prime well above the number of cached chunks, as HDF5 advises.
                 access.set_chunk_cache(12421, max(H5PY_CACHE_BYTES, 2 * chunk_bytes) if chunk_bytes else 0, 0.75)
-                self._datasets[name] = h5py.Dataset(h5py.h5d.open(self._h5py.id, name.encode(), access))
+                dataset = h5py.Dataset(h5py.h5d.open(self._h5py.id, name.encode(), access))
+                check_filters(dataset, self.path, name)
+                self._datasets[name] = dataset
             return self._datasets[name]
 
     def close(self) -> None:
