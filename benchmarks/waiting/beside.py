@@ -9,11 +9,9 @@ as the host of a GPU launches kernels, and a small convolution net. torch uses o
 loading. A step is repeated until it takes longer than one core needs to read a batch: else the loop would wait, whoever
 reads. What is lost is waiting for batches, time in which the loop had to hand over the GIL, and what the core that
 reads takes of caches and memory. The last row shows the latter alone: a process that has nothing to do with the loop
-reads as many batches. The last columns are what our loader reports as slowdown beside the first loop, and what is
-measured in the same run, in turns with batches in memory: the steps that are lost, less those lost by waiting, which is
-reported by itself. A dash: nothing was reported. The part `counting` has a loop that only counts batches. The part
-`device` has the first loop with batches that go to a device whose operations take no time, each in a slot of its own or
-several in one: what is lost is the work of the host.
+reads as many batches. The part `counting` has a loop that only counts batches. The part `device` has the first loop
+with batches that go to a device whose operations take no time, each in a slot of its own or several in one: what is
+lost is the work of the host.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ import h5py
 import torch
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
-from lit_async_data.host.metrics.stats import Slowdown
 from lit_async_data.host.resources import plan as resource_plan
 from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 
@@ -66,9 +63,6 @@ MOST_VALUES = 3 * 64 * 64
 LEAST = 0.97
 # Of the limit on one thread, by two workers: samples that a loop counts where decoding takes the time.
 OF_LIMIT = 1.5
-# Turns in which slowdown is measured, and their steps: enough for a report where small batches share a slot. And how
-# far the two may be apart.
-TURNS, TURN_STEPS, REPORTED_WITHIN = 8, 300, 0.02
 KINDS = ("thread", "process")
 # Layouts of small samples: one that is copied, one that is decoded, and one of very short steps.
 ON_DEVICE = ("A", "B", "D")
@@ -113,7 +107,6 @@ def convolutions() -> Step:
 
 
 LOOPS = {"launches": launches, "convolutions": convolutions}
-REPORTING = "launches"
 
 
 def keep_heap() -> None:
@@ -156,21 +149,6 @@ def rate(step: Step, batches: Iterator[Batch], seconds: float) -> tuple[float, f
 
 def options_of(kind: str) -> dict[str, Any]:
     return {"batch_size": BATCH, "drop_last": True, "worker_kind": kind}
-
-
-def reported(run: Run, source: Source, kind: str, step: Step, batches: list[Any]) -> tuple[Slowdown | None, float]:
-    """The slowdown that a loader reports, and the one that is measured, in turns with batches in memory."""
-    with AsyncLoader(source, options_of(kind)) as loader:
-        loaded, kept, measured = readers.endless_epochs(loader), in_memory(batches), []
-        before, _ = rate(step, kept, run.seconds)
-        seconds = run.seconds if run.quick else TURN_STEPS / before
-        rate(step, loaded, seconds)
-        for _ in range(1 if run.quick else TURNS):
-            steps, waited = rate(step, loaded, seconds)
-            after, _ = rate(step, kept, seconds)
-            measured.append(1 - waited - 2 * steps / (before + after))
-            before = after
-        return loader.stats().slowdown, statistics.median(measured)
 
 
 def ours(source: Source, kind: str) -> Contender:
@@ -243,7 +221,6 @@ def in_turns(
 
 def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Figures:
     """Steps beside each contender, for both loops; prints the table."""
-    own = {ours(source, kind).name: kind for kind in KINDS}
     batches, reading_s = held(source)
     rows = []
     for loop, make in LOOPS.items():
@@ -251,18 +228,12 @@ def compare(run: Run, name: str, source: Source, others: list[Contender]) -> Fig
         contenders = [ours(source, kind) for kind in KINDS] + others + [control(source, batches, period_s)]
         kept = in_turns(run, step, period_s, batches, contenders)
         title = f"{name}, {loop}" + (f", {times} times for each batch" if times > 1 else "")
-        print(f"\n{title}\n{'':50}    of the steps      waiting      slowdown    measured")
+        print(f"\n{title}\n{'':50}    of the steps      waiting")
         for contender in contenders:
             share, wait = kept[contender.name]
-            kind = own.get(contender.name)
             row = {"data": name, "loop": loop, "times": times, "contender": contender.name}
             row |= {"steps": share, "waiting": wait}
-            text = f"{contender.name:50}  {share:14.3f}  {wait:10.3f}"
-            if kind is not None and loop == REPORTING:
-                found, measured = reported(run, source, kind, step, batches)
-                text += f"  {found or '–':>12}  {100 * measured:8.1f} %"
-                row |= {"slowdown": found and found.share, "measured": measured}
-            print(text)
+            print(f"{contender.name:50}  {share:14.3f}  {wait:10.3f}")
             rows.append(row)
     return rows
 
@@ -368,11 +339,6 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
         label = f"{row['data']}, {row.get('loop')}, {row.get('contender')}"
         if AUTO in label:
             yield Goal(f"{label}, of the steps", row["steps"], LEAST, LEAST)
-        if row.get("slowdown") is not None:
-            difference = abs(row["slowdown"] - row["measured"])
-            yield Goal(
-                f"{label}, reported slowdown less the measured", difference, *2 * (REPORTED_WITHIN,), at_most=True
-            )
     for row in figures.get("counting", []):
         label = f"{row['stored']}, counting, {row['workers']} workers, a process"
         if row["auto"] == "process":

@@ -65,10 +65,6 @@ class DevicePrefetcher(pl.Callback):
     * ``data/queue_fill``: batches that were ready when the loop asked for one.
     * ``data/epoch_gap_ms``: milliseconds that the loop waited for the first batch of the epoch.
     * ``data/read_mb_s``: 10⁶ bytes read per second of reading. The value of a step covers all that the loader has read.
-    * ``data/slowdown``: percent of the loop's time that reading takes from it beyond waiting: the GIL, cores, memory
-      bandwidth. An `AsyncLoader` pauses its readers for a few steps now and then, and compares. It is missing for some
-      hundred steps, and where nothing is read ahead or too little is ready for a pause. With several ranks, it is
-      that of rank 0.
 
     After each epoch it logs on rank 0 one line: how long training waited, for what, and which option helps; see "Why is
     my GPU waiting?" in the documentation. Validation is part of that line; test and prediction have their own. In fit
@@ -327,8 +323,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the means of the epoch, and how long training waited."""
-        stats = [loader.stats() for loader in self._active]
-        means = self._epoch.end(stats)
+        means = self._epoch.end([loader.stats() for loader in self._active])
         self.waited += self._epoch.summary
         if not means:
             return
@@ -337,18 +332,12 @@ class DevicePrefetcher(pl.Callback):
         if trainer.world_size > 1:
             values = trainer.strategy.reduce(values, reduce_op="mean")
         metrics = dict(zip(means, values.unbind(), strict=True))
-        slowdown, beyond = stats[0].slowdown, ""
-        if slowdown is not None:
-            beyond = f"; reading beside it took {slowdown} of the time"
-            if trainer.is_global_zero:
-                # Without a mean over the ranks: one that does not know it would let the others wait for ever.
-                metrics["data/slowdown"] = torch.tensor(100 * slowdown.share, dtype=torch.float32, device=values.device)
         # As Lightning's LearningRateMonitor does. `log` would take milliseconds for each name, and training waits here.
         # Not for the logger, which has the steps under these names.
         trainer.callback_metrics.update(
             metrics | {name: torch.tensor(value) for name, value in self._verdicts.marks.items()}
         )
-        self._print_line(self._verdicts.epoch(trainer, self._epoch.summary, pl_module.device) + beyond)
+        self._print_line(self._verdicts.epoch(trainer, self._epoch.summary, pl_module.device))
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

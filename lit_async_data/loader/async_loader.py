@@ -26,7 +26,6 @@ from lit_async_data.hooks.transformation import Outcome, Transformation
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.host.pipeline.pipeline import Pipeline
-from lit_async_data.host.pipeline.slowdown_probe import SlowdownProbe
 from lit_async_data.host.processes.pipelines import pipeline_of
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
@@ -183,7 +182,7 @@ class AsyncLoader(ResumableLoader):
         """The next batch, and the place behind it. The caller moves there, with nothing called in between."""
         started = time.perf_counter()
         engine, cursor, run = self._running(), self._cursor, self._run
-        fill, probe = engine.ready, run.probe
+        fill = engine.ready
         if cursor.state.fresh:
             self._begin(engine)
             self.resuming.announce()
@@ -194,8 +193,6 @@ class AsyncLoader(ResumableLoader):
         after = cursor.after(key)
         run.interrupted = True  # unless this comes to an end
         try:
-            if probe is not None:
-                probe.asked(started, fill, first=key.step == 0)
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
             if not self.externally_driven:
@@ -203,10 +200,7 @@ class AsyncLoader(ResumableLoader):
                     engine.queue.top_up(cursor.schedule.following(key))
                 except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
                     self._copy_errors.log_error(error)
-            left = time.perf_counter()
-            run.meter.add(left - started, first=key.step == 0, queue_fill=fill)
-            if probe is not None:
-                probe.left = left
+            run.meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
         except (ReadError, SourceError, TransformError):
             cursor.state, run.interrupted = after, False  # the batch has had its turn
             leave_at_exit()
@@ -346,7 +340,6 @@ class AsyncLoader(ResumableLoader):
         number = functools.partial(batch_seed, source, self._cursor, options.seed) if options.augments else None
         function = self._device_transform
         depth = options.queue_depth if plan.workers.threads else 0
-        self._run.probe = SlowdownProbe(pipeline, self._run.slowdown) if plan.workers.threads else None
         # A reader process reserves memory for itself.
         release = (lambda: None) if plan.workers.kind == "process" else plan.reserve(source)
         return Engine(

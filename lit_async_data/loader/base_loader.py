@@ -15,9 +15,7 @@ import torch
 
 from lit_async_data.device import streams
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
-from lit_async_data.host.metrics.slowdown import SlowdownMeter
 from lit_async_data.host.metrics.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
-from lit_async_data.host.pipeline.slowdown_probe import SlowdownProbe
 from lit_async_data.host.resources.gil import log_why_gil
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.loader.engine import Engine
@@ -42,8 +40,6 @@ class Run:
         copied: Batches that earlier engines handed out as copies.
         waited: How long the device of the engine before waited.
         inside: The thread that is inside ``next``, by the key ``"thread"``; empty if none is.
-        slowdown: What reading takes from the loop; also of earlier engines.
-        probe: Pauses the readers now and then, to measure that; None where nothing is read beside the loop.
     """
 
     engine: Engine | None = None
@@ -55,8 +51,6 @@ class Run:
     waited: DeviceWait | None = None
     meter: WaitMeter = dataclasses.field(default_factory=WaitMeter)
     inside: dict[str, int] = dataclasses.field(default_factory=dict)
-    slowdown: SlowdownMeter = dataclasses.field(default_factory=SlowdownMeter)
-    probe: SlowdownProbe | None = None
 
 
 class Machinery(NamedTuple):
@@ -170,10 +164,9 @@ class BaseLoader(abc.ABC):
         run, seen = self._run, self._run.meter.stats()
         engine = run.engine
         if engine is None or engine.feed.forked:
-            return seen.of(run.read, copied=run.copied, device=run.waited, slowdown=run.slowdown.estimate)
+            return seen.of(run.read, copied=run.copied, device=run.waited)
         read = engine.feed.stats().after(run.read)
-        copied = run.copied + engine.feed.copied
-        return seen.of(read, copied=copied, device=engine.queue.waited, slowdown=run.slowdown.estimate)
+        return seen.of(read, copied=run.copied + engine.feed.copied, device=engine.queue.waited)
 
     def close(self) -> None:
         """End the threads and give memory back; waits a few seconds at most. Calling it twice is fine.
@@ -274,11 +267,10 @@ class BaseLoader(abc.ABC):
         if self._run.closer is not None:
             self._run.closer.detach()
         run, read = self._run, dataclasses.replace(seen.read, ready=0)
-        run.read, run.copied, run.waited, run.engine, run.closer, run.probe, run.interrupted = (
+        run.read, run.copied, run.waited, run.engine, run.closer, run.interrupted = (
             read,
             seen.copied,
             seen.device,
-            None,
             None,
             None,
             False,

@@ -21,8 +21,6 @@ from lit_async_data.verdict.finding import LEAST_GAIN, PACKING, Bound, Option, V
 
 # A loop that waits for less than this share of the time has its data.
 KEEPS_UP = 0.02
-# Readers hold the loop up from this slowdown on.
-SLOWED = 0.05
 # Readers that take less than this share of a step's time per batch could keep up: a batch is late now and then.
 IDLE = 0.85
 # Readers that have a core for less than this share of their time wait for something.
@@ -77,25 +75,13 @@ class _Case:
         self.loop_s = facts.loop_cpu_s + facts.loop_queued_s
 
     def verdict(self) -> Verdict:
-        facts, slowdown = self.facts, self.facts.slowdown
+        facts = self.facts
         steady = facts.waited_s / max(facts.total_s - facts.gap_s, 1e-9)
-        slowed = 0.0 if slowdown is None or slowdown.share < 2 * slowdown.error else slowdown.share
-        if slowed >= max(SLOWED, steady, facts.own_s / max(facts.total_s, 1e-9)):
-            return self._slowed(slowed)
-        if slowdown is None and self._share_gil():
+        if self._share_gil():
             return self._in_a_process(Bound.GIL)
         if steady < KEEPS_UP:
             return self._ready(Bound.FIRST if facts.share >= max(2 * steady, KEEPS_UP) else Bound.LOOP)
         return self._waiting()
-
-    def _slowed(self, share: float) -> Verdict:
-        # A loop that wants a core about as long as it is slowed is slowed by that.
-        if not self.readers.gil or self.facts.cores < 2 or self.facts.loop_queued_s > share / 2 * self.facts.total_s:
-            return self._given(Bound.CORES, *self._less_work())
-        gain = min(share, self._gain(max(self.step_s - share * self.batch_s, self.cores_s)))
-        if gain < LEAST_GAIN or self.crowded:
-            return self._given(Bound.GIL, Option.PROCESS_LATER)
-        return self._given(Bound.GIL, Option.PROCESS, gain=gain)
 
     def _share_gil(self) -> bool:
         """Whether the loop and Python code of readers both have the GIL for a good part of the time."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.host.metrics.stages import NO_TIMES, StageTimes
-from lit_async_data.host.metrics.stats import LoaderStats, Slowdown
+from lit_async_data.host.metrics.stats import LoaderStats
 from lit_async_data.host.resources.cores import cores
 from lit_async_data.host.resources.gil import has_gil
 from lit_async_data.host.schedule import schedule_of
@@ -120,7 +120,6 @@ class Facts:
         starved: How often the loop had to wait, at least; a little time passes in each ``next`` all the same.
         stages: Of the readers.
         readers: Who they are.
-        slowdown: What reading takes from the loop beyond waiting; None if that is not known.
 
     Example:
         >>> facts = Facts(batches=10, total_s=10.0, waited_s=4.0, gap_s=1.0)
@@ -142,7 +141,6 @@ class Facts:
     starved: int = 0
     stages: StageTimes = NO_TIMES
     readers: Readers = Readers()
-    slowdown: Slowdown | None = None
 
     @property
     def share(self) -> float:

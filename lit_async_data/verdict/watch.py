@@ -137,7 +137,6 @@ class Watch:
             starved=now.read.starved - before.read.starved,
             stages=stages,
             readers=readers,
-            slowdown=now.slowdown,
         )
 
     def _workers_s(self, readers: Readers, stages: StageTimes) -> float:

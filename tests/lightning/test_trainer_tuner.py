@@ -37,7 +37,6 @@ from support.threads.leaks import open_files
 
 import lit_async_data as lad
 from lit_async_data.errors import ClosedError, ReadError, TransformError
-from lit_async_data.host.metrics.stats import Slowdown
 
 pytestmark = NO_STAGES
 
@@ -293,25 +292,6 @@ def test_waiting_is_measured_per_step_and_per_epoch(clock, caplog):
     for epoch in range(2):
         said = "training waited 25.0 % of 5.0 s for data (0.250 s for the first batch): the loop itself reads"
         assert f"epoch {epoch}: {said}" in caplog.text
-
-
-def test_the_slowdown_is_logged_with_steps_and_epochs_once_it_is_known(monkeypatch, caplog):
-    caplog.set_level("INFO")
-    logger = Recording()
-    fit = trainer(lad.DevicePrefetcher(), logger=logger, log_every_n_steps=1, max_epochs=2)
-
-    def know(stage, batch):
-        meter = fit.train_dataloader._run.slowdown
-        if stage == "train" and fit.current_epoch == 1:
-            meter.estimate = Slowdown(0.25, 0.01)
-
-    fit.fit(Recorder(know), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
-    assert fit.callback_metrics["data/slowdown"] == pytest.approx(25)
-    known = [step for step, row in logger.rows if row.get("data/slowdown") == 25]
-    assert known == list(range(6, 12))
-    lines = [record.getMessage() for record in caplog.records if "training waited" in record.getMessage()]
-    assert "reading beside it" not in lines[0]
-    assert lines[1].endswith("; reading beside it took 25.0 ± 1.0 % of the time")
 
 
 def test_the_means_of_an_epoch_are_reduced_over_the_ranks_all_at_once(monkeypatch):

@@ -17,7 +17,6 @@ import torch
 from support.device.training_loop import pretend
 from support.sources.slabs import cached
 from support.threads.interrupts import interrupted
-from support.threads.pauses import pause_often
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.errors import ClosedError
@@ -89,8 +88,6 @@ KINDS = {
     "gzip in the caller's thread": lambda h5: hdf5(0, h5, packed=True),
     "gzip, two workers": lambda h5: hdf5(2, h5, packed=True),
     "gzip, a reader process": lambda h5: hdf5(1, h5, packed=True, kind="process"),
-    "pauses, two workers": lambda h5: hdf5(2, h5, packed=True),
-    "pauses, a reader process": lambda h5: hdf5(1, h5, packed=True, kind="process"),
     "files in the caller's thread": lambda h5: files(0, h5),
     "files, two workers": lambda h5: files(2, h5),
     "images in the caller's thread": lambda h5: files(0, h5, images=True),
@@ -113,8 +110,6 @@ def loader(request, monkeypatch, h5):
         monkeypatch.setattr(prefetcher, "filled", lambda *_: False)
         monkeypatch.setattr(prefetcher, "THREADS", 2)
         monkeypatch.setattr(prefetcher, "_POLL_S", 0.01)
-    if "pauses" in kind:
-        pause_often(monkeypatch)
     if "device" in kind:
         streams = FakeStreams("compute" if "kernels" in kind else "side")
         pretend(monkeypatch, lambda device: streams)

@@ -13,14 +13,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from support.threads.pauses import pause_often
 from support.threads.waits import until
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, TransformError
 from lit_async_data.host.pipeline.slots import READY
-from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.testing import ArraySource, PartedArrays
@@ -420,45 +417,6 @@ def test_changing_the_depth_goes_on_in_the_order():
         loader.device_depth = 0
         rest = seen([next(loader), next(loader), next(loader)])
         assert first + rest == order(0)
-
-
-@pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.processes)])
-@pytest.mark.parametrize("queue_depth", [1, 4])
-def test_pauses_of_the_readers_change_no_batch(kind, queue_depth, monkeypatch):
-    pause_often(monkeypatch)
-    begun = []
-    for pipeline in (ThreadPipeline, ProcessPipeline):
-        pause = pipeline.pause
-        monkeypatch.setattr(
-            pipeline, "pause", lambda self, seconds, pause=pause: (begun.append(1), pause(self, seconds))
-        )
-    with loader_of(workers=2, worker_kind=kind, queue_depth=queue_depth) as loader:
-        assert [seen(loader) for _ in range(8)] == [order(epoch) for epoch in range(8)]
-    assert begun
-
-
-def test_the_slowdown_is_known_after_some_hundred_steps_and_outlives_an_engine(monkeypatch):
-    pause_often(monkeypatch)
-    with loader_of(workers=1, queue_depth=4) as loader:
-        assert loader.stats().slowdown is None
-        assert "data/slowdown" not in loader.stats().metrics()
-        for _ in range(5 * 8):  # a pause needs quiet readers, however long that takes
-            loader._run.slowdown.begin_cycle()
-            loader._run.slowdown.add(1.0, 0.0, paused=True)
-            loader._run.slowdown.add(2.0, 0.0, paused=False)
-        loader._run.slowdown.begin_cycle()
-        seen(loader)
-        loader.device_depth = 1
-        seen(loader)
-        assert str(loader.stats().slowdown) == "33.3 ± 0.0 %"
-        assert loader.stats().metrics()["data/slowdown"] == pytest.approx(100 / 3)
-
-
-@pytest.mark.parametrize("options", [{"workers": 0}, {"device_depth": 0}])
-def test_where_nothing_is_read_beside_the_loop_nothing_is_paused(options):
-    with loader_of(**options) as loader:
-        seen(loader)
-        assert loader._run.probe is None
 
 
 def test_stats_count_what_happened():

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader
 from lit_async_data.host.metrics.stages import Stage, StageTimes
-from lit_async_data.host.metrics.stats import Slowdown
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.testing import ArraySource
 from lit_async_data.verdict.diagnosis import verdict
@@ -190,16 +189,6 @@ def test_the_first_batch_of_an_epoch_is_told_apart():
     assert verdict(ready).bound is Bound.FIRST
 
 
-def test_a_loop_that_readers_slow_down_without_any_waiting():
-    slowed = dataclasses.replace(facts(busy=0.01), slowdown=Slowdown(0.3, 0.01))
-    assert str(verdict(slowed)).startswith("GIL-bound")
-    assert str(verdict(slowed)).endswith("loader.worker_kind=process should save about 30 %")
-    apart = dataclasses.replace(slowed, readers=Readers(**PROCESS))
-    assert verdict(apart).bound is Bound.CORES
-    uncertain = dataclasses.replace(slowed, slowdown=Slowdown(0.3, 0.2))
-    assert verdict(uncertain).bound is Bound.LOOP
-
-
 # -- a full GIL --------------------------------------------------------------------------------------------------------
 
 
@@ -269,23 +258,9 @@ def test_threads_of_the_program_that_hold_the_gil_are_named(measured):
     assert str(found) == "GIL-bound, threads of your own program hold it; do what they do in a process of its own"
 
 
-def test_threads_of_the_program_that_take_more_than_the_readers_come_first():
-    slowed = dataclasses.replace(facts(busy=0.01), slowdown=Slowdown(0.3, 0.01), own_s=0.8)
-    assert verdict(slowed).bound is Bound.OWN
-    assert verdict(dataclasses.replace(slowed, own_s=0.26)).bound is Bound.GIL
-
-
 def test_a_reader_process_waits_for_no_gil():
     measured = dataclasses.replace(facts(read=0.02, cpu=0.001, **PROCESS), own_s=0.5)
     assert verdict(measured).bound is Bound.READING
-
-
-def test_a_slowdown_is_put_down_to_the_cores_if_the_loop_wanted_one_meanwhile():
-    slowed = dataclasses.replace(facts(busy=0.01), slowdown=Slowdown(0.3, 0.01))
-    assert verdict(slowed).bound is Bound.GIL
-    assert verdict(dataclasses.replace(slowed, loop_queued_s=0.25)).bound is Bound.CORES
-    crowded = dataclasses.replace(slowed, cores=2, elsewhere=1.2, loop_queued_s=0.1)
-    assert verdict(crowded).cure() == "loader.worker_kind=process, once a core is free for it"
 
 
 seconds = st.floats(0, 0.1)

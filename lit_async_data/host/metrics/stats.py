@@ -112,32 +112,6 @@ class DeviceWait:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slowdown:
-    """How much longer the steps of a training loop take because batches are read beside it: an estimate.
-
-    Steps are compared with steps during which the readers pause. The readers take the GIL, cores and memory bandwidth
-    from the loop. Waiting for batches is not part of this.
-
-    Attributes:
-        share: Share of the loop's time. Random errors can take it a little below 0.
-        error: Its standard error.
-
-    Example:
-        >>> print(Slowdown(0.312, 0.008))
-        31.2 ± 0.8 %
-    """
-
-    share: float
-    error: float
-
-    def __str__(self) -> str:
-        return f"{100 * self.share:.1f} ± {100 * self.error:.1f} %"
-
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
-
-
-@dataclasses.dataclass(frozen=True)
 class QueueFill:
     """How full the queues of a loader are at this moment.
 
@@ -182,7 +156,6 @@ class LoaderStats:
             and the memory budget is spent.
         read: What the readers did.
         device: How long the device waited; None where it has no streams, and waits whenever the consumer does.
-        slowdown: What reading takes from the loop beyond waiting; None as long as that is not known.
     """
 
     batches: int = 0
@@ -193,14 +166,11 @@ class LoaderStats:
     copied: int = 0
     read: ReadStats = ReadStats()
     device: DeviceWait | None = None
-    slowdown: Slowdown | None = None
     gap_s: float = 0.0
 
-    def of(
-        self, read: ReadStats, *, copied: int, device: DeviceWait | None, slowdown: Slowdown | None = None
-    ) -> LoaderStats:
-        """This, with what the readers did, what the device waited, and what reading takes from the loop."""
-        return dataclasses.replace(self, read=read, copied=copied, device=device, slowdown=slowdown)
+    def of(self, read: ReadStats, *, copied: int, device: DeviceWait | None) -> LoaderStats:
+        """This, with what the readers did, and what the device waited."""
+        return dataclasses.replace(self, read=read, copied=copied, device=device)
 
     @property
     def stages(self) -> StageTimes:
@@ -209,12 +179,8 @@ class LoaderStats:
         return dataclasses.replace(self.read.stages, copy=copy)
 
     def metrics(self) -> dict[str, float]:
-        """The last step as metrics: milliseconds, batches, 10⁶ bytes per second, and percent.
-
-        ``data/slowdown`` is missing as long as it is not known.
-        """
-        slowdown = {} if self.slowdown is None else {"data/slowdown": 100 * self.slowdown.share}
-        return slowdown | {
+        """The last step as metrics: milliseconds, batches, and 10⁶ bytes per second."""
+        return {
             "data/wait_ms": self.last_wait_s * 1e3,
             "data/device_wait_ms": (self.last_wait_s if self.device is None else self.device.last_s) * 1e3,
             "data/queue_fill": float(self.queue_fill),

@@ -16,9 +16,6 @@ The failure contract:
 8. An interrupt (Ctrl-C) can come between any two steps of a request. After it only `close` may be called, which works
    in any state, also if it was interrupted itself. The order is pure, so the loader goes on with a new pipeline.
 
-Workers can be paused, to measure what they take from the training loop. That changes no batch and no order. A pause
-ends by itself: after its time, at `close`, and when a batch is asked for that is not ready or not the next.
-
 Every wait has a time-out, and then checks whether the other side is alive. Nothing starts before the first request.
 """
 
@@ -33,7 +30,6 @@ from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
 from lit_async_data.host.metrics.stages import StageMeter
 from lit_async_data.host.metrics.stats import ReadMeter, ReadStats
-from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.resources.worker_tuner import WorkerTuner
@@ -84,7 +80,6 @@ class Pipeline(abc.ABC):
         self._lock = threading.RLock()
         self._closed = False
         self._meter, self._stages = ReadMeter(), StageMeter()
-        self._pause: Pause | None = None
         self.worker_count = 0  # at present; 0 where the consumer reads
         self._starved = 0  # counts the batches that the consumer had to wait for
         self.ready = 0
@@ -122,7 +117,6 @@ class Pipeline(abc.ABC):
         self.prefetch(key)
         filled = self.poll(key)
         while filled is None:
-            self.resume()
             if time.monotonic() > began + self.timeout_s:
                 raise self._stalled(key)
             self._wait(key)
@@ -130,30 +124,6 @@ class Pipeline(abc.ABC):
         if self._tuner is not None and not self._tuner.settled:
             self._tune(self._tuner, time.monotonic() - began)
         return filled
-
-    @abc.abstractmethod
-    def pause(self, seconds: float) -> None:
-        """Have the workers begin nothing more, until `resume`. Returns at once: they finish what they have begun.
-
-        Args:
-            seconds: The longest that this lasts.
-
-        Raises:
-            WorkerError: A worker died.
-        """
-
-    @abc.abstractmethod
-    def resume(self) -> None:
-        """End a pause, if there is one.
-
-        Raises:
-            WorkerError: A worker died.
-        """
-
-    @property
-    @abc.abstractmethod
-    def quiet(self) -> bool:
-        """Whether there is a pause, and all workers have finished what they had begun."""
 
     def must_copy(self) -> bool:
         """Whether a slot must be handed out as a copy: the user keeps all others, and the budget is spent."""

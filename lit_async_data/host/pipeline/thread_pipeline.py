@@ -13,7 +13,6 @@ import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import StalledError, WorkerError
-from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.host.pipeline.slots import SlotPool
@@ -52,7 +51,6 @@ class ThreadPipeline(Pipeline):
         after_read: Called by a worker after each read, to fetch or decode what comes later.
         ids: The numbers by which errors name samples.
         on_filled: Called by a worker that has filled a slot.
-        on_quiet: Called when a pause has begun and no worker reads any more.
         tuner: See `Pipeline`.
         run: Runs the tasks of the workers elsewhere; None runs them here, with ``read``.
         pool: The slots, where others add them.
@@ -78,7 +76,6 @@ class ThreadPipeline(Pipeline):
         after_read: AfterRead | None = None,
         ids: Callable[[Indices], Indices] = np.asarray,
         on_filled: Callable[[], None] | None = None,
-        on_quiet: Callable[[], None] | None = None,
         tuner: WorkerTuner | None = None,
         run: RunTask | None = None,
         pool: SlotPool | None = None,
@@ -86,7 +83,7 @@ class ThreadPipeline(Pipeline):
         super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s, tuner=tuner)
         if pool is not None:
             self.pool = pool
-        self._after_read, self._ids, self._on_filled, self._on_quiet = after_read, ids, on_filled, on_quiet
+        self._after_read, self._ids, self._on_filled = after_read, ids, on_filled
         self._run: RunTask = run or (lambda task, layout, memory: task.run(read, layout, memory))
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
@@ -107,14 +104,12 @@ class ThreadPipeline(Pipeline):
         self._claimed: dict[BatchIndex, FilledSlot | None] = {}
         self._generation = 0  # counts the drops; results of an older generation are thrown away
         self._coalesced = 1  # batches to be claimed at once: few at first, so that the first one comes soon
-        self._active = 0  # workers that read, or read ahead
 
     def prefetch(self, key: BatchIndex) -> None:
         with self._lock:
             if self._closed:
                 self.check()
             if next(iter(self._claimed), self._cursor) != key:
-                self.resume()
                 self._forget()
                 self._cursor = key
         if not self._started:
@@ -141,7 +136,6 @@ class ThreadPipeline(Pipeline):
             self._closed = True
             self._claimed.clear()  # in whatever states the slots are: nobody uses them any more
             self.ready = 0
-        self.resume()
         self.arrived.ring()
         workers = self.workers + self._retired
         self.pool.wake(len(workers))
@@ -157,49 +151,6 @@ class ThreadPipeline(Pipeline):
                 raise WorkerError(
                     f"{worker}: its thread has ended{worker.reason}; close the loader", worker=worker.number
                 ) from worker.error
-
-    # -- pauses ------------------------------------------------------------------------------------------------------
-
-    def pause(self, seconds: float) -> None:
-        self.resume()  # workers that wait for the end of a pause before this one
-        with self._lock:
-            self._pause, active = Pause(seconds), self._active
-        if not active and self._on_quiet is not None:
-            self._on_quiet()
-
-    def resume(self) -> None:
-        pause = self._pause
-        if pause is not None:
-            pause.end()
-            self._pause = None
-
-    @property
-    def quiet(self) -> bool:
-        pause = self._pause
-        return pause is not None and not self._active and not pause.over
-
-    def _begin_reading(self) -> bool:
-        """Wait until no pause keeps this worker from reading; False when the pipeline is closed."""
-        while True:
-            with self._lock:
-                if self._closed:
-                    return False
-                pause = self._pause
-                # Under the lock: after `pause`, who is not counted here begins nothing.
-                if pause is None or pause.over:
-                    self._pause = None
-                    self._active += 1
-                    return True
-            began = time.perf_counter()
-            pause.wait()
-            CLOCK.waited(began)
-
-    def _end_reading(self) -> None:
-        with self._lock:
-            self._active -= 1
-            quiet = self._pause is not None and not self._active
-        if quiet and self._on_quiet is not None:
-            self._on_quiet()
 
     # -- slots and claims ------------------------------------------------------------------------------------------
 
@@ -259,8 +210,6 @@ class ThreadPipeline(Pipeline):
         if worker in self._retired:
             self.pool.abandon(slot)
             return False
-        if not self._begin_reading():
-            return False
         with self._lock:
             if self._closed:
                 return False
@@ -268,10 +217,6 @@ class ThreadPipeline(Pipeline):
             task = self._claim(slot, worker.number)
         worker.begin(task)
         self._fill(task)
-        if self._pause is not None:
-            self._end_reading()
-            if not self._begin_reading():
-                return False
         if self._after_read is not None:
             with self._lock:
                 being_read = next((key for key, filled in self._claimed.items() if filled is None), None)
@@ -279,7 +224,6 @@ class ThreadPipeline(Pipeline):
             with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
                 self._after_read(task.keys, cursor, being_read, task.schedule.limits)
         worker.rest()
-        self._end_reading()
         return True
 
     def _wait(self, key: BatchIndex) -> None:  # noqa: ARG002

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.metrics.stages import StageMeter
-from lit_async_data.host.pipeline.pause import Pause
 from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.host.pipeline.slots import LENT
@@ -76,8 +75,6 @@ class ProcessPipeline(Pipeline):
         # The last report; how often the loop had waited by then; and what workers waited for slots meanwhile.
         self._report = Report(ReportKind.FILLED)
         self._was_starved, self._slot_s = 0, 0.0
-        # Counts the pauses; and whether the reader has said that its workers are quiet in this one.
-        self._pauses, self._quiet = 0, False
 
     def follow(self, schedule: Schedule) -> None:
         with self._lock:
@@ -119,28 +116,6 @@ class ProcessPipeline(Pipeline):
                 if not self._ready:
                     self._next = self.schedule.following(filled.batches[-1].key)
             return filled
-
-    def pause(self, seconds: float) -> None:
-        with self._lock:
-            if self._channel is None or not self._channel.opened:
-                return
-            self._pauses += 1
-            self._quiet, self._pause = False, Pause(seconds)
-            self._command(Command(CommandKind.PAUSE, generation=self._pauses, nanoseconds=int(1e9 * seconds)))
-
-    def resume(self) -> None:
-        with self._lock:
-            if self._pause is not None:
-                self._pause = None
-                self._command(Command(CommandKind.RESUME))
-
-    @property
-    def quiet(self) -> bool:
-        with self._lock:
-            if self._pause is None or self._channel is None:
-                return False
-            self._receive(self._channel)
-            return self._quiet and not self._pause.over
 
     def _wait(self, key: BatchIndex) -> None:
         with self._lock:
@@ -224,7 +199,6 @@ class ProcessPipeline(Pipeline):
         self.ready = 0
         self._generation += 1
         self._next = key
-        self._pause = None  # SEEK ends it
         command = Command(CommandKind.SEEK, generation=self._generation, key=key, limits=self.schedule.limits)
         self._command(command)
 
@@ -245,9 +219,6 @@ class ProcessPipeline(Pipeline):
         except WorkerError as error:
             raise self._explained(error) from error.__cause__
         for report, payload in reports:
-            if report.kind == ReportKind.QUIET:
-                self._quiet |= report.generation == self._pauses
-                continue
             if report.good:
                 self.pool.filled(report.slot)
             # No calls: `stages` makes sums of it when somebody asks.

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import threading
 
 import h5py
 import numpy as np
@@ -255,17 +254,6 @@ def test_fewer_workers_end_processes_and_one_reads_in_the_reader_process():
             pass
         for pid in before:
             wait_for_the_end_of(pid)
-
-
-def test_a_pause_holds_all_of_them():
-    with loader_of(SharedNumbers(), shuffle=False) as loader:
-        passes_in_processes(loader)
-        pipeline = pipeline_of(loader)
-        pipeline.pause(60.0)
-        while not pipeline.quiet:
-            threading.Event().wait(0.001)
-        pipeline.resume()
-        assert [batch["y"][0].item() for batch in loader] == list(range(0, 100, 10))
 
 
 def test_they_end_with_the_loader_and_with_a_reader_process_that_is_killed():

@@ -28,7 +28,7 @@ from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
 from lit_async_data.host.processes.child.__main__ import Endpoint, LogToParent
 from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
-from lit_async_data.host.processes.ipc.messages import REPORT_BYTES, Report, ReportKind
+from lit_async_data.host.processes.ipc.messages import REPORT_BYTES
 from lit_async_data.host.processes.ipc.shared_slots import NOTED, SharedSlots
 from lit_async_data.host.processes.pipeline import ProcessPipeline
 from lit_async_data.host.processes.pipelines import _say_pageable, pipeline_of
@@ -544,72 +544,6 @@ def test_a_copy_of_a_loader_and_a_pickled_process_begin_with_none():
         assert pid_of(loader) != pid_of(other)
         other.close()
         assert pickle.loads(pickle.dumps(loader.reader_process)) is not loader.reader_process
-
-
-# -- pauses ------------------------------------------------------------------------------------------------------------
-
-LONG_S = 3600.0
-
-
-def come_to_rest(pipeline):
-    while not pipeline.quiet:
-        assert select.select([pipeline._channel._reports[0]], [], [], 30)[0]
-
-
-# With several batches in a slot, more than 16 can be ready, after which the loader pauses its readers itself.
-@pytest.mark.usefixtures("one_batch_per_slot")
-def test_a_paused_reader_process_reads_nothing_until_it_must(file):
-    with contextlib.closing(source_of(file)) as source, loader_of(source, workers=2, shuffle=False) as loader:
-        taken = [next(loader)["y"].tolist()]
-        pipeline = loader.machinery.engine.feed.pipeline
-        assert not pipeline.quiet
-        pipeline.pause(LONG_S)
-        come_to_rest(pipeline)
-        pipeline.poll(None)  # takes the reports
-        ready = pipeline.ready
-        for _ in range(ready):
-            taken.append(next(loader)["y"].tolist())
-            assert pipeline.quiet
-        assert pipeline.ready == 0
-        taken += [next(loader)["y"].tolist() for _ in range(5)]  # the first of these ends the pause
-        assert not pipeline.quiet
-    labels = (np.arange(ROWS) % 7).tolist()
-    assert [label for batch in taken for label in batch] == labels[: 16 * len(taken)]
-
-
-def test_a_pause_of_a_reader_process_is_not_taken_for_the_one_before(file):
-    with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
-        next(loader)
-        pipeline = loader.machinery.engine.feed.pipeline
-        pipeline.pause(LONG_S)
-        come_to_rest(pipeline)
-        pipeline.resume()
-        pipeline._command = lambda command: None  # this pause does not reach the reader
-        pipeline.pause(LONG_S)
-        pipeline._channel.receive = lambda: [(Report(ReportKind.QUIET, generation=1), b"")]
-        assert not pipeline.quiet
-        pipeline._channel.receive = lambda: [(Report(ReportKind.QUIET, generation=2), b"")]
-        assert pipeline.quiet
-        del pipeline._command, pipeline._channel.receive
-
-
-def test_another_epoch_ends_the_pause_of_a_reader_process(file):
-    with contextlib.closing(source_of(file)) as source, loader_of(source, "thread", seed=5) as loader:
-        wanted = [batch["y"].tolist() for batch in _epoch(loader, 7)]
-    with contextlib.closing(source_of(file)) as source, loader_of(source, seed=5) as loader:
-        next(loader)
-        loader.machinery.engine.feed.pipeline.pause(LONG_S)
-        assert [batch["y"].tolist() for batch in _epoch(loader, 7)] == wanted
-
-
-def test_a_reader_process_that_dies_in_a_pause_is_an_error(file):
-    with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
-        next(loader)
-        pipeline = loader.machinery.engine.feed.pipeline
-        pipeline.pause(LONG_S)
-        os.kill(pipeline.process_id, signal.SIGKILL)
-        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
-            list(loader)
 
 
 # -- a loader of a shared process that nobody reads --------------------------------------------------------------------

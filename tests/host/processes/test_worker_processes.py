@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from pathlib import Path
 
 import h5py
@@ -144,13 +143,11 @@ def test_workers_that_are_killed_while_they_wait_are_named_once_and_cost_nothing
     with loader_of(PythonNumbers()) as loader:
         workers = in_worker_processes(loader)
         pipeline = loader.machinery.engine.feed.pipeline
-        pipeline.pause(60.0)
-        while not pipeline.quiet:
-            threading.Event().wait(0.001)
+        while pipeline.ready < len(pipeline.pool):  # until all slots are filled, and nobody reads
+            pipeline.poll(None)
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
             wait_for_the_end_of(pid)
-        pipeline.resume()
         in_worker_processes(loader)
     for pid in workers:
         line = f"worker process {pid} was killed by SIGKILL (out of memory?); a new one starts when one is needed"

@@ -1,1 +1,1 @@
-"""Threads: waits, pauses, interrupts, what another thread does meanwhile, what is left behind."""
+"""Threads: waits, interrupts, what another thread does meanwhile, what is left behind."""

@@ -40,7 +40,7 @@ class ReaderServer:
         self._processes: WorkerProcesses | None = processes
         after_read = setup.ahead if processes is None else processes.after_read
         self._schedule, self._slots, self._reports = setup.schedule, slots, reports
-        self._generation = self._pauses = 0
+        self._generation = 0
         self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
         # Slots come from the trainer's process, which keeps them for as long as it likes.
         self._pipeline = ThreadPipeline(
@@ -55,7 +55,6 @@ class ReaderServer:
             after_read=None if setup.ahead is None else after_read,
             ids=setup.read.source.ids,
             on_filled=self._report,
-            on_quiet=self._report_quiet,
             run=None if processes is None else processes.run,
             pool=SlotPool([], vacant),
         )
@@ -69,13 +68,6 @@ class ReaderServer:
                 pool.vacant.put(command.slot)
             else:
                 pool.add(self._slots.slot(command.slot))
-            return
-        if command.kind is CommandKind.PAUSE:
-            self._pauses = command.generation
-            self._pipeline.pause(command.nanoseconds / 1e9)
-            return
-        if command.kind is CommandKind.RESUME:
-            self._pipeline.resume()
             return
         if command.kind is CommandKind.WORKERS:
             count = command.slot
@@ -120,9 +112,6 @@ class ReaderServer:
                     **stages.work._asdict(),
                 )
                 self._reports.send(report, packed_errors(errors) if errors else b"")
-
-    def _report_quiet(self) -> None:
-        self._reports.send(Report(ReportKind.QUIET, generation=self._pauses))
 
     def close(self) -> None:
         """Read no more, and give memory back; waits a few seconds for what is being read."""

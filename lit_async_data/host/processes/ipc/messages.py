@@ -28,12 +28,10 @@ class CommandKind(enum.IntEnum):
     FILL = 1  # a slot may be filled
     SEEK = 2  # read on from a batch, and forget what was read ahead
     LIMIT = 3  # the pass, and later ones, will take this part of each epoch
-    PAUSE = 4  # begin nothing more, for this many nanoseconds at most
-    RESUME = 5  # end the pause
-    WORKERS = 6  # read on with this many workers
-    READ = 7  # to a worker process: read batches, or its share of them, into a slot
-    AHEAD = 8  # to a worker process: decode and fetch what comes after these batches
-    END = 9  # read no more; a fork of the parent may keep the pipe open
+    WORKERS = 4  # read on with this many workers
+    READ = 5  # to a worker process: read batches, or its share of them, into a slot
+    AHEAD = 6  # to a worker process: decode and fetch what comes after these batches
+    END = 7  # read no more; a fork of the parent may keep the pipe open
 
 
 class Command(NamedTuple):
@@ -42,11 +40,10 @@ class Command(NamedTuple):
     Attributes:
         kind: What to do.
         slot: Number of a slot, for FILL and READ; number of workers, for WORKERS.
-        generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen. For PAUSE it
-            counts these, and QUIET carries it; for READ and AHEAD likewise, and DONE carries it.
+        generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen. For READ
+            and AHEAD it counts these, and DONE carries it.
         key: Where to go on, for SEEK; the first batch, for READ and AHEAD.
         limits: What the consumer will take of each epoch; for SEEK, LIMIT, READ and AHEAD.
-        nanoseconds: The longest that a PAUSE lasts.
         cursor: The next batch that nobody has begun to read, for AHEAD.
         batches: Number of batches, for READ and AHEAD.
         thread: Number of the reader thread that sends a READ.
@@ -59,7 +56,6 @@ class Command(NamedTuple):
     generation: int = 0
     key: BatchIndex = BatchIndex(0, 0)
     limits: Limits = Limits()
-    nanoseconds: int = 0
     cursor: BatchIndex = BatchIndex(0, 0)
     batches: int = 1
     thread: int = 0
@@ -69,14 +65,14 @@ class Command(NamedTuple):
     def packed(self) -> bytes:
         limits = (NO_LIMIT if each is None else each for each in self.limits)
         return _COMMAND.pack(
-            *(self.kind, self.slot, self.generation, *self.key, *limits, self.nanoseconds),
+            *(self.kind, self.slot, self.generation, *self.key, *limits),
             *(*self.cursor, self.batches, self.thread, self.row, self.readers),
         )
 
     @classmethod
     def unpacked(cls, data: bytes) -> Command:
         kind, slot, generation, *numbers = _COMMAND.unpack(data)
-        epoch, step, first, steps, later, start, nanoseconds, *rest = numbers
+        epoch, step, first, steps, later, start, *rest = numbers
         most, most_later = (None if each == NO_LIMIT else each for each in (steps, later))
         return cls(
             CommandKind(kind),
@@ -84,7 +80,6 @@ class Command(NamedTuple):
             generation,
             BatchIndex(epoch, step),
             Limits(first, most, most_later, start),
-            nanoseconds,
             BatchIndex(*rest[:2]),
             *rest[2:],
         )
@@ -96,9 +91,8 @@ class ReportKind(enum.IntEnum):
     FILLED = 1  # a slot holds batches; the payload holds errors, if any
     LOG = 2  # the payload is a log record
     FAILED = 3  # the process cannot go on; the payload is the error
-    QUIET = 4  # in a pause: the workers have finished what they had begun
-    READY = 5  # a worker process takes commands from now on
-    DONE = 6  # a worker process has carried out a command; the payload is its error, if any
+    READY = 4  # a worker process takes commands from now on
+    DONE = 5  # a worker process has carried out a command; the payload is its error, if any
 
 
 class Report(NamedTuple):
@@ -155,7 +149,7 @@ class Report(NamedTuple):
         return cls(*_REPORT.unpack_from(data))
 
 
-_COMMAND, _REPORT = struct.Struct("<16q"), struct.Struct("<11q5d")
+_COMMAND, _REPORT = struct.Struct("<15q"), struct.Struct("<11q5d")
 COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size
 
 

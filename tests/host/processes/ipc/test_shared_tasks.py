@@ -51,10 +51,6 @@ keys = st.builds(BatchIndex, numbers, numbers)
 limits = st.builds(Limits, numbers, st.none() | numbers, st.none() | numbers, numbers)
 
 
-@given(
-    command=st.builds(
-        Command, st.sampled_from(CommandKind), numbers, numbers, keys, limits, numbers, keys, *[numbers] * 4
-    )
-)
+@given(command=st.builds(Command, st.sampled_from(CommandKind), numbers, numbers, keys, limits, keys, *[numbers] * 4))
 def test_a_command_arrives_as_it_was_sent(command):
     assert Command.unpacked(command.packed()) == command
