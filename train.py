@@ -5,6 +5,7 @@ The command line can set every value of ``configs/train.yaml``; ``-m loader.queu
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -16,40 +17,41 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_async_data.errors import ConfigError, ResumeError, SourceError
-from lit_async_data.reference.checkpoints import any_objects, starting_checkpoint
-from lit_async_data.reference.commandline import check_choices, check_run, check_sweep, check_types, write_wait
-from lit_async_data.reference.explanations import explained
-from lit_async_data.reference.objects import built_loggers, built_model, usable_callbacks, use_own_model
-from lit_async_data.reference.replay import write_replay
-from lit_async_data.reference.slurm import job_id
+from reference.command_line import check, own_model
+from reference.run import built, check_run, how_to_go_on, starting_checkpoint, usable_callbacks, write_replay
 
 ROOT = Path(__file__).resolve().parent
 os.environ.setdefault("PROJECT_ROOT", str(ROOT))
-OmegaConf.register_new_resolver("slurm_job", job_id, replace=True)  # for configs/hydra/slurm.yaml
 
 
 def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train and test.
-
-    Args:
-        cfg: The composed `configs/train.yaml`.
-
-    Returns:
-        The logged metrics, and the objects built from the configuration, by name.
-    """
+    """Train and test; returns the logged metrics, and the objects built from the configuration, by name."""
     import pytorch_lightning as pl
     from pytorch_lightning.utilities import rank_zero_info
+    from pytorch_lightning.utilities.model_helpers import is_overridden
 
-    datamodule = hydra.utils.instantiate(cfg.data)
+    datamodule = built(cfg, "data")
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    model = built_model(cfg)
-    callbacks = [hydra.utils.instantiate(callback) for callback in usable_callbacks(cfg, datamodule)]
-    trainer = hydra.utils.instantiate(cfg.trainer, callbacks=callbacks, logger=built_loggers(cfg))
+    model = built(cfg, "model")
+    if not isinstance(model, pl.LightningModule):
+        raise ConfigError(f"model._target_: {type(model).__name__} is no LightningModule")
+    unused = {
+        stage: f"no {stage} set (data.{stage})" if not datamodule.sources[stage] else f"the model has no {step}"
+        for stage, step in {"val": "validation_step", "test": "test_step"}.items()
+        if not datamodule.sources[stage] or not is_overridden(step, model)
+    }
+    callbacks = usable_callbacks(cfg, unused.get("val"))
+    loggers = [built(cfg, f"logger.{name}") for name in cfg.logger]
+    trainer = built(cfg, "trainer", callbacks=callbacks, logger=loggers)
     if cfg.train:
-        trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt_path)
+        try:
+            trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt_path)
+        except BaseException:  # Lightning makes SystemExit of Ctrl-C
+            rank_zero_info(how_to_go_on(cfg, trainer))
+            raise
     metrics = dict(trainer.callback_metrics)
-    if cfg.test and not datamodule.sources["test"]:
-        rank_zero_info("no test set (data.test): testing is skipped")
+    if cfg.test and "test" in unused:
+        rank_zero_info(f"{unused['test']}: testing is skipped")
     elif cfg.test and cfg.train and cfg.ckpt_path is None and not trainer.global_step:
         rank_zero_info("no step was trained and the weights are random: testing is skipped")
     elif cfg.test:
@@ -58,7 +60,9 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
             # In a requeued job, Lightning would test the checkpoint of the requeue.
             best = f"{cfg.paths.output_dir}/checkpoints/trained.ckpt"
             trainer.save_checkpoint(best)
-        trainer.test(model, datamodule=datamodule, ckpt_path=best or None, **any_objects(trainer.test))
+        # Hyperparameters may be objects of any class; Lightning before 2.6 has no such argument.
+        objects = {"weights_only": False} if "weights_only" in inspect.signature(trainer.test).parameters else {}
+        trainer.test(model, datamodule=datamodule, ckpt_path=best or None, **objects)
         metrics |= trainer.callback_metrics
     for callback in callbacks:
         if cfg.train and hasattr(callback, "waited"):
@@ -66,39 +70,22 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     return metrics, {"cfg": cfg, "datamodule": datamodule, "model": model, "callbacks": callbacks, "trainer": trainer}
 
 
-def show(cfg: DictConfig) -> None:
-    """Print the resolved configuration, and save it in the folder of the run."""
-    text = OmegaConf.to_yaml(cfg, resolve=True)
-    print(text)
-    Path(cfg.paths.output_dir).mkdir(parents=True, exist_ok=True)
-    Path(cfg.paths.output_dir, "config.yaml").write_text(text)
-
-
-def leave_process_group() -> None:
-    """End gloo, which Lightning leaves running: its thread may abort Python's exit by freeing a tensor then."""
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> float | None:
     """Run once, and return the metric to optimise."""
     from pytorch_lightning.utilities import rank_zero_only
+    from torch import distributed
 
-    check_sweep(cfg)
-    cfg.ckpt_path = starting_checkpoint(cfg)
-    use_own_model(cfg)
-    check_types(cfg)
     check_run(cfg)
-    rank_zero_only(show)(cfg)
+    cfg.ckpt_path = starting_checkpoint(cfg)
+    rank_zero_only(save_config)(cfg)
     if cfg.replay.step is not None:
-        write_replay(cfg, hydra.utils.instantiate(cfg.data))
+        write_replay(cfg, built(cfg, "data"))
         return None
-    metrics, objects = train(cfg)
-    leave_process_group()
-    rank_zero_only(write_wait)(cfg.paths.output_dir, objects["callbacks"])
+    metrics, _ = train(cfg)
+    if distributed.is_available() and distributed.is_initialized():
+        # Lightning leaves gloo running, whose thread may abort Python's exit by freeing a tensor then.
+        distributed.destroy_process_group()
     if cfg.optimized_metric is None:
         return None
     if cfg.optimized_metric not in metrics:
@@ -106,15 +93,25 @@ def main(cfg: DictConfig) -> float | None:
     return float(metrics[cfg.optimized_metric])
 
 
+def save_config(cfg: DictConfig) -> None:
+    """Save the resolved configuration in the folder of the run, and print it if asked for."""
+    text = OmegaConf.to_yaml(cfg, resolve=True)
+    Path(cfg.paths.output_dir).mkdir(parents=True, exist_ok=True)
+    Path(cfg.paths.output_dir, "config.yaml").write_text(text)
+    if cfg.print_config:
+        print(text)
+
+
 if __name__ == "__main__":
+    sys.path.append(os.getcwd())  # where classes of your own are found
     # Hydra's own message has several lines; HYDRA_FULL_ERROR=1 still shows it.
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    configs = str(ROOT / "configs")
+    sys.argv[1:] = own_model(sys.argv[1:])
     try:
-        check_choices(sys.argv[1:], configs)
+        check(sys.argv[1:], str(ROOT / "configs"))
         main()
     except (HydraException, OmegaConfBaseException, ConfigError, ResumeError, SourceError) as error:
         if full_error:
             raise
-        sys.exit(f"error: {explained(error, sys.argv[1:], configs)}")
+        sys.exit(f"error: {' '.join(str(error).split())}")

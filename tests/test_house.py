@@ -71,7 +71,6 @@ ROOMS = [
     "tools.pack",
     "testing",
     "conf",
-    "reference",
     "__main__",
 ]
 FOLDERS = [room for room in ROOMS if (PACKAGE / room.replace(".", "/")).is_dir()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ def of_configuration(path: str, overrides: Sequence[str]) -> Examined:
         raise ConfigError(f"{path}: there is no such configuration")
     folder, name = os.path.split(os.path.abspath(path))
     os.environ.setdefault("PROJECT_ROOT", os.path.dirname(folder))
+    sys.path += {os.getcwd(), os.path.dirname(folder)} - {*sys.path}  # where the classes of the project are found
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(folder, version_base="1.3"):

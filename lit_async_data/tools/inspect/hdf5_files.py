@@ -221,9 +221,7 @@ def path_of(paths: Sequence[str]) -> str | list[str]:
         f"{begin}*{os.path.splitext(end)[1] or end}",
         f"{begin}{glob.escape(name)}*{end}",
         f"{begin}*/*{end}",
-        f"{begin}**/*{end}",
     ):
-        found = glob.glob(pattern, recursive=True)
-        if sorted(each for each in found if not os.path.isdir(each)) == sorted(paths):
+        if sorted(glob.glob(pattern)) == sorted(paths):
             return pattern
     return list(paths)

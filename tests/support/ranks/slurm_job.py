@@ -63,33 +63,3 @@ class Remembering(pl.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class SignalAtSample:
-    """A transform that sends the signal when a sample is read for the first time, before the job is requeued."""
-
-    def __init__(self, sample):
-        self.sample, self.left = sample, "SLURM_RESTART_COUNT" not in os.environ
-
-    def __call__(self, sample):
-        if sample["x"].flat[0] == self.sample and self.left:
-            self.left = False
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return sample
-
-
-class Notes(pl.loggers.Logger):
-    """Takes the place of a logger whose package is missing, and writes the arguments that it gets to ``notes.json``."""
-
-    name, version = "notes", 0
-
-    def __init__(self, save_dir, **options):
-        super().__init__()
-        with open(f"{save_dir}/notes.json", "a") as file:
-            file.write(json.dumps(options) + "\n")
-
-    def log_metrics(self, metrics, step=None):
-        pass
-
-    def log_hyperparams(self, *params, **more):
-        pass

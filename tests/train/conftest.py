@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import runpy
+import signal
 import sys
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf, open_dict, read_write
+from omegaconf import open_dict, read_write
 from support.lightning.command_line import CONFIGS, ROOT
 
-from lit_async_data.reference.slurm import job_id
-
-OmegaConf.register_new_resolver("slurm_job", job_id, replace=True)  # as train.py does
+import lit_async_data.lightning.display.lines  # noqa: F401  # a logger writes to the standard error of its import
 
 
 @pytest.fixture
@@ -38,23 +37,31 @@ def composed(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def logging_as_before():
-    """Restores the loggers, which Hydra disables if its logging is switched off."""
+def process_as_before():
+    """Restores what a run changes for good: loggers, which Hydra may disable, and the handlers of signals."""
     loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
     before = [(logger, logger.disabled, logger.level, logger.handlers[:]) for logger in loggers]
+    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
-    for logger, disabled, level, handlers in before:
-        logger.disabled, logger.handlers[:] = disabled, handlers
+    for logger, disabled, level, handlers_before in before:
+        logger.disabled, logger.handlers[:] = disabled, handlers_before
         logger.setLevel(level)
+    for kind, handler in handlers.items():
+        signal.signal(kind, handler)
 
 
 @pytest.fixture
-def typed(monkeypatch, tmp_path, capfd, logging_as_before):
-    """Runs ``python train.py ARGUMENTS`` in this process; returns its output and its exit message."""
+def typed(monkeypatch, tmp_path, capfd, process_as_before):
+    """Runs ``python train.py ARGUMENTS`` in this process; returns its output and lines, and its exit message."""
+    said = []
+    for module in ("lit_async_data.lightning.display.lines", "pytorch_lightning.utilities"):
+        monkeypatch.setattr(f"{module}.rank_zero_info", lambda message, **_: said.append(str(message)))
     monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def run(*arguments):
         monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # which a run sets
+        said.clear()
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         try:
             runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
@@ -62,6 +69,6 @@ def typed(monkeypatch, tmp_path, capfd, logging_as_before):
         except SystemExit as exit_:
             ending = exit_.code
         GlobalHydra.instance().clear()
-        return capfd.readouterr().out, ending
+        return "\n".join([capfd.readouterr().out, *said]), ending
 
     return run

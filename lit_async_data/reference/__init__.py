@@ -1,1 +1,0 @@
-"""The room `reference`; its README lists the modules."""

@@ -1,0 +1,144 @@
+"""Checks what is typed after ``train.py`` before Hydra composes it: each key exists, and its value has its type."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+from omegaconf import OmegaConf
+
+import lit_async_data.conf
+from lit_async_data import ConfigError
+from lit_async_data.options import TORCH_NAMES
+
+PACKAGE = Path(*lit_async_data.conf.__path__)
+EVALUATION = "val", "test", "predict"
+
+
+def own_model(typed: list[str]) -> list[str]:
+    """The arguments, with ``model=own`` if ``model._target_`` names a class, which gets nothing of the demo's settings.
+
+    Example:
+        >>> own_model(["model._target_=net.Net", "model.depth=3"])
+        ['++model._target_=net.Net', '++model.depth=3', 'model=own']
+    """
+    keys = [argument.partition("=")[0] for argument in typed]
+    if "model._target_" not in keys or "model" in keys:
+        return typed
+    kept = (argument for argument in typed if not argument.startswith("~model."))
+    return [*(f"++{each.lstrip('+')}" if each.lstrip("+").startswith("model.") else each for each in kept), "model=own"]
+
+
+def check(typed: list[str], config_dir: str) -> None:
+    """Refuse a key or a choice that the configuration does not have, and text in place of a number or a section.
+
+    Args:
+        typed: The arguments of the command line.
+        config_dir: Folder of `train.yaml`.
+
+    Raises:
+        ConfigError: With what was probably meant.
+    """
+    if any(argument.startswith("-") and argument not in ("-m", "--multirun") for argument in typed):
+        return  # another configuration is used, or shown
+    try:
+        overrides = OverridesParser.create().parse_overrides([each for each in typed if not each.startswith("-")])
+    except OverrideParseException as error:
+        key, equals, value = error.override.partition("=")
+        meant = f"""for text with such signs, quote it: '{key}="{value}"'""" if equals else "write KEY=VALUE"
+        raise ConfigError(f"{error.override}: cannot be read; {meant}") from error
+    groups = {each.key_or_group: _choices(config_dir, each.key_or_group) for each in overrides}
+    chosen = {}
+    for each in overrides:
+        group, choices = each.key_or_group, groups[each.key_or_group]
+        if choices or "/" in group:
+            # In a sweep over choices, the settings must fit each of them, the first one too.
+            first: Any = each.value() if not each.is_discrete_sweep() else next(each.sweep_string_iterator())
+            if (
+                choices
+                and not each.is_delete()
+                and not {*(first if isinstance(first, list) else [first])} <= {*choices}
+            ):
+                raise ConfigError(f"{group}: {first or 'null'} is no choice; there are {', '.join(choices)}")
+            chosen[group] = f"{each.get_key_element()}={first}" if each.is_discrete_sweep() else str(each.input_line)
+    known = _known(config_dir, chosen.values())
+    for each in overrides:
+        if each.key_or_group not in chosen and not each.is_add() and not each.is_force_add():
+            new = None if each.is_sweep_override() else each.value()
+            for name, given in {each.key_or_group: new, **_merged(each.key_or_group, new, known)}.items():
+                if name not in known:
+                    raise ConfigError(f"{name}: no such key; {_hint(name, known, chosen, config_dir)}")
+                _check_type(name, given, known[name])
+
+
+def _merged(key: str, value: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What a mapping sets inside of a section; in place of a value it would stand as it is."""
+    if not isinstance(value, dict) or not isinstance(known.get(key), dict):
+        return {}
+    inner = {f"{key}.{name}": each for name, each in value.items()}
+    return inner | {name: each for one, two in inner.items() for name, each in _merged(one, two, known).items()}
+
+
+def _check_type(key: str, value: Any, default: Any) -> None:
+    if isinstance(default, bool | int | float) and isinstance(value, str) and value != "auto":
+        expected = "true or false" if isinstance(default, bool) else "a number"
+        raise ConfigError(f"{key}: {value!r} is not {expected} (the default is {default})")
+    if isinstance(default, dict) and "_target_" in default and not isinstance(value, dict | None):
+        name = next((each for each in ("path", "table", "root") if each in default), "NAME")
+        raise ConfigError(f"{key}: {value!r} cannot replace all of its settings; write {key}.{name}={value}")
+
+
+def _hint(key: str, known: dict[str, Any], chosen: dict[str, str], config_dir: str) -> str:
+    """What to write instead of a key that does not exist: of its own section, of another choice, or of elsewhere."""
+    group, (parent, _, last) = key.partition(".")[0], key.rpartition(".")
+    if parent in known and not isinstance(known[parent], dict):
+        section = str(known[parent])[2:-1]  # of ${loader}, for which data.loader is another name
+        if section not in known:
+            return f"{parent} is set as a whole: '{parent}={{{last}: …}}'"
+        other = f"{section}.{last}"
+        return f"did you mean {other}?" if other in known else _hint(other, known, chosen, config_dir)
+    beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
+    ours = [name for name in known if _stage(name) in (None, _stage(key)) and not name.startswith("hydra")]
+    elsewhere = {name.rpartition(".")[2]: name for name in reversed(ours)}
+    others = {f"{group}={choice}" for choice in _choices(config_dir, group)}
+    there = {other: _known(config_dir, (chosen | {group: other}).values()) for other in sorted(others)}
+    has_it = [other for other in there if key in there[other]]
+    if has_it := has_it or [other for other in there if parent in there[other] and parent not in known]:
+        return f"it belongs to {' or '.join(has_it)}"
+    similar = [beside[name] for name in beside if last in name.split("_")]
+    if near := _near(last, beside) or similar or (last not in TORCH_NAMES and len(last) > 1 and _near(last, elsewhere)):
+        return f"did you mean {' or '.join(near)}?"
+    adding = f"; to add it, write +{key}=…" if parent in known and parent else ""
+    there_are = f"there are {', '.join(name for name in beside if name[:1] != '_')}{adding}"
+    return f"for the loader, {TORCH_NAMES[last]}" if last in TORCH_NAMES else there_are
+
+
+def _near(word: str, names: Mapping[str, str]) -> list[str]:
+    return [names[each] for each in difflib.get_close_matches(word, names, n=1 if word in names else 2, cutoff=0.75)]
+
+
+def _stage(key: str) -> str | None:
+    parts = (part.removesuffix("_loader") for part in key.split("."))
+    return next((part for part in parts if part in EVALUATION), None)
+
+
+def _choices(config_dir: str, group: str) -> list[str]:
+    """The choices of a group, of the package and of the project."""
+    return sorted({path.stem for folder in (PACKAGE, Path(config_dir)) for path in (folder / group).glob("*.yaml")})
+
+
+def _known(config_dir: str, chosen: Iterable[str]) -> dict[str, Any]:
+    """Every key of the configuration with some choices, and its value; a section is a dict."""
+    with initialize_config_dir(config_dir, version_base="1.3"):
+        composed = OmegaConf.to_container(compose("train", overrides=list(chosen), return_hydra_config=True))
+    assert isinstance(composed, dict)
+    found: dict[str, Any] = {"": composed}
+    for key, value in (waiting := list(composed.items())):
+        found[str(key)] = value
+        waiting += [(f"{key}.{name}", each) for name, each in value.items()] if isinstance(value, dict) else []
+    return found

@@ -1,0 +1,106 @@
+"""What is typed wrong after `train.py` ends with one line that says what was meant."""
+
+from __future__ import annotations
+
+import pytest
+from support.lightning.command_line import CONFIGS, QUIET
+
+from lit_async_data.errors import ConfigError
+from reference.command_line import check, own_model
+
+WRONG = {
+    # The section of the key, or that of another choice, or a key of that name elsewhere.
+    "loader.worker=4": "loader.worker: no such key; did you mean loader.workers?",
+    "trainer.max_epoch=3": "trainer.max_epoch: no such key; did you mean trainer.max_epochs?",
+    "callbacks.device_prefetcher.depth=3": "did you mean callbacks.device_prefetcher.device_depth?",
+    "data=hdf5 data.train.pth=x.h5": "did you mean data.train.path?",
+    "data=hdf5 data.path=x.h5": "data.path: no such key; did you mean data.train.path?",
+    "data.train.path=x.h5": "data.train.path: no such key; it belongs to data=hdf5",
+    "data.source.table=x.csv": "data.source.table: no such key; it belongs to data=manifest",
+    "data.source.root=animals": "data.source.root: no such key; it belongs to data=manifest",
+    "data.split.train=0.8": "it belongs to data=hdf5_split or data=manifest",
+    "callbacks.model_checkpoint.every_n_train_steps=5": "did you mean callbacks.step_checkpoint.every_n_train_steps?",
+    "batch_size=32": "batch_size: no such key; did you mean loader.batch_size?",
+    "data.train.batch_size=4": "did you mean loader.batch_size?",
+    "optimizer.lr=1": "did you mean model.lr?",
+    "epochs=2": "did you mean trainer.min_epochs or trainer.max_epochs?",
+    "loadr=threads": "loadr: no such key; did you mean loader?",
+    "~callbacks.early": "callbacks.early: no such key; did you mean callbacks.early_stopping?",
+    "-m loader.depth=1,2": "loader.depth: no such key; did you mean loader.queue_depth?",
+    # Names of torch, and another name of a section.
+    "num_workers=2": "num_workers: no such key; for the loader, use workers",
+    "loader.pin_memory=true": "for the loader, leave it out",
+    "data.loader.batch_size=3": "did you mean loader.batch_size?",
+    "data.loader.worker=3": "did you mean loader.workers?",
+    # Otherwise what there is.
+    "model.depth=3": "there are x, y, channels, classes, width, lr; to add it, write +model.depth=…",
+    "data=manifest data.source.fields.z=w": "there are x, y; to add it, write +data.source.fields.z=…",
+    "data=manifest data.source.fields={x:a,z:c}": "data.source.fields.z: no such key; there are x, y",
+    "data=hdf5 data.train.fields.x=X": "data.train.fields is set as a whole: 'data.train.fields={x: …}'",
+    "loader=thread": "loader: thread is no choice; there are threads",
+    "callbacks=null": "callbacks: null is no choice; there are default, device_prefetcher, early_stopping,",
+    # Values of another type.
+    "trainer.max_epochs=abc": "trainer.max_epochs: 'abc' is not a number (the default is 12)",
+    "train=no": "train: 'no' is not true or false",
+    "data=hdf5 data.train=x.h5": "'x.h5' cannot replace all of its settings; write data.train.path=x.h5",
+    # What Hydra cannot read.
+    "data.train.path=x(v2).h5": "quote it: 'data.train.path=\"x(v2).h5\"'",
+    "x.h5": "x.h5: cannot be read; write KEY=VALUE",
+}
+RIGHT = [
+    "data=hdf5 data.train.path=x.h5 data.train.layout=NHWC loader.workers=2",
+    "data=hdf5 data.train.fields={x:images} data.train.layout={x:NHWC}",
+    "data=manifest data.source.fields={x:a,y:{name:b}} +data.source.fields.z=c ~data.groups",
+    "data=hdf5_split data.split={train:0.8}",
+    "-m data=digits,hdf5 loader.queue_depth=1,2 seed=range(1,4)",
+    "logger=[csv,tensorboard] hydra/job_logging=disabled hydra.run.dir=x callbacks.early_stopping=null",
+    "experiment=digits_wide model.width=3 loader.workers=auto",
+    "model._target_=net.Net model.depth=3 +model.width=3",
+    "--cfg job loader.worker=4",
+]
+
+
+@pytest.mark.parametrize("typed", WRONG)
+def test_a_mistake_is_named_as_typed_with_what_was_meant(typed, monkeypatch):
+    monkeypatch.setenv("PROJECT_ROOT", "/tmp")
+    with pytest.raises(ConfigError) as caught:
+        check(own_model(typed.split()), str(CONFIGS))
+    assert WRONG[typed] in str(caught.value)
+
+
+@pytest.mark.parametrize("typed", RIGHT)
+def test_what_the_configuration_has_is_let_through(typed, monkeypatch):
+    monkeypatch.setenv("PROJECT_ROOT", "/tmp")
+    check(own_model(typed.split()), str(CONFIGS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["loader.worker=4"], "loader.worker: no such key; did you mean loader.workers?"),
+        (["loader.batch_size=0"], "batch_size: 0 is not a whole number from 1 on"),
+        (["data=hdf5"], "data.train.path: missing; give it, as in data.train.path=VALUE"),
+        (["data=hdf5", "data.train.path=no.h5"], "no.h5: no such file"),
+        (["data=hdf5", "data.train.path=a,b.h5"], "a,b.h5"),
+        (["model._target_=nope.Net"], "model: ImportError: Error loading 'nope.Net'"),
+        (["model._target_=torch.nn.ReLU"], "model._target_: ReLU is no LightningModule"),
+        (["trainer.accelerator=tpuu"], "trainer: ValueError: You selected an invalid accelerator name"),
+        (["logger=tensorboard"], "logger.tensorboard: ModuleNotFoundError: "),
+        (["model.x=image"], "model.x: there is no field 'image'; choose model.x from x, y"),
+        (["train=false"], "would test untrained weights; give a checkpoint"),
+        (["data.train=null"], "data.train: null leaves no data to train on"),
+        (["optimized_metric=val/ac", "train=false", "test=false"], "optimized_metric: 'val/ac' is not one of"),
+        (["-m", "trainer=ddp_sim"], "trainer.devices: 2 with --multirun: each process would"),
+        (["hydra=slurm"], "SLURM_JOB_ID"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_ends_a_run_with_one_line(typed, arguments, said, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name in ("", "X"):
+        monkeypatch.setattr(f"lightning_fabric.loggers.tensorboard._TENSORBOARD{name}_AVAILABLE", False)
+    quiet = [override for override in QUIET if override.partition("=")[0] not in " ".join(arguments)]
+    _, ending = typed(*arguments, *quiet)
+    assert ending.startswith("error: ")
+    assert said in ending
+    assert "\n" not in ending

@@ -1,0 +1,183 @@
+"""`train.py` and its configurations, from the command line."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+
+import hydra
+import pytest
+import pytorch_lightning as pl
+import torch
+from omegaconf import OmegaConf
+from support.lightning.command_line import CONFIGS, LIGHTNING_SAYS, QUIET, ROOT
+
+from reference.command_line import PACKAGE
+from train import train
+
+GROUPS = sorted(
+    path.relative_to(folder)
+    for folder in (CONFIGS, PACKAGE)
+    for path in folder.rglob("*.yaml")
+    if path.parent != CONFIGS
+)
+NO_STEP = "ignore:You passed in a `val_dataloader` but have no `validation_step`:UserWarning"
+pytestmark = [pytest.mark.filterwarnings(said) for said in (*LIGHTNING_SAYS, NO_STEP)]
+
+
+def sections(node):
+    if isinstance(node, dict):
+        yield from [node] if "_target_" in node else []
+        for each in node.values():
+            yield from sections(each)
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=str)
+def test_every_configuration_composes_and_its_classes_take_its_settings(composed, path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    cfg = composed(f"{path.parent}={path.stem}")
+    if path.stem == "hdf5":
+        cfg.data.train.path = "x.h5"
+    resolved = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+    for section in sections(OmegaConf.to_container(resolved, resolve=True)):
+        if section["_target_"] != "???":
+            parameters = inspect.signature(hydra.utils.get_object(section["_target_"])).parameters
+            free = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+            assert free or {key for key in section if key[0] != "_"} <= parameters.keys()
+
+
+@pytest.mark.parametrize("choice", ["experiment=digits_wide", "debug=fdr", "debug=inline", "debug=overfit"])
+def test_every_experiment_runs(typed, choice):
+    assert typed(choice, "trainer.fast_dev_run=true", *QUIET)[1] is None
+
+
+def test_a_foreign_file_says_what_is_left_out(typed, tmp_path, images):
+    """Without sets for validation and test."""
+    quick = ["trainer.max_epochs=1", "loader.batch_size=16", "trainer.log_every_n_steps=1", "logger=csv"]
+    out, ending = typed("data=hdf5", f"data.train.path={images}", *quick, *QUIET[:-1])
+    assert ending is None
+    for said in (
+        "100 samples",
+        "callback model_checkpoint is left out, as it monitors val/acc",
+        "callback early_stopping is left out",
+        "no test set (data.test): testing is skipped",
+        "training waited ",
+    ):
+        assert said in out
+    assert "seed: 42" not in out
+    assert list((tmp_path / "logs").rglob("metrics.csv"))
+    saved = next((tmp_path / "logs").glob("train/runs/*/config.yaml")).read_text()
+    assert "seed: 42" in saved.partition("loader:")[2]
+    assert f"path: {images}" in saved
+    out, _ = typed("data=hdf5", f"data.train.path={images}", "train=false", "test=false", "print_config=true", *QUIET)
+    assert f"path: {images}" in out
+
+
+class Small(pl.LightningModule):
+    """A user's own network, without a step for validation and test; ``stop_at`` is a step with Ctrl-C."""
+
+    got = None
+
+    def __init__(self, **settings):
+        super().__init__()
+        Small.got = settings
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch):
+        if self.global_step == Small.got.get("stop_at"):
+            raise KeyboardInterrupt
+        return self.layer(batch["x"].float().mean()[None])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("typed_too", "got"),
+    [
+        ([], {}),
+        (["model.depth=3", "+model.lr=0.25", "~model.width"], {"depth": 3, "lr": 0.25}),
+        (["model.lr=fast"], {"lr": "fast"}),  # a number only in the demo
+        (
+            ["model=cnn", "model.width=3"],
+            {"width": 3, "lr": 0.01, "x": "x", "y": "y", "channels": None, "classes": None},
+        ),
+        (["experiment=digits_wide"], {"width": 48}),  # which the experiment sets
+    ],
+    ids=" ".join,
+)
+def test_a_network_of_ones_own_gets_what_was_typed_and_nothing_of_the_demo(typed, typed_too, got):
+    assert typed(f"model._target_={__name__}.Small", *typed_too, "trainer.fast_dev_run=true", *QUIET)[1] is None
+    assert Small.got == got
+
+
+def test_what_a_network_has_no_step_for_is_left_out(typed):
+    out, ending = typed(f"model._target_={__name__}.Small", "trainer.max_epochs=1", *QUIET)
+    assert ending is None
+    assert "the model has no validation_step: callback early_stopping is left out, as it monitors val/acc" in out
+    assert "the model has no test_step: testing is skipped" in out
+
+
+OWN = """
+import atexit, sys, torch
+from test_train import Small
+class Net(Small): pass
+atexit.register(lambda: sys.stderr.write(f"left running: {torch.distributed.is_initialized()}\\n"))
+"""
+
+
+def test_a_class_in_the_current_folder_is_found_by_all_ranks_which_leave_nothing_running(tmp_path):
+    """Wherever Hydra goes. Gloo, if left running, may free a tensor while Python ends, and then aborts the process."""
+    (tmp_path / "mynet.py").write_text(OWN)
+    typed = ["model._target_=mynet.Net", "trainer=ddp_sim", "trainer.fast_dev_run=true", "hydra.job.chdir=true"]
+    command = [sys.executable, str(ROOT / "train.py"), *typed, *QUIET]
+    variables = {
+        **os.environ,
+        "PROJECT_ROOT": str(tmp_path),
+        "PYTHONPATH": os.path.dirname(__file__) + ":" + str(ROOT / "tests"),
+    }
+    done = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("left running: False") == 2
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_after_ctrl_c_it_says_how_to_go_on(typed, tmp_path, every):
+    saving = f"callbacks.step_checkpoint.every_n_train_steps={every}"
+    model = [f"model._target_={__name__}.Small", "trainer.max_epochs=1", saving]
+    out, ending = typed(*model, "model.stop_at=5", *QUIET)
+    assert ending == 1
+    assert "stopped in epoch 0 after step 5; " in out
+    if every:
+        saved = next((tmp_path / "logs").rglob("step_000004.ckpt"))
+        assert f"to go on from {saved}, add ckpt_path=last" in out
+        _, ending = typed(*model, "ckpt_path=last", "seed=2", *QUIET)
+        assert ending.startswith("error: the checkpoint is from sample 256 of ")
+        out, ending = typed(*model, "ckpt_path=last", *QUIET)
+        assert ending is None
+        assert "resumed at epoch 0, sample 256 of 1258" in out
+    else:
+        assert "no checkpoint to go on from yet; callbacks.step_checkpoint.every_n_train_steps=100 saves" in out
+
+
+def test_weights_of_no_step_are_not_tested(typed):
+    out, ending = typed("trainer.max_epochs=0", *QUIET)
+    assert ending is None
+    assert "no step was trained and the weights are random: testing is skipped" in out
+
+
+def test_the_digits_are_learned(composed):
+    metrics, _ = train(composed("trainer.accelerator=cpu", "logger=none"))
+    assert metrics["test/acc"] >= 0.97
+
+
+def test_a_step_of_a_run_is_written_to_a_file(typed, tmp_path):
+    out, ending = typed("replay.step=3", "replay.rank=1", "replay.world_size=2", f"paths.output_dir={tmp_path}", *QUIET)
+    assert ending is None
+    assert "step 3: batch 3 of epoch 0" in out
+    (row,) = torch.load(tmp_path / "replay.pt", weights_only=False)
+    assert len(next(iter(row["batch"].values()))) == len(row["ids"]) == len(row["places"])
