@@ -13,7 +13,6 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec, Bytes, FieldSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.hooks.transformation import Transformation
-from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import BatchIndex
@@ -33,14 +32,12 @@ class SampleReader:
         source: Where samples come from.
         return_indices: Whether to add the samples' indices as field ``index``.
         seed: Seed of random numbers for samples; None if the source draws none.
-        nan_check: Checks the first batch.
         transformation: The host hooks; None without any.
     """
 
     source: Source
     return_indices: bool
     seed: int | None
-    nan_check: NanCheck
     transformation: Transformation | None = None
 
     @property
@@ -74,7 +71,6 @@ class SampleReader:
             self.source.read_into(samples, out)  # most loaders: a call less for each batch
         else:
             self._read(epoch, samples, ids, out)
-        self.nan_check(epoch, samples, out)
 
     def _read(self, epoch: int, samples: Indices, ids: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         if self.seed is None:

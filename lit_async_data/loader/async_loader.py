@@ -24,7 +24,6 @@ from lit_async_data.hooks.callables import Function, check_callable, takes_rng
 from lit_async_data.hooks.host_hooks import HostHooks
 from lit_async_data.hooks.transformation import Outcome, Transformation
 from lit_async_data.host.decode_ahead import DecodeAhead
-from lit_async_data.host.nan_check import NanCheck
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.processes.pipelines import pipeline_of
 from lit_async_data.host.processes.reader_process import ReaderProcess
@@ -135,7 +134,6 @@ class AsyncLoader(ResumableLoader):
         self._plans: dict[tuple[bool, bool], ResourcePlan] = {}
         # Why no reader process can be used; and whether what is read can go there, once that is known.
         self._refusal, self._can_go = "", False
-        self._nan_check = NanCheck(source, self.schedule)
         if not self._hooks:  # they are called later: a constructor runs none of the user's code
             self._plan().budget.check()
 
@@ -356,7 +354,7 @@ class AsyncLoader(ResumableLoader):
         seed = options.seed if options.augments and source.is_random else None
         hooks = self._transformation(plan.layout.batches)
         return ReaderSetup(
-            SampleReader(source, options.return_indices, seed, self._nan_check, hooks),
+            SampleReader(source, options.return_indices, seed, hooks),
             self._cursor.schedule,
             plan,
             DecodeAhead(source, self.schedule, AHEAD + plan.layout.batches) if source.reads_ahead else None,

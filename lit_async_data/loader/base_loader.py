@@ -16,7 +16,6 @@ import torch
 from lit_async_data.device import streams
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
 from lit_async_data.host.metrics.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
-from lit_async_data.host.resources.gil import log_why_gil
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.loader.engine import Engine
 from lit_async_data.options import non_negative_int
@@ -240,7 +239,6 @@ class BaseLoader(abc.ABC):
             with self._request():  # if this is interrupted, the next request closes what there is of the engine
                 run.engine = self._new_engine()
                 run.closer = weakref.finalize(self, run.engine.close)
-            log_why_gil()  # now, since a source imports its codecs when it is built
         return run.engine
 
     def _discard(self) -> None:

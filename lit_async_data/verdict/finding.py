@@ -113,7 +113,7 @@ class Verdict:
             Option.PROCESS_LATER: f"{prefix}worker_kind=process, once a core is free for it",
             Option.OWN_PROCESS: "do what they do in a process of its own",
             Option.BATCH_TRANSFORM: "as batch_transform, in numpy, the readers run it",
-            Option.WHY: f"{prefix}worker_kind=process says what keeps it from a process of its own",
+            Option.WHY: "the lines before training say what keeps it from a process of its own",
             Option.NUM_WORKERS: f"num_workers={self.value} of your DataLoader",
             Option.BYTES: "hand over fewer bytes, such as uint8, and convert them in device_transform",
         }[self.option]

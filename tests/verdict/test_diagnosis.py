@@ -79,7 +79,7 @@ PROCESS = {"kind": "process", "gil": False}
         (facts(read=0.02, reading="opened", **PROCESS), Bound.READING, ""),
         (facts(0.01, copy=0.02), Bound.COPY, "uint8"),
         (facts(0.01, read=0.01, kind="caller", count=0), Bound.CALLER, "loader.workers=1"),
-        (facts(0.01, read=0.01, kind="caller", count=0, stuck="a lambda"), Bound.CALLER, "says what keeps it"),
+        (facts(0.01, read=0.01, kind="caller", count=0, stuck="a lambda"), Bound.CALLER, "say what keeps it"),
         (facts(0.01, read=0.02, kind="foreign", count=1), Bound.FOREIGN, "num_workers=3"),
         (facts(0.01, read=0.02, kind="foreign", count=-1), Bound.FOREIGN, ""),
     ],

@@ -43,7 +43,7 @@ class HDF5Source(Source):
     """Samples from datasets of HDF5 files. Thread-safe.
 
     Args:
-        path: A file, a glob such as ``"scans/*.h5"`` (in natural order), or a list of these. Several files form one
+        path: A file, a glob such as ``"scans/**/*.h5"`` (in natural order), or a list of these. Several files form one
             dataset, one after the other.
         fields: What a batch holds. A mapping from batch key to dataset name or `Field` gives dicts; a sequence of these
             gives tuples, with the names as keys. Some groups stand for a dataset: sparse rows (AnnData's

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -21,6 +20,7 @@ from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.contract.source import Source, Turn, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.local_files.descriptors import listing
+from lit_async_data.sources.local_files.patterns import folder_of, is_pattern
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.fields.column import Column, Given
 from lit_async_data.sources.manifest.fields.fields import Fields
@@ -68,11 +68,7 @@ def root_of(table: Any) -> str:
     path = os.path.abspath(os.path.expanduser(table))
     if os.path.isdir(path):
         return str(path)
-    while glob.has_magic(path) and not os.path.exists(path):
-        path = os.path.dirname(path)
-        if not glob.has_magic(path):
-            return str(path)
-    return str(os.path.dirname(path))
+    return folder_of(path) if is_pattern(path) else os.path.dirname(path)
 
 
 def check_options(root: Any, id: Any, check_files: Any, *, allow_outside_root: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word

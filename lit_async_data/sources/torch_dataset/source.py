@@ -17,6 +17,7 @@ from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceErr
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.places import Location
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.torch_dataset.unread import Unread
 from lit_async_data.sources.torch_dataset.values import ALTERNATIVE, UnfitError, as_array, fill_from_equal
 
 # Samples are collected up to this many bytes before they are copied; no memory budget counts these bytes.
@@ -38,10 +39,13 @@ class DatasetSource(Source):
     sample 0. Other dtypes are cast if numpy calls the cast safe, so no value changes.
 
     One thread at a time calls the dataset's code, under a lock, since few datasets are thread-safe. Python code in a
-    thread would hold the GIL against the training loop, so with ``workers="auto"`` the loop itself reads each batch. If
-    the dataset releases the GIL (it reads files, or decodes them in C), ``workers=1`` moves it to a thread. As for a
-    DataLoader, the dataset must not return the same memory for two samples of a batch: several samples are collected
-    before they are copied.
+    thread would hold the GIL against the training loop, so with ``workers="auto"`` a reader process calls it, or the
+    loop itself if it cannot be pickled. If the dataset releases the GIL (it reads files, or decodes them in C),
+    ``worker_kind="thread"`` with ``workers=1`` moves it to a thread. As for a DataLoader, the dataset must not return
+    the same memory for two samples of a batch: several samples are collected before they are copied.
+
+    A dataset may open its files when it is first read: a reader process gets it as it was before, with the attributes
+    that you have set since. What is inside it (the dataset of a ``Subset``) should not be changed after this call.
 
     Args:
         dataset: A `torch.utils.data.Dataset` or an object with the same interface. ``__getitems__`` is called with the
@@ -66,19 +70,22 @@ class DatasetSource(Source):
         self.dataset = dataset
         self._length = _length(dataset)
         self._locks: dict[int, threading.Lock] = {}
+        unread = Unread(dataset)
         try:
             with self._lock:
                 first = next(self._returned([0]))
         except ReadError as error:
             message = f"{error}; the source reads this sample to learn the fields, so it must be readable"
             raise SourceError(message, sample_id=0) from error.__cause__
+        self._unread = unread.if_needed(dataset)
         fields = {key: self._field(key, value) for key, value in _by_key(first).items()}
         if not fields:
             raise FormatError(f"{self.name}[0] holds no value; return at least one", sample_id=0)
         self._spec = BatchSpec(fields, as_mapping=isinstance(first, Mapping))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_locks": {}}
+        dataset = self.dataset if self._unread is None else self._unread.with_changes(self.dataset)
+        return {**vars(self), "dataset": dataset, "_unread": None, "_locks": {}}
 
     def __len__(self) -> int:
         return self._length

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 
 from lit_async_data.host.resources.cores import cores
-from lit_async_data.host.resources.gil import why_gil
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.superblock import SWMR, WRITING, Superblock
@@ -35,8 +34,6 @@ def risks(source: Source, paths: Sequence[str]) -> Iterator[str]:
         )
     if cores() < 2:
         yield "this process may use one core only: reading takes it from the training loop"
-    if why := why_gil():
-        yield f"this Python was built to run without the GIL, but runs with it: {why}"
 
 
 def _of_hdf5(source: HDF5Source, paths: Sequence[str]) -> Iterator[str]:

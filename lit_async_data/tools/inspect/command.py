@@ -9,14 +9,14 @@ Several files are parts of one dataset: the first is described, and what differs
 from __future__ import annotations
 
 import argparse
-import glob
 import json
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 
-from lit_async_data.errors import ConfigError, FormatError, MissingError
+from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.sources.local_files.patterns import files_matching, is_pattern
 from lit_async_data.tools.inspect.report.report import Report
 
 # Exit status if some of several files cannot be read.
@@ -90,12 +90,7 @@ def _expanded(given: str) -> list[str]:
     path = os.path.expanduser(given)
     if os.path.isdir(path):
         raise FormatError(_folder(path), file=path)
-    if os.path.exists(path) or not glob.has_magic(path):
-        return [path]
-    found = [each for each in sorted(glob.glob(path, recursive=True)) if not os.path.isdir(each)]
-    if not found:
-        raise MissingError(f"{given}: matches no file; check the pattern", file=given)
-    return found
+    return files_matching(path) if is_pattern(path) else [path]
 
 
 def _folder(path: str) -> str:

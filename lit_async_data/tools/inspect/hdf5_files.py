@@ -221,7 +221,9 @@ def path_of(paths: Sequence[str]) -> str | list[str]:
         f"{begin}*{os.path.splitext(end)[1] or end}",
         f"{begin}{glob.escape(name)}*{end}",
         f"{begin}*/*{end}",
+        f"{begin}**/*{end}",
     ):
-        if sorted(glob.glob(pattern)) == sorted(paths):
+        found = glob.glob(pattern, recursive=True)
+        if sorted(each for each in found if not os.path.isdir(each)) == sorted(paths):
             return pattern
     return list(paths)

@@ -71,11 +71,9 @@ class _Described:
 def test_network_file_systems_and_a_single_core(monkeypatch):
     monkeypatch.setattr(module, "cores", lambda: 1)
     monkeypatch.setattr(module, "file_system", lambda path: "nfs4")
-    monkeypatch.setattr(module, "why_gil", lambda: "the extension module 'old' turned it on")
-    network, core, gil = told(ArraySource({"x": np.zeros(4)}), ["/data/x.h5"])
+    network, core = told(ArraySource({"x": np.zeros(4)}), ["/data/x.h5"])
     assert "on nfs4" in network
     assert "one core only" in core
-    assert gil.endswith("with it: the extension module 'old' turned it on")
 
 
 def test_the_file_system_is_that_of_the_deepest_mount(monkeypatch):

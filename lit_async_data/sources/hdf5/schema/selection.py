@@ -5,13 +5,12 @@ from __future__ import annotations
 import collections
 import fnmatch
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.local_files.descriptors import check_listable
+from lit_async_data.sources.local_files.patterns import files_matching, folder_of, is_pattern, natural
 
 if TYPE_CHECKING:
     import h5py
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 #: A field as the user may give it.
 FieldLike = str | Field | Mapping[str, Any]
-
-
-def _natural(path: str) -> list[tuple[bool, int, str]]:
-    """Sorts scan2 before scan10."""
-    return [(piece.isdecimal(), int(piece) if piece.isdecimal() else 0, piece) for piece in re.split(r"(\d+)", path)]
 
 
 def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
@@ -39,35 +33,19 @@ def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
         MissingError: A glob matches nothing.
         SourceError: No descriptor is left to list a folder with.
     """
-    import glob
-
     given: Any = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
         raise ConfigError(f"path: {path!r} is not a file, a glob or a list of these")
     chosen: dict[str, str] = {}
     for item in [os.path.abspath(os.path.expanduser(item)) for item in given]:
-        is_glob = glob.has_magic(item) and not os.path.exists(item)
-        if is_glob:
-            check_listable(item)
-        files = sorted(glob.glob(item), key=_natural) if is_glob else [item]
-        if not files:
-            raise MissingError(f"{item}: matches no file; check the pattern", file=item)
-        folder = _folder(item) if is_glob else os.path.dirname(item)
-        for file in files:
+        pattern = is_pattern(item)
+        folder = folder_of(item) if pattern else os.path.dirname(item)
+        for file in files_matching(item) if pattern else [item]:
             if file in chosen:
                 raise ConfigError(f"path: {file} is named twice, so its samples would count twice; name it once")
             chosen[file] = os.path.relpath(file, folder)
     alike = {name for name, times in collections.Counter(chosen.values()).items() if times > 1}
     return {file: file if name in alike else name for file, name in chosen.items()}
-
-
-def _folder(pattern: str) -> str:
-    """The folder in front of the first wildcard."""
-    import glob
-
-    while glob.has_magic(pattern):
-        pattern = os.path.dirname(pattern)
-    return pattern
 
 
 def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tuple[dict[str, Field], bool]:
@@ -126,7 +104,7 @@ def chosen_groups(file: h5py.File, path: str, group: str | None) -> list[str]:
             raise MissingError(f"{path}: has no group {name!r}; check group=", file=path, dataset=name)
         return [name]
     names: Any = file[above or "/"]
-    matches = sorted(fnmatch.filter(names, last), key=_natural)
+    matches = sorted(fnmatch.filter(names, last), key=natural)
     if not matches:
         raise MissingError(f"{path}: {group!r} matches none of its groups; check group=", file=path)
     return [f"{above}/{each}" if above else each for each in matches]

@@ -169,7 +169,7 @@ def _refuse_irregular(path: str, status: os.stat_result) -> None:
         return
     problem = "is no regular file; give a file"
     if stat.S_ISDIR(status.st_mode):
-        problem = f"is a folder; for all files in it write {path}/*.h5"
+        problem = f"is a folder; for all files in it write {path}/*.h5, and for those in its folders too {path}/**/*.h5"
     raise FormatError(f"{path}: {problem}", file=path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,8 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, CorruptError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.local_files.descriptors import advice_on, check_listable, listing, raise_if_none_left
+from lit_async_data.sources.local_files.descriptors import advice_on, listing, raise_if_none_left
+from lit_async_data.sources.local_files.patterns import files_matching, is_pattern, natural
 from lit_async_data.sources.manifest.table import delimited, json_lines
 from lit_async_data.sources.manifest.table.arrow import arrow
 from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
@@ -131,7 +131,7 @@ def _all_names(wanted: Sequence[str], filters: Sequence[Filter]) -> list[str]:
 
 
 def files_of(given: str) -> list[str]:
-    """The files of a path, pattern or folder, sorted by path.
+    """The files of a path, pattern or folder, in natural order.
 
     Raises:
         MissingError: There is none.
@@ -147,14 +147,13 @@ def files_of(given: str) -> list[str]:
                 if name.endswith(".parquet") and not name.startswith(("_", "."))
             ]
         missing = "has no .parquet files in it"
-    elif os.path.exists(given) or not glob.has_magic(given):
-        found, missing = [given] * os.path.exists(given), "no such file"
+    elif is_pattern(given):
+        return files_matching(given)
     else:
-        check_listable(given)
-        found, missing = glob.glob(given, recursive=True), "no file matches this pattern"
+        found, missing = [given] * os.path.exists(given), "no such file"
     if not found:
         raise MissingError(f"{printable_path(given)}: {missing}", file=given)
-    return sorted(found)
+    return sorted(found, key=natural)
 
 
 def _check_no_text_format(text_format: TextFormat, what: str) -> None:

@@ -416,7 +416,7 @@ def test_a_value_that_was_changed_in_a_file_does_not_fit_the_checksum(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given_path", "message"), [("none.csv", "no such file"), ("n*.csv", "no file matches"), (".", "no .parquet")]
+    ("given_path", "message"), [("none.csv", "no such file"), ("n*.csv", "matches no file"), (".", "no .parquet")]
 )
 def test_missing_files(tmp_path, given_path, message):
     with pytest.raises(MissingError, match=message):
