@@ -356,9 +356,10 @@ class AsyncDataModule(pl.LightningDataModule):
             return f"{type(self).__name__}: {error}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Strategies that spawn pickle this; loaders stay in the process that built them.
+        # Strategies that spawn pickle this; loaders stay in the process that built them. The Trainer has some, too; it
+        # puts itself back where it uses this.
         left = ("_loaders", "_described", "_training")
-        return {name: value for name, value in vars(self).items() if name not in left}
+        return {name: value for name, value in vars(self).items() if name not in left} | {"trainer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _loaders=weakref.WeakSet(), _described={}, _training=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import types
 
@@ -101,6 +102,18 @@ def test_datamodule_and_callback_can_be_pickled(fitted):
     again = pickle.loads(pickle.dumps(dm))
     assert len(again.train_dataloader()) == len(loader)
     assert pickle.loads(pickle.dumps(callback)).device_depth == 2
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda dm: pickle.loads(pickle.dumps(dm))], ids=["deepcopy", "pickle"]
+)
+def test_a_datamodule_can_be_copied_after_a_fit_and_fitted_again(copied):
+    dm = datamodule(train=CountingSource())
+    trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=dm)
+    again, recorder = copied(dm), Recorder()
+    trainer(lad.DevicePrefetcher()).fit(recorder, datamodule=again)
+    assert recorder.seen["train"] == [plan(0)]
+    assert dm.trainer is not None
 
 
 def test_a_loader_iterated_by_hand_after_a_limited_fit_reads_each_batch_once():
