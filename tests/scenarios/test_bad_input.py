@@ -545,6 +545,33 @@ def test_a_device_that_is_not_there_is_named(file, device, said):
     refused(ConfigError, ["device: ", said], lambda: AsyncLoader(HDF5Source(file), {"batch_size": 2}, device=device))
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (50, "rows: 50 is one of the 80 rows of .*, but its window leaves them; windows inside them need rows 0 to 48"),
+        (80, "rows: 80 is not one of the 80 rows of "),
+        (-1, "rows: -1 is not one of the 80 rows of "),
+    ],
+)
+def test_a_row_whose_window_leaves_the_rows_is_still_one_of_them(h5, row, said):
+    path = h5(data=np.arange(80.0))
+    with pytest.raises(ConfigError, match=said):
+        HDF5Source(path, {"x": Field("data", window=(0, 32))}, rows=[row])
+
+
+@pytest.mark.parametrize("attribute", [None, "units", "valid_range"])
+def test_unpacking_what_is_not_packed_is_an_error(h5, attribute):
+    path = h5(data=np.ones((4, 2), "i2"))
+    with h5py.File(path, "r+") as file:
+        if attribute:
+            file["data"].attrs[attribute] = [0, 1]
+    with pytest.raises(
+        FormatError, match=r"/data: has none of scale_factor, .*, which mask_and_scale applies"
+    ) as caught:
+        HDF5Source(path, {"x": Field("data", mask_and_scale=True)})
+    assert (caught.value.file, caught.value.dataset) == (path, "/data")
+
+
 def test_a_file_that_another_process_writes_is_named_as_such(tmp_path):
     path = str(tmp_path / "live.h5")
     write = "import h5py, sys; file = h5py.File(sys.argv[1], 'w'); file['data'] = [1]; print(flush=True); input()"

@@ -30,6 +30,7 @@ from support.lightning.command_line import CONFIGS
 
 import lit_async_data
 from lit_async_data import AsyncLoader, HDF5Source, ToFloat, split
+from lit_async_data.errors import FormatError
 from lit_async_data.tools.command_line import COMMANDS, main
 from lit_async_data.tools.inspect.command import report_on
 from lit_async_data.tools.inspect.report.report import ColumnReport, DatasetReport, Report, SuggestionReport
@@ -374,6 +375,20 @@ def test_a_dataset_is_read_as_a_source_of_it_alone_would_read_it():
     gzip = next(each for each in report.datasets if each.name == "gzip")
     assert (gzip.chunks, gzip.filters) == ((2, 8, 6), ("shuffle", "gzip 4"))
     assert gzip.stored_bytes < gzip.bytes == 12 * 8 * 6 * 8
+
+
+def test_a_dimension_without_a_variable_is_no_reason_to_leave_a_file_out():
+    with h5py.File("grid.nc", "w") as file:
+        file["t2m"] = np.zeros((6, 4, 5), "f4")
+        name = b"This is a netCDF dimension but not a netCDF variable. %10d"
+        for dimension, length in {"time": 0, "lat": 4, "lon": 5}.items():
+            file.create_dataset(dimension, (length,), ">f4")
+            file[dimension].attrs.update(CLASS=np.bytes_("DIMENSION_SCALE"), NAME=np.bytes_(name % length))
+    why = {each.name: each.why for each in report_on(["grid.nc"]).datasets}
+    for dimension in ("time", "lat", "lon"):
+        assert why[dimension] == "holds no values: it is a NetCDF dimension without a variable; give a variable"
+    with pytest.raises(FormatError, match=r"grid.nc:/lat: holds no values"):
+        HDF5Source("grid.nc", ["lat"])
 
 
 def test_what_is_not_supported_comes_with_what_to_do():

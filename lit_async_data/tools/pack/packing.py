@@ -210,6 +210,8 @@ def _plan(source: Source, journal: Journal, request: dict[str, Any], part: str, 
     fields, codec, nbytes = choose(
         source, arguments["codec"], arguments["level"], arguments["chunk"], stored.element_types(source)
     )
+    packed = stored.packed_fields(source)
+    fields = tuple(dataclasses.replace(field, packed=field.key in packed) for field in fields)
     plan = Plan.of(source, fields, codec, parts=arguments["keep_parts"])
     nbytes = int(SPARE * nbytes)
     _check_space(part, nbytes)

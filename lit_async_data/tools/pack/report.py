@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion
@@ -36,7 +37,8 @@ def _storage(field: PackedField, plan: Plan) -> str:
 
 def reading(plan: Plan, path: str) -> Call:
     """What reads a packed file."""
-    fields = {field.key: field.field if field.field.classes else field.key for field in plan.fields}
+    given = {field.key: dataclasses.replace(field.field, mask_and_scale=field.packed) for field in plan.fields}
+    fields = {key: field if field.classes or field.mask_and_scale else key for key, field in given.items()}
     layouts = {field.key: field.layout for field in plan.fields if field.layout is not None}
     options: dict[str, Any] = {"layout": layouts} if layouts else {}
     if plan.sections[0].group:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.batch.spec import Array
+from lit_async_data.errors import ConfigError
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.schema.conversion import PACKING
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -51,6 +52,30 @@ def attributes(source: Source) -> dict[str, dict[str, Any]]:
             for key, field in part.fields.items()
             if isinstance(field.stored, StoredDataset)
         }
+
+
+def packed_fields(source: Source) -> set[str]:
+    """The fields whose values are packed, and are written as they are, with the attributes of the first file.
+
+    Raises:
+        ConfigError: Another part is packed in another way.
+        SourceError: A file cannot be read.
+    """
+    parts = source.stored_parts if isinstance(source, HDF5Source) else ()
+    keys = {key for part in parts for key, field in part.fields.items() if field.packed}
+    first: dict[str, dict[str, bytes]] = {}
+    for part in parts if keys else ():
+        with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path) as file:
+            for key in keys:
+                name = part.fields[key].stored.name
+                found: Any = file[name].attrs
+                packing = {each: np.asarray(found[each]).tobytes() for each in PACKING if each in found}
+                if packing != first.setdefault(key, packing):
+                    raise ConfigError(
+                        f"fields: {key} is packed in another way in {part} than in {parts[0]}; pack unpacked values, "
+                        f"in Python: pack(HDF5Source(…, {{{key!r}: Field({name!r}, mask_and_scale=True)}}), OUT)"
+                    )
+    return keys
 
 
 def _plain(dataset: Any, field: StoredField) -> dict[str, Any]:

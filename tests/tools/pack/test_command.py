@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.csv
 import pytest
 
-from lit_async_data import HDF5Source
+from lit_async_data import Field, HDF5Source
 from lit_async_data.tools.command_line import main
 from lit_async_data.tools.pack import packing
 from lit_async_data.tools.pack.progress import Bar, Lines
@@ -56,6 +56,31 @@ def test_the_names_and_defaults_are_those_of_the_source(h5, out, capsys):
     assert main(["pack", h5(data=VALUES, labels=np.arange(20)), "-o", out]) == 0
     assert "left out" not in capsys.readouterr().err
     assert HDF5Source(out)[3][1] == 3
+
+
+def packed_year(h5, name, scale):
+    path = h5(name, t2m=np.arange(8, dtype="i2").reshape(4, 2), plain=np.ones((4, 2), "f4"))
+    with h5py.File(path, "r+") as file:
+        file["t2m"].attrs.update(scale_factor=np.array([scale]), add_offset=np.array([3.0]))
+    return path
+
+
+def test_packed_values_stay_packed_and_the_printed_line_unpacks_them(h5, out, capsys):
+    path = packed_year(h5, "2001.nc", 0.5)
+    assert main(["pack", path, "-o", out, "--fields", "t2m", "plain"]) == 0
+    names = {}
+    exec(textwrap.dedent(capsys.readouterr().out.partition("Read it with\n")[2]), names)
+    assert names["source"][3]["t2m"].tolist() == [6.0, 6.5]
+    assert names["source"][3]["plain"].tolist() == [1, 1]
+
+
+def test_values_that_are_packed_in_several_ways_cannot_share_attributes(h5, out, capsys):
+    paths = [packed_year(h5, "2001.nc", 0.5), packed_year(h5, "2002.nc", 0.25)]
+    assert main(["pack", *paths, "-o", out, "--fields", "t2m"]) == 2
+    told = capsys.readouterr().err
+    assert re.search(r"t2m is packed in another way in \S*2002.nc than in \S*2001.nc; .*mask_and_scale=True", told)
+    packing.pack(HDF5Source(paths, {"t2m": Field("t2m", mask_and_scale=True)}), out)
+    assert HDF5Source(out, ["t2m"])[7][0].tolist() == [4.5, 4.75]
 
 
 def test_groups_stay_apart_if_asked(tmp_path, out):

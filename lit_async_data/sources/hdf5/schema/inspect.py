@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 # Values at either end of a dataset that are read both ways to verify its offset.
 PROBED_VALUES = 512
+# How the attribute NAME of a NetCDF dimension without a variable begins, in the NetCDF-4 format specification.
+NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 # Names that an error message lists when a dataset is missing.
 NAMES_SHOWN = 12
 
@@ -298,6 +300,7 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
         or dtype.kind in "SU",
         "values of variable length; store them padded to one length, or as a group of two datasets: values, one sample "
         "after the other, and offsets, where each begins and the last ends": h5py.check_vlen_dtype(dtype) is not None,
+        "no values: it is a NetCDF dimension without a variable; give a variable": _is_bare_dimension(dataset),
         "references; store what they refer to": h5py.check_ref_dtype(dtype) is not None,
         "compound values; store each part as a dataset of its own": dtype.names is not None,
     }
@@ -310,6 +313,11 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
         raise FormatError(
             f"{where}: holds values that libhdf5 cannot convert to {dtype}; store it as another type", **context
         )
+
+
+def _is_bare_dimension(dataset: h5py.Dataset) -> bool:
+    name = dataset.attrs.get("NAME", b"")
+    return isinstance(name, bytes) and name.startswith(NO_VARIABLE)
 
 
 def _check_offset(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:

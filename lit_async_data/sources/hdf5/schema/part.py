@@ -154,8 +154,10 @@ class StoredPart:
         wrong = (rows < first) | (rows > last)
         if wrong.any():
             row = int(rows[wrong.argmax()])
-            span = "" if first == 0 and last == self.rows - 1 else f"; windows inside it need rows {first} to {last}"
-            raise ConfigError(f"rows: {row} is not one of the {self.rows} rows of {self}{span}")
+            where = f"one of the {self.rows} rows of {self}"
+            what = f"is not {where}" if not 0 <= row < self.rows else f"is {where}, but its window leaves them"
+            span = "" if first == 0 and last == self.rows - 1 else f"; windows inside them need rows {first} to {last}"
+            raise ConfigError(f"rows: {row} {what}{span}")
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 

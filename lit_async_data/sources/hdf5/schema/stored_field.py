@@ -253,6 +253,13 @@ def _packing(dataset: h5py.Dataset, field: Field) -> Packing | None:
             f"{dataset.file.filename}:{dataset.name}: holds {dataset.dtype}, which mask_and_scale does not apply to; "
             "leave it out"
         )
+    if not any(name in dataset.attrs for name in PACKING):
+        raise FormatError(
+            f"{dataset.file.filename}:{dataset.name}: has none of {', '.join(PACKING)}, which mask_and_scale applies; "
+            "leave it out, or, if only some files are not packed, give their datasets the attribute scale_factor = 1",
+            file=dataset.file.filename,
+            dataset=dataset.name,
+        )
     return Packing.of(dataset, field.dtype)
 
 

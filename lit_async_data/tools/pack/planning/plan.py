@@ -34,6 +34,7 @@ class PackedField:
         shuffle: Whether chunks are shuffled before they are compressed.
         channel: Axis of the stored sample that holds the channels; None if there is none.
         classes: Names of the values 0, 1, 2, …
+        packed: Whether its attributes say how to unpack the values (NetCDF).
     """
 
     key: str
@@ -43,6 +44,7 @@ class PackedField:
     shuffle: bool = False
     channel: int | None = None
     classes: tuple[str, ...] = ()
+    packed: bool = False
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
