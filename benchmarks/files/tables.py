@@ -201,7 +201,7 @@ def large_piece(first: int, count: int) -> Any:
     return pa.table({"id": digits, "path": paths, "label": numbers * 7919 % CLASSES})
 
 
-def open_table(path: str, rows: int, with_id: bool, cache: str | None = None) -> dict[str, float]:
+def open_table(path: str, rows: int, with_id: bool) -> dict[str, float]:
     """Open a table: seconds, then milliseconds to the order of the first batch; memory in the end, its peak, and its
     private part.
 
@@ -209,7 +209,6 @@ def open_table(path: str, rows: int, with_id: bool, cache: str | None = None) ->
         path: The table.
         rows: Its number of rows.
         with_id: Whether to read ids and check them for duplicates.
-        cache: Folder that saves columns.
     """
     little, fields = f"{path}.little.csv", ("path", "label")
     Path(little).write_text("path,label\n0.jpg,0\n")
@@ -217,7 +216,7 @@ def open_table(path: str, rows: int, with_id: bool, cache: str | None = None) ->
     ManifestSource(little, fields, image_size=SMALL, check_files="none")
     before, started = process_memory(), time.perf_counter()
     options: dict[str, Any] = {"id": "id" if with_id else None, "image_size": SMALL, "check_files": "none"}
-    source = ManifestSource(path, fields, **options, table_cache=cache)
+    source = ManifestSource(path, fields, **options)
     built = time.perf_counter()
     order = AsyncLoader(source, {"batch_size": BATCH, "shuffle": True}).order
     order.batch(0)

@@ -199,13 +199,9 @@ def rows(run: Run) -> Figures:
     for kind in ("parquet", "csv"):
         with tempfile.TemporaryDirectory(dir=run.folder) as folder:
             path = tables.large_table(folder, kind, number)
-            openings: list[tuple[str, bool, str | None]] = [("no ids", False, None), ("ids", True, None)]
-            if kind == "csv":
-                # The first run saves its columns in the folder, the second loads them.
-                openings += [("ids, saving", True, folder), ("ids, saved", True, folder)]
-            for name, with_id, cache in openings:
+            for name, with_id in (("no ids", False), ("ids", True)):
                 row = {"table": kind, "contender": name, "rows": number}
-                row |= memory.in_fresh_process(tables.open_table, path, number, with_id, cache)
+                row |= memory.in_fresh_process(tables.open_table, path, number, with_id)
                 results.append(row)
                 print(
                     f"{kind + ', ' + name:<26} {row['seconds']:>7.2f} {row['order_ms']:>9.1f} "

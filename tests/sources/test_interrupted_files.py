@@ -87,17 +87,6 @@ def index(folder):
         assert not list(folder.glob("*-new"))
 
 
-def table(folder):
-    pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-    from lit_async_data.sources.manifest.table import table_cache
-
-    batch = pa.record_batch({"x": [1, 2, 3]})
-    try:
-        table_cache.write_batch_file(str(folder / "table"), batch, 0o600)
-    finally:
-        assert not list(folder.glob("*.new"))
-
-
 def read(folder):
     path = str(folder / "old")
     files = OpenFiles([OpenFile(path, FileIdentity.of(os.stat(path)))])
@@ -125,7 +114,6 @@ STEPS = {
     "a reader": read,
     "no HDF5 file": no_hdf5,
     "a kept index": index,
-    "a kept table": table,
 }
 
 

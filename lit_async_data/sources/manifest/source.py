@@ -29,13 +29,11 @@ from lit_async_data.sources.manifest.images.geometry.image_shape import ImageSha
 from lit_async_data.sources.manifest.table.arrow import numpy_values
 from lit_async_data.sources.manifest.table.delimited import TextFormat
 from lit_async_data.sources.manifest.table.row_origin import NoColumnError
-from lit_async_data.sources.manifest.table.table import Table
-from lit_async_data.sources.manifest.table.table_cache import TableCache
-from lit_async_data.sources.manifest.table.table_reader import TableReader
+from lit_async_data.sources.manifest.table.table import Table, TableReader
 from lit_async_data.sources.manifest.validation import Check, check_paths
 
 # Options of `ManifestSource` and of images.
-OPTIONS = ["root", "id", "filters", "check_files", "allow_outside_root", "table_cache", "delimiter", "encoding"]
+OPTIONS = ["root", "id", "filters", "check_files", "allow_outside_root", "delimiter", "encoding"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
 # Values of ``check_files``.
@@ -112,9 +110,6 @@ class ManifestSource(Source):
             shape; ``"all"``, with a progress bar; or ``"none"``. A file that is not checked raises its error when it is
             read. HDF5 files are always opened.
         allow_outside_root: Whether paths, and links on them, may leave ``root``.
-        table_cache: A folder that keeps the columns in use of tables in files with a million rows or more. The next
-            source maps them, and all processes of a machine share one copy. Changed files are read again; delete old
-            cache files yourself.
         delimiter: Separates cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
         encoding: Encoding of CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
         **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both),
@@ -156,7 +151,6 @@ class ManifestSource(Source):
         filters: Sequence[Sequence[Any]] | None = None,
         check_files: Check = "first",
         allow_outside_root: bool = False,
-        table_cache: str | os.PathLike[str] | None = None,
         delimiter: str | None = None,
         encoding: str | None = None,
         **image: Any,
@@ -165,7 +159,7 @@ class ManifestSource(Source):
         shape = ImageShape(**image)
         columns, as_mapping = columns_of_fields(fields, shape)
         text_format = TextFormat.of(delimiter, encoding)
-        self._reader, self._name = TableReader(table, filters, TableCache(table_cache), text_format), ""
+        self._reader, self._name = TableReader(table, filters, text_format), ""
         where = root_of(table) if root is None else os.fspath(root)
         folder = RootDirectory(where, allow_outside_root=allow_outside_root)
         self._fields = Fields(columns, self._reader, folder, id)

@@ -33,8 +33,7 @@ from lit_async_data.sources.manifest.files.decoders import decoder_of
 from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.table.label_values import Labels
-from lit_async_data.sources.manifest.table.table import Table
-from lit_async_data.sources.manifest.table.table_reader import TableReader
+from lit_async_data.sources.manifest.table.table import Table, TableReader
 
 # Samples whose file sizes are looked up to estimate the memory for reading ahead.
 SIZE_SAMPLES = 16

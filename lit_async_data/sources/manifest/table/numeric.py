@@ -19,6 +19,7 @@ from lit_async_data.sources.manifest.table.arrow import (
     is_categorical,
     is_list,
     is_text,
+    text_fault,
     values_of,
 )
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
@@ -27,6 +28,19 @@ from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
 INEXACT = 2**53
 # Cells that spreadsheets and pandas write for a missing number.
 _MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A"]
+
+
+def check_text(array: Any, column: str, origin: RowOrigin) -> None:
+    """Check that text is UTF-8 without NUL bytes.
+
+    Raises:
+        ManifestError: It is not; names the row.
+    """
+    fault = text_fault(array)
+    if fault:
+        row, what = fault
+        hint = "; set encoding=cp1252 if Windows wrote it, else save the table as UTF-8" if origin.untyped else ""
+        raise origin.error(what + hint, row=row, column=column)
 
 
 def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | None = None) -> Any:

@@ -238,30 +238,25 @@ def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None
             first = first or (file, kind)
 
 
-def _are_paths(given: object) -> bool:
-    listed = list(given) if isinstance(given, list | tuple) else []
-    return bool(listed) and all(isinstance(each, str | os.PathLike) for each in listed)
-
-
 def _from_memory(given: Any, names: Sequence[str]) -> Any:
     library = arrow()
     origin = RowOrigin([], np.zeros(2, np.int64))
-    if _are_paths(given):
+    if isinstance(given, list | tuple) and any(isinstance(each, str | os.PathLike) for each in given):
         raise ConfigError(
             f"table: {type(given).__name__} is neither a path nor a table; give a pattern for several files, such as "
             "'part-*.csv', or concatenate a source for each: ConcatSource([...])"
         )
-    module = type(given).__module__.partition(".")[0]
     if isinstance(given, library.Table):
         check_columns(given.column_names, names, origin)
         return given.select(list(names))
+    module = type(given).__module__.partition(".")[0]
     if module in ("pandas", "polars") and hasattr(given, "collect"):
         raise ConfigError("table: a LazyFrame has no rows yet; give frame.collect()")
     try:
         if module in ("pandas", "polars") and hasattr(given, "columns"):
             _check_frame(given, names, origin)
             frame = given[list(names)]
-            return _from_pandas(frame) if module == "pandas" else library.table(_with_text(frame))
+            return _from_pandas(frame) if module == "pandas" else library.table(frame)
         if hasattr(given, "__arrow_c_stream__"):
             return _from_stream(library.RecordBatchReader.from_stream(given), names, origin)
     except (library.ArrowException, TypeError) as error:
@@ -298,16 +293,6 @@ def _from_pandas(frame: Any) -> Any:
         if not changed:
             raise
         return library.Table.from_pandas(frame.assign(**changed), preserve_index=False)
-
-
-def _with_text(frame: Any) -> Any:
-    """A polars frame with path objects converted to text."""
-    changed = {
-        name: [os.fspath(value) if isinstance(value, os.PathLike) else value for value in frame[name].to_list()]
-        for name in frame.columns
-        if str(frame[name].dtype) == "Object"
-    }
-    return frame.with_columns(**{name: type(frame[name])(name, values) for name, values in changed.items()})
 
 
 def _from_stream(stream: Any, names: Sequence[str], origin: RowOrigin) -> Any:

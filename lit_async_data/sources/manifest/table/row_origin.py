@@ -139,7 +139,9 @@ _LISTED = 20
 
 
 class NoColumnError(ManifestError):
-    """The table has no column of the requested name."""
+    """The table has no column of the requested name; ``similar`` tells whether one has a similar name."""
+
+    similar = False
 
 
 def check_content(path: str, origin: RowOrigin, *, codec: str | None) -> None:
@@ -183,11 +185,14 @@ def check_columns(present: Sequence[object], wanted: Sequence[str], origin: RowO
         if name not in present:
             texts = [each for each in present if isinstance(each, str)]
             near = difflib.get_close_matches(name.strip(), texts, 3, 0.6)
-            hint = f"did you mean {' or '.join(map(quoted, near))}?" if near else f"it has {_listed(present)}"
+            hint = f"did you mean {' or '.join(map(quoted, near))}?" if near else f"it has {listed(present)}"
             error = origin.error(f"has no column {quoted(name)}; {hint}")
-            raise NoColumnError(str(error), file=error.file, dataset=name)
+            missing = NoColumnError(str(error), file=error.file, dataset=name)
+            missing.similar = bool(near)
+            raise missing
 
 
-def _listed(names: Sequence[object]) -> str:
+def listed(names: Sequence[object]) -> str:
+    """Names for a message."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return (", ".join(map(quoted, names[:_LISTED])) or "none") + more

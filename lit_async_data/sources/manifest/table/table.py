@@ -1,15 +1,15 @@
-"""`Table`: the columns of a manifest, one row per sample, in Arrow memory."""
+"""`Table`: the columns of a manifest, one row per sample, in Arrow memory. `TableReader` reads further ones later."""
 
 from __future__ import annotations
 
-import difflib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lit_async_data.errors import ChangedError, ConfigError
+from lit_async_data.errors import ChangedError, MissingError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.table.arrow import (
     arrow,
@@ -21,16 +21,14 @@ from lit_async_data.sources.manifest.table.arrow import (
     is_ordered,
     is_text,
     is_text_list,
-    text_fault,
     values_of,
 )
 from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
-from lit_async_data.sources.manifest.table.duplicate_ids import duplicate_rows
 from lit_async_data.sources.manifest.table.filters import Filter
 from lit_async_data.sources.manifest.table.label_values import Labels, Null, labels_of
-from lit_async_data.sources.manifest.table.numeric import as_numbers, parsed_text
-from lit_async_data.sources.manifest.table.reading import read_table
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
+from lit_async_data.sources.manifest.table.numeric import check_text, parsed_text
+from lit_async_data.sources.manifest.table.reading import files_of, read_table
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, printable_path, quoted
 
 # Most rows that a message names.
 _NAMED = 5
@@ -72,7 +70,6 @@ class Table:
         columns: Sequence[str],
         filters: Any = None,
         text_format: TextFormat = DEFAULT_FORMAT,
-        numbers: Sequence[str] = (),
     ) -> Table:
         """Read columns of a table.
 
@@ -86,7 +83,6 @@ class Table:
                 ``<``, ``<=``, ``>``, ``>=``, ``in``, ``not in``. A row without a value meets none. Text is read as a
                 number if it is compared with one.
             text_format: How CSV and TSV are written.
-            numbers: Columns whose text is read as numbers: int64, or float64 if some are fractions.
 
         Raises:
             ConfigError: An option is invalid, or pyarrow is missing.
@@ -94,13 +90,7 @@ class Table:
             ManifestError: The table is empty, a column is missing, or a row is invalid; names file and row.
             CorruptError: A Parquet file does not decode.
         """
-        names = _names("columns", columns)
-        if not names:
-            raise ConfigError("columns: empty; name at least one")
-        as_number = _names("numbers", numbers)
-        stray = [name for name in as_number if name not in names]
-        if stray:
-            raise ConfigError(f"numbers: {quoted(stray[0])} is not one of the columns {', '.join(map(quoted, names))}")
+        names = list(dict.fromkeys(columns))
         read, origin = read_table(given, names, Filter.all_of(filters), text_format)
         remaining: Any = read
         arrays = {}
@@ -117,11 +107,7 @@ class Table:
                     quoted(name),
                 )
             del column
-            fault = text_fault(array)
-            if fault:
-                raise origin.error(fault[1], row=fault[0], column=name)
-            if name in as_number and (is_text(array.type) or is_categorical(array.type)):
-                array = as_numbers(array.dictionary_decode() if is_categorical(array.type) else array, name, origin)
+            check_text(array, name, origin)
             arrays[name] = array
         return cls(arrays, origin)
 
@@ -288,16 +274,18 @@ class Table:
             raise self.origin.error(
                 f"no id, as in {array.null_count} rows in all; give each row one", row=row, column=name
             )
-        repeated, first = duplicate_rows(array)
+        texts = array.dictionary_decode() if is_categorical(array.type) else array
+        counts = arrow("compute").value_counts(texts)
+        repeated = np.flatnonzero(values_of(counts.field(1)) > 1)
         if repeated.size:
-            pairs = zip(repeated[:_NAMED].tolist(), first[:_NAMED].tolist(), strict=True)
-            named = ", ".join(
-                f"{quoted(array[row].as_py())} in {self.origin.where(row)} and {self.origin.where(before)}"
-                for row, before in pairs
-            )
-            more = f", … ({repeated.size} rows in all)" if repeated.size > _NAMED else ""
-            message = f"ids occur more than once: {named}{more}; give each row another id"
-            raise self.origin.error(message, row=int(repeated[0]), column=name)
+            named, rows = [], _NONE
+            for value in counts.field(0).take(arrow_integers(repeated[:_NAMED])):
+                rows = np.flatnonzero(booleans_of(arrow("compute").equal(texts, value)))
+                first, again = map(self.origin.where, rows[:2].tolist())
+                named.append(f"{quoted(value.as_py())} in {again} and {first}")
+            more = f", … ({repeated.size} ids in all)" if repeated.size > _NAMED else ""
+            message = f"ids occur more than once: {', '.join(named)}{more}; give each row another id"
+            raise self.origin.error(message, row=int(rows[1]), column=name)
 
     def _text_column(self, name: str) -> Any:
         """A column of text or whole numbers, else an error."""
@@ -307,18 +295,69 @@ class Table:
         return array
 
     def _column(self, name: str) -> Any:
-        if name not in self._columns:
-            near = difflib.get_close_matches(name, self._columns, 1)
-            hint = (
-                f"did you mean {quoted(near[0])}?"
-                if near
-                else f"the columns are {', '.join(map(quoted, self._columns))}"
-            )
-            raise ConfigError(f"columns: {quoted(name)} was not read; {hint}")
         return self._columns[name]
 
 
-def _names(option: str, given: Any) -> list[str]:
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-        raise ConfigError(f"{option}: {quoted(given)} is not a list of names")
-    return list(dict.fromkeys(given))
+class TableReader:
+    """A table and the selection of its rows. Columns that are read later have the same rows.
+
+    Args:
+        given: As for `Table.of`. A stream is read as a whole, because it can be read only once.
+        filters: As for `Table.of`.
+        text_format: How CSV and TSV are written.
+    """
+
+    def __init__(self, given: Any, filters: Any, text_format: TextFormat = DEFAULT_FORMAT) -> None:
+        if isinstance(given, str | os.PathLike):
+            # Absolute, because the working directory may change.
+            given = os.path.abspath(os.path.expanduser(given))
+        elif hasattr(given, "read_all"):
+            given = arrow().table(given)
+        self._given, self._filters, self._text_format = given, filters, text_format
+        self._is_detached = False
+        self._selected: Indices | None = None
+        self._states: dict[str, tuple[int, ...]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the user's table in memory; the columns in use are pickled with `Fields`.
+        return vars(self) if isinstance(self._given, str) else {**vars(self), "_given": None, "_is_detached": True}
+
+    def columns(self, names: Sequence[str]) -> Table:
+        """Read columns of the selected rows.
+
+        Raises:
+            ChangedError: The files have changed since the first read.
+            MissingError: The table is in the memory of another process.
+            ManifestError: As `Table.of`.
+        """
+        if self._is_detached:
+            raise MissingError(
+                f"column {names[0]!r}: was not read before pickling, and the table is in another process; make it a "
+                "field, or give a file"
+            )
+        before = self._states or self._file_states()
+        table = Table.of(self._given, names, self._filters, self._text_format)
+        after = self._file_states()
+        for file in {**before, **after}:
+            if before.get(file) != after.get(file):
+                raise ChangedError(
+                    f"{printable_path(file)}: changed since the source was built; build the source again", file=file
+                )
+        self._states = after
+        return table if self._selected is None else table.taken(self._selected)
+
+    def _file_states(self) -> dict[str, tuple[int, ...]]:
+        """Inode, bytes and time of each file; empty for a table in memory."""
+        return {file: _state_of(file) for file in files_of(self._given)} if isinstance(self._given, str) else {}
+
+    def select(self, rows: Indices) -> None:
+        """Select rows from those selected so far; int64, ascending."""
+        self._selected = rows if self._selected is None else self._selected[rows]
+
+
+def _state_of(file: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(file)
+    except OSError as error:
+        raise MissingError(f"{printable_path(file)}: cannot be opened: {error.strerror}", file=file) from error
+    return status.st_ino, status.st_size, status.st_mtime_ns

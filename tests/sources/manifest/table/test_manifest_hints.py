@@ -6,7 +6,6 @@ import codecs
 import gzip
 import io
 import json
-import os
 import pathlib
 import re
 import unicodedata
@@ -91,7 +90,10 @@ def test_the_line_of_excel_is_named(folder):
 
 def test_a_column_that_is_not_there_is_no_question_of_the_delimiter(folder):
     (folder / "t.csv").write_text("a;b,label\n1,2\n")
-    with pytest.raises(ManifestError, match=r"has no column 'path'; it has 'a;b', 'label'$"):
+    with pytest.raises(
+        ManifestError,
+        match=r"has no column 'path'; its first line names the columns 'a;b', 'label'; if that line is a row, put",
+    ):
         Table.of(folder / "t.csv", ["path"])
 
 
@@ -120,31 +122,15 @@ def test_any_encoding(encoding, name, end, folder):
     checked(folder / name, delimiter=";", encoding=encoding)
 
 
-def test_columns_that_are_read_later_and_kept_ones_are_in_the_same_form(folder, monkeypatch):
-    monkeypatch.setattr("lit_async_data.sources.manifest.table.table_cache.FEWEST_ROWS", 1)
-    monkeypatch.setattr("lit_async_data.sources.local_files.file_times.RECENT_NS", 0)
-    content = "name;was\nKäfer;Öl\n"
-    (folder / "t.csv").write_bytes(content.encode("cp1252"))
-    (folder / "cache").mkdir()
-    seen = set()
-    for encoding in ("cp1252", "mac-roman", "cp1252"):
-        source = ManifestSource(
-            folder / "t.csv", {"y": "name"}, delimiter=";", encoding=encoding, table_cache=folder / "cache"
-        )
-        parsed_text = content.encode("cp1252").decode(encoding).split("\n")[1].split(";")
-        assert [*source.spec["y"].classes, *source.column("was")] == parsed_text
-        seen.add(len(os.listdir(folder / "cache")))
-    assert seen == {2, 4}
-
-
 @pytest.mark.parametrize("where", ["header", "cell"])
 def test_another_encoding_is_named(where, folder):
     content = "pfäd,label\n0.npy,a\n" if where == "header" else "path,label\n0.npy,a\n1.npy,Käfer\n"
     (folder / "t.csv").write_bytes(content.encode("cp1252"))
-    place = "its first line is" if where == "header" else r"row 1 \(line 3\), column 'label': text that is"
+    place = "its first line is" if where == "header" else r"row 1, column 'label': text that is"
     with pytest.raises(ManifestError, match=f"{place} not UTF-8; set encoding=cp1252 if Windows wrote it, else save"):
         Table.of(folder / "t.csv", ["label"])
     (folder / "t.csv").write_bytes(content.encode("cp1252").replace(b"\xe4", b"\x81"))  # nothing in cp1252
+    place = "its first line is" if where == "header" else "is"
     with pytest.raises(ManifestError, match=f"{place} not cp1252, as encoding says; leave out encoding if it is UTF-8"):
         Table.of(folder / "t.csv", ["label"], text_format=TextFormat.of(None, "cp1252"))
 
@@ -230,7 +216,7 @@ def test_an_array_in_json_lines_is_named(indent, folder):
     pandas = pytest.importorskip("pandas")
     rows = [{"path": f"{n}.npy", "label": NAMES[n], "number": n} for n in range(COUNT)]
     (folder / "t.jsonl").write_text(json.dumps(rows, indent=indent))
-    with pytest.raises(ManifestError, match=r"row 0 \(line 1\): the file is a JSON array, .* pandas\.read_json") as e:
+    with pytest.raises(ManifestError, match=r"row 0: the file is a JSON array, .* pandas\.read_json") as e:
         checked(folder / "t.jsonl")
     assert e.value.file == str(folder / "t.jsonl")
     checked(pandas.read_json(folder / "t.jsonl"), root=folder)
@@ -258,9 +244,8 @@ def test_decimals_say_what_to_cast_them_to():
 # -- frames ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_path_objects_are_paths(library, folder):
-    frames = pytest.importorskip(library)
+def test_path_objects_are_paths(folder):
+    frames = pytest.importorskip("pandas")
     paths = [folder / f"{number}.npy" for number in range(COUNT)]
     given = frames.DataFrame({"path": paths, "label": NAMES, "number": range(COUNT)})
     checked(given, root=folder)

@@ -21,14 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ConfigError, CorruptError, ManifestError, MissingError
-from lit_async_data.sources.manifest.table import duplicate_ids
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 pq = pytest.importorskip("pyarrow.parquet")
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
-from lit_async_data.sources.manifest.table.duplicate_ids import duplicate_rows, hashed_texts  # noqa: E402
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin, printable_path, quoted  # noqa: E402
 from lit_async_data.sources.manifest.table.table import Table  # noqa: E402
 
@@ -103,8 +101,6 @@ def test_csv_is_what_pythons_csv_reads(rows, kind, end):
     expected = list(csv.reader(io.StringIO(content.decode(), newline=""), delimiter=delimiter))[1:]
     found = read_back(name, gzip.compress(content) if name.endswith("gz") else content)
     assert [[cell or "" for cell in row] for row in found] == expected
-    numbers = read_back(name, gzip.compress(content) if name.endswith("gz") else content, numbers=["whole", "fraction"])
-    assert numbers == rows
 
 
 @given(tables, st.booleans())
@@ -145,7 +141,8 @@ def test_text_stays_text_and_only_an_empty_cell_is_no_value(file):
     table = Table.of(path, ["id", "x"])
     assert everything(table, "id") == ["007", "1e3", None, " 5"]
     assert everything(table, "x") == ["NA", "null", None, "nan"]
-    assert everything(Table.of(path, ["id"], numbers=["id"]), "id") == [7.0, 1000.0, None, 5.0]
+    numbers = table.labels("id", numbers=True, null="ignore").values
+    assert np.array_equal(numbers, [7.0, 1000.0, np.nan, 5.0], equal_nan=True)
 
 
 def test_only_requested_columns_are_read(file):
@@ -168,17 +165,17 @@ def test_marks_line_ends_and_newlines_in_cells(file, mark, end):
         (b"a,b\n", None, "has no rows"),
         (b"a,b\n\n", None, "has no rows"),
         (b"a,b,a\n1,2,3\n", None, "has more than one column 'a'"),
-        (b"A,b\n1,2\n", None, "has no column 'a'; did you mean|has no column 'a'; it has 'A', 'b'"),
+        (b"A,b\n1,2\n", None, "has no column 'a'; its first line names the columns 'A', 'b'; if"),
         (b"aa ,b\n1,2\n", None, "has no column 'a'"),
-        (b'a,b\n1,2\n\n"x\ny",2\n1,2,3\n', 2, r"row 2 \(line 6\): 3 cells, but the first line has 2"),
-        (b"a,b\n1,2\n3\n", 1, r"row 1 \(line 3\): 1 cells, but the first line has 2"),
-        (b"a,b\n1,2\n\xff,2\n", 1, r"row 1 \(line 3\), column 'a': text that is not UTF-8"),
+        (b'a,b\n1,2\n\n"x\ny",2\n1,2,3\n', 2, r"row 2: 3 cells, but the first line has 2"),
+        (b"a,b\n1,2\n3\n", 1, r"row 1: 1 cells, but the first line has 2"),
+        (b"a,b\n1,2\n\xff,2\n", 1, r"row 1, column 'a': text that is not UTF-8"),
         (b"a,b\n1,2\n3\0,2\n", 1, "row 1, column 'a': a NUL byte"),
-        (b'a,b\n1,2\n3,"4\n5,6\n', 1, r"row 1 \(line 3\): a quote is never closed"),
-        (b'b,a\n1,2\n3,"4""\n5,6\n', 1, r"row 1 \(line 3\): a quote is never closed"),
-        (b'b,a\n1,2"\n3,"4\n5,6\n', 1, r"row 1 \(line 3\): a quote is never closed"),
-        (b'a,b\n1,2\n"3,4\n5,6\n', 1, r"row 1 \(line 3\): 1 cells, but the first line has 2"),
-        (b'a,b\n1,2\n3,"' + b"x" * 200_000, 1, r"row 1 \(line 3\).*is a quote never closed"),
+        (b'a,b\n1,2\n3,"4\n5,6\n', 1, r"row 1: a quote is never closed"),
+        (b'b,a\n1,2\n3,"4""\n5,6\n', 1, r"row 1: a quote is never closed"),
+        (b'b,a\n1,2"\n3,"4\n5,6\n', 1, r"row 1: a quote is never closed"),
+        (b'a,b\n1,2\n"3,4\n5,6\n', 1, r"row 1: 1 cells, but the first line has 2"),
+        (b'a,b\n1,2\n3,"' + b"x" * 200_000, 1, "row 1: a quote is never closed"),
         (b"\xff\xfea\x00,\x00b\x00\n\x00", None, "its first line is not UTF-8"),
     ],
 )
@@ -209,24 +206,21 @@ def test_a_last_cell_that_ends_with_a_newline_is_nothing_wrong(file):
     assert everything(Table.of(file("m.csv", 'a,b\n1,"x\n"\n'), ["b"]), "b") == ["x\n"]
 
 
-def test_rows_longer_than_a_block_are_read(file, monkeypatch):
+def test_rows_longer_than_a_block(file, monkeypatch):
     from lit_async_data.sources.manifest.table import delimited, json_lines
 
-    long = "x" * 5000
     for module in (delimited, json_lines):
-        monkeypatch.setattr(module, "_BLOCKS", (1000, 100_000))
-    assert everything(Table.of(file("m.csv", f"a,b\n1,{long}\n2,3\n"), ["b"]), "b") == [long, "3"]
-    lines = json.dumps({"b": long}) + "\n" + json.dumps({"b": "3"}) + "\n"
-    assert everything(Table.of(file("m.jsonl", lines), ["b"]), "b") == [long, "3"]
-    more = f"1,{long * 30}\n" * 9
-    with pytest.raises(ManifestError, match=r"quote never closed|cannot be read"):
-        Table.of(file("m.csv", f"a,b\n{more}2,3\n"), ["b"])
+        monkeypatch.setattr(module, "_BLOCK", 1000)
+    lines = json.dumps({"b": "x" * 5000}) + "\n" + json.dumps({"b": "3"}) + "\n"
+    assert everything(Table.of(file("m.jsonl", lines), ["b"]), "b") == ["x" * 5000, "3"]
+    with pytest.raises(ManifestError, match=r"cannot be read: .*; is a quote never closed\?"):
+        Table.of(file("m.csv", f"a,b\n1,{'x' * 5000}\n2,3\n"), ["b"])
 
 
 def test_newlines_in_cells_at_the_end_of_a_block(file, monkeypatch):
     from lit_async_data.sources.manifest.table import delimited
 
-    monkeypatch.setattr(delimited, "_BLOCKS", (100, 1000))
+    monkeypatch.setattr(delimited, "_BLOCK", 100)
     cells = ["x\n" * (1 + row % 7) + "x" for row in range(100)]
     content = "a,b\n" + "".join(f'{row},"{cell}"\n' for row, cell in enumerate(cells))
     table = Table.of(file("m.csv", content), ["a", "b"])
@@ -250,25 +244,25 @@ def test_a_damaged_archive_is_an_error(file):
 @pytest.mark.parametrize(
     ("cells", "values"),
     [
-        (["1", " 2 ", ""], [1, 2, None]),
+        (["1", " 2 ", ""], [1, 2, -100]),
         (["9223372036854775807", "-9223372036854775808"], [2**63 - 1, -(2**63)]),
         (["9007199254740993", "1"], [2**53 + 1, 1]),
-        (["1", "0.5", "nan"], [1.0, 0.5, None]),
+        (["1", "0.5", "nan"], [1.0, 0.5, np.nan]),
         (["1e300", "9007199254740991"], [1e300, 2.0**53 - 1]),
     ],
 )
 def test_numbers_are_read_exactly(file, cells, values):
-    table = Table.of(file("m.csv", "k,x\n" + "".join(f"-,{cell}\n" for cell in cells)), ["x"], numbers=["x"])
-    found = [None if str(value) == "nan" else value for value in everything(table, "x")]
-    assert found == values
-    assert [type(value) for value in found] == [type(value) for value in values]
+    table = Table.of(file("m.csv", "k,x\n" + "".join(f"-,{cell}\n" for cell in cells)), ["x"])
+    found = table.labels("x", numbers=True, null="ignore").values
+    assert np.array_equal(found, values, equal_nan=True)
+    assert found.dtype == np.array(values).dtype
 
 
 @pytest.mark.parametrize("cell", ["x", "1,5", "0.5.1", "--1"])
 def test_text_that_is_no_number_is_an_error(file, cell):
     path = file("m.csv", "".join(["x\n", *["1\n"] * 5, f'"{cell}"\n', *["2\n"] * 4]))
     with pytest.raises(ManifestError, match=f"row 5, column 'x': '{cell}' is not a number"):
-        Table.of(path, ["x"], numbers=["x"])
+        Table.of(path, ["x"]).labels("x", numbers=True)
 
 
 @pytest.mark.parametrize(
@@ -276,13 +270,8 @@ def test_text_that_is_no_number_is_an_error(file, cell):
 )
 def test_numbers_that_would_be_rounded_are_an_error(file, cells):
     with pytest.raises(ManifestError, match=r"row 1, column 'x'.*rounded") as caught:
-        Table.of(file("m.csv", "x\n" + "\n".join(cells) + "\n"), ["x"], numbers=["x"])
+        Table.of(file("m.csv", "x\n" + "\n".join(cells) + "\n"), ["x"]).labels("x", numbers=True)
     assert caught.value.row == 1
-
-
-def test_numbers_of_a_dictionary_and_of_numbers():
-    table = held({"x": pa.array(["2", "1", "2"]).dictionary_encode(), "y": [1, 2, 3]}, numbers=["x", "y"])
-    assert (everything(table, "x"), everything(table, "y")) == ([2, 1, 2], [1, 2, 3])
 
 
 # -- JSON lines --------------------------------------------------------------------------------------------------------
@@ -300,7 +289,7 @@ def test_what_looks_like_a_date_is_text(file):
 def test_types_of_later_lines_and_keys_that_come_late(file, monkeypatch):
     from lit_async_data.sources.manifest.table import json_lines
 
-    monkeypatch.setattr(json_lines, "_BLOCKS", (200, 2000))
+    monkeypatch.setattr(json_lines, "_BLOCK", 200)
     lines = ['{"a": 1, "d": "2020-01-01"}'] * 40 + ['{"a": 2.5, "b": "x", "d": "2020-01-02"}', '{"a": null, "b": "y"}']
     table = Table.of(file("m.jsonl", "\n".join(lines)), ["a", "b", "d"])
     assert everything(table, "a") == [1.0] * 40 + [2.5, None]
@@ -319,19 +308,23 @@ def test_keys_that_are_not_wanted_may_hold_anything(file):
         (b"", None, "is empty"),
         (b"\n\n", None, "has no column 'a'|is empty"),
         (b'{"b": 1}\n', None, "has no column 'a'; it has 'b'"),
-        (b'{"a": 1}\n\n{"a": "x"}\n', 1, r"row 1 \(line 3\), column 'a': 'x' is text, but row 0 has a number"),
+        (b'{"a": 1}\n\n{"a": "x"}\n', 1, r"row 1, column 'a': 'x' is text, but row 0 has a number"),
         (b'{"a": 1}\n{"a": true}\n', 1, "True is true or false, but row 0 has a number"),
         (b'{"a": 1}\n{"a": [1]}\n', 1, "a list, but row 0 has a number"),
         (b'{"a": 1}\n{"a": {}}\n', 1, "an object, but row 0 has a number"),
-        (b'{"a": 1}\n[1]\n', 1, r"row 1 \(line 2\): \[1\] is not a JSON object"),
-        (b'{"a": 1}\n{"a": 2\n', 1, r"row 1 \(line 2\): not valid JSON"),
-        (b'{"a": 1, "a": 2}\n', 0, r"row 0 \(line 1\): not valid JSON in UTF-8: 'a key occurs twice'"),
+        (b'{"a": 1}\n[1]\n', 1, r"row 1: \[1\] is not a JSON object"),
+        (b'{"a": 1}\n{"a": 2\n', 1, r"row 1: not valid JSON"),
+        (b'{"a": 1, "a": 2}\n', 0, r"row 0: not valid JSON in UTF-8: 'a key occurs twice'"),
         (b'{"a": "\xff"}\n', 0, "row 0, column 'a': text that is not UTF-8"),
         (b'{"a": "x"}\n{"a": "\\u0000"}\n', 1, "row 1, column 'a': a NUL byte"),
-        (b'{"a": "\\ud800"}\n', 0, r"row 0 \(line 1\): not valid JSON in UTF-8"),
-        (b'{"a": 1}\n{"a": 18446744073709551615}\n', 1, r"row 1 \(line 2\), column 'a': 18446744073709551615 does not"),
-        (b'{"a": 9007199254740993}\n{"a": 0.5}\n', 0, "9007199254740993 does not fit .* rounded"),
-        (b'{"a": [0.5]}\n{"a": [9007199254740993]}\n', 1, "9007199254740993 does not fit .* rounded"),
+        (b'{"a": "\\ud800"}\n', None, "column 'a': cannot be read"),
+        (b'{"a": 1}\n{"a": 18446744073709551615}\n', None, "column 'a': .*; write large whole numbers as text"),
+        (
+            b'{"a": 9007199254740993}\n{"a": 0.5}\n',
+            None,
+            "column 'a': .* 9007199254740993 .*; write large whole numbers",
+        ),
+        (b'{"a": [0.5]}\n{"a": [9007199254740993]}\n', None, "column 'a': .* 9007199254740993 .*; write large"),
     ],
 )
 def test_faulty_json_lines_are_an_error_that_names_the_row(file, lines, row, message):
@@ -534,8 +527,6 @@ def test_text_comes_as_asked():
         table.text("a", [1, 2])
     with pytest.raises(ManifestError, match="column 'f': holds double"):
         table.text("f", [0])
-    with pytest.raises(ConfigError, match=r"columns: 'aa' was not read; did you mean 'a'"):
-        table.text("aa", [0])
     for row in (-1, 3):
         with pytest.raises(IndexError, match="the table given has the rows 0 to 2"):
             table.text("a", [0, row])
@@ -616,10 +607,10 @@ def test_filters_compare_whole_numbers_exactly():
     ("filters", "message"),
     [
         ("n > 5", "filters: 'n > 5' is not a list of"),
-        (["n", ">", 5], "filters: 'n' is not"),
-        ([["n", ">"]], r"is not \[column, operator, value\]"),
+        (["n", ">", 5], r"filters: \['n', '>', 5\] is not a list of"),
+        ([["n", ">"]], r"is not a list of \[column, operator, value\]"),
         ([[1, ">", 5]], r"is not \[column, operator, value\]"),
-        ([["n", "=", 5]], "filters: '=' is not one of ==, !=, <"),
+        ([["n", "=", 5]], r"filters: \['n', '=', 5\] is not .*; operators are ==, !=, <"),
         ([["n", "in", 5]], "'in' needs a list of values, not 5"),
         ([["n", "in", []]], "'in' needs a list of values"),
         ([["n", "in", "ab"]], "'in' needs a list of values"),
@@ -805,67 +796,12 @@ def test_several_columns_side_by_side():
         large.labels(["f", "a"])
 
 
-@pytest.mark.parametrize(
-    ("column", "options", "message"),
-    [
-        ("n", {"classes": ["a"]}, "classes: column 'n' holds int64"),
-        ("x", {}, "columns: 'x' was not read; the columns are"),
-    ],
-)
-def test_options_that_do_not_fit(column, options, message):
-    with pytest.raises(ConfigError, match=message):
-        held({"t": ["a"], "n": [1], "l": [["a"]]}).labels(column, **options)
-
-
-@pytest.mark.parametrize(
-    ("columns", "options", "message"),
-    [
-        ("a", {}, "columns: 'a' is not a list of names"),
-        ([], {}, "columns: empty; name at least one"),
-        ([1], {}, r"columns: \[1\] is not a list of names"),
-        (["a"], {"numbers": ["b"]}, "numbers: 'b' is not one of the columns 'a'"),
-        (["a"], {"numbers": "a"}, "numbers: 'a' is not a list"),
-    ],
-)
-def test_columns_that_are_none(columns, options, message):
-    with pytest.raises(ConfigError, match=message):
-        Table.of(pa.table({"a": [1]}), columns, **options)
+def test_numbers_have_no_classes():
+    with pytest.raises(ConfigError, match="classes: column 'n' holds int64"):
+        held({"n": [1]}).labels("n", classes=["a"])
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------
-
-
-def repeats_by_hand(values):
-    first = {}
-    return [(row, first[value]) for row, value in enumerate(values) if first.setdefault(value, row) != row]
-
-
-@given(st.lists(st.text("ab\xe9", max_size=20) | st.sampled_from(["", "x" * 700 + "1", "x" * 700 + "2"]), min_size=1))
-def test_repeated_text_is_found(values):
-    parts = [pa.array(["no", *values], kind).slice(1) for kind in (pa.string(), pa.large_string())]
-    for array in (pa.array(values), *parts, pa.array(values).dictionary_encode()):
-        assert list(zip(*(each.tolist() for each in duplicate_rows(array)))) == repeats_by_hand(values)
-    words = hashed_texts(pa.array(values)).tolist()
-    assert words == [hashed_texts(pa.array([value]))[0] for value in values]
-
-
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=30))
-def test_repeated_numbers_are_found(values):
-    for kind in (pa.int64(), pa.uint8()):
-        assert list(zip(*(each.tolist() for each in duplicate_rows(pa.array(values, kind))))) == repeats_by_hand(values)
-
-
-@pytest.mark.parametrize("same", [False, True])
-def test_many_ids_in_blocks_and_with_equal_hashes(monkeypatch, same):
-    monkeypatch.setattr(duplicate_ids, "_BLOCK_ROWS", 7)
-    values = [f"{n:0{n % 23}}" for n in range(100)]
-    if same:
-        monkeypatch.setattr(duplicate_ids, "hashed_texts", lambda array: np.zeros(len(array), np.uint64))
-    else:
-        assert len(set(hashed_texts(pa.array(values)).tolist())) == 100
-    assert not duplicate_rows(pa.array(values))[0].size
-    values[90] = values[3]
-    assert [each.tolist() for each in duplicate_rows(pa.array(values))] == [[90], [3]]
 
 
 def test_ids_must_be_different():
@@ -874,7 +810,7 @@ def test_ids_must_be_different():
     )
     table.check_ids("a")
     for name, value in (("b", "1"), ("c", "'x'")):
-        message = f"{value} in row 2 and row 0, {value} in row 3 and row 0; give each row"
+        message = f"{value} in row 2 and row 0; give each row"
         with pytest.raises(ManifestError, match=message) as caught:
             table.check_ids(name)
         assert caught.value.row == 2
@@ -882,8 +818,8 @@ def test_ids_must_be_different():
         table.check_ids("n")
     with pytest.raises(ManifestError, match="column 'f': holds double; give text"):
         table.check_ids("f")
-    with pytest.raises(ManifestError, match=r"'x' in row 5 and row 0, … \(9 rows in all\)"):
-        held({"a": ["x"] * 10}).check_ids("a")
+    with pytest.raises(ManifestError, match=r"'4' in row 9 and row 8, … \(7 ids in all\)"):
+        held({"a": [str(row // 2) for row in range(14)]}).check_ids("a")
 
 
 # -- messages and pyarrow ----------------------------------------------------------------------------------------------
