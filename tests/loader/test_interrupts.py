@@ -109,7 +109,6 @@ def loader(request, monkeypatch, h5):
         monkeypatch.setattr(prefetcher, "fetched", lambda path, most, root: (fetched(path, most, root)[0], True))
         monkeypatch.setattr(prefetcher, "filled", lambda *_: False)
         monkeypatch.setattr(prefetcher, "THREADS", 2)
-        monkeypatch.setattr(prefetcher, "_POLL_S", 0.01)
     if "device" in kind:
         streams = FakeStreams("compute" if "kernels" in kind else "side")
         pretend(monkeypatch, lambda device: streams)

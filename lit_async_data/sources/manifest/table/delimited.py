@@ -165,7 +165,8 @@ def _parsed(
     path: str, delimiter: str, wanted: Sequence[str], codec: str, last_row: str, *, threads: bool = True
 ) -> tuple[Any, Any]:
     """The table, and a row with a wrong number of cells; None if there is none."""
-    library, parser, faults = arrow(), arrow("csv"), []
+    library, parser = arrow(), arrow("csv")
+    faults: list[Any] = []
 
     def skip(row: Any) -> str:
         if not faults:

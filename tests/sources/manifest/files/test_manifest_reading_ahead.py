@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import copy
 import dataclasses
 import functools
@@ -163,7 +164,7 @@ def read_in_steps(source, disk, room):
         source.read_into(samples, out)
         prepare([BatchIndex(0, step)], BatchIndex(0, step + 1))
         begun = [file for path, file in list(files.items())][: room // (out["x"].nbytes // BATCH + 200)]
-        assert all(file.done.wait(30) for file in begun)
+        assert not concurrent.futures.wait([file.data for file in begun], 30).not_done
     give_back()
     return order, late
 
