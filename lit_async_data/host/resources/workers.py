@@ -25,7 +25,7 @@ THREAD_S, PROCESS_S = 0.25, 1.0
 _COSTS = {
     "opened": "a file is opened for each sample",
     "locked": "reading holds a lock",
-    "decoded": "chunks are decoded",
+    "decoded": "samples are decoded",
     "python": "Python code reads the samples",
 }
 

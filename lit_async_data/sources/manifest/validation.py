@@ -179,8 +179,9 @@ def _raise(errors: list[SourceError], rows: Rows) -> None:
     more = f"\n  … and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
     first = errors[0]
     summary = (
-        f"{len(errors)} files of {len(rows)} samples cannot be read; repair them, or leave their rows out; the "
-        "attribute errors of this error holds all errors, each with file, row and sample_id"
+        f"{len(errors)} files of {len(rows)} samples cannot be read; repair them, or leave their rows out by "
+        "filters=[['id', 'not in', [...]]]; the attribute errors of this error holds all errors, each with file, row "
+        "and sample_id"
     )
     raise ManifestError(
         f"{summary}:\n{listed}{more}",

@@ -94,7 +94,7 @@ def test_a_process_delivers_the_batches_of_threads(file, options):
 def test_auto_takes_a_process_where_chunks_are_decoded_and_a_core_is_free(file, monkeypatch):
     with contextlib.closing(source_of(file)) as source:
         workers = AsyncLoader(source, {"batch_size": 4}).footprint.workers
-        assert (workers.kind, workers.why) == ("process", "chunks are decoded")
+        assert (workers.kind, workers.why) == ("process", "samples are decoded")
         assert str(workers).startswith("a reader process with ")
         monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda ranks=None: 1)
         workers = AsyncLoader(source, {"batch_size": 4}).footprint.workers

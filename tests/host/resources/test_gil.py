@@ -28,7 +28,7 @@ class Stored(ArraySource):
 @pytest.mark.parametrize(
     ("reading", "refusal", "chosen"),
     [
-        ("decoded", "", ("process", 1, "chunks are decoded")),
+        ("decoded", "", ("process", 1, "samples are decoded")),
         ("python", "", ("process", 1, "Python code reads the samples")),
         ("python", "no memfd", ("caller", 0, "no memfd")),
     ],

@@ -36,7 +36,7 @@ def plan_of(reading, shape=(8,), *, rows=1, order=None, **options):
         ("copied", "thread", "reading is a copy"),
         ("opened", "process", "a file is opened for each sample"),
         ("locked", "process", "reading holds a lock"),
-        ("decoded", "process", "chunks are decoded"),
+        ("decoded", "process", "samples are decoded"),
         ("python", "process", "Python code reads the samples"),
     ],
 )

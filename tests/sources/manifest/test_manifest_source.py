@@ -366,8 +366,8 @@ def test_kind_says_what_text_means(tmp_path):
     number = ManifestSource(tmp_path / "t.csv", {"y": {"name": "y", "kind": "number"}})
     assert read(number, [0, 1, 2])["y"].tolist() == [10, 9, 10]
     kinds = ManifestSource(tmp_path / "t.csv", {"y": {"name": "y", "kind": "class"}})
-    assert kinds.spec["y"].classes == ("10", "9")
-    assert read(kinds, [0, 1, 2])["y"].tolist() == [0, 1, 0]
+    assert kinds.spec["y"].classes == ("9", "10")
+    assert read(kinds, [0, 1, 2])["y"].tolist() == [1, 0, 1]
     assert labels(["1.5", "2"], kind="number")[1].tolist() == [1.5, 2.0]
     with pytest.raises(ManifestError, match="row 1") as caught:
         labels(["1.5", "two"], kind="number")

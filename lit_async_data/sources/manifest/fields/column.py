@@ -62,7 +62,7 @@ class Column:
         classes: Names of the values 0, 1, 2, … of text. None: all categories of an ordered categorical column; for
             other text, the distinct values, sorted.
         null: What to do with rows without a value: ``"error"``, ``"ignore"`` (−100, or NaN in floats), or ``"drop"``
-            the sample.
+            the sample; with several classes per sample also ``"zero"``: it has none of them.
         separator: Separates several values in one text cell: classes, or numbers of a vector.
         row: For HDF5 files, the column with the row in the file, counted from 0.
         dataset: For HDF5 files, the column with the name of the dataset; if there is no such column, the dataset
@@ -81,7 +81,7 @@ class Column:
         'nearest'
         >>> Column.of({"name": "age", "null": "skip"})
         Traceback (most recent call last):
-        lit_async_data.errors.ConfigError: null: 'skip' is not one of error, ignore, drop
+        lit_async_data.errors.ConfigError: null: 'skip' is not one of error, ignore, drop, zero
     """
 
     name: str | tuple[str, ...]
@@ -203,8 +203,8 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
     if kind in FILES and not table.is_text(column.names[0]):
         raise ConfigError(f"fields.{key}.kind: column {column.names[0]!r} does not hold paths")
     _check_options(key, column, kind)
-    if kind in FILES and column.null == "ignore":
-        raise ConfigError(f"fields.{key}.null: a missing file has no value for ignore; set null: drop")
+    if kind in FILES and column.null in ("ignore", "zero"):
+        raise ConfigError(f"fields.{key}.null: a missing file has no value for {column.null}; set null: drop")
     return kind
 
 

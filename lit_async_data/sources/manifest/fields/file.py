@@ -65,7 +65,7 @@ class FileField:
                 decode_s += time.perf_counter() - began
                 stored += len(data)
             except SourceError as error:
-                raise self.paths.rows.with_row(error, int(samples[place]), path) from error.__cause__
+                raise self.paths.failed(error, int(samples[place]), path) from error.__cause__
         if stored:
             CLOCK.decoded(decode_s, stored, out.nbytes)
 

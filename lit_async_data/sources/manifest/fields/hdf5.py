@@ -199,7 +199,7 @@ def row_numbers(column: Column, table: Table) -> Indices:
     missing = table.missing(column.row)
     if missing.size:
         raise table.origin.error("no row number; give one, or set null: drop", row=int(missing[0]), column=column.row)
-    rows = table.labels(column.row, numbers=True).values
+    rows = table.labels(column.row, kind="number").values
     if rows.dtype.kind == "f" and rows.ndim == 1 and (np.abs(rows) < 2**53).all() and (rows % 1 == 0).all():
         rows = rows.astype(np.int64)  # pandas holds whole numbers as floats if one is missing
     if rows.dtype.kind != "i" or rows.ndim > 1:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, FieldSpec
-from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.errors import ManifestError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.fields.column import Column
 from lit_async_data.sources.manifest.table.arrow import is_number
@@ -114,23 +114,14 @@ class LabelField:
 
 def labels_of_column(column: Column, table: Table) -> Labels:
     """The labels of a column; see `Table.labels`."""
-    numbers = column.kind == "number" or (
-        column.kind is None and column.classes is None and table.untyped and all(_numeric(column, table))
-    )
-    name: Any = list(column.names) if column.several else column.name
-    multi = (
-        column.kind != "number" and not column.several and not numbers and table.is_text_list(name, column.separator)
-    )
-    if column.kind == "class" and not multi and not table.is_text(name):
-        raise ConfigError(
-            f"kind: column {quoted(name)} does not hold text; leave out kind to use its numbers as labels",
-            option="kind",
-        )
+    kind = column.kind
+    if kind is None and column.classes is None and table.untyped and all(_numeric(column, table)):
+        kind = "number"
     return table.labels(
-        name,
+        list(column.names) if column.several else column.names[0],
         classes=column.classes,
         null=column.null,
-        numbers=numbers,
+        kind="number" if kind == "number" else "class" if kind == "class" else None,
         separator=column.separator,
     )
 

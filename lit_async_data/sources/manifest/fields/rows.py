@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from lit_async_data.errors import AsyncDataError, ManifestError, MissingError, SourceError
+from lit_async_data.errors import AsyncDataError, CorruptError, ManifestError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
@@ -92,16 +92,16 @@ class Rows:
 
     def __init__(self, table: Table, id: str | None) -> None:  # noqa: A002  # the user's word
         self.table = table
-        self._id = id
+        self.id = id
 
     def __len__(self) -> int:
         return len(self.table)
 
     def ids(self, samples: Sequence[int]) -> list[str | None]:
         """Ids of samples; None for each if samples have no ids."""
-        if self._id is None:
+        if self.id is None:
             return [None] * len(samples)
-        return list(self.table.text(self._id, samples))
+        return list(self.table.text(self.id, samples))
 
     def place(self, sample: int) -> tuple[str, int]:
         """File of the table and row in it."""
@@ -124,17 +124,19 @@ class Rows:
             "" if name is None else f", id {quoted(name)}"
         )
 
-    def with_row(self, error: AsyncDataError, sample: int, path: str | None = None) -> AsyncDataError:
+    def with_row(self, error: AsyncDataError, sample: int, path: str | None = None, hint: str = "") -> AsyncDataError:
         """An error of a file as an error that also names the row of the table.
 
         Args:
             error: The error; its message says what is wrong with the file.
             sample: The sample.
             path: Path of the file.
+            hint: What else to do.
         """
         _, row = self.place(sample)
         kind = type(error)
-        hint = _similar_path(path) if path is not None and isinstance(error, MissingError) else ""
+        if path is not None and isinstance(error, MissingError):
+            hint += _similar_path(path)
         located = kind(
             f"{self.where(sample)}: {error}{hint}",
             file=path or error.file,
@@ -211,6 +213,16 @@ class Paths:
             return self.root.path_of(text)
         except SourceError as error:
             raise self.rows.with_row(error, sample, text) from None
+
+    def failed(self, error: AsyncDataError, sample: int, path: str) -> AsyncDataError:
+        """An error of a sample's file, with its row and with what leaves a damaged file out."""
+        hint = ""
+        if isinstance(error, CorruptError):
+            name = self.rows.id or self.column
+            value = self.rows.table.array(name)[sample].as_py()
+            left_out = f"filters=[[{name!r}, 'not in', [{value!r}]]]"
+            hint = f"; or leave it out: {left_out}; check_files='all' finds all such files"
+        return self.rows.with_row(error, sample, path, hint)
 
     def distinct(self) -> tuple[Indices, list[str]]:
         """A number for each sample, and the distinct paths; for columns with few distinct paths.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +26,7 @@ from lit_async_data.sources.manifest.table.arrow import (
 from lit_async_data.sources.manifest.table.numeric import INEXACT
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
 
-Null = Literal["error", "ignore", "drop"]
+Null = Literal["error", "ignore", "drop", "zero"]
 # Text with more distinct values than this is not taken for classes.
 MOST_CLASSES = 2**16
 # Most rows that a message names.
@@ -75,17 +76,19 @@ def labels_of(
         null: What to do with rows without a value.
         together: Whether the values get an axis of columns.
     """
-    parsed = [(name, _column_of(array, name, origin, classes)) for name, array in columns]
+    several = not together and is_text_list(columns[0][1].type)
+    if null == "zero" and not several:
+        raise ConfigError("null: zero is for several classes per row; set ignore or drop", option="null")
+    parsed = [(name, _column_of(array, name, origin, classes, null)) for name, array in columns]
     if not together:
-        ((name, array),) = columns
-        return _with_null_option(parsed[0][1], null, origin, name, several=is_text_list(array.type))
+        return _with_null_option(parsed[0][1], null, origin, parsed[0][0], several=several)
     if null == "error":
         for name, column in parsed:
             _with_null_option(column, null, origin, name)
     return _with_null_option(_side_by_side(parsed, origin), null, origin, None)
 
 
-def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, ...] | None) -> _Column:
+def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, ...] | None, null: Null) -> _Column:
     def fail(row: int, message: str) -> ManifestError:
         return origin.error(message, row=row, column=name)
 
@@ -97,7 +100,7 @@ def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, 
     if vocabulary is not None and not (of_text or listed):
         raise ConfigError(f"classes: column {quoted(name)} holds {kind}; only text has classes", option="classes")
     if listed:
-        return _class_lists(array, vocabulary, fail)
+        return _class_lists(array, vocabulary, fail, empty_is_zero=null == "zero")
     if of_text:
         return _classes_of_text(array, vocabulary, fail)
     if is_list(kind):
@@ -147,7 +150,8 @@ def _with_null_option(
         return Labels(values, classes, rows)
     named = ", ".join(origin.where(int(row)) for row in rows[:_NAMED])
     more = f", … ({len(rows)} in all)" if len(rows) > _NAMED else ""
-    message = f"no value in {named}{more}; give one, or set null: ignore or null: drop"
+    ways = "null: zero if it has none of the classes, null: ignore" if several else "null: ignore"
+    message = f"no value in {named}{more}; give one, or set {ways} or null: drop"
     raise origin.error(message, row=int(rows[0]), column=name)
 
 
@@ -188,7 +192,7 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail)
     used = np.zeros(len(entries), np.bool_)
     used[codes[~missing]] = True
     present = {entry for entry, each in zip(entries, used.tolist(), strict=True) if each}
-    own = tuple(dict.fromkeys(entries)) if is_ordered(encoded.type) else tuple(sorted(present))
+    own = tuple(dict.fromkeys(entries)) if is_ordered(encoded.type) else tuple(sorted(present, key=_key(present)))
     classes = own if vocabulary is None else vocabulary
     numbers = {entry: number for number, entry in enumerate(classes)}
     table = np.array([numbers.get(entry, -1) for entry in [*entries, ""]], np.int64)
@@ -199,6 +203,12 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail)
         raise fail(row, f"{quoted(entries[codes[row]])} is not one of the {len(classes)} classes")
     values[missing] = IGNORED
     return _Column(values, missing, classes)
+
+
+def _key(classes: set[str]) -> Callable[[str], Any]:
+    """Whole numbers are sorted as numbers: 2 before 10."""
+    whole = all(re.fullmatch(r"[+-]?[0-9]{1,18}", name) for name in classes)
+    return (lambda name: (int(name), name)) if whole else str
 
 
 def _lengths(array: Any) -> tuple[Indices, Indices, Any]:
@@ -217,7 +227,8 @@ def _number_lists(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Colu
     other = np.flatnonzero(lengths != length)
     if other.size:
         row, size = int(rows[other[0]]), int(lengths[other[0]])
-        raise fail(row, f"a list of {size}, but {origin.where(int(rows[0]))} has {length}; make all lists equally long")
+        longer = f"a list of {size}, but {origin.where(int(rows[0]))} has {length}"
+        raise fail(row, f"{longer}; make all lists equally long, or set kind: class if the numbers are classes")
     if not length:
         raise fail(int(rows[0]), "an empty list; give at least one number")
     owner = np.repeat(rows, lengths)
@@ -233,13 +244,13 @@ def _missing_value(dtype: np.dtype[Any]) -> float:
     return {"f": np.nan, "i": IGNORED}.get(dtype.kind, 0)
 
 
-def _class_lists(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail) -> _Column:
+def _class_lists(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail, *, empty_is_zero: bool) -> _Column:
     rows, lengths, flat = _lengths(array)
     owner = np.repeat(rows, lengths)
     inner = _classes_of_text(flat, vocabulary, lambda place, message: fail(int(owner[place]), message))
     values = np.zeros((len(array), len(inner.classes)), np.uint8)
     values[owner[~inner.missing], inner.values[~inner.missing]] = 1
-    missing = np.ones(len(array), np.bool_)
+    missing = np.full(len(array), not empty_is_zero)
     missing[rows] = False
     missing[owner[inner.missing]] = True
     return _Column(values, missing, inner.classes)

@@ -27,7 +27,7 @@ from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
 # From here on, float64 cannot represent every whole number.
 INEXACT = 2**53
 # Cells that spreadsheets and pandas write for a missing number.
-_MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A"]
+MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A"]
 
 
 def check_text(array: Any, column: str, origin: RowOrigin) -> None:
@@ -62,7 +62,7 @@ def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | Non
         return origin.error(f"{quoted(array[place].as_py())} {message}", row=row, column=column)
 
     trimmed = compute.utf8_trim_whitespace(array)
-    missing = compute.is_in(trimmed, arrow_strings(_MISSING).cast(trimmed.type))
+    missing = compute.is_in(trimmed, arrow_strings(MISSING).cast(trimmed.type))
     trimmed = compute.if_else(missing, library.nulls(len(trimmed), trimmed.type), trimmed)
     odd = first_true_row(compute.match_substring_regex(trimmed, r"(?i)^[+-]?(0x|inf)"))
     if odd >= 0:
@@ -84,20 +84,21 @@ def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | Non
     return numbers
 
 
-def parsed_text(array: Any, column: str, origin: RowOrigin, separator: str | None, *, numbers: bool) -> Any:
+def parsed_text(array: Any, column: str, origin: RowOrigin, separator: str | None, *, kind: str | None) -> Any:
     """A column with its text split into lists and read as numbers, as the options say.
 
     Args:
         array: As from `as_single_array`.
         column: Name of the column.
         origin: Origin of the rows.
-        separator: Separates the values of a cell; None for one value per cell.
-        numbers: Whether to read text as numbers.
+        separator: Separates the values of a cell, and an empty cell has none; None for one value per cell.
+        kind: ``"number"``: text is read as numbers. ``"class"``: whole numbers in lists are read as text.
 
     Raises:
         ConfigError: There is a separator, but the column is not text.
         ManifestError: As `as_numbers`.
     """
+    compute, numbers = arrow("compute"), kind == "number"
     if is_categorical(array.type) and (separator is not None or numbers):
         array = array.dictionary_decode()
     if separator is not None:
@@ -105,7 +106,10 @@ def parsed_text(array: Any, column: str, origin: RowOrigin, separator: str | Non
             raise ConfigError(
                 f"separator: column {quoted(column)} holds {array.type}, not text; leave it out", option="separator"
             )
-        array = _trimmed(as_single_array(arrow().chunked_array([arrow("compute").split_pattern(array, separator)])))
+        array = compute.if_else(compute.equal(compute.utf8_trim_whitespace(array), ""), None, array)
+        array = _trimmed(as_single_array(arrow().chunked_array([compute.split_pattern(array, separator)])))
+    if kind == "class" and is_list(array.type) and arrow("types").is_integer(array.type.value_type):
+        return _lists_of_text(array)
     if not numbers or not is_text(array.type.value_type if is_list(array.type) else array.type):
         return array
     return _numbers_of_lists(array, column, origin) if is_list(array.type) else as_numbers(array, column, origin)
@@ -120,6 +124,14 @@ def _trimmed(array: Any) -> Any:
     owners = np.repeat(np.arange(len(array)), lengths)[booleans_of(filled)]
     ends = np.cumsum(np.bincount(owners, minlength=len(array)))
     return arrow().LargeListArray.from_arrays(np.append(0, ends), texts.filter(filled), mask=array.is_null())
+
+
+def _lists_of_text(array: Any) -> Any:
+    """Lists of whole numbers as lists of their digits."""
+    library = arrow()
+    lengths = values_of(arrow("compute").list_value_length(array)).astype(np.int64)
+    texts = array.flatten().cast(library.large_string())
+    return library.LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), texts, mask=array.is_null())
 
 
 def _numbers_of_lists(array: Any, column: str, origin: RowOrigin) -> Any:

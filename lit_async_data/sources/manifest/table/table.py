@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from lit_async_data.errors import ChangedError, MissingError
+from lit_async_data.errors import ChangedError, ConfigError, MissingError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.table.arrow import (
     arrow,
@@ -26,6 +26,7 @@ from lit_async_data.sources.manifest.table.arrow import (
 from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
 from lit_async_data.sources.manifest.table.filters import Filter
 from lit_async_data.sources.manifest.table.label_values import Labels, Null, labels_of
+from lit_async_data.sources.manifest.table.notation import check_notation
 from lit_async_data.sources.manifest.table.numeric import check_text, parsed_text
 from lit_async_data.sources.manifest.table.reading import files_of, read_table
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin, printable_path, quoted
@@ -151,7 +152,7 @@ class Table:
         *,
         classes: Sequence[str] | None = None,
         null: Null = "error",
-        numbers: bool = False,
+        kind: Literal["class", "number"] | None = None,
         separator: str | None = None,
     ) -> Labels:
         """One value per row.
@@ -163,9 +164,10 @@ class Table:
             name: A column; or several columns of numbers, which become the columns of one array.
             classes: Names of all classes in order, such as those of the training set. None: the categories of an
                 ordered categorical column, in their order; for other text, the distinct values, sorted.
-            null: What to do with rows without a value, or with NaN: ``"error"``, ``"ignore"`` (−100, or NaN in floats)
-                or ``"drop"`` (they are listed).
-            numbers: Text is read as numbers: int64, or float64 if some are fractions.
+            null: What to do with rows without a value, or with NaN: ``"error"``, ``"ignore"`` (−100, or NaN in floats),
+                ``"drop"`` (they are listed), or, for several classes per row, ``"zero"`` (none of the classes).
+            kind: ``"number"``: text is read as numbers: int64, or float64 if some are fractions. ``"class"``: text, and
+                whole numbers in lists, are classes. None: text is classes, unless it looks like numbers.
             separator: Separates several values in one text cell, which then counts as a list.
 
         Raises:
@@ -174,9 +176,16 @@ class Table:
                 column has a type that cannot be a label, such as dates or decimals.
         """
         names = [name] if isinstance(name, str) else name
-        columns = [
-            (each, parsed_text(self._column(each), each, self.origin, separator, numbers=numbers)) for each in names
-        ]
+        columns = [(each, parsed_text(self._column(each), each, self.origin, separator, kind=kind)) for each in names]
+        for each, array in columns:
+            text = is_text(array.type) or is_categorical(array.type) or is_text_list(array.type)
+            if kind == "class" and not text:
+                raise ConfigError(
+                    f"kind: column {quoted(each)} does not hold text; leave out kind to use its numbers as labels",
+                    option="kind",
+                )
+            if text and kind is None and classes is None:
+                check_notation(array, each, self.origin)
         vocabulary = None if classes is None else tuple(classes)
         return labels_of(columns, self.origin, classes=vocabulary, null=null, together=names is name)
 
@@ -253,11 +262,6 @@ class Table:
         """Whether a column holds text."""
         kind = self._column(name).type
         return is_text(kind) or is_categorical(kind)
-
-    def is_text_list(self, name: str, separator: str | None) -> bool:
-        """Whether cells hold several texts: lists, or text that a separator splits."""
-        kind = self._column(name).type
-        return is_text_list(kind) or (separator is not None and self.is_text(name))
 
     def check_ids(self, name: str) -> None:
         """Check that no two rows have the same id.

@@ -141,7 +141,7 @@ def test_text_stays_text_and_only_an_empty_cell_is_no_value(file):
     table = Table.of(path, ["id", "x"])
     assert everything(table, "id") == ["007", "1e3", None, " 5"]
     assert everything(table, "x") == ["NA", "null", None, "nan"]
-    numbers = table.labels("id", numbers=True, null="ignore").values
+    numbers = table.labels("id", kind="number", null="ignore").values
     assert np.array_equal(numbers, [7.0, 1000.0, np.nan, 5.0], equal_nan=True)
 
 
@@ -253,7 +253,7 @@ def test_a_damaged_archive_is_an_error(file):
 )
 def test_numbers_are_read_exactly(file, cells, values):
     table = Table.of(file("m.csv", "k,x\n" + "".join(f"-,{cell}\n" for cell in cells)), ["x"])
-    found = table.labels("x", numbers=True, null="ignore").values
+    found = table.labels("x", kind="number", null="ignore").values
     assert np.array_equal(found, values, equal_nan=True)
     assert found.dtype == np.array(values).dtype
 
@@ -262,7 +262,7 @@ def test_numbers_are_read_exactly(file, cells, values):
 def test_text_that_is_no_number_is_an_error(file, cell):
     path = file("m.csv", "".join(["x\n", *["1\n"] * 5, f'"{cell}"\n', *["2\n"] * 4]))
     with pytest.raises(ManifestError, match=f"row 5, column 'x': '{cell}' is not a number"):
-        Table.of(path, ["x"]).labels("x", numbers=True)
+        Table.of(path, ["x"]).labels("x", kind="number")
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_text_that_is_no_number_is_an_error(file, cell):
 )
 def test_numbers_that_would_be_rounded_are_an_error(file, cells):
     with pytest.raises(ManifestError, match=r"row 1, column 'x'.*rounded") as caught:
-        Table.of(file("m.csv", "x\n" + "\n".join(cells) + "\n"), ["x"]).labels("x", numbers=True)
+        Table.of(file("m.csv", "x\n" + "\n".join(cells) + "\n"), ["x"]).labels("x", kind="number")
     assert caught.value.row == 1
 
 

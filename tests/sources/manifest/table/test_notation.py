@@ -1,0 +1,127 @@
+"""Text that people write for numbers, booleans and lists never becomes classes unless they say so."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from lit_async_data import ManifestSource
+from lit_async_data.errors import ConfigError, ManifestError
+
+pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
+pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
+
+DISGUISED = [
+    ["0,5", "1,5", "", "2"],
+    ["0,5", "NA", "1,5"],
+    ["\u22120,5", "1,5"],
+    ["1.234,5", "12"],
+    ["1,234", "12", "1,234,567"],
+    ["1 234", "5 678"],
+    ["1'234", "5'678"],
+    ["1 2 3", "4 5 6"],
+    ["[1, 2]", "[3.5, 4]", "[]"],
+    ["(1,)", "(2,)"],
+    ["True", "true", "FALSE"],
+    ["Yes", "yes"],
+    ["y", "yes", "n"],
+]
+CLASSES = [
+    ["owl", "0,5"],
+    ["1-2", "3-4"],
+    ["1.2.3", "1.2.4"],
+    ["2020-01-01", "2020-01-02"],
+    ["01.02.2020", "12:30"],
+    ["A1", "007"],
+    ["yes", "no"],
+    ["True", "False"],
+    ["5%", "6%"],
+]
+
+
+def tables(cells, tmp_path):
+    """The cells as a table of each kind."""
+    (tmp_path / "t.csv").write_text("n\ty\n" + "".join(f"0\t{cell}\n" for cell in cells))
+    table = pa.table({"y": pa.array(cells)})
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "t.parquet")
+    (tmp_path / "t.jsonl").write_text("".join(f'{{"y": "{cell}"}}\n' for cell in cells))
+    coded, lists = table["y"].combine_chunks().dictionary_encode(), pa.array([[cell] for cell in cells])
+    yield from (tmp_path / "t.parquet", tmp_path / "t.jsonl", table, pa.table({"y": coded}), pa.table({"y": lists}))
+    yield pa.table({"y": [f"{cell}|{cell}" for cell in cells]})
+    yield tmp_path / "t.csv"
+
+
+def field(table, **options):
+    separator = "|" if isinstance(table, pa.Table) and "|" in str(table["y"][0]) else None
+    delimiter = "\t" if str(table).endswith("csv") else None
+    column = {"name": "y", "null": "drop", "separator": separator, **options}
+    return ManifestSource(table, {"y": column}, delimiter=delimiter).spec["y"]
+
+
+@pytest.mark.parametrize("cells", DISGUISED, ids=" and ".join)
+def test_numbers_and_booleans_in_disguise_are_refused_with_a_way_out(cells, tmp_path):
+    for table in tables(cells, tmp_path):
+        with pytest.raises(ManifestError, match=r"column 'y': .* look like .*, or set kind: class if these") as caught:
+            field(table)
+        assert caught.value.dataset == "y"
+        assert field(table, kind="class").classes
+        assert field(table, classes=sorted(set(cells))).classes == tuple(sorted(set(cells)))
+
+
+@pytest.mark.parametrize("cells", CLASSES, ids=" and ".join)
+def test_other_text_is_classes(cells, tmp_path):
+    for table in tables(cells, tmp_path):
+        assert field(table).classes == tuple(sorted(cells))
+
+
+def test_whole_numbers_are_sorted_as_numbers():
+    assert field(pa.table({"y": ["10", "2", "-1"]})).classes == ("-1", "2", "10")
+    assert field(pa.table({"y": ["10", "2", "x"]})).classes == ("10", "2", "x")
+
+
+# -- several classes per cell ------------------------------------------------------------------------------------------
+
+
+def vectors(table, **options):
+    source = ManifestSource(table, {"y": {"name": "tags", **options}})
+    return source._fields.labels["y"].labels.values.tolist(), source.spec["y"].classes
+
+
+def test_an_empty_cell_can_mean_no_class_in_every_kind_of_table(tmp_path):
+    (tmp_path / "t.csv").write_text("n,tags\n0,a|b\n1,\n2,b\n")
+    text = pa.table({"tags": ["a|b", "", "b"]})
+    for table in (
+        tmp_path / "t.csv",
+        text,
+        pa.table({"tags": ["a|b", " ", "b"]}),
+        pa.table({"tags": ["a|b", None, "b"]}),
+    ):
+        with pytest.raises(ManifestError, match="no value in row 1; give one, or set null: zero if it has none of"):
+            vectors(table, separator="|")
+        assert vectors(table, separator="|", null="zero") == ([[1, 1], [0, 0], [0, 1]], ("a", "b"))
+    lists = pa.table({"tags": [["a", "b"], [], ["b"]]})
+    assert vectors(lists) == vectors(lists, null="zero") == ([[1, 1], [0, 0], [0, 1]], ("a", "b"))
+    assert vectors(pa.table({"tags": [["a", "b"], None, ["b"]]}), null="zero")[0][1] == [0, 0]
+    with pytest.raises(ManifestError, match="no value in row 0"):  # one of several classes is missing
+        vectors(pa.table({"tags": [["a", None], ["b"]]}), null="zero")
+
+
+def test_zero_is_for_several_classes_only():
+    for cells, kind in ((["a", ""], "class"), ([1, None], None), (["1.5", ""], "number")):
+        with pytest.raises(ConfigError, match=r"^fields\.y\.null: zero is for several classes") as caught:
+            vectors(pa.table({"tags": cells}), null="zero", kind=kind)
+        assert caught.value.option == "fields.y.null"
+    with pytest.raises(ConfigError, match=r"^fields\.y\.null: a missing file has no value for zero; set null: drop"):
+        vectors(pa.table({"tags": ["a.png", None]}), null="zero")
+
+
+def test_numbers_that_are_classes_are_said_to_be_and_sorted(tmp_path):
+    (tmp_path / "t.csv").write_text("n,tags\n0,1 2\n1,2\n2,10 1\n")
+    with pytest.raises(ManifestError, match=r"a list of 1, but row 0 has 2; make all lists .*, or set kind: class if"):
+        vectors(tmp_path / "t.csv", separator=" ")
+    expected = ([[1, 1, 0], [0, 1, 0], [1, 0, 1]], ("1", "2", "10"))
+    assert vectors(tmp_path / "t.csv", separator=" ", kind="class") == expected
+    for kind in (pa.list_(pa.int64()), pa.large_list(pa.int8())):
+        assert vectors(pa.table({"tags": pa.array([[1, 2], [2], [10, 1]], kind)}), kind="class") == expected
