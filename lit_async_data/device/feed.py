@@ -114,6 +114,11 @@ class Feed(Protocol):
         ...
 
     @property
+    def has_room(self) -> bool:
+        """Whether `get` finds host memory without a release of any batch before; else it may wait for that for ever."""
+        ...
+
+    @property
     def ready(self) -> int:
         """Batches that have been read and wait on the host."""
         ...

@@ -18,6 +18,7 @@ from lit_async_data.device.streams import no_inference
 from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
+from lit_async_data.host.pipeline.slots import COPYING
 from lit_async_data.order.plan import BatchIndex, Schedule
 
 log = logging.getLogger(__name__)
@@ -161,6 +162,11 @@ class SlotFeed:
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers:
         return self._travel.buffers(self.pipeline.schedule.plan(key.epoch).count(key.step))
+
+    @property
+    def has_room(self) -> bool:
+        # Any slot that nothing is copied from holds the next batch, or will be free without the device.
+        return self.pipeline.pool.count(COPYING) < len(self.pipeline.pool)
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
         if not self._to_copy or self._to_copy[0].key != key:

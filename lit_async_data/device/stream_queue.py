@@ -1,16 +1,17 @@
 """`StreamQueue`: copies batches to a device on a side stream, while the device computes.
 
-On a device with streams a batch travels in five steps. *Compute* is the stream of the training step, *side* is the
-queue's own:
+On a device with streams a batch travels in five steps. *Compute* is the stream of the training step, *side* that of all
+queues of this process for the device:
 
 1. The queue allocates destinations on compute and records the event ``allocated`` there.
 2. Side waits for ``allocated``: the allocator may give out memory that kernels of an earlier step still read. (Without
    this wait: write after read.)
 3. Side copies from pinned host memory and records an event. When that has happened, the host memory is free.
-4. Side runs the device transform, after a wait for an event that compute records at that moment: the transform
-   allocates from side's memory, which compute may still be reading. The same holds for objects that move themselves.
+4. Side runs the device transform, and moves objects that move themselves. Both allocate from side's memory.
 5. Side records ``ready``. At hand-over compute waits for it (without this wait: read before write). Only then the raw
-   tensors may be dropped, since side still reads them.
+   tensors may be dropped, since side still reads them. What lies in side's memory is noted as used by compute
+   (``record_stream``): the allocator gives it to nobody on side before compute has read it. Objects that cannot note
+   that have side wait for compute in step 4, from then on.
 
 No reader thread calls the device, and none of these waits stops the host.
 
@@ -23,11 +24,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from lit_async_data.batch.tree import leaves_in
 from lit_async_data.device.clock import DeviceClock
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, Feed, HostBatch
 from lit_async_data.device.profiling import COPY, profiled, ranged
@@ -37,6 +40,11 @@ from lit_async_data.host.metrics.stats import DeviceWait
 from lit_async_data.order.plan import BatchIndex
 
 log = logging.getLogger(__name__)
+
+
+def _may_hold_memory(value: Any) -> bool:
+    known = isinstance(value, Mapping | Sequence | np.ndarray | np.generic) or dataclasses.is_dataclass(value)
+    return not known or hasattr(value, "record_stream")
 
 
 @dataclasses.dataclass
@@ -106,7 +114,7 @@ class StreamQueue:
             self.tickets.append(self._reserved(key))
         ticket = self.tickets[0]  # it stays there while side may write to its memory
         if not ticket.submitted:
-            self.reclaim(block=True)  # else the feed could wait for memory that only this queue can free
+            self.reclaim(block=True)
             try:
                 self._submit(ticket, self.feed.get(key))
             except Exception:
@@ -224,16 +232,21 @@ class StreamQueue:
             self._clock.copy_ends(began, host.nbytes)
 
     def _wait_for_compute(self) -> None:
-        """Have side wait for all work that compute has been given until now."""
-        self.streams.wait(self.streams.side, self.streams.record(self.streams.compute()))
+        """Before side allocates memory that compute may be reading: that of objects that have not noted it."""
+        if self.streams.unnoted:
+            self.streams.wait(self.streams.side, self.streams.record(self.streams.compute()))
 
     def _handed_out(self, ticket: Ticket) -> Batch:
-        self.streams.wait(self.streams.compute(), ticket.ready)
+        compute = self.streams.compute()
+        self.streams.wait(compute, ticket.ready)
         self._clock.came(first=ticket.key.step == 0)
-        if self._transform is not None:
-            return ticket.batch
-        with no_inference():
-            return self._unpacked(ticket)
+        batch = of_side = ticket.batch
+        if self._transform is None:
+            with no_inference():
+                batch, of_side = self._unpacked(ticket), ticket.moved
+        for value in leaves_in(of_side, _may_hold_memory):
+            self.streams.record_stream(value, compute)
+        return batch
 
     def _unpacked(self, ticket: Ticket) -> Batch:
         """The batch as the user gets it, on the current stream."""
@@ -247,8 +260,13 @@ class StreamQueue:
         return clone
 
     def reclaim(self, *, block: bool) -> None:
-        """Release host memory whose copy has happened; with ``block``, wait for all copies."""
-        while self.copying and self.streams.happened(self.copying[0].done, block=block):
+        """Release host memory whose copy has happened.
+
+        Args:
+            block: Wait for copies as long as the feed has no memory for another batch: it could wait for ever for
+                memory that only this queue can free.
+        """
+        while self.copying and self.streams.happened(self.copying[0].done, block=block and not self.feed.has_room):
             self.copying.popleft().host.release()
 
     def _forget(self) -> None:

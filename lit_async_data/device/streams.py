@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -77,7 +79,9 @@ class Streams(Protocol):
     def compute(self) -> Any:
         """The stream that the training step runs on now."""
 
-    side: Any
+    @property
+    def side(self) -> Any:
+        """The stream of copies and transforms."""
 
     @property
     def capturing(self) -> bool:
@@ -98,6 +102,19 @@ class Streams(Protocol):
 
     def moved(self, value: Any) -> Any:
         """An object moved to the device by its own ``to``, enqueued on the current stream."""
+        ...
+
+    def record_stream(self, value: Any, stream: Any) -> None:
+        """Note that a stream uses a tensor or an object whose memory is side's.
+
+        When the value is freed, the allocator waits for the stream before it gives the memory out again. If the value
+        cannot note it, `unnoted` is True from then on.
+        """
+        ...
+
+    @property
+    def unnoted(self) -> bool:
+        """Whether compute may use memory of side and the allocator does not know."""
         ...
 
     def record(self, stream: Any) -> Any:
@@ -127,13 +144,17 @@ class TorchStreams:
     """`Streams` of an accelerator that torch knows."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device = exact_device(device)
         # As far as torch offers it: bool() is False.
         self._capturing: Callable[[], bool] = getattr(
             torch.get_device_module(device), "is_current_stream_capturing", bool
         )
-        # One for the engine's whole life: a new one each epoch would strand the allocator's memory of the old one.
-        self.side = torch.Stream(device=device)
+
+    @functools.cached_property
+    def side(self) -> torch.Stream:
+        """The stream of `_side_of`, in an object of its own: none can be entered twice at a time."""
+        side = _side_of(self._device).stream
+        return torch.Stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
 
     def compute(self) -> Any:
         return torch.accelerator.current_stream(self._device)
@@ -154,6 +175,18 @@ class TorchStreams:
     def moved(self, value: Any) -> Any:
         return moved(pinned(value), self._device)
 
+    def record_stream(self, value: Any, stream: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.device != self._device:
+            return
+        try:
+            value.record_stream(stream)
+        except (AttributeError, RuntimeError):  # torch raises the second for sparse tensors
+            _side_of(self._device).unnoted = True
+
+    @property
+    def unnoted(self) -> bool:
+        return _side_of(self._device).unnoted
+
     def record(self, stream: Any) -> Any:
         return stream.record_event(torch.Event(device=self._device))
 
@@ -173,6 +206,24 @@ class TorchStreams:
 
     def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
         return checksum(tensor)
+
+
+@dataclasses.dataclass
+class _Side:
+    """The side stream of a device, and whether its memory is used by objects that have not noted it."""
+
+    stream: torch.Stream
+    unnoted: bool = False
+
+
+@functools.cache
+def _side_of(device: torch.device) -> _Side:
+    """One for each device and process.
+
+    torch hands out 32 streams in turn: with one for each engine, side would be a stream that the user has, too, and
+    each would strand the memory that the allocator keeps for it.
+    """
+    return _Side(torch.Stream(device=device))
 
 
 def streams_of(device: torch.device) -> Streams | None:

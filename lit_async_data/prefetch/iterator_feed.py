@@ -94,6 +94,10 @@ class IteratorFeed:
             self.reader.depth = self._ahead
 
     @property
+    def has_room(self) -> bool:
+        return self.ready > 0 or getattr(self._prepare, "has_room", True)
+
+    @property
     def ready(self) -> int:
         """Batches that wait on the host."""
         reader = self.reader  # read once: the pass may end in another thread

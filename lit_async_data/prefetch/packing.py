@@ -49,6 +49,11 @@ class Packer:
         # from pageable memory, which is slower and as right.
         self._pinned: frozenset[str] | None = None
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a batch can be packed at present."""
+        return self._staging.has_room
+
     def __call__(self, batch: Batch, ask: Ask[Any]) -> HostBatch:
         """Make a batch ready.
 

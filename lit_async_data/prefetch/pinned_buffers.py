@@ -49,6 +49,12 @@ class PinnedBufferPool:
         """Blocks, free or in use."""
         return self._count
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `provide` returns a block at present."""
+        with self._lock:
+            return bool(self._free) or self._count < self.most
+
     def claim(self, nbytes: int) -> Bytes | None:
         """A free block of at least this size, or None. Allocates nothing."""
         with self._lock:

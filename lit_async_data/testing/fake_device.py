@@ -64,7 +64,8 @@ class FakeStreams:
     """`Streams` without an accelerator, in which one stream is as fast and the other as slow as possible.
 
     It allocates memory like torch's caching allocator: a block that Python no longer refers to can be handed out again
-    at once, even if work enqueued earlier still reads it. So a missing wait always gives wrong values, not by chance.
+    at once, even if work enqueued earlier still reads it; but not to work of another stream that `record_stream` has
+    noted. So a missing wait always gives wrong values, not by chance.
 
     Its clock advances only while a kernel runs.
 
@@ -75,11 +76,12 @@ class FakeStreams:
     Attributes:
         calls: Name and stream of every record, wait, copy and launch, in program order.
         capturing: Whether the program records a graph.
+        unnoted: Whether a value that was handed over cannot note who uses its memory.
         now_s: Seconds that kernels have taken so far.
     """
 
     POISON = 0xAB
-    capturing = False
+    capturing = unnoted = False
 
     def __init__(self, slow: Literal["side", "compute"], takes_s: Mapping[str, float] | None = None) -> None:
         self.now_s = 0.0
@@ -88,6 +90,10 @@ class FakeStreams:
         self._compute = FakeStream("compute", eager=slow != "compute")
         self._current = self._compute
         self._pools: dict[tuple[str, int], list[Bytes]] = {}
+        # By address: the streams that use a block beside its own. And the blocks that were freed before these were
+        # done, with the events that tell.
+        self._users: dict[int, list[FakeStream]] = {}
+        self._freed: list[tuple[list[Bytes], Bytes, list[FakeEvent]]] = []
         self.calls: list[tuple[str, str]] = []
 
     def compute(self) -> FakeStream:
@@ -106,11 +112,35 @@ class FakeStreams:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Returns an uninitialised tensor from the pool of the current stream."""
         nbytes = math.prod(shape) * dtype.itemsize
+        self._reclaim()
         pool = self._pools.setdefault((self._current.name, nbytes), [])
         block = pool.pop() if pool else np.full(nbytes, self.POISON, np.uint8)
         lease = Lease(block)
-        weakref.finalize(lease, pool.append, block).atexit = False
+        weakref.finalize(lease, self._free, pool, block).atexit = False
+        self._users[block.ctypes.data] = []
         return torch.from_numpy(np.asarray(lease)).view(dtype).reshape(shape)
+
+    def _free(self, pool: list[Bytes], block: Bytes) -> None:
+        events = [self.record(stream) for stream in self._users.pop(block.ctypes.data)]
+        self._freed.append((pool, block, events))
+
+    def _reclaim(self) -> None:
+        freed, self._freed = self._freed, []
+        for pool, block, events in freed:
+            if all(self.happened(event, block=False) for event in events):
+                pool.append(block)
+            else:
+                self._freed.append((pool, block, events))
+
+    def record_stream(self, value: Any, stream: FakeStream) -> None:
+        """Keeps the block of a tensor from being handed out again before ``stream`` has used it."""
+        try:
+            if isinstance(value, torch.Tensor):
+                self._users.get(value.untyped_storage().data_ptr(), []).append(stream)
+            else:
+                value.record_stream(stream)
+        except (AttributeError, RuntimeError):
+            self.unnoted = True
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Enqueues a copy. It reads its source when it runs; like a device, it knows addresses, not tensors."""

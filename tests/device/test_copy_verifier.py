@@ -180,25 +180,6 @@ def test_a_copy_into_memory_that_the_step_still_reads_is_found_at_release():
             queue.take(BatchIndex(0, 2))
 
 
-@pytest.mark.parametrize(("made", "silent"), [(FakeStreams, True), (test_device.TransformWaitsForAnOlderEvent, False)])
-def test_a_transform_that_writes_where_compute_still_reads_is_found_at_release(made, silent):
-    """1. Batch 1 is reserved during step 0, but not ready. 2. Batch 1 is asked for: batch 0 is released, and compute is
-    to sum it, late; its memory is free. 3. The transform of batch 1 gets that memory from side's pool. It waits for
-    what compute had to do as batch 1 was reserved, and not for that sum. 4. Compute sums."""
-    streams = made("compute")
-    found = []
-    with queue_on(streams, depth=1, transform=on_device(streams), verify_copies=3) as queue:
-        queue.feed.poll = lambda key: None
-        try:
-            for number in range(STEPS):
-                queue.take(BatchIndex(0, number))
-                queue.top_up(queue.feed.following(BatchIndex(0, number)))
-        except TransferError as error:
-            found.append(str(error))
-    assert bool(found) is not silent
-    assert all(re.search(r"of batch 0 of epoch 0 changed .*\(found at release\)", each) for each in found)
-
-
 @pytest.mark.parametrize(("made", "silent"), [(FakeStreams, True), (test_device.CopiesCountAsDoneAtOnce, False)])
 def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
     """The steps are those of test_a_slot_is_not_filled_again_before_its_copy_has_happened."""

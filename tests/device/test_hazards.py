@@ -20,7 +20,7 @@ class Pretended:
 
     def __init__(self, slow):
         self.slow = slow
-        self.lacking = None
+        self.lacking, self.factor = None, 1
 
     def streams(self, device):
         self._streams = mixed(self.lacking, FakeStreams)(self.slow)
@@ -51,8 +51,16 @@ class Pretended:
     def floats(self, tensor):
         made = self._streams.empty(tuple(tensor.shape), torch.float32)
         to, of, dtype = raw(made), raw(tensor), typed(tensor)
-        self._streams.launch("transform", lambda: np.copyto(to().view(np.float32), of().view(dtype)))
+        self._streams.launch(
+            "transform", lambda: np.copyto(to().view(np.float32), of().view(dtype) * np.float32(self.factor))
+        )
         return made
+
+    def set_factor(self, factor):
+        self._streams.launch("step", lambda: setattr(self, "factor", factor))
+
+    def on_side(self):
+        return self._streams.on_side()
 
     def finish(self):
         self._streams.synchronize()

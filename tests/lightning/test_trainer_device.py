@@ -100,7 +100,7 @@ def streams(monkeypatch):
 
 def on_device(source=None, **options):
     chosen = {"batch_size": BATCH, "shuffle": True, "return_indices": True, "queue_depth": 3}
-    return lad.AsyncLoader(source or CountingSource(), chosen, device="cuda", **options)
+    return lad.AsyncLoader(source or CountingSource(), chosen, device="cuda:0", **options)
 
 
 def overriding(*hooks):

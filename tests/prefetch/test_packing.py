@@ -13,11 +13,7 @@ import pytest
 import torch
 from support.device.batches import Shipped, Step, detection, numbers
 from support.device.training_loop import (
-    ComputeNeverWaits,
     CopiesCountAsDoneAtOnce,
-    SideNeverWaits,
-    TransformWaitsForAnOlderEvent,
-    copied_ahead,
 )
 from torch.nn.utils.rnn import pack_sequence
 
@@ -152,41 +148,22 @@ def shipping(streams):
     return lambda step: held[step]
 
 
-# -- mutants: each leaves out one thing, and each must be seen ---------------------------------------------------------
+def test_a_batch_is_read_while_the_one_before_is_copied():
+    """There are two blocks: see the test of slots of this name."""
+    streams, under_way = FakeStreams("side"), []
+    streams.compute().eager = False
 
+    def make(step):
+        under_way.append([copying.done.done for copying in queue.copying])
+        return same_shapes(step)
 
-class MovesWithoutWaiting(TransformWaitsForAnOlderEvent):
-    """What moves itself writes into side's memory, which kernels of an earlier step may still read."""
-
-
-@pytest.mark.parametrize(
-    ("mutant", "slow", "own", "late"),
-    [
-        (ComputeNeverWaits, "side", False, False),
-        (SideNeverWaits, "compute", False, False),
-        (ComputeNeverWaits, "side", True, False),
-        (MovesWithoutWaiting, "compute", True, True),
-    ],
-)
-def test_a_missing_wait_shows(mutant, slow, own, late):
-    streams = mutant(slow)
-    assert trained(streams, shipping(streams) if own else same_shapes, depth=1, late=late)
-
-
-@pytest.mark.parametrize(("made", "right"), [(FakeStreams, True), (CopiesCountAsDoneAtOnce, False)])
-def test_a_block_is_not_packed_again_before_its_copy_has_happened(made, right):
-    """1. The copy of batch 0 out of the only block is enqueued on a slow side stream. 2. The block is asked back.
-    3. The next batch is packed into it. 4. The copy runs."""
-    streams = made("side")
-    step = Step(streams)
-    packer = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)
-    queue = StreamQueue(IteratorFeed(EpochCursor(same_shapes), packer, 0), streams, STEPS, None)
-    copied_ahead(queue, STEPS)
-    for number in range(STEPS):
-        step(queue.take(BatchIndex(0, number)), same_shapes(number))
-    streams.synchronize()
+    packer = Packer(PinnedBufferPool(Memory(), most=2), is_pinned=lambda tensor: False)
+    queue = StreamQueue(IteratorFeed(EpochCursor(make), packer, 0), streams, 1, None)
+    for step in range(4):
+        queue.take(BatchIndex(0, step))
+        queue.top_up(BatchIndex(0, step + 1))
     queue.close()
-    assert (step.wrong == []) is right
+    assert under_way == [[], [False], [False], [False]]
 
 
 def test_the_side_stream_does_not_wait_for_a_step_that_came_later():

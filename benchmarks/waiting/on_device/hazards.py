@@ -70,11 +70,19 @@ class Rig(Protocol):
         ...
 
     def overwritten(self, like: torch.Tensor) -> torch.Tensor:
-        """Allocate a tensor of the same size on compute, and enqueue overwriting it there."""
+        """Allocate a tensor of the same size on the current stream, and enqueue overwriting it there."""
+        ...
+
+    def on_side(self) -> contextlib.AbstractContextManager[Any]:
+        """Side is the current stream inside."""
+        ...
+
+    def set_factor(self, factor: float) -> None:
+        """Enqueue a change of what `transform` multiplies with, 1 at first, on compute."""
         ...
 
     def transform(self, batch: Batch) -> Batch:
-        """Copy the values into new tensors, with a kernel on the current stream."""
+        """Multiply the values into new tensors, with a kernel on the current stream."""
         ...
 
     def finish(self) -> None:
@@ -247,11 +255,13 @@ class SideNeverWaits(Lacking):
         return on == "side"
 
 
-class TransformWaitsForAnOlderEvent(Lacking):
-    """Side waits for the destinations of the copy, and not again before the transform."""
+class NobodyNotesWhoReads:
+    """The allocator does not know that compute reads what a transform has made."""
 
-    def lacks(self, on: Which, number: int) -> bool:
-        return on == "side" and number % 2 == 1
+    held = False
+
+    def record_stream(self, value: Any, stream: Any) -> None:
+        pass
 
 
 class CopiesCountAsDoneAtOnce(StreamQueue):
@@ -321,18 +331,33 @@ def slot_rewritten(scene: Scene) -> None:
 
 
 def transformed_over(scene: Scene) -> None:
-    """1. The destinations of batch k + 1 are taken; what compute has to do by then is noted. 2. Compute is held back.
-    3. It is to read batch k, which Python then forgets: memory of side's own. 4. Batch k + 1 is copied, and its
-    transform takes that memory.
+    """1. Compute is held back. 2. It is to read a batch, which Python then forgets: memory of side. 3. Somebody takes
+    memory as large on side, and writes to it: the next transform, or whoever shares the stream.
 
-    Where the transform waits for nothing newer than step 1, it writes over a batch that has not been read.
+    Where the allocator does not know who reads the batch, it is overwritten before.
     """
     scene.warm_up(ahead=False)
     batch = scene.next()
-    scene.loader.machinery.prefetch()
     scene.rig.hold()
     scene.read(batch)
+    like = torch.empty_like(batch, device="meta")
     del batch
+    with scene.rig.on_side():
+        scene.rig.overwritten(like)
+
+
+def transformed_early(scene: Scene) -> None:
+    """1. Compute is held back. 2. It is to change a tensor that the transform reads. 3. A batch is asked for, of which
+    nothing is on its way.
+
+    Where side waits for nothing that compute had to do before the copy, the transform reads what was there before.
+    """
+    scene.warm_up(ahead=False)
+    scene.drop()
+    scene.rig.set_factor(0)
+    scene.rig.finish()
+    scene.rig.hold()
+    scene.rig.set_factor(1)
     scene.read(scene.next())
 
 
@@ -383,10 +408,17 @@ HAZARDS = (
         depth=SLOTS + 1,
     ),
     Hazard(
-        "transform writes over a batch",
+        "memory of a transform given away",
         "compute",
         transformed_over,
-        (STREAMS, TransformWaitsForAnOlderEvent),
+        (STREAMS, NobodyNotesWhoReads),
+        transforms=True,
+    ),
+    Hazard(
+        "transform reads what compute has to write",
+        "compute",
+        transformed_early,
+        (STREAMS, SideNeverWaits),
         transforms=True,
     ),
     Hazard(

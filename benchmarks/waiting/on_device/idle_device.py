@@ -12,7 +12,7 @@ class IdleDevice:
     """Streams on which everything has happened at once. Only small tensors are copied, such as labels."""
 
     side: Any = None
-    capturing = False
+    capturing = unnoted = False
     _COPIED = 4096
 
     def compute(self) -> None:
@@ -30,6 +30,9 @@ class IdleDevice:
 
     def moved(self, value: Any) -> Any:
         return value
+
+    def record_stream(self, value: Any, stream: Any) -> None:
+        pass
 
     def record(self, stream: Any) -> Any:
         return self

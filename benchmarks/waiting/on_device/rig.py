@@ -29,6 +29,7 @@ class Gpu:
         self._slow = slow
         self._cycles = round(hold_s * cycles_per_second())
         self._streams: TorchStreams | None = None
+        self._factor = torch.ones((), device="cuda")
         # Otherwise the allocator would reuse blocks of other runs before those that this run frees.
         torch.cuda.empty_cache()
         self._warm_up()
@@ -42,7 +43,7 @@ class Gpu:
         self._streams.held = True  # type: ignore[attr-defined]
         with contextlib.ExitStack() as stack:
             if self._slow == "side":
-                stack.enter_context(self._streams.on_side())
+                stack.enter_context(self.on_side())
             sleep(self._cycles)
 
     def read(self, tensor: torch.Tensor) -> Extremes:
@@ -55,7 +56,14 @@ class Gpu:
         return torch.empty(like.shape, dtype=torch.int32, device="cuda").fill_(OTHER)
 
     def transform(self, batch: Batch) -> Batch:
-        return {name: tensor.to(torch.float32) for name, tensor in batch.items()}
+        return {name: tensor * self._factor for name, tensor in batch.items()}  # float32
+
+    def set_factor(self, factor: float) -> None:
+        self._factor.fill_(factor)
+
+    def on_side(self) -> contextlib.AbstractContextManager[Any]:
+        assert self._streams is not None
+        return self._streams.on_side()
 
     def finish(self) -> None:
         torch.cuda.synchronize()
@@ -63,7 +71,7 @@ class Gpu:
     def _warm_up(self) -> None:
         """Load the kernels: the first use of a kernel may wait for the device."""
         small = torch.zeros((BATCH, self.width), dtype=torch.int32, device="cuda")
-        for tensor in (small.fill_(OTHER), small.to(torch.float32)):
+        for tensor in (small.fill_(OTHER), small * self._factor.fill_(1)):
             self.read(tensor)()
         del small, tensor
         torch.cuda.synchronize()

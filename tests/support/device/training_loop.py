@@ -211,17 +211,3 @@ class CopiesCountAsDoneAtOnce(FakeStreams):
 
     def happened(self, event, *, block):
         return super().happened(event, block=block) if event.timed else True
-
-
-class TransformWaitsForAnOlderEvent(FakeStreams):
-    """The transform waits only for the event ``allocated``, which was recorded before the kernels that still read the
-    memory into which it writes."""
-
-    waits = 0
-
-    def wait(self, stream, event):
-        if stream is self.side:
-            self.waits += 1
-            if self.waits % 2 == 0:
-                return
-        super().wait(stream, event)
