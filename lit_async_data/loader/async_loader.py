@@ -305,6 +305,7 @@ class AsyncLoader(ResumableLoader):
                 self.options,
                 self.schedule,
                 ahead=ahead,
+                pinned=on_device,
                 transformation=self._transformation(),
                 refusal=self._refusal,
                 ranks=self.local_world_size,

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from lit_async_data.batch.spec import ALIGNMENT, Bytes
-from lit_async_data.host.resources.memory import readable
+from lit_async_data.host.resources.memory import pinned_bytes, readable
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,7 @@ class PinnedBufferPool:
             if block is None and (self._free or self._count < self.most):
                 self._count -= len(self._free)
                 self._free.clear()
-                # torch rounds pinned memory up to powers of two.
-                size = max(1 << (nbytes - 1).bit_length(), ALIGNMENT)
+                size = max(pinned_bytes(nbytes), ALIGNMENT)
                 log.info(
                     "%d pinned blocks of %s for batches to be packed into", self.most - self._count, readable(size)
                 )

@@ -106,6 +106,16 @@ def test_slots_are_pinned(kind):
         assert all(torch.from_numpy(pool.memory(slot)).is_pinned() for slot in range(len(pool)))
 
 
+def test_loaders_share_one_side_stream():
+    """More loaders than torch has streams to hand out."""
+    found = set()
+    for _ in range(40):
+        with source(1, 2, 0.0) as loader:
+            next(loader)
+            found.add(measures.engine_of(loader).queue.streams.side.stream_id)
+    assert len(found) == 1
+
+
 # A race that torch's own sanitizer sees: one tensor, written on one stream and read on another.
 SANITIZED = """
 import sys, numpy as np, torch

@@ -239,7 +239,7 @@ def reserved(epochs: int, *, new_streams: bool = False) -> list[int]:
         for _ in range(epochs):
             for batch in loader:
                 batch["x"].amax()
-            torch.cuda.synchronize()
+                torch.cuda.synchronize()  # how far the program runs ahead decides how many batches lie there at a time
             sizes.append(torch.cuda.memory_reserved())
             if new_streams:
                 engine_of(loader).queue.streams.side = torch.Stream(device="cuda")

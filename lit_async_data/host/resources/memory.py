@@ -60,6 +60,16 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
         ) from error
 
 
+def pinned_bytes(nbytes: int) -> int:
+    """Bytes that torch pins for this many: the next power of two.
+
+    Example:
+        >>> pinned_bytes(2**20), pinned_bytes(2**20 + 1)
+        (1048576, 2097152)
+    """
+    return 1 << (nbytes - 1).bit_length()
+
+
 def register(memory: Bytes, device: torch.device) -> None:
     """Lock memory in place, so that a CUDA device can copy from it by itself; until the array is freed.
 

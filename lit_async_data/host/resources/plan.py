@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec
 from lit_async_data.hooks.transformation import Transformation
-from lit_async_data.host.resources.memory import Budget, default_budget
+from lit_async_data.host.resources.memory import Budget, default_budget, pinned_bytes
 from lit_async_data.host.resources.workers import Workers
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
@@ -60,6 +60,7 @@ class ResourcePlan:
         schedule: Schedule,
         *,
         ahead: bool,
+        pinned: bool = False,
         transformation: Transformation | None = None,
         refusal: str = "",
         ranks: int | None = None,
@@ -72,6 +73,7 @@ class ResourcePlan:
             options: As given.
             schedule: Its order.
             ahead: Whether anything is read ahead.
+            pinned: Whether a device copies from its slots.
             transformation: The host hooks, for one batch at a time; None without any.
             refusal: Why no reader process can be used; empty if one can.
             ranks: Processes of this job on this machine; None for the number that torchrun sets, or 1.
@@ -92,7 +94,7 @@ class ResourcePlan:
         alone = BatchLayout(spec, schedule.capacity).nbytes
         workers = _within(workers, limit, alone if workers.shared else scratch or 0)
         planned = functools.partial(
-            cls._with, source, spec, options=options, schedule=schedule, limit=limit, scratch=scratch
+            cls._with, source, spec, options=options, schedule=schedule, limit=limit, scratch=scratch, pinned=pinned
         )
         plan = planned(workers, 1)
         while plan.budget.total > limit and workers.most > max(workers.threads, 1):
@@ -105,7 +107,8 @@ class ResourcePlan:
         if ahead and not whole and _coalesces(source, workers, hooks=hooks):
             budget = plan.budget
             # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
-            room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total - budget.slots * alone
+            room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total
+            room -= budget.slots * budget.slot_bytes
             room = min(room, limit)
             # Samples may be large before a transform, and small after it.
             batches = coalesced_batches(max(alone, scratch or 0), schedule.steps)
@@ -131,6 +134,7 @@ class ResourcePlan:
         schedule: Schedule,
         limit: int,
         scratch: int | None,
+        pinned: bool,
     ) -> ResourcePlan:
         """The footprint if these workers read ``batches`` batches together. Files read ahead are not counted."""
         plan, most = schedule.plan(0), max(workers.most, 1)
@@ -147,7 +151,9 @@ class ResourcePlan:
             scratch *= batches
             scratches += most  # while a worker process starts, the thread that it belongs to transforms
         decoded += most * source.decode_bytes
-        budget = Budget(slots, layout.nbytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
+        # The slots of a reader process are pinned as they are.
+        slot_bytes = pinned_bytes(layout.nbytes) if pinned and workers.kind != "process" else layout.nbytes
+        budget = Budget(slots, slot_bytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
         return cls(workers, layout, budget, chunks)
 
     def reserve(self, source: Source, readers: int = 1) -> Callable[[], None]:

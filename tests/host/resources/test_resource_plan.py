@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from lit_async_data import AsyncLoader, ManifestSource
+from lit_async_data.device import streams
 from lit_async_data.host.resources import workers
 from lit_async_data.host.resources.plan import COALESCED_BATCHES, COALESCED_BYTES, TOLD_BYTES
 from lit_async_data.sources.contract.storage_layout import ChunkRun, StorageLayout
@@ -91,6 +92,17 @@ def test_batches_that_are_read_together_leave_most_of_a_small_budget(reading):
     found = plan_of(reading, (1000,), workers=1, memory_budget=5 * 4 * 3 * alone)
     assert found.layout.batches == 3
     assert found.budget.most_slots == 4 * found.budget.slots == 20
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("thread", 2), ("process", 1)])
+def test_slots_that_a_device_copies_from_take_as_much_as_torch_pins(monkeypatch, kind, factor):
+    monkeypatch.setattr(streams, "has_streams", lambda device: True)
+    options = {"worker_kind": kind, "memory_budget": 10 * 2**20}
+    plan = plan_of("python", (2**16,), **options)  # one batch in a slot, and its labels: a little over 1 MiB
+    assert 2**20 < plan.layout.nbytes < 1.1 * 2**20
+    assert plan.budget.slot_bytes == (2**21 if factor == 2 else plan.layout.nbytes)
+    assert plan.budget.most_slots == (5 if factor == 2 else 9)
+    plan.budget.check()
 
 
 def test_an_epoch_of_one_step_has_nothing_to_read_together():
