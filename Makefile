@@ -77,7 +77,7 @@ bench-scale: $(VENV)/installed
 bench-resume: $(VENV)/installed
 	$(BIN)/python benchmarks/promises/resume.py $(ARGS)
 
-# What measuring costs, and whether the verdict is right: about 4 minutes, and longer beside other programs.
+# What measuring costs, and whether the verdict names the cause: about a minute.
 bench-verdict: $(VENV)/installed
 	$(BIN)/python benchmarks/promises/verdict.py $(ARGS)
 

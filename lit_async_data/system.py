@@ -69,47 +69,6 @@ def core_seconds() -> tuple[float, float]:
     return sum(row[3] + row[4] for row in seconds), sum(map(sum, seconds))
 
 
-def thread_seconds(native_id: int) -> tuple[float, float]:
-    """Seconds that a thread of this process had a core, and that it wanted one and had none; zeros without Linux.
-
-    Args:
-        native_id: Its number in the system, as `threading.get_native_id` gives it.
-    """
-    try:
-        with open(f"/proc/self/task/{native_id}/schedstat", encoding="ascii") as file:
-            had_ns, queued_ns, _ = map(int, file.read().split())
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    return had_ns / 1e9, queued_ns / 1e9
-
-
-def children_seconds() -> float:
-    """Seconds of cores of the processes that this one has started, and of theirs; zero without Linux."""
-    if resource is None:
-        return 0.0
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return float(ended.ru_utime + ended.ru_stime + sum(_family_seconds(child) for child in _children(os.getpid())))
-
-
-def _children(process_id: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended, or there is no /proc
-        for thread in os.listdir(f"/proc/{process_id}/task"):
-            with open(f"/proc/{process_id}/task/{thread}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
-    return found
-
-
-def _family_seconds(process_id: int) -> float:
-    try:
-        with open(f"/proc/{process_id}/stat", encoding="utf-8", errors="replace") as file:
-            # Behind the name, which may hold blanks: of its own and of its children that have ended, user and system.
-            ticks = sum(map(int, file.read().rpartition(")")[2].split()[11:15]))
-    except (OSError, ValueError):
-        return 0.0
-    return ticks / os.sysconf("SC_CLK_TCK") + sum(map(_family_seconds, _children(process_id)))
-
-
 def descriptor_limit() -> int:
     """Descriptors that this process may have open."""
     return WINDOWS_DESCRIPTORS if resource is None else int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

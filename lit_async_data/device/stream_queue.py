@@ -89,6 +89,8 @@ class StreamQueue:
         copying: Host memory that side may still read, in the order of the copies.
     """
 
+    transform_s = 0.0
+
     def __init__(self, feed: Feed, streams: Streams, depth: int, transform: Transform | None) -> None:
         self.feed = feed
         self.streams = streams

@@ -66,9 +66,10 @@ class DevicePrefetcher(pl.Callback):
     * ``data/epoch_gap_ms``: milliseconds that the loop waited for the first batch of the epoch.
     * ``data/read_mb_s``: 10⁶ bytes read per second of reading. The value of a step covers all that the loader has read.
 
-    After each epoch it logs on rank 0 one line: how long training waited, for what, and which option helps; see "Why is
-    my GPU waiting?" in the documentation. Validation is part of that line; test and prediction have their own. In fit
-    the progress bar shows ``host 4/4 device 2/2``: ready batches, of the most that can be ready.
+    After an epoch it logs on rank 0 one sentence: how long training waited, for what, and which option can help; none
+    for a short epoch, and none that was said before. See "Why is my GPU waiting?" in the documentation. Validation,
+    test and prediction have their own. In fit the progress bar shows ``host 4/4 device 2/2``: ready batches, of the
+    most that can be ready.
 
     Args:
         device_depth: Batches copied ahead of the one in use, for every loader. With 0 it reads and copies nothing ahead
@@ -337,7 +338,8 @@ class DevicePrefetcher(pl.Callback):
         trainer.callback_metrics.update(
             metrics | {name: torch.tensor(value) for name, value in self._verdicts.marks.items()}
         )
-        self._print_line(self._verdicts.epoch(trainer, self._epoch.summary, pl_module.device))
+        who = "training" if self._epoch.summary.device_s is None else "the device"
+        self._print_line(self._verdicts.epoch(trainer, pl_module.device, who))
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

@@ -37,7 +37,7 @@ class Engine:
     ) -> None:
         self.feed, self.device = feed, device
         side = streams.streams_of(device)
-        self.copies, self.transforms = side is not None, transform is not None
+        self.copies = side is not None
         verifier = CopyVerifier(verify_copies, side) if verify_copies else None
         if verifier is not None:
             feed = verifier.feed(feed)

@@ -1,162 +1,125 @@
-"""`Watch`: measures loaders, the loop's thread and its process from one moment on."""
+"""`Watch`: measures loaders and free cores from one moment on, as `Facts`."""
 
 from __future__ import annotations
 
-import threading
+import dataclasses
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal
 
-from lit_async_data.host.metrics.stages import StageTimes
+from torch.utils.data import IterableDataset
+
+from lit_async_data.device.slot_feed import SlotFeed
+from lit_async_data.host.metrics.stages import NO_TIMES, StageTimes
 from lit_async_data.host.metrics.stats import DeviceWait, LoaderStats
 from lit_async_data.host.resources.cores import cores
-from lit_async_data.host.resources.gil import gil_is_taken
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch.loader import PrefetchedLoader
-from lit_async_data.system import children_seconds, core_seconds, thread_seconds, usable_cores
-from lit_async_data.threads import OURS
-from lit_async_data.verdict.facts import HELD, Facts, Readers
+from lit_async_data.sources.contract.storage_layout import Reading
+from lit_async_data.system import core_seconds, usable_cores
 
 Loader = AsyncLoader | PrefetchedLoader
 
 
-class Cpu(NamedTuple):
-    """Seconds of cores.
+@dataclasses.dataclass(frozen=True)
+class Readers:
+    """Who reads the batches of a loader."""
 
-    Attributes:
-        thread_s: In which the loop's thread had one.
-        process_s: In which its process had one, all threads together.
-        queued_s: In which the loop's thread wanted one and had none.
-        readers_queued_s: The same for threads of this package, together.
-        own_s: In which other Python threads of the program had one, or wanted one and had none, together.
-    """
-
-    thread_s: float = 0.0
-    process_s: float = 0.0
-    queued_s: float = 0.0
-    readers_queued_s: float = 0.0
-    own_s: float = 0.0
-
-    def less(self, other: Cpu) -> Cpu:
-        """These seconds without some others."""
-        return Cpu(*(mine - others for mine, others in zip(self, other, strict=True)))
-
-
-class Moment:
-    """Sums at one moment, taken in the loop's thread."""
-
-    def __init__(self) -> None:
-        self.wall_s, self._thread_s, self._process_s = time.perf_counter(), time.thread_time(), time.process_time()
-        #: Of each living Python thread, by its number in the system: its name, and what `thread_seconds` says.
-        self._threads = {
-            number: (thread.name, *thread_seconds(number))
-            for thread in threading.enumerate()
-            if (number := thread.native_id) is not None
-        }
-
-    def since(self, before: Moment) -> Cpu:
-        """What came after an earlier moment. Threads that have ended in between are in ``process_s`` only."""
-        here, queued_s, readers_queued_s, own_s = threading.get_native_id(), 0.0, 0.0, 0.0
-        for number, (name, had_now_s, queued_now_s) in self._threads.items():
-            _, had_before_s, queued_before_s = before._threads.get(number, ("", 0.0, 0.0))
-            had_s, wanted_s = max(had_now_s - had_before_s, 0.0), max(queued_now_s - queued_before_s, 0.0)
-            if number == here:
-                queued_s = wanted_s
-            elif name.startswith(OURS):
-                readers_queued_s += wanted_s
-            else:
-                own_s += had_s + wanted_s
-        thread_s, process_s = self._thread_s - before._thread_s, self._process_s - before._process_s
-        return Cpu(thread_s, process_s, queued_s, readers_queued_s, own_s)
-
-
-class Cores(NamedTuple):
-    """Seconds of all cores that this process may use, since the machine began; zeros where the system does not say."""
-
-    idle_s: float = 0.0
-    total_s: float = 0.0
+    kind: Literal["caller", "thread", "process", "foreign"] = "thread"
+    count: int = 1  # now; of a foreign loader its num_workers, -1 if it has none
+    chosen: bool = False  # by the user; else `auto` knows why the kind is no other
+    reading: Reading = "copied"
+    apart: bool = False  # in worker processes, which work side by side
+    tried: bool = False  # `auto` has found that another one does not help
+    queue_depth: int = 4
+    in_vain: bool = False  # a global shuffle decodes chunks for samples that it does not use
+    replaceable: bool = True  # by a packed file; or a foreign loader by a source of ours
 
     @classmethod
-    def now(cls) -> Cores:
-        return cls(*core_seconds())
+    def of(cls, loader: Loader, stats: LoaderStats) -> Readers:
+        """The readers of a loader, which has had a batch."""
+        if isinstance(loader, PrefetchedLoader):
+            count, dataset = getattr(loader.loader, "num_workers", -1), getattr(loader.loader, "dataset", None)
+            mapped = not isinstance(dataset, IterableDataset | None)
+            return cls("foreign" if loader.device_depth else "caller", count, replaceable=mapped)
+        plan, options, engine = loader.footprint, loader.options, loader.machinery.engine
+        feed, workers, now = engine and engine.feed, plan.workers, stats.read.workers
+        return cls(
+            workers.kind,
+            now,
+            options.worker_kind != "auto" or options.workers == 0,
+            "python" if workers.apart and not workers.shared else loader.source.chunks.reading,
+            workers.apart,
+            options.workers == "auto" and isinstance(feed, SlotFeed) and feed.pipeline.tuned and now < workers.most,
+            options.queue_depth,
+            plan.amplification > 1.5 and loader.order.shuffle == "global",
+            not loader.source.is_random,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What was measured over some steps of a loop."""
+
+    batches: int = 0
+    total_s: float = 0.0  # of the loop, waiting included
+    waited_s: float = 0.0  # by the device, or by the loop where it has no streams; without the first batch
+    gap_s: float = 0.0  # waited for the first batch
+    transform_s: float = 0.0  # of what was waited, in `device_transform`, which the loop ran
+    cores: int = 1
+    free: float = 1.0  # cores that did nothing, on average
+    starved: int = 0  # how often the loop had to wait, at least
+    stages: StageTimes = NO_TIMES
+    readers: Readers = Readers()
+
+    @property
+    def share(self) -> float:
+        """The share of the time that was waited."""
+        return (self.waited_s + self.gap_s) / self.total_s if self.total_s else 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds without waiting."""
+        return max(self.total_s - self.waited_s - self.gap_s, 1e-9)
 
 
 class Watch:
-    """What happens to some loaders after this was made.
-
-    Args:
-        loaders: Those that one loop takes its batches from.
-
-    Attributes:
-        loaders: The same.
-    """
+    """What happens to the loaders that one loop takes its batches from, after this was made."""
 
     def __init__(self, loaders: Sequence[Loader]) -> None:
         self.loaders = list(loaders)
-        self._before = [loader.stats() for loader in loaders]
-        self._began, self._cores, self._children_s = Moment(), Cores.now(), children_seconds()
-        self._left_out_s, self._left_out = 0.0, Cpu()
-
-    def leave_out(self, other: Watch) -> None:
-        """Something else, such as a validation, has run in between: all that another watch has seen until now."""
-        wall_s, cpu = other.spent()
-        self._left_out_s += wall_s
-        self._left_out = Cpu(*map(sum, zip(self._left_out, cpu, strict=True)))
-
-    def spent(self) -> tuple[float, Cpu]:
-        """Seconds since the beginning, and seconds of cores, without what was left out."""
-        now = Moment()
-        return now.wall_s - self._began.wall_s - self._left_out_s, now.since(self._began).less(self._left_out)
+        self._before = [(loader.stats(), _transform_s(loader)) for loader in loaders]
+        self._began_s, self._idle_s = time.perf_counter(), core_seconds()[0]
 
     def facts(self, total_s: float | None = None) -> Facts:
-        """What was measured until now, of the loader that was waited for longest.
-
-        Args:
-            total_s: Seconds of the loop; None for all that have passed.
-        """
-        wall_s, cpu = self.spent()
-        seen = [(loader, before, loader.stats()) for loader, before in zip(self.loaders, self._before, strict=True)]
-        waits = [_waited(before, now) for _, before, now in seen]
-        if not seen:
-            return Facts(total_s=wall_s if total_s is None else total_s)
-        slowest = max(range(len(seen)), key=lambda number: waits[number])
-        loader, before, now = seen[slowest]
-        readers, stages = Readers.of(loader, now), now.stages.since(before.stages)
+        """What was measured until now, of the loader that was waited for longest, in so many seconds of the loop."""
+        wall_s, (idle_s, known_s) = time.perf_counter() - self._began_s, core_seconds()
+        waits = [
+            _waited(before, loader.stats()) for loader, (before, _) in zip(self.loaders, self._before, strict=True)
+        ]
+        total_s = wall_s if total_s is None else total_s
+        if not waits:
+            return Facts(total_s=total_s)
+        slowest = waits.index(max(waits))
+        loader, (before, transform_s), now = self.loaders[slowest], self._before[slowest], self.loaders[slowest].stats()
+        own = cores(loader.local_world_size)
         return Facts(
-            batches=now.batches - before.batches,
-            total_s=wall_s if total_s is None else total_s,
-            waited_s=sum(waited_s for waited_s, _ in waits),
-            gap_s=sum(gap_s for _, gap_s in waits),
-            loop_cpu_s=cpu.thread_s,
-            process_cpu_s=cpu.process_s,
-            loop_queued_s=cpu.queued_s,
-            readers_queued_s=cpu.readers_queued_s,
-            own_s=cpu.own_s if cpu.own_s > HELD * wall_s and gil_is_taken() else 0.0,
-            cores=cores(loader.local_world_size),
-            elsewhere=self._elsewhere(self._workers_s(readers, stages), cores(loader.local_world_size)),
-            starved=now.read.starved - before.read.starved,
-            stages=stages,
-            readers=readers,
+            now.batches - before.batches,
+            total_s,
+            sum(waited_s for waited_s, _ in waits),
+            sum(gap_s for _, gap_s in waits),
+            max(_transform_s(loader) - transform_s, 0.0),
+            own,
+            (idle_s - self._idle_s) / max(wall_s, 1e-9) * own / usable_cores() if known_s else own,
+            now.read.starved - before.read.starved,
+            now.stages.since(before.stages),
+            Readers.of(loader, now),
         )
 
-    def _workers_s(self, readers: Readers, stages: StageTimes) -> float:
-        """Seconds of cores that workers in processes of their own took."""
-        if readers.kind == "foreign":  # a DataLoader does not say which processes are its workers
-            return children_seconds() - self._children_s
-        return stages.cpu_s if readers.kind == "process" else 0.0
 
-    def _elsewhere(self, workers_s: float, own: int) -> float:
-        """How many of this process's cores other programs kept busy, on average.
-
-        Of the ranks on a machine, each has its share of the cores; what the others leave idle of theirs is free, too.
-        """
-        now, moment = Cores.now(), Moment()
-        wall_s, process_s = moment.wall_s - self._began.wall_s, moment.since(self._began).process_s
-        total_s, idle_s = now.total_s - self._cores.total_s, now.idle_s - self._cores.idle_s
-        if total_s < wall_s / 2:
-            return 0.0  # the system does not say what all cores do
-        others = (total_s - idle_s - process_s - workers_s) / wall_s
-        return max(others - (usable_cores() - own), 0.0)
+def _transform_s(loader: Loader) -> float:
+    engine = loader.machinery.engine
+    return 0.0 if engine is None else engine.queue.transform_s
 
 
 def _waited(before: LoaderStats, now: LoaderStats) -> tuple[float, float]:

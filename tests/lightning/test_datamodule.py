@@ -248,3 +248,11 @@ def test_ranks_on_this_machine_are_those_of_the_trainer_or_of_who_started_it(mon
     monkeypatch.setenv("LOCAL_WORLD_SIZE", torchrun)
     arguments = LoaderArguments.of(Ranks(devices), source(), LoaderOptions(batch_size=4))
     assert arguments.local_world_size == ranks
+
+
+def test_the_loaders_of_a_datamodule_know_their_stage_and_share_what_was_said():
+    source = ArraySource({"x": np.zeros(8)})
+    dm = AsyncDataModule(train=source, val=[source, source], loader={"batch_size": 4})
+    train, (first, second) = dm.train_dataloader(), dm.val_dataloader()
+    assert [each.label for each in (train, first, second)] == ["train", "val", "val[1]"]
+    assert train.logged is first.logged is second.logged

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import itertools
+import logging
 import pickle
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch
 from support.threads.waits import until
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
+from lit_async_data.device import profiling
 from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, TransformError
 from lit_async_data.host.pipeline.slots import READY
 from lit_async_data.order.plan import EpochPlan
@@ -431,3 +433,22 @@ def test_stats_count_what_happened():
     names = "wait_ms", "device_wait_ms", "queue_fill", "epoch_gap_ms", "read_mb_s"
     assert set(stats.metrics()) == {f"data/{name}" for name in names}
     assert stats.metrics()["data/device_wait_ms"] == stats.metrics()["data/wait_ms"]  # it waits when the loop does
+
+
+def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
+    source = ArraySource({"x": np.zeros(8)})
+    loaders = [AsyncLoader(source, {"batch_size": 4}) for _ in range(3)]
+    for loader, label in zip(loaders, ("train", "val", "test")):
+        loader.label, loader.logged = label, loaders[0].logged
+        loader._say(logging.WARNING, "this is slow")
+    loaders[2]._say(logging.WARNING, "this, too")
+    assert [each.getMessage() for each in caplog.records] == ["train: this is slow", "test: this, too"]
+
+
+def test_torchs_profiler_shows_our_ranges():
+    assert not profiling.profiled()
+    source = ArraySource({"x": np.zeros(8)})
+    with AsyncLoader(source, {"batch_size": 4, "workers": 0}) as loader, torch.profiler.profile() as profile:
+        assert profiling.profiled()
+        assert len(list(loader)) == 2
+    assert [event.name for event in profile.events()].count(profiling.NEXT) == 2

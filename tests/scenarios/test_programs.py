@@ -179,13 +179,6 @@ def test_on_the_cpu_waiting_is_measured_at_every_depth(depth):
         assert fit.callback_metrics["data/queue_fill"] == 0
 
 
-def test_after_an_epoch_a_line_says_how_long_training_waited(caplog, capsys):
-    with caplog.at_level(logging.INFO):
-        fitted(max_epochs=2)
-    text = caplog.text + "".join(capsys.readouterr())
-    assert text.count("training waited ") == 2
-
-
 @pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_progress_bar_shows_how_full_the_queues_are(bar, workers, pretended, capsys):

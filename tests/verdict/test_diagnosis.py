@@ -1,299 +1,153 @@
-"""Each cause of waiting is named, with the option that helps, and never more workers than cores."""
+"""Each cause of waiting is named, with a change that can help and is not made yet."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import get_args
+import time
+import types
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
 
-from lit_async_data import AsyncLoader
+import lit_async_data as lad
 from lit_async_data.host.metrics.stages import Stage, StageTimes
-from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.testing import ArraySource
 from lit_async_data.verdict.diagnosis import verdict
-from lit_async_data.verdict.facts import Facts, Readers
-from lit_async_data.verdict.finding import Bound, Option, Verdict
+from lit_async_data.verdict.finding import Bound, Cure, Verdict
+from lit_async_data.verdict.watch import Facts, Readers, Watch
 
 BATCHES = 100
+PROCESS = {"kind": "process"}
+CHOSEN = {"chosen": True}
 
 
-def facts(step_s=0.01, *, read=0.0, decode=0.0, transform=0.0, copy=0.0, cpu=None, cores=4, busy=0.0, **options):
+def facts(step_s=0.01, *, read=0.0, decode=0.0, transform=0.0, copy=0.0, cores=4, free=4.0, **readers):
     """A loop beside readers, with the seconds that each stage takes per batch; the slowest of all decides."""
-    readers = Readers(**options)
-    worked = read + decode + transform
-    beside = step_s + worked if readers.kind == "caller" else max(step_s, worked / max(readers.count, 1), copy)
-    cpu = worked if cpu is None else cpu
-    return Facts(
-        batches=BATCHES,
-        total_s=BATCHES * beside,
-        waited_s=BATCHES * (beside - step_s),
-        loop_cpu_s=BATCHES * busy,
-        process_cpu_s=BATCHES * (busy + (cpu if readers.kind in ("thread", "caller") else 0)),
-        cores=cores,
-        starved=BATCHES if beside > step_s else 0,
-        stages=StageTimes(
-            Stage(BATCHES * read),
-            Stage(BATCHES * decode),
-            Stage(BATCHES * transform),
-            Stage(BATCHES * copy),
-            BATCHES * cpu,
-        ),
-        readers=readers,
-    )
-
-
-PYTHON = {"reading": "python"}
-PROCESS = {"kind": "process", "gil": False}
+    known = Readers(**readers)
+    beside = max(step_s, (read + decode + transform) / max(known.count, 1), copy)
+    seconds = (Stage(BATCHES * each) for each in (read, decode, transform, copy))
+    waited_s = BATCHES * (beside - step_s)
+    starved = BATCHES if waited_s else 0
+    times = StageTimes(*seconds)
+    return Facts(BATCHES, BATCHES * beside, waited_s, 0.0, 0.0, cores, free, starved, times, known)
 
 
 @pytest.mark.parametrize(
-    ("measured", "bound", "cure"),
+    ("measured", "bound", "cure", "value"),
     [
-        (facts(), Bound.LOOP, ""),
-        (facts(0.02, decode=0.01), Bound.LOOP, ""),
-        (facts(read=0.02, cpu=0.001), Bound.READING, "loader.workers=3"),
-        (facts(read=0.02, cpu=0.001, cores=2), Bound.READING, "loader.workers=2"),
-        (facts(read=0.02, cpu=0.001, cores=1), Bound.READING, "loader.workers=2"),
-        (facts(decode=0.018, reading="decoded", **PROCESS), Bound.DECODING, "loader.workers=2"),
-        (facts(decode=0.06, reading="decoded", **PROCESS), Bound.DECODING, "loader.workers=4"),
-        (facts(read=0.001, transform=0.018, apart=True, **PYTHON, **PROCESS), Bound.TRANSFORM, "loader.workers=2"),
-        (
-            facts(read=0.001, transform=0.018, **PYTHON),
-            Bound.TRANSFORM,
-            "loader.worker_kind=process loader.workers=2",
-        ),
-        (facts(read=0.02, apart=True, **PYTHON, **PROCESS), Bound.PYTHON, "loader.workers=3"),
-        (facts(read=0.012, cpu=0.004, busy=0.009, **PYTHON), Bound.GIL, "loader.worker_kind=process"),
-        (
-            facts(decode=0.012, reading="locked", compressed=True, **PROCESS),
-            Bound.LOCK,
-            "python -m lit_async_data pack",
-        ),
-        (facts(read=0.012, reading="locked", compressed=True, **PROCESS), Bound.LOCK, "python -m lit_async_data pack"),
-        (facts(read=0.012, reading="locked", **PROCESS), Bound.LOCK, ""),
-        (facts(decode=0.018, reading="locked", apart=True, **PROCESS), Bound.LOCK, "loader.workers=2"),
-        (facts(read=0.02, reading="opened", **PROCESS), Bound.READING, ""),
-        (facts(0.01, copy=0.02), Bound.COPY, "uint8"),
-        (facts(0.01, read=0.01, kind="caller", count=0), Bound.CALLER, "loader.workers=1"),
-        (facts(0.01, read=0.01, kind="caller", count=0, stuck="a lambda"), Bound.CALLER, "say what keeps it"),
-        (facts(0.01, read=0.02, kind="foreign", count=1), Bound.FOREIGN, "num_workers=3"),
-        (facts(0.01, read=0.02, kind="foreign", count=-1), Bound.FOREIGN, ""),
+        (facts(), Bound.LOOP, Cure.NONE, 0),
+        (facts(0.02, decode=0.01), Bound.LOOP, Cure.NONE, 0),
+        (facts(read=0.03), Bound.STORAGE, Cure.WORKERS, 3),
+        (facts(read=0.03, cores=1, free=0.0), Bound.STORAGE, Cure.WORKERS, 2),
+        (facts(read=0.09, count=4), Bound.STORAGE, Cure.NONE, 0),
+        (facts(read=0.02, reading="opened"), Bound.STORAGE, Cure.PACK, 0),
+        (facts(decode=0.018, reading="decoded"), Bound.DECODING, Cure.WORKERS, 2),
+        (facts(decode=0.09, reading="decoded"), Bound.DECODING, Cure.WORKERS, 4),
+        (facts(decode=0.02, reading="decoded", in_vain=True), Bound.DECODING, Cure.SHUFFLE, 0),
+        (facts(decode=0.02, reading="decoded", tried=True), Bound.DECODING, Cure.PACK, 0),
+        (facts(decode=0.02, reading="decoded", free=0.2), Bound.DECODING, Cure.PACK, 0),
+        (facts(decode=0.02, free=0.2, replaceable=False), Bound.DECODING, Cure.CORES, 0),
+        (facts(decode=0.08, count=4, replaceable=False), Bound.DECODING, Cure.NONE, 0),
+        (facts(transform=0.02, reading="python", **CHOSEN), Bound.TRANSFORM, Cure.PROCESS, 0),
+        (facts(transform=0.02, reading="python"), Bound.TRANSFORM, Cure.NONE, 0),
+        (facts(transform=0.02, reading="python", apart=True, **PROCESS), Bound.TRANSFORM, Cure.WORKERS, 2),
+        (facts(read=0.02, reading="python", apart=True, **PROCESS), Bound.PYTHON, Cure.WORKERS, 2),
+        (facts(read=0.02, reading="python", **PROCESS), Bound.PYTHON, Cure.NONE, 0),
+        (facts(decode=0.02, reading="locked", **PROCESS), Bound.LOCK, Cure.PACK, 0),
+        (facts(read=0.02, reading="locked", apart=True, **PROCESS), Bound.LOCK, Cure.WORKERS, 2),
+        (facts(copy=0.02), Bound.COPY, Cure.BYTES, 0),
+        (facts(read=0.02, kind="caller", count=0, **CHOSEN), Bound.CALLER, Cure.WORKERS, 1),
+        (facts(read=0.02, kind="caller", count=0), Bound.CALLER, Cure.NONE, 0),
+        (facts(read=0.02, kind="foreign", count=0), Bound.FOREIGN, Cure.NUM_WORKERS, 2),
+        (facts(read=0.02, kind="foreign", count=0, free=0.1), Bound.FOREIGN, Cure.NUM_WORKERS, 2),
+        (facts(read=0.05, kind="foreign", count=2), Bound.FOREIGN, Cure.NUM_WORKERS, 4),
+        (facts(read=0.05, kind="foreign", count=4), Bound.FOREIGN, Cure.SOURCE, 0),
+        (facts(read=0.05, kind="foreign", count=2, free=0.1), Bound.FOREIGN, Cure.SOURCE, 0),
+        (facts(read=0.05, kind="foreign", count=4, replaceable=False), Bound.FOREIGN, Cure.NONE, 0),
+        (facts(read=0.02, kind="foreign", count=-1, replaceable=False), Bound.FOREIGN, Cure.NONE, 0),
     ],
 )
-def test_the_slow_stage_is_named_with_what_helps(measured, bound, cure):
-    found = verdict(measured)
-    assert found.bound is bound
-    assert cure in found.cure() if cure else not found.cure()
+def test_the_slow_stage_is_named_with_the_first_change_that_can_help(measured, bound, cure, value):
+    assert verdict(measured)[1:] == (bound, cure, value)
 
 
-def test_a_loader_that_is_read_by_the_loop_should_get_a_worker():
-    # All of it is waited for: the loader's own `next` is called when a batch is wanted.
-    measured = dataclasses.replace(
-        facts(0.01, read=0.01, kind="foreign", count=0), total_s=2.0, waited_s=1.0, starved=BATCHES
-    )
-    assert verdict(measured).cure() == "num_workers=1 of your DataLoader"
-    assert verdict(measured).gain == pytest.approx(0.5)
-
-
-PACK = {"packing": "python -m lit_async_data pack x.h5 -o packed.h5", "reading": "decoded", "compressed": True}
-IN_VAIN = {"shuffle": "global", "amplification": 4.0, **PACK}
-
-
-def test_decoding_in_vain_is_saved_by_a_chunk_shuffle_that_mixes_well_and_else_by_packing():
-    measured = facts(decode=0.02, cores=1, mixing=0.6, **IN_VAIN)
-    found = verdict(measured)
-    assert (found.bound, found.cure()) == (Bound.DECODING, "loader.shuffle=chunk")
-    assert found.gain == pytest.approx(0.5)
-    packed = verdict(facts(decode=0.02, cores=1, mixing=0.1, **IN_VAIN))
-    line = "decoding-bound; python -m lit_async_data pack x.h5 -o packed.h5 should save about 50 %"
-    assert str(packed) == line
-
-
-def test_where_nothing_is_decoded_in_vain_only_a_file_without_compression_takes_less_work():
-    found = verdict(facts(decode=0.02, cores=1, **PACK))
-    assert found.cure() == f"{PACK['packing']} --codec none writes a larger file that needs no decoding"
-    assert "should save" not in str(found)
-    images = verdict(facts(decode=0.02, cores=1, **PACK | {"compressed": False}))
-    assert images.cure() == f"{PACK['packing']} writes a file that is read with less work"
-
-
-@pytest.mark.parametrize(
-    "measured",
-    [
-        facts(decode=0.004, read=0.016, cores=1, **PACK),
-        facts(decode=0.001, transform=0.02, cores=1, **PACK),
-        facts(decode=0.02, cores=1, **PACK | {"packing": ""}),
-        facts(0.01, decode=0.05, kind="foreign", count=4),
-    ],
-    ids=["reading", "a transform", "random crops", "a foreign loader"],
-)
-def test_packing_is_not_proposed_where_something_else_takes_the_time_or_it_would_pack_something_else(measured):
-    assert verdict(measured).option is Option.NOTHING
-
-
-def test_what_workers_auto_has_tried_is_not_proposed():
-    assert verdict(facts(decode=0.02, reading="decoded", tried=True)).option is Option.PACK
-
-
-def test_cores_that_the_loop_takes_are_not_promised_to_workers():
-    free = facts(decode=0.019, cores=2, busy=0.0, reading="decoded", **PROCESS)
-    taken = facts(decode=0.019, cores=2, busy=0.0095, reading="decoded", **PROCESS)
-    assert verdict(free).option is Option.WORKERS
-    assert verdict(taken).gain < verdict(free).gain
-
-
-def test_readers_that_wait_for_cores_are_no_slow_storage():
-    measured = facts(decode=0.04, cpu=0.019, cores=1, busy=0.02, reading="decoded", **PROCESS)
-    assert verdict(measured).bound is Bound.CORES
-
-
-def test_cores_that_other_programs_take_are_no_slow_storage_and_not_promised():
-    alone = facts(decode=0.03, cpu=0.014, cores=2, reading="decoded", **PROCESS)
-    assert verdict(alone).bound is Bound.READING
-    crowded = verdict(dataclasses.replace(alone, elsewhere=1.5))
-    assert (crowded.bound, crowded.option) == (Bound.CORES, Option.PACK)
-    told = dataclasses.replace(alone, elsewhere=1.5, readers=Readers(reading="decoded"), readers_queued_s=0.02)
-    assert verdict(told).bound is Bound.READING  # nearly all of the time they wanted no core
-    queued = dataclasses.replace(told, readers_queued_s=1.5)
-    assert verdict(queued).bound is Bound.CORES
-
-
-def test_readers_that_could_keep_up_want_a_deeper_queue():
+def test_a_deeper_queue_is_advised_once_and_only_to_readers_that_could_keep_up():
     late = dataclasses.replace(facts(read=0.005), total_s=1.2, waited_s=0.2, starved=BATCHES // 2)
-    assert verdict(late).cure() == "loader.queue_depth=8"
+    assert verdict(late)[1:] == (Bound.LATE, Cure.QUEUE_DEPTH, 8)
+    for depth in (8, 16):
+        deeper = dataclasses.replace(late, readers=Readers(queue_depth=depth))
+        assert verdict(deeper)[1:] == (Bound.LATE, Cure.NONE, 0)
 
 
-def test_the_price_of_a_hand_over_is_no_lack_of_data():
-    ready = dataclasses.replace(facts(read=0.005), total_s=1.1, waited_s=0.1)
-    assert verdict(ready).bound is Bound.HANDOVER
-    # A transform that the loop runs by itself is waited for as well.
-    transforms = dataclasses.replace(ready, readers=dataclasses.replace(ready.readers, in_loop=True))
-    assert str(verdict(transforms)).startswith("data keep up; each batch was ready, and the loop itself runs device_tr")
-
-
-@pytest.mark.parametrize(("transform", "in_loop"), [(lambda batch: batch, True), (None, False)])
-def test_a_device_transform_runs_in_the_loop_on_a_cpu(transform, in_loop):
-    source = ArraySource({"x": np.zeros(8)})
-    with AsyncLoader(source, {"batch_size": 4}, device_transform=transform) as loader:
-        next(loader)
-        assert Readers.of(loader, loader.stats()).in_loop is in_loop
-
-
-def test_the_first_batch_of_an_epoch_is_told_apart():
-    assert verdict(dataclasses.replace(facts(), total_s=2.0, gap_s=1.0)).bound is Bound.FIRST
-    ready = dataclasses.replace(facts(read=0.005), total_s=2.1, waited_s=0.1, gap_s=1.0)
-    assert verdict(ready).bound is Bound.FIRST
-
-
-# -- a full GIL --------------------------------------------------------------------------------------------------------
-
-
-def shared(*, busy, busy_queued, python, python_queued, batch_s, waited=0.0, elsewhere=0.0, **readers):
-    """A loop beside a thread that runs Python, with seconds per batch of each."""
-    return Facts(
-        batches=BATCHES,
-        total_s=BATCHES * batch_s,
-        waited_s=BATCHES * waited,
-        loop_cpu_s=BATCHES * busy,
-        loop_queued_s=BATCHES * busy_queued,
-        process_cpu_s=BATCHES * (busy + python),
-        readers_queued_s=BATCHES * python_queued,
-        cores=2,
-        elsewhere=elsewhere,
-        starved=BATCHES if waited else 0,
-        stages=StageTimes(transform=Stage(BATCHES * batch_s), cpu_s=BATCHES * python),
-        readers=Readers(**readers),
+def test_a_transform_that_the_loop_runs_itself_is_named_whatever_else_is_waited_for():
+    late = dataclasses.replace(facts(read=0.005), total_s=1.7, waited_s=0.4, gap_s=0.3, starved=BATCHES // 2)
+    assert verdict(late).bound is Bound.LATE
+    found = verdict(dataclasses.replace(late, transform_s=0.34))
+    assert found.sentence("training", "1.7 s") == (
+        "training spent 20.0 % of 1.7 s in device_transform, which runs in the loop on a CPU; as batch_transform, in "
+        "numpy, the readers run it"
     )
 
 
-# A step of 4 ms and a transform of 4 ms, in threads of one process. Together they take 8 ms, since they share the GIL;
-# and 16 ms if each has a core for half of the time only, since a thread without a core keeps the GIL.
-ALONE = {"busy": 0.004, "busy_queued": 0.0, "python": 0.004, "python_queued": 0.0, "batch_s": 0.008}
-CROWDED = {"busy": 0.004, "busy_queued": 0.004, "python": 0.004, "python_queued": 0.004, "batch_s": 0.016}
+def test_batches_that_were_ready_and_the_first_one_are_no_slow_readers():
+    ready = dataclasses.replace(facts(read=0.005), total_s=1.1, waited_s=0.1)
+    assert verdict(ready)[1:] == (Bound.HANDOVER, Cure.BATCH_SIZE, 0)
+    assert verdict(dataclasses.replace(ready, total_s=2.1, gap_s=1.0)).bound is Bound.FIRST
 
 
-@pytest.mark.parametrize("reading", get_args(Reading))
-@pytest.mark.parametrize("waited", [0.0, 0.005])
-def test_a_full_gil_is_named_whatever_the_source(reading, waited):
-    found = verdict(shared(**ALONE, waited=waited, reading=reading))
-    assert (found.bound, found.cure()) == (Bound.GIL, "loader.worker_kind=process")
-    assert found.gain == pytest.approx(0.37, abs=0.01)  # of 0.5, since both cores are full then
+@pytest.mark.parametrize("cure", Cure)
+def test_every_sentence_is_whole(cure):
+    said = Verdict(0.5, Bound.LATE, cure, 8).sentence("test", "2.0 s", "data.test_loader.")
+    assert said.startswith("test waited 50.0 % of 2.0 s for data: a batch is late now and then")
+    assert not set(said) & {"{", "}"}
 
 
-@pytest.mark.parametrize("waited", [0.0, 0.005])
-def test_a_full_gil_is_named_also_where_the_cores_are_busy(waited):
-    crowded = shared(**CROWDED, waited=waited, elsewhere=1.5)
-    found = verdict(crowded)
-    assert (found.bound, found.gain) == (Bound.GIL, 0.0)
-    assert found.cure() == "loader.worker_kind=process, once a core is free for it"
-    # A little time was left idle, which does not mean that more could have been had.
-    assert verdict(dataclasses.replace(crowded, elsewhere=1.2)).gain == 0
-    # Without the time in which they wanted a core, nobody could tell.
-    untold = dataclasses.replace(crowded, loop_queued_s=0.0, readers_queued_s=0.0)
-    assert verdict(untold).bound is not Bound.GIL
+# -- what is measured --------------------------------------------------------------------------------------------------
 
 
-def test_readers_that_wait_for_the_gil_of_the_loop_are_no_slow_storage():
-    measured = facts(0.01, read=0.001, transform=0.018, cpu=0.003, busy=0.007, reading="copied")
-    assert verdict(measured).bound is Bound.GIL
+def readers(loader):
+    next(iter(loader))
+    with contextlib.closing(loader):
+        return Readers.of(loader, loader.stats())
 
 
-@pytest.mark.parametrize(
-    "measured",
-    [
-        facts(busy=0.01),
-        dataclasses.replace(facts(read=0.005), total_s=1.1, waited_s=0.1),
-        facts(read=0.02, cpu=0.001, reading="copied"),
-    ],
-    ids=["the loop", "handing over", "readers"],
-)
-def test_threads_of_the_program_that_hold_the_gil_are_named(measured):
-    assert verdict(measured).bound is not Bound.OWN
-    found = verdict(dataclasses.replace(measured, own_s=0.5))
-    assert found.bound is Bound.OWN
-    assert str(found) == "GIL-bound, threads of your own program hold it; do what they do in a process of its own"
+class Streaming(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
 
 
-def test_a_reader_process_waits_for_no_gil():
-    measured = dataclasses.replace(facts(read=0.02, cpu=0.001, **PROCESS), own_s=0.5)
-    assert verdict(measured).bound is Bound.READING
+def test_a_dataset_with_an_index_could_be_read_by_a_source():
+    mapped = readers(lad.prefetched(DataLoader(range(10), batch_size=2), device="cpu"))
+    assert (mapped.kind, mapped.count, mapped.replaceable) == ("foreign", 0, True)
+    assert not readers(lad.prefetched(DataLoader(Streaming(), batch_size=2), device="cpu")).replaceable
+    assert readers(lad.prefetched(iter(range(10)), device="cpu")).count == -1
 
 
-seconds = st.floats(0, 0.1)
+def test_decoding_in_vain_is_seen_in_the_plan_of_the_loader(h5):
+    values = np.arange(256 * 50).reshape(256, 50)
+    path = h5("z.h5", labels=np.arange(256), data={"data": values, "chunks": (8, 50), "compression": 1})
+    for shuffle in ("global", "chunk"):
+        options = {"batch_size": 16, "shuffle": shuffle, "workers": 1, "worker_kind": "thread", "cache_bytes": 0}
+        with contextlib.closing(lad.HDF5Source(path)) as source:
+            known = readers(lad.AsyncLoader(source, options))
+        assert (known.in_vain, known.chosen, known.queue_depth) == (shuffle == "global", True, 4)
 
 
-measurements = st.fixed_dictionaries(
-    {
-        "step_s": seconds,
-        "read": seconds,
-        "decode": seconds,
-        "transform": seconds,
-        "busy": seconds,
-        "cores": st.integers(1, 64),
-        "count": st.integers(0, 8),
-        "kind": st.sampled_from(["caller", "thread", "process", "foreign"]),
-        "reading": st.sampled_from(get_args(Reading)),
-        "apart": st.booleans(),
-        "gil": st.booleans(),
-        "compressed": st.booleans(),
-        "packing": st.sampled_from(["", "pack"]),
-        "mixing": st.floats(0, 1),
-    }
-)
+def test_the_seconds_of_a_transform_in_the_loop_are_a_part_of_the_wait(monkeypatch):
+    now = [0.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
+    for module in ("device.inline_queue", "verdict.watch"):
+        monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
 
+    def slow(batch):
+        now[0] += 0.5
+        return batch
 
-@given(measurements, st.floats(0, 2), st.floats(0, 2), st.floats(0, 2))
-def test_no_cure_takes_more_workers_than_cores_or_promises_more_than_was_lost(drawn, queued_s, wanted_s, own_s):
-    measured = dataclasses.replace(facts(**drawn), loop_queued_s=queued_s, readers_queued_s=wanted_s, own_s=own_s)
-    found = verdict(measured)
-    # Steps become shorter, too, if the loop has the GIL for itself.
-    assert 0 <= found.gain <= (1 if found.bound is Bound.GIL else measured.share + 1e-9)
-    if found.option in (Option.WORKERS, Option.PROCESS_WORKERS, Option.NUM_WORKERS):
-        waits = found.bound is Bound.READING  # needs no core each
-        assert found.value <= max(measured.cores, 2 * max(measured.readers.count, 1) if waits else 0)
-    again = Verdict.of_numbers(found.numbers(), found.packing)
-    assert (again.bound, again.option, again.value, str(again)) == (found.bound, found.option, found.value, str(found))
+    source = ArraySource({"x": np.zeros(8)})
+    with lad.AsyncLoader(source, {"batch_size": 4, "workers": 0}, device_transform=slow) as loader:
+        watch = Watch([loader])
+        assert len(list(loader)) == 2
+        measured = watch.facts()
+    assert (measured.batches, measured.total_s, measured.transform_s) == (2, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""`Verdicts`: what the Trainer's loops waited for, as one line per epoch."""
+"""`Verdicts`: what the Trainer's loops waited for, in at most one sentence per epoch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.lightning.display.progress import WaitSummary
 from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
 from lit_async_data.verdict.diagnosis import verdict
-from lit_async_data.verdict.finding import Bound, Verdict
+from lit_async_data.verdict.finding import Bound, Cure, Verdict
 from lit_async_data.verdict.headspace import Headspace
-from lit_async_data.verdict.watch import Loader, Watch
+from lit_async_data.verdict.watch import Facts, Loader, Watch
 
-# What people call the stages, and what the options of their loaders begin with, as typed.
-STAGES = {
-    "val": ("validation", "data.val_loader."),
-    "test": ("test", "data.test_loader."),
-    "predict": ("prediction", "data.predict_loader."),
-}
+# What people call the stages.
+STAGES = {"val": "validation", "test": "test", "predict": "prediction"}
 
-# Shorter evaluations mostly begin and end, and show nothing of their readers.
-SHORT_S = 0.5
+# Shorter loops mostly begin and end, and show nothing of their readers.
+LEAST_S, LEAST_STEPS = 1.0, 20
 
 
 class Verdicts:
@@ -43,7 +39,7 @@ class Verdicts:
         self._training = Watch([])
         self._evaluation: Watch | None = None
         self._wall_s, self._ended_s = 0.0, 0.0
-        self._beside = ""  # what the validations of this epoch waited for
+        self._said: dict[str, Verdict] = {}  # by stage
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -72,7 +68,6 @@ class Verdicts:
         """An epoch of training begins."""
         self._training = Watch(loaders)
         self._wall_s = self._ended_s = 0.0
-        self._beside = ""
         if self._headspace is not None:
             steps = trainer.num_training_batches
             self._headspace.begin(int(steps) if math.isfinite(steps) else None)
@@ -109,33 +104,35 @@ class Verdicts:
         """Let the loaders go: the run is over."""
         self._training, self._evaluation = Watch([]), None
 
-    def epoch(self, trainer: pl.Trainer, summary: WaitSummary, device: torch.device) -> str:
-        """The line of an epoch of training. With several ranks, all call this, and the line names the slowest.
+    def epoch(self, trainer: pl.Trainer, device: torch.device, who: str) -> str:
+        """The line of an epoch of training; empty if there is nothing new to say.
+
+        With several ranks, all call this, and the line names the slowest.
 
         Args:
             trainer: Whose epoch has ended.
-            summary: How long this rank waited.
             device: Where ranks exchange numbers.
+            who: Waited: the training, or its device.
         """
         if self._headspace is not None:
             return f"epoch {trainer.current_epoch}: headspace: {self._headspace}"
-        found = verdict(self._training.facts(self._wall_s))
-        share, of_rank, strategy = summary.share, "", trainer.strategy
+        facts = self._training.facts(self._wall_s)
+        found = verdict(facts)
         if trainer.world_size > 1:
-            mine = torch.tensor([share, *found.numbers()], dtype=torch.float32, device=device)
+            bounds, cures = list(Bound), list(Cure)
+            mine = [found.share, bounds.index(found.bound), cures.index(found.cure), found.value]
             # Every rank is here: Lightning's own reductions at the end of an epoch need that as well.
             # A sum of rows of zeros: Lightning's own gathering warns of what it uses of torch.
             table = torch.zeros(trainer.world_size, len(mine), device=device)
-            table[trainer.global_rank] = mine
-            ranks = strategy.reduce(table, reduce_op="sum").tolist()
+            table[trainer.global_rank] = torch.tensor(mine, dtype=torch.float32, device=device)
+            ranks = trainer.strategy.reduce(table, reduce_op="sum").tolist()
             slowest = max(range(len(ranks)), key=lambda rank: ranks[rank][0])
             share, *numbers = ranks[slowest]
-            found = Verdict.of_numbers(numbers, found.packing)
-            of_rank = f" on rank {slowest}, the slowest of {len(ranks)}," if len(ranks) > 1 else ""
-        who = "training" if summary.device_s is None else "the device"
-        waited = f"{who}{of_rank} waited {100 * share:.1f} % of {_duration(summary.total_s)} for data"
-        gap = f" ({summary.gap_s:.3f} s for the first batch)" if summary.gap_s > 0.005 * summary.total_s else ""
-        return f"epoch {trainer.current_epoch}: {waited}{gap}: {found}{self._beside}"
+            bound, cure, value = map(round, numbers)
+            found = Verdict(share, bounds[bound], cures[cure], value)
+            who += f" on rank {slowest}, the slowest of {len(ranks)}," if len(ranks) > 1 else ""
+        line = self._new("train", facts, found, who)
+        return f"epoch {trainer.current_epoch}: {line}" if line else ""
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -151,32 +148,28 @@ class Verdicts:
             stage: ``"val"``, ``"test"`` or ``"predict"``.
 
         Returns:
-            A line; empty inside training, whose line will hold it.
+            A line; empty if there is nothing new to say.
         """
         watch, self._evaluation = self._evaluation, None
         if watch is None:
             return ""
         facts = watch.facts()
-        self._training.leave_out(watch)
         self._ended_s = 0.0
         if self._headspace is not None:
             self._headspace.interrupt()
-        if not facts.batches:
+        if not facts.batches or trainer.sanity_checking:
             return ""
-        device = any(loader.stats().device is not None for loader in watch.loaders)
         waited = WaitSummary(facts.batches, facts.waited_s, facts.gap_s, facts.total_s - facts.waited_s - facts.gap_s)
-        if trainer.sanity_checking:
-            return ""
         self.evaluated[stage] = self.evaluated.get(stage, WaitSummary()) + waited
-        name, prefix = STAGES[stage]
         found = verdict(facts)
-        text = f"{100 * facts.share:.1f} % of {_duration(facts.total_s)}"
-        why = f": {found.text(prefix)}" if facts.total_s >= SHORT_S else ""
-        if trainer.state.fn == "fit":
-            self._beside = f"; {name} waited {text}{'' if found.bound is Bound.LOOP else why}"
+        if trainer.state.fn == "fit" and found.bound is Bound.LOOP:
             return ""
-        return f"{name}: {'the device' if device else 'the loop'} waited {text} for data{why}"
+        return self._new(stage, facts, found, STAGES[stage])
 
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1e3 * seconds:.0f} ms"  # else 0.0 s
+    def _new(self, stage: str, facts: Facts, found: Verdict, who: str) -> str:
+        """A sentence; empty for a short loop, and for what was said of this stage before."""
+        if facts.total_s < LEAST_S or facts.batches < LEAST_STEPS or found.repeats(self._said.get(stage)):
+            return ""
+        self._said[stage] = found
+        prefix = "loader." if stage == "train" else f"data.{stage}_loader."
+        return found.sentence(who, f"{facts.total_s:.1f} s", prefix)

@@ -1,14 +1,12 @@
-"""Whether Python runs with the GIL, what follows for who reads, and whether threads take it from each other."""
+"""Whether Python runs with the GIL, and what follows for who reads."""
 
 from __future__ import annotations
 
 import sys
-import types
 
 import numpy as np
 import pytest
 
-from lit_async_data.host.resources import gil
 from lit_async_data.host.resources.workers import Workers
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -40,36 +38,3 @@ def test_without_the_gil_threads_read_what_a_process_or_the_loop_would(monkeypat
         monkeypatch.setattr(sys, "_is_gil_enabled", lambda gil_on=gil_on: gil_on, raising=False)
         workers = Workers.of(Stored(reading), LoaderOptions(batch_size=2), ahead=True, refusal=refusal)
         assert (workers.kind, workers.threads, workers.why) == (kind, threads, why)
-
-
-# -- whether threads take it from each other ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("waits", "queued", "expected"),
-    [
-        ([0.0, 0.0, 0.0, 0.0, 0.0], 0.0, False),
-        ([0.005, 0.0, 0.0, 0.0, 0.0], 0.0, False),  # once may be an accident
-        ([0.005, 0.0, 0.005, 0.0, 0.0], 0.0, True),
-        ([0.005] * 5, 0.004, False),  # a wait for a core
-        ([0.012] * 5, 0.004, True),
-    ],
-)
-def test_whether_the_gil_is_taken_is_tried_by_letting_it_go(monkeypatch, waits, queued, expected):
-    now, queue, left = [0.0], [0.0], list(waits)
-
-    def sleep(seconds):
-        now[0] += seconds + left.pop(0)
-        queue[0] += queued
-
-    monkeypatch.setattr(gil, "time", types.SimpleNamespace(sleep=sleep, perf_counter=lambda: now[0]))
-    monkeypatch.setattr(gil, "thread_seconds", lambda _: (0.0, queue[0]))
-    monkeypatch.setattr(gil, "has_gil", lambda: True)
-    assert gil.gil_is_taken() is expected
-    assert not left
-
-
-def test_without_a_gil_nobody_takes_it(monkeypatch):
-    monkeypatch.setattr(gil, "has_gil", lambda: False)
-    monkeypatch.setattr(gil.time, "sleep", pytest.fail)
-    assert not gil.gil_is_taken()
