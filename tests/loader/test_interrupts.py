@@ -22,7 +22,6 @@ from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.errors import ClosedError
 from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.hdf5.readers.cache.chunk_cache import DecodedChunkCache
-from lit_async_data.sources.hdf5.readers.cache.slab_pool import MIN_POOLED_BYTES
 from lit_async_data.sources.manifest.files import prefetcher
 from lit_async_data.sources.manifest.files.stored_file import fetched
 from lit_async_data.testing import ArraySource, FakeStreams
@@ -392,12 +391,13 @@ def test_a_generator_goes_on_behind_what_an_interrupt_has_lost_and_the_log_says_
 # -- what is decoded ---------------------------------------------------------------------------------------------------
 
 SLABS = 9
+SLAB_BYTES = 2**16
 LOADER = Owner()
 
 
 def slab(number):
-    """Some of them are copied into memory of the cache, and some are small."""
-    return np.full(MIN_POOLED_BYTES if number % 2 else 1000, number, np.uint8)
+    """Of two sizes by turns."""
+    return np.full(SLAB_BYTES if number % 2 else 1000, number, np.uint8)
 
 
 def fetch(slabs, number, turn=False):
@@ -407,7 +407,7 @@ def fetch(slabs, number, turn=False):
 def filled():
     """A cache that is full, of slabs of two turns and of none."""
     slabs = DecodedChunkCache()
-    slabs.set_room(LOADER, 3 * MIN_POOLED_BYTES)
+    slabs.set_room(LOADER, 3 * SLAB_BYTES)
     for number, turn in enumerate(((0, 0), (0, 1), False, (0, 0), (0, 1))):
         fetch(slabs, number, turn)
     return slabs
@@ -440,8 +440,8 @@ STEPS_OF_SLABS = {
     "slabs of another turn": lambda slabs: slabs.missing("x", np.arange(SLABS), (0, 2)),
     "slabs of no turn": lambda slabs: slabs.missing("x", np.arange(SLABS), turn=False),
     "all are dropped": lambda slabs: slabs.clear(),
-    "more room": lambda slabs: slabs.set_room(LOADER, 4 * MIN_POOLED_BYTES),
-    "less room": lambda slabs: slabs.set_room(LOADER, MIN_POOLED_BYTES),
+    "more room": lambda slabs: slabs.set_room(LOADER, 4 * SLAB_BYTES),
+    "less room": lambda slabs: slabs.set_room(LOADER, SLAB_BYTES),
     "no room": lambda slabs: slabs.set_room(LOADER, 0),
 }
 

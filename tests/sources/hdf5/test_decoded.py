@@ -6,8 +6,6 @@ import contextlib
 import errno
 import functools
 import itertools
-import queue
-import sys
 import threading
 import types
 
@@ -27,7 +25,6 @@ from lit_async_data.sources.hdf5.readers import decode_memory as holding
 from lit_async_data.sources.hdf5.readers.cache import persistent_cache as decoded
 from lit_async_data.sources.hdf5.readers.cache.chunk_cache import DecodedChunkCache
 from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudget, PersistentChunkCache
-from lit_async_data.sources.hdf5.readers.cache.slab_pool import MIN_POOLED_BYTES, SlabPool
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.threads import Gate
 
@@ -527,159 +524,3 @@ def test_auto_shuffles_by_chunk_where_compressed_samples_share_one(file, tmp_pat
     raw = HDF5Source(tmp_path / "raw.h5", ["data"])
     assert AsyncLoader(raw, {"batch_size": 4}).order.shuffle == "global"
     assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.chunk_order.chunks == 6
-
-
-# -- memory of slabs ---------------------------------------------------------------------------------------------------
-
-
-def large(value):
-    return np.full((4, MIN_POOLED_BYTES), value, np.uint8)
-
-
-def address(array):
-    return array.__array_interface__["data"][0]
-
-
-def test_the_memory_of_a_slab_is_reused_when_nobody_sees_it_any_more():
-    memory = SlabPool()
-    first = memory.copy(large(1))
-    seen = first[2, 5:9]  # a view of a view keeps it
-    place = address(first)
-    del first
-    second = memory.copy(large(2))
-    assert address(second) != place
-    assert (seen == 1).all()
-    del seen
-    third = memory.copy(large(3))
-    assert address(third) == place
-    assert (second == 2).all()
-    assert (third == 3).all()
-
-
-def test_the_end_of_a_slab_runs_no_python_code():
-    """Otherwise an interrupt could arrive there, which CPython prints and drops: Ctrl-C would have no effect."""
-    memory = SlabPool()
-    kept, called = memory.copy(large(1))[3:], []
-    sys.setprofile(lambda frame, event, argument: called.append((event, frame.f_code.co_name)))
-    try:
-        del kept
-    finally:
-        sys.setprofile(None)
-    assert [name for event, name in called if event == "call"] == []
-    assert memory.free_bytes == large(1).nbytes
-
-
-def test_dead_leases_are_removed():
-    memory = SlabPool()
-    for value in range(3):
-        slab = memory.copy(large(value))
-    assert memory.maps == 2  # one in use, one free
-    del slab
-    memory.copy(np.zeros((5, MIN_POOLED_BYTES), np.uint8))
-    memory.clear()
-    assert not memory.maps
-
-
-def test_free_memory_of_other_sizes_is_given_back_before_more_is_taken():
-    memory = SlabPool()
-    for rows in (4, 5, 6):
-        memory.copy(np.zeros((rows, MIN_POOLED_BYTES), np.uint8))  # nobody keeps it
-        assert memory.free_bytes == rows * MIN_POOLED_BYTES
-    memory.clear()
-    assert not memory.free_bytes
-
-
-def test_memory_in_use_while_another_size_was_taken_is_reused_later():
-    memory = SlabPool()
-    first, second, third = (memory.copy(large(value)) for value in range(3))
-    place = address(second)
-    del first
-    other = memory.copy(np.zeros((5, MIN_POOLED_BYTES), np.uint8))
-    del second
-    assert address(memory.copy(large(4))) == place
-    assert (third == 2).all()
-    assert not other.any()
-
-
-class Noticed:
-    """A lock that reports when a thread is about to wait for it."""
-
-    def __init__(self, reached):
-        self._lock, self._reached = threading.RLock(), reached
-
-    def __enter__(self):
-        if threading.current_thread() is not threading.main_thread():
-            self._reached.set()
-        self._lock.acquire()
-
-    def __exit__(self, *error):
-        self._lock.release()
-
-
-def test_two_threads_may_take_memory_of_several_sizes(monkeypatch):
-    """1. A finds no free memory of its size and goes through the others. 2. B takes memory of a size that was never
-    used, or waits for A. 3. A continues."""
-    memory, reached = SlabPool(), threading.Event()
-    monkeypatch.setattr(memory, "_lock", Noticed(reached), raising=False)
-    found = []
-
-    def other():
-        found.append(memory.copy(np.full((9, MIN_POOLED_BYTES), 9, np.uint8)))
-        reached.set()
-
-    thread = threading.Thread(target=other)
-
-    class Vacant:
-        def get_nowait(self):
-            if not thread.ident:
-                thread.start()
-                assert reached.wait(10)
-            raise queue.Empty
-
-        def empty(self):
-            with contextlib.suppress(queue.Empty):
-                self.get_nowait()
-            return True
-
-    memory._free = {1: Vacant(), 2: Vacant()}
-    assert (memory.copy(large(3)) == 3).all()
-    thread.join(10)
-    assert (found[0] == 9).all()
-
-
-def test_a_small_slab_is_not_copied():
-    slab = np.zeros(MIN_POOLED_BYTES - 1, np.uint8)
-    assert SlabPool().copy(slab) is slab
-
-
-def test_a_slab_that_is_copied_while_the_cache_is_cleared_counts_afterwards(monkeypatch):
-    # 1. A worker has decoded a slab, made room for it, and is copying it. 2. Another closes the source.
-    # 3. The slab is cached. Were its bytes forgotten in step 2, the cache would hold one slab more than fits.
-    slabs = DecodedChunkCache()
-    slabs.set_room(LOADER, 2 * large(0).nbytes)
-    copied = SlabPool.copy
-    monkeypatch.setattr(SlabPool, "copy", lambda pool, slab: slabs.clear() or copied(pool, slab))
-    slabs.get("a", lambda: large(1), wait=True)
-    monkeypatch.undo()
-    for key in "bcd":
-        slabs.get(key, lambda: large(2), wait=True)
-    assert sum(cached(slabs, key) for key in "abcd") == 2
-    assert slabs.held_bytes == 2 * large(0).nbytes
-
-
-def test_a_failed_copy_takes_no_room(monkeypatch):
-    slabs = DecodedChunkCache()
-    slabs.set_room(LOADER, 2 * large(0).nbytes)
-
-    def fails(pool, slab):
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SlabPool, "copy", fails)
-        with pytest.raises(MemoryError):
-            slabs.get("a", lambda: large(1), wait=True)
-    assert not cached(slabs, "a")
-    assert slabs.held_bytes == 0
-    for key in "bc":
-        slabs.get(key, lambda: large(2), wait=True)
-    assert all(cached(slabs, key) for key in "bc")

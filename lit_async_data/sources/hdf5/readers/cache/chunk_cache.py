@@ -18,7 +18,6 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.reservations import Owner, Reservations
 from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.sources.hdf5.readers.cache.slab_pool import SlabPool
 from lit_async_data.threads import Gate
 
 Array = npt.NDArray[Any]
@@ -37,14 +36,6 @@ class _Entry(NamedTuple):
 
     turn: int  # number of its turn
     slab: Array
-
-
-class _Decoding:
-    """A slab that a thread is decoding."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0  # bytes reserved for it
-        self.ended = Gate()
 
 
 class DecodedChunkCache:
@@ -67,9 +58,8 @@ class DecodedChunkCache:
         self._order: dict[int, collections.OrderedDict[Hashable, None]] = {}
         self._turns: dict[Turn, int] = {}  # numbers of the latest turns, in order
         self._newest = 0
-        self._decoding: dict[Hashable, _Decoding] = {}
+        self._decoding: dict[Hashable, Gate] = {}  # slabs that threads are decoding; the gate opens at the end
         self._given = Reservations()
-        self._pool = SlabPool()
 
     @property
     def room(self) -> int:
@@ -81,8 +71,6 @@ class DecodedChunkCache:
         with self._lock:
             self._given.set(owner, nbytes)
             self._make_room()
-            if not self._slabs:
-                self._pool.clear()  # memory that waited for other slabs
 
     def get(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn | None = None) -> Array | None:
         """A slab, decoded now if it is not cached.
@@ -104,35 +92,32 @@ class DecodedChunkCache:
                         return self._slabs[key].slab
                     other = self._decoding.get(key)
                     if other is None:
-                        started = _Decoding()
+                        started = Gate()
                         self._decoding[key] = own = started
                 if other is not None:
                     if not wait:
                         return None
                     began = time.perf_counter()
-                    other.ended.wait(POLL_S)
+                    other.wait(POLL_S)
                     CLOCK.waited_for_others(time.perf_counter() - began)
             slab = decode()
-            return self._store(key, slab, own, turn)
+            self._store(key, slab, turn)
+            return slab
         finally:
             if own is not None:
                 # Without the lock: an interrupt could come while it is acquired.
                 if key in self._decoding and self._decoding[key] is own:
                     del self._decoding[key]
-                own.ended.open()
+                own.open()
 
-    def _store(self, key: Hashable, slab: Array, own: _Decoding, turn: Turn | None) -> Array:
+    def _store(self, key: Hashable, slab: Array, turn: Turn | None) -> None:
         """Cache a slab if it fits."""
         with self._lock:
             if slab.nbytes > self.room:
-                return slab
-            own.nbytes = slab.nbytes
-            self._make_room()
-        slab = self._pool.copy(slab)
-        with self._lock:
+                return
+            self._make_room(slab.nbytes)
             self._insert(key, _Entry(self._turn_number(turn), slab))
-            self._make_room()  # room may have been removed meanwhile
-        return slab
+            self._make_room()  # garbage collection may have removed room in between
 
     def cached(self, name: object, groups: Iterable[tuple[int, Indices]]) -> tuple[Cached, list[tuple[int, Indices]]]:
         """Look up several slabs of a dataset.
@@ -181,17 +166,14 @@ class DecodedChunkCache:
             slabs: dict[Hashable, _Entry] = {}
             order: dict[int, collections.OrderedDict[Hashable, None]] = {}
             self._slabs, self.held_bytes, self._order = slabs, 0, order
-            self._pool.clear()
 
     def _insert(self, key: Hashable, entry: _Entry) -> None:
-        """Cache a slab that this thread has decoded, in the room it has reserved."""
+        """Cache a slab that this thread has decoded, in the room made for it."""
         nbytes = entry.slab.nbytes
         self._add_to_order(key, entry.turn)
         # No calls from here on.
         self._slabs[key] = entry
         self.held_bytes += nbytes
-        if key in self._decoding:
-            self._decoding[key].nbytes = 0
 
     def _move(self, key: Hashable, turn: int) -> None:
         """Assign a cached slab to another turn."""
@@ -225,8 +207,9 @@ class DecodedChunkCache:
             self._newest = newest
         return self._turns[turn]
 
-    def _make_room(self) -> None:
-        while self._slabs and self.held_bytes + self._reserved_bytes() > self.room:
+    def _make_room(self, nbytes: int = 0) -> None:
+        """Evict slabs until this many bytes are free."""
+        while self._slabs and self.held_bytes + nbytes > self.room:
             first = self._next_victim()
             if first is None:
                 continue
@@ -236,11 +219,6 @@ class DecodedChunkCache:
                 slab = self._slabs[key].slab
                 del self._slabs[key]
                 self.held_bytes -= slab.nbytes
-
-    def _reserved_bytes(self) -> int:
-        """Bytes of slabs that are being copied and not cached yet."""
-        # A list, since other threads end their decoding without the lock.
-        return sum([each.nbytes for each in list(self._decoding.values())]) if self._decoding else 0
 
     def _next_victim(self) -> tuple[Hashable, int] | None:
         """The key and turn to evict next, removed from the order; None if the order has just become empty."""
