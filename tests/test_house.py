@@ -37,8 +37,6 @@ ROOMS = [
     "sources.hdf5.readers",
     "sources.hdf5",
     "sources.manifest.table",
-    "sources.manifest.images.formats",
-    "sources.manifest.images.geometry",
     "sources.manifest.images",
     "sources.manifest.files",
     "sources.manifest.fields",

@@ -27,7 +27,7 @@ from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.sources.manifest.files import npy
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
 from lit_async_data.sources.manifest.images import image
-from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 Array = npt.NDArray[Any]
 CLASSES, BATCH = 10, 64

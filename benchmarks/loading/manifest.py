@@ -37,7 +37,7 @@ import torch
 from lit_async_data import AsyncLoader
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 from lit_async_data.sources.manifest.files.stored_file import fetched, read_file
-from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 

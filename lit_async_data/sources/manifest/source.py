@@ -25,7 +25,7 @@ from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_fol
 from lit_async_data.sources.manifest.fields.column import Column, Given
 from lit_async_data.sources.manifest.fields.fields import Fields
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.table.arrow import numpy_values
 from lit_async_data.sources.manifest.table.delimited import TextFormat
 from lit_async_data.sources.manifest.table.row_origin import NoColumnError

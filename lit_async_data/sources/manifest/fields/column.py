@@ -17,7 +17,8 @@ from lit_async_data.options import check_names
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.formats import FORMATS
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.table.arrow import arrow_integers, is_number
 from lit_async_data.sources.manifest.table.label_values import Null
 from lit_async_data.sources.manifest.table.row_origin import quoted
@@ -32,7 +33,7 @@ Given = str | Sequence[str] | Field | Mapping[str, Any]
 _IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 # Options that `Column` and `Field` share.
 _SHARED = ("name", "dtype", "classes")
-IMAGES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif")
+IMAGES = tuple(suffix for each in FORMATS for suffix in each.suffixes)
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".nc", ".nc4")
 NPY = (".npy",)
 SUFFIXES: dict[str, Kind] = {

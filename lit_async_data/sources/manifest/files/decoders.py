@@ -12,9 +12,9 @@ from lit_async_data.batch.spec import TENSOR_TYPES, Array, FieldSpec
 from lit_async_data.errors import FormatError
 from lit_async_data.sources.manifest.files.npy import decode as decode_npy
 from lit_async_data.sources.manifest.files.npy import header_of
-from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
 from lit_async_data.sources.manifest.images.image import decode as decode_image
 from lit_async_data.sources.manifest.images.image import size_of
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 
 class Decoder(Protocol):

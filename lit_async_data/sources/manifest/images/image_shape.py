@@ -44,10 +44,8 @@ class ImageShape:
             which allows no other, and ``"bilinear"`` in other modes.
         fill: Value of every channel of padding, 0 to 255; in mode I;16, 0 to 65535.
         max_pixels: An image with more pixels is refused before decoding: a file of a few bytes can claim any size.
-            Decoding takes 1 byte per pixel (palette, grey), 2 (16 bits), or 3 or 4 (colours); a progressive JPEG, a
-            lossless WebP and a TIFF of one strip take up to 9, and without the extra ``codecs`` any WebP takes 16. An
-            image is also refused if decoding takes more than 64 MiB and more than 1.2 times as much as an ordinary
-            image of ``max_pixels``. Images that take more than 64 MiB are decoded one at a time.
+            Decoding takes up to about 16 bytes per pixel. Images of more than 16 million decoded pixels are decoded one
+            at a time.
         depth: 8 reads images of more than 8 bits in a mode of 8 bits, which is an error otherwise: the upper 8 of the
             stored bits are kept (for 16 bits, the value divided by 256).
 

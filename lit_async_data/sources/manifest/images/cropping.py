@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from lit_async_data.order.permutation import derived_key
-from lit_async_data.sources.manifest.images.geometry.image_shape import ImageShape
+from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 Box = tuple[float, float, float, float]
 

@@ -10,9 +10,6 @@ import struct
 
 from lit_async_data.batch.spec import Array
 
-# Left, upper, right and lower edge, in whole pixels.
-Part = tuple[int, int, int, int]
-
 UPRIGHT = 1
 ORIENTATION = 0x0112  # the tag
 _SHORT, _LONG = 3, 4
@@ -78,23 +75,6 @@ def upright_size(size: tuple[int, int], turned: int) -> tuple[int, int]:
 def mirrored(turned: int) -> tuple[bool, bool]:
     """Whether the stored image is mirrored left to right, and top to bottom."""
     return turned in (2, 3, 6, 7), turned in (3, 4, 7, 8)
-
-
-def stored_part(part: Part, size: tuple[int, int], turned: int) -> Part:
-    """The stored position of a part of the upright image.
-
-    Args:
-        part: Left, upper, right and lower edge in the upright image.
-        size: (height, width) of the upright image.
-        turned: The orientation, 1 to 8.
-    """
-    left, upper, right, lower = part
-    right_first, lower_first = mirrored(turned)
-    if right_first:
-        left, right = size[1] - right, size[1] - left
-    if lower_first:
-        upper, lower = size[0] - lower, size[0] - upper
-    return (upper, left, lower, right) if turned >= 5 else (left, upper, right, lower)
 
 
 def upright(pixels: Array, turned: int) -> Array:

@@ -1,0 +1,291 @@
+"""`FORMATS`: how an image of each format is recognized, opened and decoded. A new format is one entry here.
+
+Pillow decodes all formats; simplejpeg decodes JPEGs, and imagecodecs, where installed, plain PNGs, to the same values
+in about half the time. Headers of both are read here: Pillow takes longer for that, under the GIL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_async_data.batch.spec import Bytes
+from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data.sources.manifest.images.image_shape import CHANNELS
+from lit_async_data.sources.manifest.images.orientation import ORIENTATION, UPRIGHT, orientation_of, upright_size
+
+
+class Head(NamedTuple):
+    """What is known of an image before it is decoded.
+
+    Attributes:
+        size: (width, height) of the decoded pixels, before they are turned.
+        mode: Pillow's mode.
+        turned: The orientation of the decoded pixels, 1 to 8.
+        bits: Bits per stored value.
+        white_is_zero: Whether 0 is stored for white.
+        image: The image in Pillow; None if another library decodes it.
+    """
+
+    size: tuple[int, int]
+    mode: str
+    turned: int
+    bits: int = 8
+    white_is_zero: bool = False
+    image: Any = None
+
+
+class Format(NamedTuple):
+    """A format of image files.
+
+    Attributes:
+        name: In messages.
+        suffixes: Of file names, in lower case.
+        magic: Matches the first bytes.
+        head: Reads the header of a file, which messages call by the second argument. Any error means damage, except
+            those of this package.
+        decode: Decodes a file at its size divided by a factor, into an array (uint8, C-contiguous) if one is given.
+            Returns that array, an array of its own in the mode of the file, or the image in Pillow.
+        factors: Divisors of both sides that ``decode`` knows besides 1, the largest first.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    magic: re.Pattern[bytes]
+    head: Callable[[bytes, str], Head]
+    decode: Callable[[bytes, Head, int, Bytes | None], Any]
+    factors: tuple[int, ...] = ()
+
+
+def format_of(data: bytes, where: str) -> Format:
+    """The format of an image by its first bytes, whatever its name is.
+
+    Raises:
+        FormatError: The format is not supported.
+        CorruptError: The file is empty.
+
+    Example:
+        >>> format_of(b"GIF89a...", "x.png").name
+        'GIF'
+    """
+    if not data:
+        raise CorruptError(f"{where}: empty; fetch the file again")
+    for each in FORMATS:
+        if each.magic.match(data):
+            return each
+    *names, last = (each.name for each in FORMATS)
+    raise FormatError(
+        f"{where}: begins with {data[:8]!r}, which is not a {', '.join(names)} or {last}; convert it, or leave it out"
+    )
+
+
+def _opened(data: bytes, plugin: str) -> Any:
+    # By its class: Image.open warns of large images, or refuses them by a limit for the whole process.
+    return getattr(importlib.import_module(f"PIL.{plugin}ImagePlugin"), f"{plugin}ImageFile")(io.BytesIO(data))
+
+
+def _head(data: bytes, where: str, plugin: str) -> Head:
+    """The header by a plugin of Pillow."""
+    image = _opened(data, plugin)
+    if getattr(image, "is_animated", False):
+        raise FormatError(
+            f"{where}: a file of several images (frames or pages), but one is expected; store each in its own file"
+        )
+    exif, xmp = (image.info.get(name) for name in ("exif", "xmp"))
+    turned = orientation_of(*(block if isinstance(block, bytes) else b"" for block in (exif, xmp)))
+    return Head(image.size, image.mode, turned, image=image)
+
+
+def _decoded(_data: bytes, head: Head, _factor: int, _out: Bytes | None) -> Any:
+    """The image, decoded by Pillow."""
+    head.image.load()
+    return head.image
+
+
+# -- JPEG --------------------------------------------------------------------------------------------------------------
+
+_APP1, _SCAN = 0xE1, 0xDA
+_EXIF, _XMP = b"Exif\x00\x00", b"http://ns.adobe.com/xap/1.0/\x00"
+_NO_LENGTH = (0x00, 0x01, *range(0xD0, 0xDA))
+# Frames that libjpeg decodes: sequential or progressive, in Huffman or arithmetic coding. The others are lossless, with
+# which simplejpeg crashes, or hierarchical.
+_FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
+_ALL_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+_COLOURS = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}
+
+
+def _jpeg_head(data: bytes, where: str) -> Head:
+    frame: tuple[int, int, int, int] | None = None
+    exif, xmp, place = b"", b"", 2
+    while 0 <= (place := data.find(b"\xff", place)) < len(data) - 3:
+        marker = data[place + 1]
+        if marker == 0xFF or marker in _NO_LENGTH:
+            place += 1 + (marker != 0xFF)
+            continue
+        content = data[place + 4 : place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")]
+        place += 4 + len(content)
+        if marker in _ALL_FRAMES:
+            frame = struct.unpack_from(">BHHB", content)
+            if marker not in _FRAMES or frame[0] != 8 or frame[3] not in _JPEG_MODES:
+                raise FormatError(
+                    f"{where}: a JPEG of {frame[3]} channels of {frame[0]} bits (frame {marker:02X}), but only 1, 3 or "
+                    "4 channels of 8 bits, sequential or progressive, are supported; convert it to PNG, TIFF or .npy"
+                )
+        elif marker == _APP1 and content.startswith(_EXIF):
+            exif += content[len(_EXIF) if exif else 0 :]
+        elif marker == _APP1 and content.startswith(_XMP):
+            xmp = content[len(_XMP) :]
+        elif marker == _SCAN:
+            break
+    if frame is None:
+        raise ValueError("no header before its pixels")
+    _, height, width, channels = frame
+    return Head((width, height), _JPEG_MODES[channels], orientation_of(exif, xmp))
+
+
+def _jpeg(data: bytes, head: Head, factor: int, out: Bytes | None) -> Any:
+    """Decode by simplejpeg, for which a warning of libjpeg is an error; Pillow drops these."""
+    try:
+        library = importlib.import_module("simplejpeg")
+    except ImportError:
+        raise ConfigError(
+            "image: simplejpeg is missing; install it by pip install 'lit-async-data[manifest]'"
+        ) from None
+    width, height = (-(-side // factor) for side in head.size)
+    size = {"min_height": height, "min_width": width, "min_factor": factor}
+    try:
+        pixels: Bytes = library.decode_jpeg(data, _COLOURS[head.mode], buffer=out, **size)
+    except ValueError:
+        try:
+            library.decode_jpeg_header(data, strict=False)
+        except ValueError:  # subsampled in a way that simplejpeg has no name for
+            return _jpeg_by_pillow(data, head, factor)
+        raise
+    if pixels.shape[:2] != (height, width):
+        raise ValueError("its size is stated twice")
+    if head.mode == "CMYK":  # stored inverted, as by Adobe; Pillow assumes this too
+        np.subtract(255, pixels, out=pixels)
+    return pixels if out is None else out
+
+
+def _jpeg_by_pillow(data: bytes, head: Head, factor: int) -> Any:
+    image = _opened(data, "Jpeg")
+    if factor > 1:
+        image.draft(None, (head.size[0] // factor, head.size[1] // factor))
+    image.load()
+    return image
+
+
+# -- PNG ---------------------------------------------------------------------------------------------------------------
+
+_PNG_MODES = {0: "L", 2: "RGB", 6: "RGBA"}  # by colour type
+# Parts that a PNG may have if imagecodecs decodes it: no transparency, and no text, which may hold the orientation.
+_PLAIN = {b"IHDR", b"IDAT", b"IEND", b"eXIf", b"pHYs", b"gAMA", b"sRGB", b"cHRM"}
+_RAW_EXIF = "Raw profile type exif"  # a text of ImageMagick
+# zlib keeps the GIL for pieces of this many bytes; getting it back would take longer than the checksum.
+_PIECE = 5 * 2**10
+
+
+def _png_head(data: bytes, where: str) -> Head:
+    parts = _png_parts(data)
+    width, height, bits, colours, *_, interlaced = struct.unpack(">II5B", parts[b"IHDR"])
+    exif = bytes(parts.get(b"eXIf", b""))  # Pillow does not look behind the pixels before it decodes them
+    if bits == 8 and not interlaced and colours in _PNG_MODES and parts.keys() <= _PLAIN and _imagecodecs():
+        return Head((width, height), _PNG_MODES[colours], orientation_of(exif))
+    head = _head(data, where, "Png")
+    if not exif and (text := head.image.info.get(_RAW_EXIF)):
+        with contextlib.suppress(ValueError):
+            exif = bytes.fromhex("".join(text.split("\n")[3:]))  # the first three lines are name and length
+    if exif:
+        head = head._replace(turned=orientation_of(exif, head.image.info.get("xmp", b"")))
+    return head._replace(bits=bits)
+
+
+def _png_parts(data: bytes) -> dict[bytes, memoryview]:
+    """The first part of each name, after comparing the checksums of all parts."""
+    view, parts, place = memoryview(data), dict[bytes, memoryview](), 8
+    while b"IEND" not in parts:
+        length, name = struct.unpack_from(">I4s", data, place)
+        end = place + 8 + length
+        if end + 4 > len(data):
+            raise ValueError("it ends too soon")
+        checksum = 0
+        for begin in range(place + 4, end, _PIECE):
+            checksum = zlib.crc32(view[begin : min(begin + _PIECE, end)], checksum)
+        if struct.unpack_from(">I", data, end) != (checksum,):
+            raise ValueError(f"the checksum of its part {name.decode('latin-1')} is wrong")
+        parts.setdefault(name, view[place + 8 : end])
+        place = end + 4
+    return parts
+
+
+def _png(data: bytes, head: Head, factor: int, out: Bytes | None) -> Any:
+    if head.image is not None:
+        return _decoded(data, head, factor, out)
+    try:
+        pixels: Bytes = _imagecodecs().spng_decode(data, out=out)
+    except RuntimeError:
+        return _decoded(data, head._replace(image=_opened(data, "Png")), factor, out)
+    # A grey image has no axis of channels.
+    return pixels.reshape(head.size[1], head.size[0], CHANNELS[head.mode]) if out is None else out
+
+
+@functools.cache
+def _imagecodecs() -> Any:
+    """The library from the extra ``codecs``; None if it or libspng is missing."""
+    try:
+        library = importlib.import_module("imagecodecs")
+    except ImportError:
+        return None
+    return library if library.SPNG.available else None
+
+
+# -- TIFF --------------------------------------------------------------------------------------------------------------
+
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _SUBSAMPLING, _YCBCR = 258, 262, 530, 6
+
+
+def _tiff_head(data: bytes, where: str) -> Head:
+    """The header. Pillow turns the pixels itself, and states their turned size if the orientation is in a tag."""
+    head = _head(data, where, "Tiff")
+    tags = head.image.tag_v2
+    raw_ycbcr = (tags.get(_PHOTOMETRIC), head.image.info.get("compression")) == (_YCBCR, "raw")
+    # Pillow 12 takes four values per pixel from these, and no version knows that some colours are left out.
+    if raw_ycbcr and (tags.get(_SUBSAMPLING, (1, 1)) != (1, 1) or head.image.tile[0].args[0] != "YCbCr"):
+        raise FormatError(
+            f"{where}: a TIFF of uncompressed YCbCr, which Pillow decodes from version 13 on, if it is not "
+            "subsampled; install it, or convert the image to RGB"
+        )
+    turned = UPRIGHT if ORIENTATION in tags else head.turned
+    height, width = upright_size(head.size, turned)
+    bits, white_is_zero = int(max(tags.get(_BITS_PER_SAMPLE, (1,)))), tags.get(_PHOTOMETRIC) == 0
+    return head._replace(size=(width, height), turned=UPRIGHT, bits=bits, white_is_zero=white_is_zero)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _by_pillow(name: str, suffixes: tuple[str, ...], magic: bytes, plugin: str) -> Format:
+    return Format(name, suffixes, re.compile(magic, re.DOTALL), functools.partial(_head, plugin=plugin), _decoded)
+
+
+FORMATS = (
+    Format(
+        "JPEG", (".jpg", ".jpeg", ".jpe", ".jfif"), re.compile(rb"\xff\xd8\xff"), _jpeg_head, _jpeg, factors=(8, 4, 2)
+    ),
+    Format("PNG", (".png",), re.compile(rb"\x89PNG\r\n\x1a\n"), _png_head, _png),
+    Format("TIFF", (".tif", ".tiff"), re.compile(rb"II[*+]\0|MM\0[*+]"), _tiff_head, _decoded),
+    _by_pillow("WebP", (".webp",), rb"RIFF....WEBP", "WebP"),
+    _by_pillow("BMP", (".bmp",), rb"BM", "Bmp"),
+    _by_pillow("GIF", (".gif",), rb"GIF8[79]a", "Gif"),
+)
