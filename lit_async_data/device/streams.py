@@ -180,7 +180,7 @@ class TorchStreams:
             return
         try:
             value.record_stream(stream)
-        except (AttributeError, RuntimeError):  # torch raises the second for sparse tensors
+        except (AttributeError, RuntimeError, TypeError):  # torch raises the second for sparse tensors
             _side_of(self._device).unnoted = True
 
     @property

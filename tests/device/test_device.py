@@ -137,18 +137,6 @@ def test_fields_of_a_slot_of_several_batches_travel_by_themselves():
             assert [call for call in streams.calls if call[0] == "copy"] == [("copy", "side")] * 3  # x, y, z
 
 
-def test_another_epoch_than_expected_drops_what_was_copied():
-    streams = FakeStreams("compute")
-    step = Step(streams)
-    with queue_on(streams) as queue:
-        queue.take(BatchIndex(0, 0))
-        queue.top_up(BatchIndex(0, 1))
-        plan = queue.feed.pipeline.schedule.plan(5)
-        step(BatchIndex(5, 0), queue.take(BatchIndex(5, 0)), plan.batch(0).samples)
-        streams.synchronize()
-    assert step.wrong == []
-
-
 def test_destinations_are_allocated_before_the_host_batch_is_there():
     """So that the copy waits for the steps before this one and not for this one."""
     streams = FakeStreams("compute")
@@ -220,16 +208,6 @@ def test_what_cannot_note_who_uses_its_memory_is_known(monkeypatch, value, unnot
     streams = device_streams.TorchStreams(cpu)
     streams.record_stream(value, torch.Stream(stream_id=0, device_index=0, device_type=0))
     assert streams.unnoted is unnoted
-
-
-def test_a_slot_is_copying_until_its_copy_has_happened():
-    streams = FakeStreams("side")
-    with queue_on(streams) as queue:
-        queue.take(BatchIndex(0, 0))
-        assert queue.feed.pipeline.pool.count(COPYING) == 1
-        streams.synchronize()
-        queue.top_up(BatchIndex(0, 1))
-        assert queue.feed.pipeline.pool.state(0) is not COPYING
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -461,6 +439,12 @@ def test_inline_devices_are_cpu_and_mps():
     assert not has_streams(torch.device("cpu"))
     assert not has_streams(torch.device("mps"))
     assert has_streams(torch.device("cuda"))
+
+
+def test_a_capture_is_seen_on_every_device_for_which_torch_tells_it(monkeypatch):
+    monkeypatch.setattr(torch.xpu, "is_current_stream_capturing", lambda: True, raising=False)
+    assert device_streams.TorchStreams(torch.device("xpu:0")).capturing
+    assert not device_streams.TorchStreams(torch.device("cpu")).capturing
 
 
 def test_nothing_is_copied_while_a_graph_is_recorded():
