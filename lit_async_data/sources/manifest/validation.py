@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import functools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
 from tqdm import tqdm
 
-from lit_async_data.batch.spec import Array
 from lit_async_data.errors import AsyncDataError, FormatError, ManifestError, SourceError
-from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.manifest.fields.file import FileField
 from lit_async_data.sources.manifest.fields.hdf5 import HDF5Fields
 from lit_async_data.sources.manifest.fields.rows import Rows
@@ -24,7 +22,7 @@ Check = Literal["first", "all", "none"]
 # Files whose shapes are compared if the decoder does not make all shapes equal.
 SHAPE_FILES = 32
 # Samples per task of a thread.
-_TASK_SAMPLES = 32
+_TASK_SAMPLES = 128
 # Rows of HDF5 files per read.
 _ROWS = 256
 # Most rows that a message names.
@@ -108,7 +106,6 @@ def _file_errors(fields: Mapping[str, FileField], count: int) -> list[SourceErro
     """Errors of the files of the first ``count`` samples, in order."""
     if count == 1:
         return _decode_errors(fields, range(1))
-    blocks = (range(first, min(first + _TASK_SAMPLES, count)) for first in range(0, count, _TASK_SAMPLES))
     errors: list[SourceError] = []
     threads = usable_cores()
     with (
@@ -116,23 +113,13 @@ def _file_errors(fields: Mapping[str, FileField], count: int) -> list[SourceErro
         # disable=None: on a terminal only; elsewhere the bar would fill a log.
         _Bar(desc="checking files", total=count, unit=" files", leave=False, disable=None) as bar,
     ):
-        for block, found in _in_order(pool, fields, blocks, 2 * threads):
-            errors += found
-            bar.update(len(block))
+        for first in range(0, count, threads * _TASK_SAMPLES):
+            end = min(first + threads * _TASK_SAMPLES, count)
+            blocks = [range(start, min(start + _TASK_SAMPLES, end)) for start in range(first, end, _TASK_SAMPLES)]
+            for found in pool.map(functools.partial(_decode_errors, fields), blocks):
+                errors += found
+            bar.update(end - first)
     return errors
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, fields: Mapping[str, FileField], blocks: Iterator[range], ahead: int
-) -> Iterator[tuple[range, list[SourceError]]]:
-    """Errors of each block of samples, in order. At most ``ahead`` blocks are queued."""
-    queue: list[tuple[range, Future[list[SourceError]]]] = []
-    for block in itertools.chain(blocks, itertools.repeat(None, ahead)):
-        if block is not None:
-            queue.append((block, pool.submit(_decode_errors, fields, block)))
-        if queue and (block is None or len(queue) > ahead):
-            first, future = queue.pop(0)
-            yield first, future.result()
 
 
 def _decode_errors(fields: Mapping[str, FileField], block: range) -> list[SourceError]:
@@ -158,18 +145,12 @@ def _row_errors(stored: HDF5Fields) -> list[SourceError]:
         try:
             stored.source.read_into(samples, out)
         except AsyncDataError:
-            errors += _errors_of_each_row(stored, samples, out)
+            for place, sample in enumerate(samples.tolist()):
+                try:
+                    stored.read(np.array([sample]), {key: array[place : place + 1] for key, array in out.items()})
+                except SourceError as error:
+                    errors.append(error)
     return sorted(errors, key=lambda error: error.sample_id or 0)
-
-
-def _errors_of_each_row(stored: HDF5Fields, samples: Indices, out: Mapping[str, Array]) -> list[SourceError]:
-    errors = []
-    for place, sample in enumerate(samples.tolist()):
-        try:
-            stored.read(np.array([sample]), {key: array[place : place + 1] for key, array in out.items()})
-        except SourceError as error:
-            errors.append(error)
-    return errors
 
 
 def _raise(errors: list[SourceError], rows: Rows) -> None:

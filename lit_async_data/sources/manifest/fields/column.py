@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -41,12 +39,8 @@ SUFFIXES: dict[str, Kind] = {
     **dict.fromkeys(HDF5, "hdf5"),
     **dict.fromkeys(NPY, "npy"),
 }
-# Rows whose text is checked for paths if the first value is not a path, and how many of their files are looked up.
-_CHECKED_ROWS, _CHECKED_FILES = 1024, 16
-# A file suffix.
-_SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,4}")
-
-_log = logging.getLogger(__name__)
+# Rows whose text is checked for paths if the first value is not a path.
+_CHECKED_ROWS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +194,7 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
         first = table.first(column.names[0])
         kind = _kind_of_value(first, root)
         if kind is None and isinstance(first, str) and column.separator is None and not is_number(first):
-            _check_not_paths(key, column.names[0], table, root, first)
+            _check_not_paths(key, column.names[0], table, first)
     if kind in FILES and not table.is_text(column.names[0]):
         raise ConfigError(f"fields.{key}.kind: column {column.names[0]!r} does not hold paths")
     _check_options(key, column, kind)
@@ -232,35 +226,15 @@ def _kind_of_value(value: Any, root: RootDirectory) -> Kind | None:
         return None
 
 
-def _check_not_paths(key: str, name: str, table: Table, root: RootDirectory, first: str) -> None:
-    """Refuse text that seems to be paths. Otherwise training would go on with class numbers of paths.
-
-    Raises:
-        ConfigError: Other values are paths, or all values have the same suffix.
-    """
+def _check_not_paths(key: str, name: str, table: Table, first: str) -> None:
+    """Refuse text of which only the first value is no path. Training would go on with class numbers of paths."""
     rows = np.unique(np.linspace(0, len(table) - 1, min(_CHECKED_ROWS, len(table))).astype(np.int64))
-    texts = list(dict.fromkeys(table.array(name).take(arrow_integers(rows)).drop_null().to_pylist()))
-    begins = f"fields.{key}.kind: column {quoted(name)} begins with {quoted(first)}"
-    ways = "set kind: image, npy or hdf5 if these are paths, or kind: class if they are classes"
-    known = next((text for text in texts if kind_of_path(text)), None)
-    known = known or next((text for text in texts[:_CHECKED_FILES] if _kind_of_value(text, root)), None)
+    known = next(filter(kind_of_path, table.array(name).take(arrow_integers(rows)).drop_null().to_pylist()), None)
     if known is not None:
         raise ConfigError(
-            f"{begins}, which is not a file and has no known suffix, but also holds {quoted(known)}; correct the first "
-            f"path, or {ways}"
-        )
-    ends = {os.path.splitext(text)[1] for text in texts}
-    if len(texts) > 1 and len(ends) == 1 and _SUFFIX.fullmatch(next(iter(ends))):
-        raise ConfigError(
-            f"{begins}, and all values end in {next(iter(ends))}, but {root.root} has no such file; {ways}"
-        )
-    if all("/" in text for text in texts):
-        _log.warning(
-            "column %s: %s and similar values are taken for classes, because %s has no such files; %s",
-            quoted(name),
-            quoted(first),
-            root.root,
-            ways,
+            f"fields.{key}.kind: column {quoted(name)} begins with {quoted(first)}, which is no file and has no known "
+            f"suffix, but also holds {quoted(known)}; correct the first path, or set kind: image, npy or hdf5 if these "
+            "are paths, or kind: class if they are classes"
         )
 
 

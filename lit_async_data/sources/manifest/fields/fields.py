@@ -102,7 +102,7 @@ class Fields:
             data = self.prefetcher.read(path, MOST_BYTES)
             decoder = decoder_of(str(kind), column.image, data, path)
         except SourceError as error:
-            raise self.rows.with_row(error, 0, path) from error.__cause__
+            raise paths.failed(error, 0, path) from error.__cause__
         except ConfigError as error:
             raise error.within(f"fields.{key}.") from None
         return FileField(paths, decoder, self.prefetcher)

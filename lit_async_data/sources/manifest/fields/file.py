@@ -90,4 +90,4 @@ class FileField:
         try:
             return self.decoder.shape_of(self._prefetcher.read(path, MOST_BYTES), path)
         except SourceError as error:
-            raise self.paths.rows.with_row(error, sample, path) from error.__cause__
+            raise self.paths.failed(error, sample, path) from error.__cause__

