@@ -25,7 +25,7 @@ from lit_async_data.system import after_fork_in_child
 # pixels remain in each direction. On photographs this changes values about as much as JPEG compression itself (0.4 to
 # 0.9 of 255 on average); a value of 1 would change them three times as much.
 _MIN_OVERSAMPLING = 2
-# Images that are decoded to more pixels are decoded one at a time: each takes hundreds of megabytes.
+# Images that are decoded to more pixels are decoded one at a time: each takes up to 20 bytes per pixel.
 _LARGE = 2**24
 
 _turn = threading.Lock()

@@ -44,7 +44,7 @@ class ImageShape:
             which allows no other, and ``"bilinear"`` in other modes.
         fill: Value of every channel of padding, 0 to 255; in mode I;16, 0 to 65535.
         max_pixels: An image with more pixels is refused before decoding: a file of a few bytes can claim any size.
-            Decoding takes up to about 16 bytes per pixel. Images of more than 16 million decoded pixels are decoded one
+            Decoding takes up to 20 bytes per pixel. Images of more than 16 million decoded pixels are decoded one
             at a time.
         depth: 8 reads images of more than 8 bits in a mode of 8 bits, which is an error otherwise: the upper 8 of the
             stored bits are kept (for 16 bits, the value divided by 256).
