@@ -66,9 +66,12 @@ class FieldSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def delivered(self, stored: Any) -> Any:
-        """Returns an array or tensor of shape ``(n, *stored_shape)`` as a view with the axes N, C, …."""
-        if self.channel in (None, 0):
+        """Returns a C-contiguous array or tensor of shape ``(n, *stored_shape)`` as a view with the axes N, C, …."""
+        if self.channel is None or self.channel == 0:
             return stored
+        if self.shape[0] == 1 or math.prod(self.stored_shape[: self.channel]) == 1:
+            # Nothing moves but axes of length 1. Gradients get the strides of the input, and DDP expects these.
+            return stored.reshape(len(stored), *self.shape)
         moved = self.channel + 1
         order = (0, moved, *(axis for axis in range(1, stored.ndim) if axis != moved))
         return stored.transpose(order) if isinstance(stored, np.ndarray) else stored.permute(order)

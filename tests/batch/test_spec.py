@@ -1,0 +1,41 @@
+"""`FieldSpec`: the strides of channels-last fields."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.batch.spec import FieldSpec
+
+
+@pytest.mark.parametrize(
+    ("stored", "channel", "strides"),
+    [
+        ((28, 30, 1), 2, (840, 840, 30, 1)),  # one channel: as channels first
+        ((1, 1, 3), 2, (3, 1, 1, 1)),  # and one pixel
+        ((5, 28, 30, 1), 3, (4200, 4200, 840, 30, 1)),
+        ((1, 3, 30), 1, (90, 30, 30, 1)),
+        ((28, 30, 3), 2, (2520, 1, 90, 3)),
+        ((1, 30, 3), 2, (90, 1, 90, 3)),
+    ],
+)
+@pytest.mark.parametrize("kind", [np, torch])
+def test_axes_of_length_1_get_the_strides_that_torch_gives_them(stored, channel, strides, kind):
+    shape = (stored[channel], *stored[:channel], *stored[channel + 1 :])
+    values = np.arange(4 * np.prod(stored), dtype=np.float32).reshape(4, *stored)
+    given = values if kind is np else torch.from_numpy(values)
+    found = FieldSpec(shape, np.dtype("f4"), channel).delivered(given)
+    assert np.array_equal(found, np.moveaxis(values, channel + 1, 1))
+    assert np.shares_memory(found, values)
+    assert torch.as_tensor(found).stride() == strides
+
+
+def test_gradients_of_images_of_one_channel_have_the_strides_of_their_weights(h5):
+    source = HDF5Source(h5(data=np.ones((6, 8, 9, 1), "f4")), ["data"], layout="NHWC")
+    convolution = torch.nn.Conv2d(1, 4, 3)
+    with AsyncLoader(source, {"batch_size": 3, "workers": 0}) as loader:
+        convolution(next(iter(loader))[0]).sum().backward()
+    source.close()
+    assert convolution.weight.grad.stride() == convolution.weight.stride()  # else DDP warns
