@@ -188,7 +188,7 @@ def batch_error(
     return error
 
 
-def few(numbers: Sequence[int]) -> str:
-    """Returns the first three numbers, and their count if there are more, for a message."""
+def few(numbers: Sequence[int | str]) -> str:
+    """Returns the first three numbers or names, and their count if there are more, for a message."""
     shown = ", ".join(map(str, numbers[:3]))
     return shown if len(numbers) <= 3 else f"{shown}, … ({len(numbers)} in all)"

@@ -57,7 +57,8 @@ class AsyncDataModule(pl.LightningDataModule):
     Args:
         source: One source, which ``split`` cuts into stages; without ``split``, the source for training. Cannot be
             combined with ``train``, ``val``, ``test`` and ``predict``.
-        split: The share of each stage, as in ``{"train": 0.7, "val": 0.15, "test": 0.15}``; see `split`.
+        split: The share of each stage, as in ``{"train": 0.7, "val": 0.15, "test": 0.15}``, or a list of its groups;
+            see `split`.
         groups: What a split keeps together: ``"file"``, ``"group"``, a dataset of subjects, …; see `split`.
         train: Source for training.
         val: Source for validation, or a list of several.
@@ -95,7 +96,7 @@ class AsyncDataModule(pl.LightningDataModule):
         self,
         *,
         source: Source | None = None,
-        split: Mapping[str, float] | None = None,
+        split: Mapping[str, float | Sequence[int | str]] | None = None,
         groups: str | npt.ArrayLike | None = None,
         train: Source | None = None,
         val: Source | Sequence[Source] | None = None,

@@ -26,13 +26,16 @@ DrivenLoader = AsyncLoader | PrefetchedLoader
 
 
 def split_sources(
-    source: Source | None, fractions: Mapping[str, float] | None, groups: Any, by_stage: Mapping[str, Any]
+    source: Source | None,
+    fractions: Mapping[str, float | Sequence[int | str]] | None,
+    groups: Any,
+    by_stage: Mapping[str, Any],
 ) -> tuple[dict[str, Any], str]:
     """Cut one source into stages.
 
     Args:
         source: The source to cut; without ``fractions`` all of it is for training.
-        fractions: The share of each stage.
+        fractions: The share of each stage, or its groups.
         groups: What the split keeps together.
         by_stage: The arguments ``train``, ``val``, ``test`` and ``predict``, which must all be None.
 

@@ -187,13 +187,18 @@ def _factorized(values: npt.NDArray[Any]) -> tuple[Indices, list[str]]:
     """A number for each distinct value, and the distinct values as text."""
     if values.dtype.kind != "O":
         distinct, codes = np.unique(values, return_inverse=True)
-        return codes, [_text(value) for value in distinct.tolist()]
+        return codes, [text_of(value) for value in distinct.tolist()]
     numbers: dict[str, int] = {}
-    codes = np.array([numbers.setdefault(_text(value), len(numbers)) for value in values.tolist()], np.int64)
+    codes = np.array([numbers.setdefault(text_of(value), len(numbers)) for value in values.tolist()], np.int64)
     return codes, list(numbers)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """The value of a group as its name.
+
+    Raises:
+        ConfigError: It is neither a whole number nor text.
+    """
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, str):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, few
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.sources.composed.groups import Groups, groups_of, hashed
+from lit_async_data.sources.composed.sides import UNUSED, drawn_sides, named_sides
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.places import Places, starts
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 # A sum of fractions that is this close to 1 counts as 1.
 ROUNDING = 1e-9
-UNUSED = -1
 BY_TIME = "by time"
 
 
@@ -41,20 +41,22 @@ class Split(dict[str, SubsetSource]):
 
 def split(
     source: Source,
-    fractions: Mapping[str, float],
+    fractions: Mapping[str, float | Sequence[int | str]],
     *,
     groups: str | npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> Split:
     """Divide a source into sides.
 
-    The side of a sample or group depends only on its name, the seed and the fractions. Files that are added later do
-    not move existing samples. Fractions are therefore met on average, not exactly. Samples keep their order.
+    Samples keep their order. The side of a sample that is drawn alone depends only on its file and row, the seed and
+    the fractions: files that are added later do not move it, and fractions are met on average. Groups are drawn so that
+    the sides come as near to their shares of the samples as the groups allow; more groups give other sides.
 
     Args:
         source: The source to split.
         fractions: The share of each side, by name: ``{"train": 0.8, "val": 0.2}``. Each is above 0; the sum is at most
-            1, and the rest of the samples stays unused.
+            1, and the rest of the samples stays unused. Or the groups of each side, as a list of their values:
+            ``{"train": [0, 1, 2], "val": [3]}`` with ``groups="fold"``; groups on no list stay unused.
         groups: Which samples stay together on one side:
 
             * None: each sample is drawn alone. Refused if windows overlap.
@@ -68,36 +70,75 @@ def split(
         seed: Another seed draws other sides; 0 to 2**63 − 1.
 
     Returns:
-        The sides by name. ``described`` summarizes them and is logged. If groups were drawn, ``group_codes`` of each
+        The sides by name. ``described`` summarizes them and is logged. If there are groups, ``group_codes`` of each
         side holds the group number of each sample.
 
     Raises:
-        ConfigError: Fractions, groups or seed are invalid; a side would be empty; windows overlap and no groups keep
-            them together; a part is too short for ``"time"``. Begins with ``split:``, ``groups:`` or ``seed:``.
+        ConfigError: Fractions, groups or seed are invalid; a listed group is unknown or listed twice; a side would be
+            empty; windows overlap and no groups keep them together; a part is too short for ``"time"``. Begins with
+            ``split:``, ``groups:`` or ``seed:``.
 
     Example:
         >>> from lit_async_data.testing import ArraySource
         >>> source = ArraySource({"x": np.zeros((100, 3)), "dog": np.arange(100) // 5})
         >>> sides = split(source, {"train": 0.7, "val": 0.3}, groups="dog")
         >>> print(sides.described)
-        split by dog, seed 0: train 0.80 (16 of 20 groups, 80 samples), val 0.20 (4 of 20 groups, 20 samples); overlap 0
+        split by dog, seed 0: train 0.70 (14 of 20 groups, 70 samples), val 0.30 (6 of 20 groups, 30 samples); overlap 0
     """
     check_source("source", source)
-    edges = upper_edges(fractions)
+    given = _listed_groups(fractions, groups)
+    _check_names(fractions)
+    edges = upper_edges(fractions) if given is None else np.empty(0)
     key = _checked_seed(seed)
     places, drawn = source.places(), None
-    if groups is None:
+    if given is not None:
+        drawn = groups_of(source, groups, places)
+        how, sides = f"by {drawn.what}, groups by name", named_sides(drawn, given)[drawn.codes]
+    elif groups is None:
         how, sides = f"by sample, seed {seed}", _by_sample(source, places, edges, key)
     elif isinstance(groups, str) and groups == "time":
         how, sides = BY_TIME, _by_time(places, edges, list(fractions), source.overlap)
     else:
         drawn = groups_of(source, groups, places)
         how = f"by {drawn.what}, seed {seed}"
-        sides = sides_of_keys(edges, derived_keys(key, hashed(drawn.names)))[drawn.codes]
+        sides = drawn_sides(drawn, np.diff(edges, prepend=0).tolist(), derived_keys(key, hashed(drawn.names)))[
+            drawn.codes
+        ]
     result = Split(_subsets(source, list(fractions), sides, drawn))
     describe(result, source, places, how, drawn)
     (log.warning if result.overlap else log.info)("%s: %s", source.name, result.described)
     return result
+
+
+def _listed_groups(given: Any, groups: Any) -> dict[str, Sequence[Any]] | None:
+    """The groups of each side, where they are listed; None where sides are given as fractions."""
+    sides = given if isinstance(given, Mapping) else {}
+    lists = {name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)}
+    if not lists:
+        return None
+    first = next(iter(lists))
+    if groups is None or (isinstance(groups, str) and groups == "time"):
+        raise ConfigError(
+            f"split: {first} lists groups ({few(lists[first])}), so say with groups= what they are: the name of a "
+            "column, or an array of one value per sample. If these are numbers of samples, write "
+            "SubsetSource(source, numbers)"
+        )
+    other = next((name for name in sides if name not in lists), None)
+    if other is not None:
+        raise ConfigError(
+            f"split: {first} lists groups, but {other} = {sides[other]!r} is no list; give lists for all sides"
+        )
+    return lists
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
+
+
+def _check_names(fractions: Any) -> None:
+    for name in fractions if isinstance(fractions, Mapping) else ():
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"split: {name!r} is not the name of a side; use text")
 
 
 def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
@@ -107,8 +148,6 @@ def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
             f"split: {fractions!r} is not a mapping of names to fractions; write {{'train': 0.8, 'val': 0.2}}"
         )
     for name, share in fractions.items():
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"split: {name!r} is not the name of a side; use text")
         real = isinstance(share, numbers.Real) and not isinstance(share, bool)
         if not real or not 0 < float(share) <= 1:
             raise ConfigError(f"split: {name} = {share!r} is not a fraction; give a number above 0 and up to 1")
@@ -192,12 +231,9 @@ def _subsets(source: Source, names: list[str], sides: Indices, groups: Groups | 
     for side, name in enumerate(names):
         samples = np.flatnonzero(sides == side)
         if not samples.size:
-            total = _counted(len(source), "sample")
-            if groups is not None:
-                total = f"{_counted(len(groups.names), 'group')} ({groups.what})"
             raise ConfigError(
-                f"split: {name!r} gets none of {total}; try larger fractions, smaller groups, or another seed, as in "
-                "AsyncDataModule(**split(source, …, seed=1))"
+                f"split: {name!r} gets none of {_counted(len(source), 'sample')}; try larger fractions, or another "
+                "seed, as in AsyncDataModule(**split(source, …, seed=1))"
             )
         subsets[name] = SubsetSource(source, samples, group_codes=None if groups is None else groups.codes[samples])
     return subsets
