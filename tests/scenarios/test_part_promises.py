@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, check, check_loader, place, read, refused, refused_when_read, unpacked
 
-from lit_async_data import Field, HDF5Source
+from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError
+from lit_async_data.lightning.display.summary import summary_lines
 
 SIZES = {"N": 29, "C": 3, "H": 2, "W": 4, "T": 2}
 CHUNK = 8  # rows: windows of 4, 12 and 17 touch 1 to 2, 2 to 3 and 3 to 4 chunks
@@ -216,7 +217,7 @@ WINDOWS = st.one_of(
 
 
 @given(
-    windows=st.lists(WINDOWS, min_size=1, max_size=3),
+    windows=st.lists(st.tuples(WINDOWS, st.sampled_from([None, "last", "zero"])), min_size=1, max_size=3),
     stride=st.one_of(st.none(), st.integers(1, 12)),
     layout=st.sampled_from(LAYOUTS),
     rows=st.lists(st.integers(1, 30), min_size=1, max_size=3),
@@ -225,10 +226,12 @@ WINDOWS = st.one_of(
     dtype=st.sampled_from(["i2", ">i4", "f4", "u1"]),
 )
 def test_any_windows_over_any_layout(windows, stride, layout, rows, chunk, gzip, dtype):  # noqa: PLR0917
-    spans = [window if isinstance(window, tuple) else (window or 0, (window or 0) + 1) for window in windows]
+    fields = {
+        str(number): Field("data", window=window, pad=pad if isinstance(window, tuple) else None)
+        for number, (window, pad) in enumerate(windows)
+    }
     # Windows that all end before their anchor: whether that may lie behind the last row, the text leaves open.
-    assume(max(end for _, end in spans) >= 1)
-    fields = {str(number): Field("data", window=window) for number, window in enumerate(windows)}
+    assume(max((field.span[1] for field in fields.values() if not field.pad), default=1) >= 1)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "x.h5")
         with h5py.File(path, "w") as file:
@@ -304,6 +307,204 @@ def test_where_every_part_is_too_short_that_is_an_error(h5):
     refused(FormatError, [path, 7], path, {"x": Field("x", window=(-4, 1)), "y": Field("x", window=4)})
     groups = h5("g.h5", **{"p_1/x": np.arange(5), "p_2/x": np.arange(5)})
     refused(FormatError, [groups, "p_", 5, 12], groups, {"x": Field("x", window=(0, 12))}, group="p_*")
+
+
+@pytest.mark.parametrize("pad", ["last", "zero"])
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("layout", ["N", "NC", "CN", "NHWC", "HWCN"])
+def test_padded_windows_begin_at_every_row_and_are_marked(h5, storage, layout, pad):
+    path = h5(**{f"p_{n}/data": stored(layout, storage, N=n) for n in (29, 1, 9)}, **{"p_5/other": numbers((3,))})
+    groups = ["p_9", "p_1", "p_29"]
+    for window in [(0, 4), (-3, 9), (0, 17), (5, 6), (-9, -4), (0, 1)]:
+        model = check(path, {"x": Field("data", window=window, pad=pad)}, layout=layout, group=groups)
+        assert len(model) == 39
+    mask = model.values["x_mask"]
+    assert mask.dtype == bool
+    check(path, {"x": Field("data", window=(-3, 9), pad=pad)}, layout=layout, group=groups, stride=4)
+    check(
+        path, {"x": Field("data", window=(-3, 9), pad=pad)}, layout=layout, group=groups, rows=np.array([0, 8, 9, 38])
+    )
+
+
+def test_a_padded_window_literally(h5):
+    path = h5(x=np.arange(1, 5), y=np.arange(4))
+    for pad, begin, end in ("last", [1, 1, 1, 2], [3, 4, 4, 4]), ("zero", [0, 0, 1, 2], [3, 4, 0, 0]):
+        fields = [Field("x", window=(-2, 2), pad=pad), "y"]
+        with contextlib.closing(HDF5Source(path, fields)) as source:
+            assert list(source.spec) == ["x", "x_mask", "y"]
+            x, mask, y = source[0]
+            assert (x.tolist(), mask.tolist(), y) == (begin, [False, False, True, True], 0)
+        with contextlib.closing(HDF5Source(path, {"x": Field("x", window=(0, 4), pad=pad)})) as source:
+            assert source[2]["x"].tolist() == end
+            assert source[2]["x_mask"].tolist() == [True, True, False, False]
+
+
+def test_padding_goes_with_column_lookup_packing_and_dtype_and_zero_stays_zero(h5):
+    who = np.array([2, 0, 1, 2, 1])
+    path = h5(table=numbers((5, 3)) + 7, who=who, age=np.array([30, 40, 50]), packed=numbers((5,)))
+    with h5py.File(path, "r+") as file:
+        file["packed"].attrs["add_offset"] = 100.0
+    for pad in ("last", "zero"):
+        options = {"window": (-1, 3), "pad": pad}
+        fields = {
+            "column": Field("table", column=1, **options),
+            "lookup": Field("age", lookup="who", **options),
+            "packed": Field("packed", mask_and_scale=True, **options),
+            "cast": Field("table", dtype="float32", **options),
+        }
+        check(path, fields)
+
+
+def test_a_bad_value_in_a_padded_window_is_named_by_its_own_row(h5):
+    path = h5(y=np.array([7, 0, 1, 1, 7]))
+    for sample, row in (0, 0), (4, 4):
+        fields = {"y": Field("y", window=(-2, 3) if sample == 0 else (2, 4), pad="last", classes=["a", "b"])}
+        error = refused_when_read(FormatError, [row, 7], path, fields, [sample])
+        assert error.row == row
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
+def test_loaders_deliver_padded_windows(h5, shuffle, workers):
+    path = h5(**{f"p_{n}/data": stored("NT", "gzip", N=n) for n in (29, 3, 12)})
+    fields = {"x": Field("data", window=(-5, 6), pad="last"), "y": Field("data", window=(0, 3), pad="zero")}
+    check_loader(path, fields, shuffle=shuffle, workers=1, worker_kind=workers, group="p_*")
+
+
+def test_samples_that_repeat_a_row_as_padding_overlap(h5):
+    path = h5(x=np.arange(20))
+    for window, overlap in ((0, 3), 2), ((4, 6), 5), ((-6, -4), 6):
+        with contextlib.closing(HDF5Source(path, {"x": Field("x", window=window, pad="last")})) as source:
+            assert source.overlap == overlap
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"window": (0, 3), "pad": "first"}, ["pad", "'first'", "last, zero"]),
+        ({"pad": "last"}, ["pad", "needs a window"]),
+        ({"window": 2, "pad": "last"}, ["pad", "needs a window"]),
+    ],
+)
+def test_padding_of_what_has_no_window_is_refused(h5, options, said):
+    refused(ConfigError, ["fields.x", *said], h5(x=np.arange(9)), {"x": {"name": "x", **options}})
+
+
+def test_a_key_that_the_mask_needs_is_refused(h5):
+    fields = {"x": Field("x", window=(0, 3), pad="last"), "x_mask": "x"}
+    refused(ConfigError, ["x_mask", "the mask of x"], h5(x=np.arange(9)), fields)
+
+
+def test_rows_that_begin_no_window_are_said(h5):
+    path = h5(**{"p_1/x": np.arange(9), "p_2/x": np.arange(3), "p_3/x": np.arange(5)})
+    for window, said in {
+        (0, 4): "9 of 17 rows begin no window (the end of each part)",
+        (-3, 1): "9 of 17 rows begin no window (the start of each part)",
+        (-1, 3): "9 of 17 rows begin no window (the start and the end of each part)",
+    }.items():
+        source = HDF5Source(path, {"x": Field("x", window=window)}, group="p_*")
+        assert f"; {said}; read" in repr(source)
+        assert said in repr(SubsetSource(source, [0]))
+        assert said in repr(ConcatSource([source, source]))
+        with AsyncLoader(source, {"batch_size": 2}) as loader:
+            assert summary_lines(loader)[0].endswith(f": x int64 (4,); {said}")
+        source.close()
+    options = {"fields": {"x": Field("x", window=(0, 4), pad="last")}}, {"stride": 3, "fields": ["x"]}
+    for each in (*options, {"rows": [0, 1], "fields": {"x": Field("x", window=(0, 4))}}):
+        assert "begin no window" not in repr(HDF5Source(path, group="p_*", **each))
+
+
+# -- parts without rows ------------------------------------------------------------------------------------------------
+
+
+def sparse_group(file, name, rows):
+    group = file.create_group(name)
+    group.attrs.update({"encoding-type": "csr_matrix", "shape": [rows, 4]})
+    group["data"], group["indices"] = np.ones(rows, "f4"), np.arange(rows) % 4
+    group["indptr"] = np.arange(rows + 1)
+
+
+def ragged_group(file, name, rows):
+    group = file.create_group(name)
+    group["values"], group["offsets"] = np.ones(2 * rows, "f4"), 2 * np.arange(rows + 1)
+
+
+KINDS = {
+    "plain": (lambda file, name, rows: file.create_dataset(name, data=numbers((rows, 2))), {}),
+    "written with one axis": (
+        lambda file, name, rows: file.create_dataset(name, data=numbers((rows, 2)) if rows else np.array([])),
+        {"layout": "NC"},
+    ),
+    "chunked": (
+        lambda file, name, rows: file.create_dataset(name, (rows, 2), "i2", chunks=(3, 2), maxshape=(None, 2)),
+        {},
+    ),
+    "windows": (lambda file, name, rows: file.create_dataset(name, data=numbers((rows, 2))), {"window": (0, 2)}),
+    "sparse": (sparse_group, {}),
+    "ragged": (ragged_group, {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("among", ["files", "groups"])
+def test_parts_without_rows_are_left_out_with_one_line_that_lists_them(tmp_path, caplog, kind, among):
+    write, options = KINDS[kind]
+    options, sizes = dict(options), {1: 3, 2: 0, 3: 4, 10: 0}
+    for number, rows in sizes.items():
+        with h5py.File(tmp_path / (f"{number}.h5" if among == "files" else "all.h5"), "a") as file:
+            group = file if among == "files" else file.create_group(f"p_{number}")
+            write(group, "x", rows)
+            group["y"] = np.full(rows, number)
+    fields = {"x": Field("x", window=options.pop("window", None)), "y": "y"}
+    options |= {} if among == "files" else {"group": "p_*"}
+    with (
+        caplog.at_level(logging.WARNING),
+        contextlib.closing(HDF5Source(str(tmp_path / "*.h5"), fields, **options)) as source,
+    ):
+        names = [f"{tmp_path}/2.h5", f"{tmp_path}/10.h5"]
+        if among == "groups":
+            names = [f"{tmp_path}/all.h5:/p_2", f"{tmp_path}/all.h5:/p_10"]
+        assert caplog.messages == [f"2 of 4 parts hold no samples and are left out: {', '.join(names)}"]
+        lost = kind == "windows"
+        wanted = [1] * (3 - lost) + [3] * (4 - lost)
+        assert read(source, np.arange(len(source)))["y"].tolist() == wanted
+        copied = pickle.loads(pickle.dumps(source))
+        assert read(copied, [0, len(source) - 1])["y"].tolist() == [1, 3]
+        copied.close()
+
+
+def test_where_no_part_has_rows_that_is_an_error(h5):
+    empty = {"data": np.zeros((0, 3)), "labels": np.arange(0)}
+    one, two = h5("1.h5", **empty), h5("2.h5", **empty)
+    refused(FormatError, [f"{one}:/data", "(0, 3)", "no samples"], one, {"x": "data", "y": "labels"})
+    refused(FormatError, [one, two, "none of them holds samples"], [one, two], {"x": "data", "y": "labels"})
+
+
+def test_a_field_without_rows_beside_one_with_rows_is_an_error(h5):
+    paths = [h5("1.h5", x=np.arange(3), y=np.arange(3)), h5("2.h5", x=np.arange(3), y=np.arange(0))]
+    refused(FormatError, [f"{paths[1]}:/y", "(0,)", "no samples"], paths, {"x": "x", "y": "y"})
+
+
+def test_chosen_rows_count_parts_without_rows_as_nothing(h5):
+    paths = [h5(f"{n}.h5", y=np.arange(n, n + rows), chosen=np.arange(rows)) for n, rows in ((0, 3), (50, 0), (80, 2))]
+    assert check(paths, {"y": "y"}, rows=np.array([0, 2, 3])).values["y"].tolist() == [0, 2, 80]
+    with contextlib.closing(HDF5Source(paths, {"y": "y"}, rows="chosen")) as source:
+        assert read(source, np.arange(5))["y"].tolist() == [0, 1, 2, 80, 81]
+
+
+@pytest.mark.parametrize("group", ["sparse", "ragged"])
+def test_samples_without_a_single_value_are_not_taken_for_no_samples(tmp_path, group):
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        KINDS[group][0](file, "x", 3)
+        for name in ("data", "indices", "values"):
+            if name in file["x"]:
+                del file["x"][name]
+                file["x"][name] = np.arange(0)
+        ends = "indptr" if group == "sparse" else "offsets"
+        file["x"][ends][...] = 0
+    refused(FormatError, [f"{path}:/x", "3 rows without a single value"], path, {"x": "x"})
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -393,6 +594,16 @@ def test_a_link_to_a_group_matches_by_its_own_name(h5):
         file["elsewhere/label"] = np.array([7, 8, 9])
         file["patient_0"] = h5py.SoftLink("/elsewhere")
     assert check(path, {"y": "label"}, group="patient_*").values["y"].tolist() == [7, 8, 9, 100, 101]
+
+
+def test_a_list_of_groups_and_patterns_is_taken_in_its_order(h5):
+    path = patients(h5)
+    model = check(path, FIELDS, group=["patient_10", "patient_?"])
+    assert [name for _, name, _ in model.parts] == ["/patient_10", "/patient_1", "/patient_2"]
+    refused(MissingError, ["patient_3"], path, FIELDS, group=["patient_1", "patient_3"])
+    refused(ConfigError, ["group: patient_1 is named twice"], path, FIELDS, group=["patient_1", "patient_*"])
+    refused(ConfigError, ["group: []"], path, FIELDS, group=[])
+    refused(ConfigError, ["group: 3"], path, FIELDS, group=["patient_1", 3])
 
 
 def test_several_files_with_several_groups_are_parts_file_by_file(h5):

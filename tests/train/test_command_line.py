@@ -52,6 +52,7 @@ RIGHT = [
     "data=hdf5 data.train.fields={x:images} data.train.layout={x:NHWC}",
     "data=manifest data.source.fields={x:a,y:{name:b}} +data.source.fields.z=c ~data.groups",
     "data=hdf5_split data.split={train:0.8}",
+    "data=hdf5_split data.split={train:[0,1],val:[2]} data.groups=fold",
     "-m data=digits,hdf5 loader.queue_depth=1,2 seed=range(1,4)",
     "logger=[csv,tensorboard] hydra/job_logging=disabled hydra.run.dir=x callbacks.early_stopping=null",
     "experiment=digits_wide model.width=3 loader.workers=auto",

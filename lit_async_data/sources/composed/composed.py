@@ -30,6 +30,11 @@ class ComposedSource(Source):
 
     inside: Sequence[Source]
 
+    @property
+    def left_out(self) -> str:
+        """What the sources inside leave out."""
+        return ", ".join(dict.fromkeys(source.left_out for source in self.inside if source.left_out))
+
     @abc.abstractmethod
     def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
         """Number of each source that has some of these samples, their positions in ``samples``, their numbers there.

@@ -113,7 +113,9 @@ def split(
 def _listed_groups(given: Any, groups: Any) -> dict[str, Sequence[Any]] | None:
     """The groups of each side, where they are listed; None where sides are given as fractions."""
     sides = given if isinstance(given, Mapping) else {}
-    lists = {name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)}
+    lists: dict[str, Sequence[Any]] = {
+        name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)
+    }
     if not lists:
         return None
     first = next(iter(lists))

@@ -80,7 +80,8 @@ class Source(abc.ABC):
     def __repr__(self) -> str:
         kind = type(self).__name__
         name = "" if self.name == kind else self.name
-        return f"<{kind} of {described(len(self), name, self.spec)}; {HOW_READ[self.reading]}>"
+        left_out = f"; {self.left_out}" if self.left_out else ""
+        return f"<{kind} of {described(len(self), name, self.spec)}{left_out}; {HOW_READ[self.reading]}>"
 
     #: The group number of each sample, if a split drew groups; int64, shape (len(self),). None otherwise.
     group_codes: Indices | None = None
@@ -130,6 +131,11 @@ class Source(abc.ABC):
     def name(self) -> str:
         """The origin of the samples, for messages: a file, a table. The class, unless overridden."""
         return type(self).__name__
+
+    @property
+    def left_out(self) -> str:
+        """Which of the stored data belong to no sample, for people; empty if there is nothing to say."""
+        return ""
 
     def close(self) -> None:
         """Close every handle. Idempotent. Nothing to close, unless overridden."""

@@ -28,7 +28,14 @@ from lit_async_data.sources.hdf5.schema.part import (
     inspect_file,
     log_warnings,
 )
-from lit_async_data.sources.hdf5.schema.samples import check_distinct, checked_stride, drop_empty, select_rows
+from lit_async_data.sources.hdf5.schema.samples import (
+    check_distinct,
+    checked_stride,
+    drop_empty,
+    rows_left_out,
+    select_rows,
+    with_rows,
+)
 from lit_async_data.sources.hdf5.schema.selection import (
     FieldLike,
     PathLike,
@@ -48,17 +55,18 @@ class HDF5Source(Source):
         fields: What a batch holds. A mapping from batch key to dataset name or `Field` gives dicts; a sequence of these
             gives tuples, with the names as keys. Some groups stand for a dataset: sparse rows (AnnData's
             ``csr_matrix``) come out dense; ``categorical`` columns as codes, with classes; ``values`` and ``offsets``
-            as samples padded to one length, with their lengths in an extra field ``KEY_length``.
+            as samples padded to one length, with their lengths in an extra field ``KEY_length``. Padded windows
+            (`Field`) have a mask in an extra field ``KEY_mask``.
         layout: Letters of the stored axes, ``N`` for samples and ``C`` for channels: a string for the first field, or a
             mapping by batch key. Batches come out as N, then C, then the rest as stored. A field without a layout has
             its samples on axis 0, and no axis moves.
-        group: The group of the datasets, or a pattern of groups of one level (``"patient_*"``). Each group is a part,
-            in natural order.
+        group: The group of the datasets, or a pattern of groups of one level (``"patient_*"``), or a list of these.
+            Each group is a part; those of a pattern come in natural order. Parts without rows are left out.
         rows: The rows to take as samples, or as anchors of windows: row numbers or a mask over the rows of all parts,
             or the name of a dataset in each part that holds either.
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as
-            long as all of its windows lie inside the part; ``first`` is the first row where they do. Windows never
-            cross parts.
+            long as all of its windows without ``pad`` lie inside the part; ``first`` is the first row where they do.
+            Windows never cross parts.
         index_cache: Where to keep the indexes of datasets with many chunks (`FEWEST_CHUNKS`), so that opening them
             again takes no time: ``"auto"`` for the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``), which
             drops the least recently used ones; ``"beside"`` for a hidden file beside the data, for all who read them;
@@ -101,7 +109,7 @@ class HDF5Source(Source):
         fields: Mapping[str, FieldLike] | Sequence[FieldLike] = ("data", "labels"),
         *,
         layout: str | Mapping[str, str] | None = None,
-        group: str | None = None,
+        group: str | Sequence[str] | None = None,
         rows: str | npt.ArrayLike | None = None,
         stride: int | None = None,
         index_cache: PathLike | bool = "auto",
@@ -125,10 +133,11 @@ class HDF5Source(Source):
         cache = IndexCache(index_cache)
         inspected = [inspect_file(file, request, cache) for file in self.paths]
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
-        parts = [part for _, of_file in inspected for part in of_file]
+        parts = with_rows([part for _, of_file in inspected for part in of_file])
         for part in parts:
             check_compatible(part, parts[0])
         log_warnings(parts[0])
+        self._left_out = rows_left_out(parts) if rows is None else ""
         self._stored = drop_empty(parts if request.rows or rows is None else select_rows(parts, rows))
         self._identities = {
             path: identity.with_pieces(path, list(_pieces(of_file, identity)))
@@ -159,6 +168,11 @@ class HDF5Source(Source):
         """The first file and the number of others, for messages."""
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         return f"{self.paths[0]}{more}"
+
+    @property
+    def left_out(self) -> str:
+        """How many rows begin no window, since it would reach beyond its part."""
+        return self._left_out
 
     @property
     def spec(self) -> BatchSpec:

@@ -50,7 +50,7 @@ def attributes(source: Source) -> dict[str, dict[str, Any]]:
         return {
             key: _plain(file[field.stored.name], field)
             for key, field in part.fields.items()
-            if isinstance(field.stored, StoredDataset)
+            if isinstance(field.stored, StoredDataset) and field.mask_of is None
         }
 
 

@@ -980,14 +980,6 @@ def test_files_that_differ_are_refused_by_name(several, tmp_path, kind):
     assert next(iter(DIFFERENT[kind])) in str(caught.value)
 
 
-def test_a_file_without_samples_among_others_is_refused_by_name(several, tmp_path):
-    paths = several([4, 4, 4])
-    with h5py.File(paths[1], "w") as file:
-        file["data"], file["labels"] = numbered((0, 3, 2)), np.arange(0)
-    with pytest.raises(FormatError, match=r"part1\.h5"):
-        HDF5Source(paths)
-
-
 def test_a_dataset_that_one_file_lacks_is_named_with_the_file(several):
     paths = several([4, 4, 4])
     with h5py.File(paths[2], "r+") as file:

@@ -58,6 +58,8 @@ class Model:
             samples = [sample_at(tables[part][0], field, row, channel=channel) for part, row in anchors]
             if samples:
                 self.values[key] = delivered(np.stack(samples), field)
+                if field.pad:
+                    self.values[key + "_mask"] = np.stack([real(tables[part][0], field, row) for part, row in anchors])
                 if len(tables[0]) > 1:
                     self.values[key + "_length"] = np.array([tables[part][1][row] for part, row in anchors])
         counts = collections.Counter(part for part, _ in anchors)
@@ -78,6 +80,9 @@ def parts_of(path, group):
         for file in sorted(glob.glob(item), key=natural_key):
             if group is None:
                 yield file, "/"
+                continue
+            if isinstance(group, list):
+                yield from (part for each in group for part in parts_of(file, each))
                 continue
             parent, _, last = group.strip("/").rpartition("/")
             pattern = re.compile(re.escape(last).replace(r"\*", ".*").replace(r"\?", "."))
@@ -163,7 +168,9 @@ def window_fits(field, row, rows):
 
 def all_anchors(parts, fields, stride):
     """Part and row of each sample."""
-    first = min(field.window[0] if isinstance(field.window, tuple) else field.window or 0 for field in fields.values())
+    fields = {key: field for key, field in fields.items() if not field.pad}
+    spans = [field.window if isinstance(field.window, tuple) else (field.window or 0,) for field in fields.values()]
+    first = min((span[0] for span in spans), default=0)
     lengths = [len(next(iter(part.tables.values()))[0]) for part in parts]
     return [
         (part, row)
@@ -190,8 +197,16 @@ def indices_of(rows):
 def sample_at(table, field, row, *, channel):
     if not isinstance(field.window, tuple):
         return table[row + (field.window or 0)]
-    sample = np.stack([table[row + step] for step in range(*field.window)])
+    rows = [row + step for step in range(*field.window)]
+    sample = np.stack([table[min(max(row, 0), len(table) - 1) if field.pad else row] for row in rows])
+    if field.pad == "zero":
+        sample[~real(table, field, row)] = 0
     return sample.swapaxes(0, 1) if channel else sample
+
+
+def real(table, field, row):
+    """Which rows of a window are there."""
+    return np.array([0 <= row + step < len(table) for step in range(*field.window)])
 
 
 def delivered(values, field):
@@ -269,13 +284,13 @@ def check(path, fields, *, close=False, **options):
     return model
 
 
-def check_loader(path, fields, *, shuffle, workers, passes=2, **options):
+def check_loader(path, fields, *, shuffle, workers, passes=2, worker_kind="auto", **options):
     """Asserts that a loader delivers the samples of the model, each once per pass."""
     model = Model(path, fields, **options)
     numbers = {place(location): number for number, location in enumerate(model.places)}
     assert len(numbers) == len(model)
     loader_options = LoaderOptions(
-        batch_size=7, shuffle=shuffle, shuffle_chunks=2, workers=workers, return_indices=True
+        batch_size=7, shuffle=shuffle, shuffle_chunks=2, workers=workers, worker_kind=worker_kind, return_indices=True
     )
     with (
         contextlib.closing(HDF5Source(path, fields, **options)) as source,

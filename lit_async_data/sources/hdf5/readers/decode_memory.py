@@ -37,7 +37,7 @@ class DecodeMemory:
         self._spans = parts[0].spans()
         # The datasets of that field, and the rows around an anchor that it reads.
         self._own = {parts[0].dataset_key(dataset) for dataset in field.datasets}
-        self._own_span = None if isinstance(field.stored, StoredRanges) else field.span
+        self._own_span = None if isinstance(field.stored, StoredRanges) else field.reach
         if self._own_span is None:
             self._reach = max((run.rows for run in grouping.runs), default=1) * max(
                 part.anchors.stride for part in parts

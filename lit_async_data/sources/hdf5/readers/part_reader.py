@@ -23,7 +23,7 @@ from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudge
 from lit_async_data.sources.hdf5.readers.choice import choice
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.readers.decode_memory import DecodeMemory
-from lit_async_data.sources.hdf5.readers.field_reader import FieldReader
+from lit_async_data.sources.hdf5.readers.field_reader import FieldReader, MaskReader
 from lit_async_data.sources.hdf5.readers.ranged import LengthsReader, PaddedReader, SparseReader
 from lit_async_data.sources.hdf5.readers.raw import RawReader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
@@ -94,6 +94,8 @@ class PartReader:
 
     def _field_reader(self, field: StoredField) -> Reader:
         stored = field.stored
+        if field.mask_of is not None:
+            return MaskReader(field.mask_of, stored.rows)
         if field.lengths:
             assert isinstance(stored, StoredRanges)
             return LengthsReader(stored)

@@ -109,7 +109,7 @@ class Conversion:
         table: Table to look values up in; None if the values themselves are delivered.
         packing: How values are packed; None if they are not unpacked.
         classes: Number of classes 0, 1, …; None if values are not checked.
-        windowed: Whether a sample is a window of rows, on axis 1.
+        last_row: The last row of the dataset, if a sample is a window of rows, on axis 1; else None.
     """
 
     file: str
@@ -118,7 +118,7 @@ class Conversion:
     table: Array | None = None
     packing: Packing | None = None
     classes: int | None = None
-    windowed: bool = False
+    last_row: int | None = None
 
     def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
         """Convert the values of some samples.
@@ -170,7 +170,9 @@ class Conversion:
         if not wrong.any():
             return
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        row = int(rows[place[0]]) + (int(place[1]) if self.windowed else 0)
+        row = int(rows[place[0]])
+        if self.last_row is not None:  # windows may be padded
+            row = min(max(row + int(place[1]), 0), self.last_row)
         raise FormatError(
             f"{self.file}:/{self.dataset.strip('/')}, row {row}: {values[place]} {problem}; correct the file, or leave "
             "such rows out with rows=",

@@ -5,8 +5,9 @@ AnnData's on-disk format 0.1.0 to 0.2.0 defines the sparse and categorical ones.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
+from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
 if TYPE_CHECKING:
@@ -82,16 +84,18 @@ def inspect_sparse(group: h5py.Group, path: str, name: str, inspect_dataset: Ins
 
     Raises:
         FormatError: It is not a sparse matrix; the message says why.
+        NoSamplesError: It has no rows.
     """
     context: dict[str, Any] = {"file": path, "dataset": name}
     where = f"{path}:/{name.strip('/')}"
     shape = [int(n) for n in np.asarray(group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))).ravel()]
     if len(shape) != 2 or min(shape) < 1:
-        raise FormatError(
-            f"{where}: is a sparse matrix of shape {tuple(shape)}, which holds no samples; leave this file out",
-            **context,
+        kind = NoSamplesError if shape[:1] == [0] else FormatError
+        raise kind(
+            f"{where}: is a sparse matrix of shape {tuple(shape)}, which holds no samples; leave it out", **context
         )
-    values, columns = (inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
+    with _some_values(where, shape[0], context):
+        values, columns = (inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
     inspect_dataset(f"{name.rstrip('/')}/{SPARSE[2]}")  # checks that it can be read
     offsets = _offsets(group, SPARSE[2], shape[0], values.rows, context)
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
@@ -117,11 +121,13 @@ def inspect_variable(
 
     Raises:
         FormatError: A sample is longer, or the group does not hold samples of variable length.
+        NoSamplesError: There are no samples.
     """
     context: dict[str, Any] = {"file": path, "dataset": name}
     where = f"{path}:/{name.strip('/')}"
-    values = inspect_dataset(f"{name.rstrip('/')}/values")
-    inspect_dataset(f"{name.rstrip('/')}/offsets")  # checks that it can be read
+    ends = inspect_dataset(f"{name.rstrip('/')}/offsets")
+    with _some_values(where, ends.rows - 1, context):
+        values = inspect_dataset(f"{name.rstrip('/')}/values")
     offsets = _offsets(group, "offsets", None, values.rows, context)
     lengths = np.diff(offsets)
     longest = int(lengths.argmax())
@@ -136,6 +142,17 @@ def inspect_variable(
     width = int(lengths[longest]) if most is None else most
     spec = FieldSpec((max(width, 1), *values.spec.stored_shape), values.dtype.newbyteorder("="))
     return StoredRanges(path, name, offsets, values, None, spec)
+
+
+@contextlib.contextmanager
+def _some_values(where: str, rows: int, context: dict[str, Any]) -> Iterator[None]:
+    """Raise another error where the values are empty, but there are samples: these could be zeros, or of length 0."""
+    try:
+        yield
+    except NoSamplesError as error:
+        if rows <= 0:
+            raise
+        raise FormatError(f"{where}: has {rows} rows without a single value; leave it out", **context) from error
 
 
 def names_of(categories: h5py.Dataset) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ class Field:
             otherwise the workers do. None: as stored.
         window: The rows of a sample, relative to its own row: ``(start, stop)`` gives ``stop − start`` rows on an axis
             of their own, a single number one row without that axis. None: the sample's own row.
+        pad: What a window holds where it reaches beyond its part, at either end: ``"last"`` the nearest row of the
+            part, ``"zero"`` zeros. Every row then has a window. Another field follows, ``KEY_mask``, bool of shape
+            (window,), which is True where data is real. None: the windows of samples lie inside their part.
         classes: Names of the values 0, 1, 2, …
         lookup: A dataset with one integer per row. The value of row r is then ``name[lookup[r]]``, and ``name`` is a
             small table that is kept in memory.
@@ -55,6 +58,7 @@ class Field:
     lookup: str | None = None
     mask_and_scale: bool = False
     max_length: int | None = None
+    pad: Literal["last", "zero"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("name", "lookup"):
@@ -67,6 +71,10 @@ class Field:
             self._set("max_length", _integer("max_length", self.max_length, 1))
         self._set("dtype", _tensor_type(self.dtype))
         self._set("window", _window(self.window))
+        if self.pad not in ("last", "zero", None):
+            raise ConfigError(f"pad: {self.pad!r} is not one of last, zero")
+        if self.pad and self.rows is None:
+            raise ConfigError(f"pad: {self.pad!r} needs a window of rows to pad, such as window=(0, 8)")
         self._set("classes", _class_names(self.classes))
         if not isinstance(self.mask_and_scale, bool):
             raise ConfigError(f"mask_and_scale: {self.mask_and_scale!r} is not true or false")

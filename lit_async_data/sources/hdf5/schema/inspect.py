@@ -27,7 +27,7 @@ from lit_async_data.sources.hdf5.index.index import (
 from lit_async_data.sources.hdf5.index.records import superblock_bytes
 from lit_async_data.sources.hdf5.storage.codecs import filters_of
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError, retry_once
 from lit_async_data.sources.hdf5.storage.plugins import available, check_filters
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ def inspect_dataset(
 
     Raises:
         MissingError: The dataset does not exist; similar names are suggested.
-        FormatError: It is a group, holds no numbers or no samples, or cannot be decoded.
+        FormatError: It is a group, holds no numbers, or cannot be decoded.
+        NoSamplesError: It holds no samples.
         CorruptError: It is damaged.
         ConfigError: ``layout`` does not fit it.
     """
@@ -114,9 +115,11 @@ def inspect_dataset(
     external = external_files(dataset, file, name, allowed=allow_external)
     _check_values(dataset, where, context)
     shape = tuple(int(n) for n in dataset.shape)
-    axis, channel = axes(layout, shape, where)
-    if shape[axis] == 0 or math.prod(shape) == 0:
-        raise FormatError(f"{where}: has shape {shape}, so it holds no samples; leave this file out", **context)
+    # Some programs write all that is empty with shape (0,).
+    axis, channel = (0, None) if shape == (0,) else axes(layout, shape, where)
+    if math.prod(shape) == 0:
+        kind = FormatError if shape[axis] else NoSamplesError
+        raise kind(f"{where}: has shape {shape}, so it holds no samples; leave it out, or write its samples", **context)
     stored = [n for position, n in enumerate(shape) if position != axis]
     if channel is not None:
         stored.insert(0, stored.pop(channel))

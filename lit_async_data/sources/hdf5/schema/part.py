@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from lit_async_data.sources.hdf5.schema.selection import chosen_groups
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField, inspect_field
 from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts, anchor_range
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
-from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
+from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class PartRequest:
     Attributes:
         fields: By batch key.
         layouts: Letters of the axes, by batch key, where given.
-        group: A group, or a pattern of groups.
+        group: A group, a pattern of groups, or a list of these.
         rows: Name of a dataset with row numbers or a mask, or None.
         stride: Rows from one sample to the next.
         allow_external: Whether other files may hold values.
@@ -46,7 +46,7 @@ class PartRequest:
 
     fields: Mapping[str, Field]
     layouts: Mapping[str, str]
-    group: str | None
+    group: str | Sequence[str] | None
     rows: str | None
     stride: int
     allow_external: bool
@@ -61,17 +61,24 @@ class StoredPart:
         group: The group in it; ``"/"`` for the root.
         fields: By batch key.
         anchors: The row of each sample.
+        empty: Why there are no fields; None if there are.
     """
 
     path: str
     group: str
     fields: Mapping[str, StoredField]
     anchors: WindowStarts
+    empty: FormatError | None = None
 
     @property
     def rows(self) -> int:
         """Number of rows of every field."""
-        return next(iter(self.fields.values())).stored.rows
+        return 0 if self.empty else next(iter(self.fields.values())).stored.rows
+
+    @property
+    def anchor_range(self) -> Span:
+        """The first and the last row whose windows lie inside the part."""
+        return anchor_range(self.rows, [field.inside for field in self.fields.values()])
 
     @property
     def external(self) -> ExternalFiles:
@@ -82,6 +89,8 @@ class StoredPart:
     def overlap(self) -> int:
         """How many of the samples after it share rows with a sample."""
         spans = [field.span for field in self.fields.values()]
+        # Padding repeats rows between a window and the own row of its sample.
+        spans += [(0, 1)] if any(field.pad for field in self.fields.values()) else []
         return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
 
     def dataset_key(self, stored: StoredDataset) -> str:
@@ -96,8 +105,8 @@ class StoredPart:
                 spans |= dict.fromkeys(map(self.dataset_key, field.datasets), None)
                 continue
             key = self.dataset_key(field.stored)
-            begin, end = spans.get(key) or field.span
-            spans[key] = min(begin, field.span[0]), max(end, field.span[1])
+            begin, end = spans.get(key) or field.reach
+            spans[key] = min(begin, field.reach[0]), max(end, field.reach[1])
         return spans
 
     def sample(self, dataset: str | None, row: int, among: Indices) -> int | None:
@@ -150,14 +159,14 @@ class StoredPart:
         Raises:
             ConfigError: A window would leave the part; names the row.
         """
-        first, last = anchor_range(self.rows, [field.span for field in self.fields.values()])
+        first, last = self.anchor_range
         wrong = (rows < first) | (rows > last)
         if wrong.any():
             row = int(rows[wrong.argmax()])
             where = f"one of the {self.rows} rows of {self}"
             what = f"is not {where}" if not 0 <= row < self.rows else f"is {where}, but its window leaves them"
-            span = "" if first == 0 and last == self.rows - 1 else f"; windows inside them need rows {first} to {last}"
-            raise ConfigError(f"rows: {row} {what}{span}")
+            span = f"; windows inside them need rows {first} to {last}, others Field(pad='last')"
+            raise ConfigError(f"rows: {row} {what}{'' if first == 0 and last == self.rows - 1 else span}")
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 
@@ -189,20 +198,31 @@ def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[Fi
 def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     path = group.path
     fields: dict[str, StoredField] = {}
+    empty: list[FormatError] = []
     for key, field in request.fields.items():
         name = group.name(field.name)
         where = f"{path}:/{name.strip('/')}"
-        with as_source_errors(where, "cannot be read", file=path, dataset=name):
-            inspected = inspect_field(group, key, field, request.layouts.get(key))
+        try:
+            with as_source_errors(where, "cannot be read", file=path, dataset=name):
+                inspected = inspect_field(group, key, field, request.layouts.get(key))
+        except NoSamplesError as error:
+            empty.append(FormatError(str(error), file=error.file, dataset=error.dataset))
+            continue
         twice = set(inspected) & (set(fields) | set(request.fields) - {key})
         if twice:
-            raise ConfigError(f"fields: {twice.pop()} is the key of the lengths of {key}; give that field another key")
+            raise ConfigError(
+                f"fields: {twice.pop()} is the key of the lengths or the mask of {key}; give that field another key"
+            )
         fields |= inspected
+    if empty and not fields:
+        return StoredPart(path, group.group, {}, WindowStarts(0, 1, 0), empty[0])
+    if empty:
+        raise empty[0]
     lengths = {field.stored: field.stored.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
         raise FormatError(f"{path}: the fields have different lengths: {listed}; {_advice(fields)}", file=path)
-    spans = [field.span for field in fields.values()]
+    spans = [field.inside for field in fields.values()]
     rows = next(iter(lengths.values()))
     part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride))
     if request.rows is not None:

@@ -18,7 +18,7 @@ from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 log = logging.getLogger(__name__)
 
 # Parts that a message lists.
-NAMED = 5
+NAMED = 20
 
 
 def check_distinct(files: Mapping[str, FileIdentity]) -> None:
@@ -80,6 +80,39 @@ def select_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list
     ]
 
 
+def with_rows(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts that have rows; one line of the log names the others.
+
+    Raises:
+        FormatError: No part has any.
+    """
+    empty = [part for part in parts if part.empty]
+    if len(parts) == 1 and parts[0].empty:
+        raise parts[0].empty
+    if empty:
+        listed = _named([str(part) for part in empty])
+        if len(empty) == len(parts):
+            raise FormatError(f"{listed}: none of them holds samples; check path= and group=", file=empty[0].path)
+        log.warning("%d of %d parts hold no samples and are left out: %s", len(empty), len(parts), listed)
+    return [part for part in parts if not part.empty]
+
+
+def _named(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
+    return ", ".join(parts[:NAMED]) + more
+
+
+def rows_left_out(parts: Sequence[StoredPart]) -> str:
+    """How many rows begin no window, since it would reach beyond their part; empty if there are none."""
+    ranges = [(part.rows, *part.anchor_range) for part in parts]
+    lost = sum(rows - max(last - first + 1, 0) for rows, first, last in ranges)
+    if not lost:
+        return ""
+    ends = ["start"] * any(first > 0 for _, first, _ in ranges) + ["end"] * any(last < n - 1 for n, _, last in ranges)
+    total = sum(rows for rows, _, _ in ranges)
+    return f"{lost:,} of {total:,} rows begin no window (the {' and the '.join(ends)} of each part)"
+
+
 def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts that have samples. Warns of the others, since the user may have meant a shorter window.
 
@@ -88,10 +121,10 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """
     short = [part for part in parts if not part.anchors.count and part.anchors.chosen is None]
     if short:
-        spans = [field.span for field in short[0].fields.values()]
+        spans = [field.inside for field in short[0].fields.values()]
         window = max(end for _, end in spans) - min(begin for begin, _ in spans)
-        named = ", ".join(f"{part} ({part.rows} rows)" for part in short[:NAMED])
-        listed = f"{named}{', …' if len(short) > NAMED else ''}: shorter than the windows of a sample, {window} rows"
+        named = _named([f"{part} ({part.rows} rows)" for part in short])
+        listed = f"{named}: shorter than the windows of a sample, {window} rows"
         if len(short) == len(parts):
             raise FormatError(f"{listed}; make window shorter", file=short[0].path)
         log.warning("%d of %d parts have no sample: %s", len(short), len(parts), listed)

@@ -73,18 +73,28 @@ def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tupl
     return chosen, isinstance(fields, Mapping)
 
 
-def chosen_groups(file: h5py.File, path: str, group: str | None) -> list[str]:
-    """The groups of a file that match, in natural order. Opens none of them.
+def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None) -> list[str]:
+    """The groups of a file that match, those of a pattern in natural order. Opens none of them.
 
     Args:
         file: The open file.
         path: Its path, for messages.
-        group: A name, or a pattern with wildcards in the last component; None for the root.
+        group: A name, or a pattern with wildcards in the last component, or a list of these; None for the root.
 
     Raises:
-        ConfigError: It is not a string, or has wildcards before its last component.
+        ConfigError: It is none of these, has wildcards before its last component, or names a group twice.
         MissingError: Nothing matches.
     """
+    if isinstance(group, str) or not isinstance(group, Sequence) or not group:
+        return _matching_groups(file, path, group)
+    chosen = [name for each in group for name in _matching_groups(file, path, each)]
+    name, times = collections.Counter(chosen).most_common(1)[0]
+    if times > 1:
+        raise ConfigError(f"group: {name} is named twice, so its samples would count twice; name it once")
+    return chosen
+
+
+def _matching_groups(file: h5py.File, path: str, group: Any) -> list[str]:
     import glob
 
     if group is None or group == "/":

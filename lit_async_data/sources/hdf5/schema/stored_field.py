@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.window_starts import Span
+from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ class StoredField:
         span: First row of a sample and the end, relative to its anchor.
         conversion: Turns stored values into delivered ones; None if they are the same.
         windowed: Whether the rows of a sample have an axis of their own.
+        pad: How windows that reach beyond the part are filled; None if there are none.
         lengths: Whether the field holds the lengths of samples instead of the samples.
+        mask_of: The window whose real rows the field marks; None if it holds values.
         packed: NetCDF attributes of packed values that are delivered as stored.
     """
 
@@ -53,7 +56,9 @@ class StoredField:
     span: Span = (0, 1)
     conversion: Conversion | None = None
     windowed: bool = False
+    pad: Literal["last", "zero"] | None = None
     lengths: bool = False
+    mask_of: Span | None = None
     packed: tuple[str, ...] = ()
 
     @property
@@ -72,9 +77,32 @@ class StoredField:
         columns = self.stored.columns if isinstance(self.stored, StoredRanges) else None
         return [self.values] if columns is None else [self.values, columns]
 
+    @property
+    def inside(self) -> Span:
+        """The rows around an anchor that must lie in the part."""
+        return (0, 1) if self.pad else self.span
+
+    @property
+    def reach(self) -> Span:
+        """The rows around an anchor that are read; with ``pad`` those of a window that was moved into the part too."""
+        begin, end = self.span
+        return (min(begin, 1 + begin - end), max(end, end - begin)) if self.pad else self.span
+
+    @property
+    def length(self) -> int:
+        """The number of rows that are read for a sample."""
+        length = self.span[1] - self.span[0]
+        return min(length, self.stored.rows) if self.pad else length
+
+    def begins(self, anchors: Indices) -> Indices:
+        """The first row that is read for samples: windows that reach beyond the part are moved into it."""
+        begins = anchors + self.span[0]
+        return np.clip(begins, 0, self.stored.rows - self.length) if self.pad else begins
+
     def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
         """The first and the last row, or element, that samples read."""
-        first, last = anchors + self.span[0], anchors + self.span[1] - 1
+        first = self.begins(anchors)
+        last = first + self.length - 1
         if isinstance(self.stored, StoredRanges):
             first, ends = self.stored.offsets[first], self.stored.offsets[last + 1]
             last = np.maximum(ends - 1, first)
@@ -91,7 +119,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         layout: Letters of the axes of the dataset.
 
     Returns:
-        The field by its key; with padded samples, also their lengths.
+        The field by its key; with padded samples or windows, also their lengths or their mask.
 
     Raises:
         MissingError, FormatError, ConfigError: As `inspect_dataset`, or the field does not fit the dataset.
@@ -135,7 +163,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         table=table,
         packing=packing,
         classes=None if classes is None else len(classes),
-        windowed=field.rows is not None,
+        last_row=None if field.rows is None else stored.rows - 1,
     )
     native = (stored if table is None else table).dtype.newbyteorder("=")
     if classes is not None and (packing or native.kind not in "iub"):
@@ -149,7 +177,15 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     read = stored.dtype.newbyteorder("=") if windowed else stored.spec.dtype
     converted = table is not None or field.column is not None or packing or classes or spec.dtype != read
     packed = () if packing else tuple(name for name in PACKING if name in dataset.attrs)
-    return {key: StoredField(stored, spec, field.span, conversion if converted else None, windowed, packed=packed)}
+    of_key = StoredField(
+        stored, spec, field.span, conversion if converted else None, windowed, pad=field.pad, packed=packed
+    )
+    if field.rows is None or not field.pad:
+        return {key: of_key}
+    return {
+        key: of_key,
+        f"{key}_mask": StoredField(stored, FieldSpec((field.rows,), np.dtype(bool)), mask_of=field.span),
+    }
 
 
 def _inspect_ranges(group: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:
@@ -210,7 +246,10 @@ def _lookup_table(
     group: OpenGroup, name: str, field: Field, layout: str | None, where: str
 ) -> tuple[StoredDataset, npt.NDArray[Any]]:
     """A lookup table in memory, one row per number. All groups of a file share it."""
-    stored = group.inspect_dataset(name, layout)
+    try:
+        stored = group.inspect_dataset(name, layout)
+    except NoSamplesError as error:
+        raise FormatError(f"{where}.lookup: {error}", file=error.file, dataset=error.dataset) from error
     key = name, field.column, stored.axis
     if key not in group.tables:
         if stored.nbytes > TABLE_BYTES:

@@ -43,6 +43,10 @@ _ERRNO = re.compile(r"\berrno = (\d+)")
 _T = TypeVar("_T")
 
 
+class NoSamplesError(FormatError):
+    """A dataset or group has no rows. A part in which all fields have none is left out."""
+
+
 def errno_of(error: BaseException) -> int | None:
     """The system's error number behind an error; None if the system did not cause it.
 
