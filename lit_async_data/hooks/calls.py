@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from lit_async_data.batch.spec import Array
 from lit_async_data.hooks.callables import Hook
@@ -14,6 +17,9 @@ from lit_async_data.sources.contract.source import Source
 
 # Separate the keys of random numbers for host hooks from those of sources, 1 and 2 in `host/sample_reader.py`.
 SAMPLE_HOOK_KEYS, BATCH_HOOK_KEYS = 3, 4
+
+# The key of sample numbers in a batch.
+INDEX = "index"
 
 Made = Mapping[str, Any]
 
@@ -26,6 +32,8 @@ class HookCalls:
         sample: ``sample_transform``.
         batch: ``batch_transform``.
         seed: Of the loader; None if hooks get None in place of random numbers.
+        indexed: Whether hooks get the numbers of their samples, as key ``index``. They need not return it: the loader
+            adds it.
 
     Attributes:
         source: The same.
@@ -33,12 +41,31 @@ class HookCalls:
         batch: The same.
     """
 
-    def __init__(self, source: Source, sample: Hook | None, batch: Hook | None, seed: int | None) -> None:
-        self.source, self.sample, self.batch, self._seed = source, sample, batch, seed
+    def __init__(
+        self, source: Source, sample: Hook | None, batch: Hook | None, seed: int | None, *, indexed: bool = False
+    ) -> None:
+        self.source, self.sample, self.batch, self._seed, self._indexed = source, sample, batch, seed, indexed
         self._generator = KeyedGenerator()
 
     def __reduce__(self) -> Any:
-        return HookCalls, (self.source, self.sample, self.batch, self._seed)
+        made = functools.partial(HookCalls, indexed=self._indexed)
+        return made, (self.source, self.sample, self.batch, self._seed)
+
+    def _with_index(self, samples: Indices, values: Mapping[str, Array]) -> dict[str, Array]:
+        return {**values, INDEX: self.source.ids(samples)} if self._indexed else dict(values)
+
+    def _without_index(self, where: str, samples: Indices, made: Made, given: Any) -> Made:
+        if not self._indexed or INDEX not in made:
+            return made
+        if not np.array_equal(made[INDEX], given):
+            raise failure(
+                where,
+                self.source,
+                samples,
+                f"returned another {INDEX!r} for {{}}, which return_indices fills with sample numbers; return it under "
+                "another key",
+            )
+        return {key: value for key, value in made.items() if key != INDEX}
 
     def of_samples(self, epoch: int, samples: Indices, values: Mapping[str, Array]) -> Iterator[Made]:
         """What ``sample_transform`` makes of each sample, in their order.
@@ -57,6 +84,7 @@ class HookCalls:
         if hook.draws and self._seed is not None:
             epoch_key = derived_key(self._seed, epoch, SAMPLE_HOOK_KEYS)
             keys = derived_keys(epoch_key, self.source.ids(samples)).tolist()
+        values = self._with_index(samples, values)
         for place in range(len(samples)):
             sample = {key: array[place, ...] for key, array in values.items()}
             rng = None if keys is None else self._generator.at(keys[place])
@@ -68,7 +96,7 @@ class HookCalls:
                 made = sample
             if made.__class__ is not dict and not isinstance(made, Mapping):
                 raise failure(hook.where, self.source, samples[place : place + 1], no_dict(made))
-            yield made
+            yield self._without_index(hook.where, samples[place : place + 1], made, sample.get(INDEX))
 
     def of_batch(self, epoch: int, samples: Indices, values: dict[str, Array]) -> Made:
         """What ``batch_transform`` makes of a batch; arguments and errors as in `of_samples`."""
@@ -78,12 +106,13 @@ class HookCalls:
         if hook.draws and self._seed is not None:
             first = int(self.source.ids(samples[:1])[0])
             rng = self._generator.at(derived_key(self._seed, epoch, BATCH_HOOK_KEYS, first))
+        values = self._with_index(samples, values)
         try:
             made = hook(values, rng)
         except Exception as error:
             raise failure(hook.where, self.source, samples, raised(error)) from error
         if made is None:
-            return values
+            made = values
         if not isinstance(made, Mapping):
             raise failure(hook.where, self.source, samples, no_dict(made))
-        return made
+        return self._without_index(hook.where, samples, made, values.get(INDEX))

@@ -45,15 +45,22 @@ class HostHooks:
         """Whether one of them takes random numbers."""
         return any(hook is not None and hook.draws for hook in (self.sample, self.batch))
 
-    def outcome(self, source: Source, seed: int | None) -> Outcome:
+    def outcome(self, source: Source, seed: int | None, *, indexed: bool) -> Outcome:
         """The fields that come out of them; calls them with the first samples of a source.
+
+        Args:
+            source: Where samples come from.
+            seed: Of the loader; None if hooks get None in place of random numbers.
+            indexed: Whether they get the numbers of samples.
 
         Raises:
             TransformError, SourceError: See `outcome_of`.
         """
-        return outcome_of(HookCalls(source, self.sample, self.batch, seed))
+        return outcome_of(HookCalls(source, self.sample, self.batch, seed, indexed=indexed))
 
-    def transformation(self, source: Source, seed: int | None, outcome: Outcome, capacity: int) -> Transformation:
+    def transformation(
+        self, source: Source, seed: int | None, outcome: Outcome, capacity: int, *, indexed: bool
+    ) -> Transformation:
         """What calls them for each batch.
 
         Args:
@@ -61,8 +68,9 @@ class HostHooks:
             seed: Of the loader; None if hooks get None in place of random numbers.
             outcome: What comes out of them.
             capacity: The most samples that are read together.
+            indexed: Whether they get the numbers of samples.
         """
-        return Transformation(HookCalls(source, self.sample, self.batch, seed), outcome, capacity)
+        return Transformation(HookCalls(source, self.sample, self.batch, seed, indexed=indexed), outcome, capacity)
 
     @property
     def unpicklable(self) -> str:

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, Bytes, FieldSpec
 from lit_async_data.errors import ConfigError
+from lit_async_data.hooks.calls import INDEX
 from lit_async_data.hooks.transformation import Transformation
 from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.source import Source
 
-INDEX = "index"
 # Separates the keys of random numbers for samples, and for whole batches, from those of the order. 3 and 4 are for
 # host hooks: see `hooks/calls.py`.
 SAMPLE_KEYS, BATCH_KEYS = 1, 2
@@ -79,18 +79,17 @@ class SampleReader:
             self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, SAMPLE_KEYS), ids))
 
 
-def indexed_spec(spec: BatchSpec, whose: str = "the source has") -> BatchSpec:
+def indexed_spec(spec: BatchSpec) -> BatchSpec:
     """The fields of batches with the indices of their samples.
 
     Args:
         spec: The fields without them.
-        whose: Who gives a batch these fields, for messages.
 
     Raises:
         ConfigError: There is a field of that name.
     """
     if INDEX in spec.fields:
-        raise ConfigError(f"return_indices: {whose} a field {INDEX!r} of its own; give that field another key")
+        raise ConfigError(f"return_indices: the source has a field {INDEX!r} of its own; give that field another key")
     return spec.with_field(INDEX, FieldSpec((), np.dtype(np.int64)))
 
 

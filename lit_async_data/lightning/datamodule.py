@@ -227,7 +227,8 @@ class AsyncDataModule(pl.LightningDataModule):
         if not hooks:
             return source.spec
         if self._found is None or self._found[0] is not source:
-            self._found = source, hooks.outcome(source, options.seed if options.augments else None).spec
+            seed, indexed = options.seed if options.augments else None, options.return_indices
+            self._found = source, hooks.outcome(source, seed, indexed=indexed).spec
         return self._found[1]
 
     @property

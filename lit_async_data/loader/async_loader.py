@@ -262,13 +262,14 @@ class AsyncLoader(ResumableLoader):
             SourceError: They cannot be read.
             ConfigError: ``return_indices`` needs a key that a field has.
         """
+        if self.options.return_indices:
+            indexed_spec(self.source.spec)  # before host hooks get the numbers under this key
         spec = self._outcome.spec if self._hooks else self.source.spec
-        whose = "what the transforms return has" if self._hooks else "the source has"
-        return indexed_spec(spec, whose) if self.options.return_indices else spec
+        return indexed_spec(spec) if self.options.return_indices else spec
 
     @functools.cached_property
     def _outcome(self) -> Outcome:
-        return self._hooks.outcome(self.source, self._hook_seed)
+        return self._hooks.outcome(self.source, self._hook_seed, indexed=self.options.return_indices)
 
     @property
     def _hook_seed(self) -> int | None:
@@ -278,7 +279,8 @@ class AsyncLoader(ResumableLoader):
         if not self._hooks:
             return None
         samples = batches * self.schedule.capacity
-        return self._hooks.transformation(self.source, self._hook_seed, self._outcome, samples)
+        seed, indexed = self._hook_seed, self.options.return_indices
+        return self._hooks.transformation(self.source, seed, self._outcome, samples, indexed=indexed)
 
     @property
     def footprint(self) -> ResourcePlan:

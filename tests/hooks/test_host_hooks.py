@@ -26,6 +26,7 @@ from lit_async_data import (
     StorageLayout,
     SubsetSource,
 )
+from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, ReadError, TransformError
 from lit_async_data.hooks.calls import BATCH_HOOK_KEYS, SAMPLE_HOOK_KEYS
 from lit_async_data.order.permutation import derived_key
@@ -447,6 +448,48 @@ def test_without_a_process_the_loop_calls_hooks_and_says_why(caplog):
         assert loader.footprint.workers[:3] == ("caller", 0, "this is a test of threads")
     assert "workers=auto reads each batch of ArraySource when it is asked for" in caplog.text
     assert pickle.loads(pickle.dumps(loader.spec)) == loader.spec
+
+
+# -- sample numbers ----------------------------------------------------------------------------------------------------
+
+AGES = np.arange(LENGTH) * 10
+
+
+class Tuples(ArraySource):
+    @property
+    def spec(self):
+        return BatchSpec(super().spec.fields, as_mapping=False)
+
+
+def aged(sample):
+    return {"y": sample["y"], "age": AGES[sample["index"]]}
+
+
+def older(batch):
+    batch["older"] = AGES[batch["index"]] + 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "workers"), [("thread", 1), ("process", 1), ("process", 2)])
+@pytest.mark.parametrize("as_tuple", [False, True])
+def test_hooks_get_the_numbers_of_samples_in_the_whole_source(kind, workers, as_tuple):
+    taken = np.arange(LENGTH - 1, 4, -2)
+    of = SubsetSource((Tuples if as_tuple else ArraySource)({"y": np.arange(LENGTH)}), taken)
+    with loader_of(of, sample=aged, batch=older, worker_kind=kind, workers=workers) as loader:
+        keys = [*loader.spec]
+        assert keys == ["y", "age", "older", "index"]
+        batches = [dict(zip(keys, batch, strict=True)) if as_tuple else copied(batch) for batch in loader]
+    index = torch.cat([batch["index"] for batch in batches])
+    assert sorted(index.tolist()) == sorted(taken.tolist())
+    for key, wanted in {"y": index, "age": 10 * index, "older": 10 * index + 1}.items():
+        assert torch.equal(torch.cat([batch[key] for batch in batches]), wanted)
+
+
+def test_without_return_indices_hooks_get_no_numbers():
+    seen = []
+    with loader_of(sample=lambda sample: seen.append("index" in sample), batch=None, return_indices=False) as loader:
+        next(loader)
+    assert set(seen) == {False}
 
 
 # -- together with -----------------------------------------------------------------------------------------------------

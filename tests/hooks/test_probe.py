@@ -343,9 +343,17 @@ def test_a_first_sample_that_cannot_be_read_is_the_error_of_the_source():
 
 
 def test_the_key_of_indices_is_reserved():
+    for name in ("sample", "batch"):
+        with (
+            loader_of(**{name: lambda values: values | {"index": values["index"] + 1}}, return_indices=True) as loader,
+            pytest.raises(
+                TransformError, match=rf"^{name}_transform: returned another 'index' for .*under another key"
+            ),
+        ):
+            next(loader)
     with (
-        loader_of(sample=lambda sample: {"index": 1}, return_indices=True) as loader,
-        pytest.raises(ConfigError, match=r"^return_indices: what the transforms return has"),
+        loader_of(ArraySource({"index": np.arange(4)}), sample=lambda sample: {"y": 1}, return_indices=True) as loader,
+        pytest.raises(ConfigError, match=r"^return_indices: the source has a field 'index' of its own"),
     ):
         next(loader)
     with loader_of(sample=lambda sample: {"index": 1}) as loader:
