@@ -88,6 +88,10 @@ def test_a_stage_may_differ_and_null_inherits():
         ({"predict_loader": {"workers": -1}}, "predict_loader.workers: -1 is not"),
         ({"train": [source()]}, "train: .* is not a source"),
         ({"val": [source(), 3]}, "val: 3 is not a source or a list of sources"),
+        (
+            {"val": {"day": source(), "night": source()}},
+            r"val: .* the names day, night, .*write a list: val=\[day, night\]",
+        ),
         ({"train": None, "val": None}, "train: there is no source"),
         ({"device_transform": {"training": print}}, "device_transform: 'training' is not one of train, val"),
     ],

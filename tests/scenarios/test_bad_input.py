@@ -261,6 +261,13 @@ def test_what_is_said_of_lengths_that_differ_helps(h5):
     source.close()
 
 
+def test_a_field_without_an_axis_of_samples_is_not_pointed_to_a_layout(h5):
+    path = h5(t2m=np.zeros((12, 4, 6)), height=np.zeros((4, 6)))
+    said = ["t2m has 12", "height has 4", "height has the shape of one row of t2m", "leave 'z' out", "device_transform"]
+    error = refused(FormatError, said, lambda: HDF5Source(path, {"x": "t2m", "z": "height"}))
+    assert "layout" not in str(error)
+
+
 def test_lengths_that_differ_by_a_wrong_layout_point_to_it(file):
     said = ["data has 8", "labels has 10", "on axis 0? Then write layout={'data': 'NHWD'}. Else"]
     refused(FormatError, said, lambda: HDF5Source(file, layout="HNWC"))

@@ -77,6 +77,12 @@ def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
 
 
 def _checked_sources(stage: Stage, argument: Any) -> list[Source]:
+    if isinstance(argument, Mapping) and stage != "train":
+        names = ", ".join(map(str, argument))
+        raise ConfigError(
+            f"{stage}: a mapping with the names {names}, but Lightning numbers them, as dataloader_idx of the "
+            f"step; write a list: {stage}=[{names}]"
+        )
     is_list = isinstance(argument, Sequence) and not isinstance(argument, str) and stage != "train"
     sources = argument if is_list else [] if argument is None else [argument]
     for source in sources:

@@ -60,6 +60,9 @@ class Places:
     which: Indices
     rows: Indices
 
+    def __repr__(self) -> str:
+        return f"<Places of {len(self.rows):,} samples of {len(self.parts):,} part{'s' * (len(self.parts) > 1)}>"
+
     @staticmethod
     def of_parts(parts: Sequence[Part]) -> Places:
         """The places of all samples of these parts."""

@@ -233,6 +233,13 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
 
 def _advice(fields: Mapping[str, StoredField]) -> str:
     """What the user may mean by fields of different lengths: another sample axis, or a lookup."""
+    for key, field in fields.items():
+        for other in fields.values():
+            if len(field.values.shape) > 1 and field.values.shape == other.values.shape[1:]:
+                return (
+                    f"{field.stored.name} has the shape of one row of {other.stored.name}, as what is the same for all "
+                    f"samples; leave {key!r} out of fields, and add it to the batch in device_transform"
+                )
     longest = max(field.stored.rows for field in fields.values())
     key = min(fields, key=lambda key: fields[key].stored.rows)
     name = fields[key].stored.name
