@@ -121,9 +121,6 @@ class Column:
             given: One of these; of a `Field`, the name, dtype and classes are used.
             where: Prefix of names in messages: ``"fields.x."``.
             image: Image options that hold unless the mapping gives others.
-
-        Raises:
-            ConfigError: As in the constructor.
         """
         try:
             return cls._of(given, ImageShape() if image is None else image)
@@ -244,11 +241,7 @@ def missing_of(columns: Iterable[Column], table: Table) -> list[Indices]:
 
 
 def check_paths(key: str, column: Column, table: Table) -> None:
-    """Check that each row has a path.
-
-    Raises:
-        ManifestError: A row has none.
-    """
+    """Check that each row has a path."""
     name = column.names[0]
     missing = table.missing(name)
     if missing.size:

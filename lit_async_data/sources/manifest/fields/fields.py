@@ -156,9 +156,6 @@ class Fields:
             samples: int64, shape (n,).
             out: By batch key, shape (n, ...), overwritten; some keys or all.
             keys: Select random parts; uint64, shape (n,). None: the middle.
-
-        Raises:
-            SourceError: A file cannot be read; names row, id and path.
         """
         for key, label in self.labels.items():
             if key in out:

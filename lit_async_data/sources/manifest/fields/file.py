@@ -44,9 +44,6 @@ class FileField:
             samples: int64, shape (n,).
             out: Shape (n, ...), overwritten.
             keys: Select random parts; None for the middle.
-
-        Raises:
-            SourceError: A file cannot be read or decoded; names row, id and path.
         """
         drawn = [None] * len(samples) if keys is None else keys.tolist()
         paths, known = self.paths.of(samples), self.decoder.head

@@ -129,9 +129,6 @@ class HDF5Fields:
         Args:
             samples: int64, shape (n,).
             out: By batch key, shape (n, ...); some keys or all.
-
-        Raises:
-            SourceError: A row cannot be read; also names the row of the table.
         """
         try:
             self.source.read_into(samples, out)
@@ -190,12 +187,7 @@ def missing_rows(columns: Iterable[Column], table: Table) -> list[Indices]:
 
 
 def row_numbers(column: Column, table: Table) -> Indices:
-    """The row of the HDF5 file for each row of the table; int64.
-
-    Raises:
-        ManifestError: A row of the table has no row number.
-        ConfigError: The column does not hold whole numbers.
-    """
+    """The row of the HDF5 file for each row of the table; int64."""
     missing = table.missing(column.row)
     if missing.size:
         raise table.origin.error("no row number; give one, or set null: drop", row=int(missing[0]), column=column.row)

@@ -42,12 +42,7 @@ class LabelField:
 
     @staticmethod
     def of(column: Column, labels: Labels, table: Table) -> LabelField:
-        """The field of labels that have been read.
-
-        Raises:
-            ConfigError: ``dtype`` cannot hold the class numbers.
-            ManifestError: ``dtype`` cannot hold the value of a row; names the row.
-        """
+        """The field of labels that have been read."""
         values = cast(labels.values, column.element)
         if isinstance(values, int):
             message = f"{labels.values[values].tolist()} does not fit into {column.element}; choose another dtype"
@@ -78,9 +73,6 @@ class LabelField:
         Args:
             classes: Names of the classes. Nothing changes if the user gave classes, or numbers as the kind.
             table: The table with the column; text that was read as numbers is read as classes.
-
-        Raises:
-            ManifestError: A row has a class that is not in ``classes``; names the row.
         """
         column = self.column
         if column.classes is not None or column.kind == "number" or column.several:

@@ -200,11 +200,7 @@ class Paths:
         self.rows, self.column, self.root = rows, column, root
 
     def of(self, samples: Indices) -> list[str]:
-        """Absolute paths of the files of samples. Does not access the files.
-
-        Raises:
-            ManifestError: A row has no path, or a path that leaves the root; names the row.
-        """
+        """Absolute paths of the files of samples. Does not access the files."""
         texts = self.rows.table.text(self.column, samples)
         return [self._path_of(text, sample) for sample, text in zip(samples.tolist(), texts, strict=True)]
 
@@ -225,12 +221,7 @@ class Paths:
         return self.rows.with_row(error, sample, path, hint)
 
     def distinct(self) -> tuple[Indices, list[str]]:
-        """A number for each sample, and the distinct paths; for columns with few distinct paths.
-
-        Raises:
-            ManifestError: As `of`.
-            MissingError: A file does not exist, or a link leads out of the root.
-        """
+        """A number for each sample, and the distinct paths; for columns with few distinct paths."""
         codes, texts = self.rows.table.encoded(self.column)
         present, codes = np.unique(codes, return_inverse=True)
         firsts = np.unique(codes, return_index=True)[1].tolist()

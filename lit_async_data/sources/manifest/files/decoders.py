@@ -116,12 +116,7 @@ class NpyDecoder:
 
     @staticmethod
     def of(data: bytes, where: str) -> NpyDecoder:
-        """The decoder of a field, from its first file.
-
-        Raises:
-            FormatError: No tensor can hold the dtype, or the array is empty.
-            CorruptError: The file has more or fewer bytes than its header says.
-        """
+        """The decoder of a field, from its first file."""
         header = header_of(data, where)
         dtype = header.dtype.newbyteorder("=")
         if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:

@@ -70,11 +70,7 @@ class FilePrefetcher:
         return FilePrefetcher, (self._root,)
 
     def read(self, path: str, most_bytes: int) -> bytes:
-        """All bytes of a file; waits if a thread is reading it.
-
-        Raises:
-            SourceError: As `fetched`.
-        """
+        """All bytes of a file; waits if a thread is reading it."""
         if self.files and self._mine:
             with self._lock:
                 file = self.files.get(path)
@@ -101,12 +97,7 @@ class FilePrefetcher:
         return self.room > 0 and self._cold > _COLD_SHARE and self._mine
 
     def fetch(self, paths: Iterable[str], most_bytes: int) -> None:
-        """Start reading files; returns at once.
-
-        Args:
-            paths: In the order in which `read` will be called.
-            most_bytes: As for `read`.
-        """
+        """Start reading files; returns at once."""
         with self._lock:
             self._turn += 1
             for file in [file for file in self.files.values() if file.turn < self._turn - _STALE]:

@@ -56,11 +56,7 @@ class RootDirectory:
         self._checked_folders: set[str] = set()
 
     def path_of(self, path: str) -> str:
-        """The absolute path of a path in a table. Accesses no files.
-
-        Raises:
-            ManifestError: The text is not a path, is a network address, or leaves the root.
-        """
+        """The absolute path of a path in a table. Accesses no files."""
         if _PLAIN.fullmatch(path):  # fast path, a third of the time
             return f"{self.root}/{path}" if self.root != "/" else f"/{path}"
         if not path or "\0" in path:
@@ -78,11 +74,7 @@ class RootDirectory:
         return path[len(self.root.rstrip(os.sep)) + 1 :] if _is_inside(path, self.root) else path
 
     def checked(self, path: str) -> str:
-        """A path from `path_of`, after checking that no link on it leads out of the root. Takes 2 µs in a known folder.
-
-        Raises:
-            ManifestError: A link does.
-        """
+        """A path from `path_of`, after checking that no link on it leads out of the root."""
         if self.allow_outside_root:
             return path
         self._check_folder(path)
@@ -91,16 +83,7 @@ class RootDirectory:
         return path
 
     def open(self, path: str, opened: list[int]) -> None:
-        """Open a path from `path_of`, with the checks of `checked` at half the cost.
-
-        Args:
-            path: The file.
-            opened: Receives the descriptor, which the caller closes.
-
-        Raises:
-            ManifestError: The path leads out of the root.
-            OSError: The file cannot be opened.
-        """
+        """Open a path from `path_of`, with the checks of `checked`, and append its descriptor to ``opened``."""
         # C code calls `os.open` and appends its result. CPython runs signal handlers between Python instructions, so an
         # interrupt (Ctrl-C) cannot come between the two and lose the descriptor.
         if self.allow_outside_root:
@@ -156,9 +139,6 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = A
     Returns:
         Whether it was read, and was not modified in the last two seconds. Otherwise the buffers are undefined, and
         `fetched` reads the file or raises its error.
-
-    Raises:
-        ManifestError: As `RootDirectory.open`.
     """
     if not system.NO_WAIT:
         return False

@@ -66,9 +66,6 @@ def is_number(value: Any) -> bool:
 def as_single_array(column: Any) -> Any:
     """Combine the chunks of a column into one array: text, categorical text, lists or plain values.
 
-    Args:
-        column: A ``ChunkedArray`` of any type.
-
     Returns:
         An ``Array`` with the same rows. A single chunk is returned without a copy if its type allows.
     """
@@ -196,11 +193,7 @@ def arrow_strings(texts: Sequence[str]) -> Any:
 
 
 def split_folders(array: Any) -> tuple[Indices, list[str]]:
-    """The folder number of each path, and the folders. Only compares text.
-
-    Args:
-        array: Paths, text or categorical text.
-    """
+    """The folder number of each path, and the folders. Only compares text."""
     texts = array.dictionary_decode() if is_categorical(array.type) else array
     encoded = arrow("compute").replace_substring_regex(texts, r"/*[^/]*$", "").dictionary_encode()
     return values_of(encoded.indices).astype(np.int64), list(encoded.dictionary.to_pylist())
@@ -237,11 +230,7 @@ def first_bad_row(array: Any, is_bad: Callable[[Any], bool]) -> int:
 
 
 def text_fault(array: Any) -> tuple[int, str] | None:
-    """The first row whose text is not UTF-8 or has a NUL byte, and a description of the fault; None if there is none.
-
-    Args:
-        array: As from `as_single_array`.
-    """
+    """The first row whose text is not UTF-8 or has a NUL byte, and what is wrong with it; None if there is none."""
     kind = array.type
     if not _holds_text(kind):
         return None

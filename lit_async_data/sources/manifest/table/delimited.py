@@ -211,11 +211,7 @@ class _Joined(io.RawIOBase):
 
 
 def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:
-    """The names in the first line of a CSV or TSV file that is not empty.
-
-    Raises:
-        ManifestError: The file is empty, or its first line is no text in this encoding.
-    """
+    """The names in the first line of a CSV or TSV file that is not empty."""
     origin = RowOrigin([path], np.zeros(2, np.int64))
     check_content(path, origin, codec=codec)
     encoding, opener = "utf-8-sig" if codec == _UTF8 else codec, gzip.open if path.endswith(".gz") else open

@@ -52,11 +52,7 @@ def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
 
 
 def key_names(path: str) -> list[str]:
-    """The keys of the objects in the first lines of a file, in the order in which they first occur.
-
-    Raises:
-        ManifestError: A line is not a JSON object.
-    """
+    """The keys of the objects in the first lines of a file, in the order in which they first occur."""
     return list(dict.fromkeys(name for values in itertools.islice(_objects(path), _NAMED_LINES) for name in values))
 
 

@@ -31,11 +31,7 @@ MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A"]
 
 
 def check_text(array: Any, column: str, origin: RowOrigin) -> None:
-    """Check that text is UTF-8 without NUL bytes.
-
-    Raises:
-        ManifestError: It is not; names the row.
-    """
+    """Check that text is UTF-8 without NUL bytes."""
     fault = text_fault(array)
     if fault:
         row, what = fault
@@ -93,10 +89,6 @@ def parsed_text(array: Any, column: str, origin: RowOrigin, separator: str | Non
         origin: Origin of the rows.
         separator: Separates the values of a cell, and an empty cell has none; None for one value per cell.
         kind: ``"number"``: text is read as numbers. ``"class"``: whole numbers in lists are read as text.
-
-    Raises:
-        ConfigError: There is a separator, but the column is not text.
-        ManifestError: As `as_numbers`.
     """
     compute, numbers = arrow("compute"), kind == "number"
     if is_categorical(array.type) and (separator is not None or numbers):

@@ -42,17 +42,7 @@ _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.g
 
 
 def column_names(path: str, text_format: TextFormat = DEFAULT_FORMAT) -> list[str]:
-    """The names of the columns of a file, without reading its rows.
-
-    Args:
-        path: The file.
-        text_format: How CSV and TSV are written.
-
-    Raises:
-        ConfigError: It is not a table.
-        MissingError: It does not exist.
-        ManifestError: It cannot be read.
-    """
+    """The names of the columns of a file, without reading its rows."""
     suffix = _suffix_of(path)
     with _opening_errors(path):
         if suffix == ".parquet":
@@ -131,12 +121,7 @@ def _all_names(wanted: Sequence[str], filters: Sequence[Filter]) -> list[str]:
 
 
 def files_of(given: str) -> list[str]:
-    """The files of a path, pattern or folder, in natural order.
-
-    Raises:
-        MissingError: There is none.
-        SourceError: No descriptor is left to list a folder with.
-    """
+    """The files of a path, pattern or folder, in natural order."""
     if os.path.isdir(given):
         with listing(given):
             found = [
@@ -304,18 +289,8 @@ def _from_stream(stream: Any, names: Sequence[str], origin: RowOrigin) -> Any:
 def read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) -> tuple[Any, int, Indices | None]:
     """Read columns of a Parquet file.
 
-    Args:
-        path: The file.
-        wanted: Names of the columns to read.
-        filters: Conditions that rows must meet. They are applied to one row group at a time, so other rows are not
-            held.
-
     Returns:
         A ``pyarrow.Table``; the number of rows in the file; and the rows that the table has, None for all.
-
-    Raises:
-        ManifestError: The file is not Parquet, or a column is missing.
-        CorruptError: A page does not decode, or its checksum is wrong.
     """
     library, origin = arrow(), RowOrigin([path], np.zeros(2, np.int64))
     with _parquet_file(path) as file:

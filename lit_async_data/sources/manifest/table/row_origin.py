@@ -112,13 +112,7 @@ class RowOrigin:
         return text if file is None or len(self.files) == 1 else f"{text} of {printable_path(file)}"
 
     def error(self, message: str, *, row: int | None = None, column: str | None = None) -> ManifestError:
-        """An error that names file, row, id and column.
-
-        Args:
-            message: What is wrong and what to do.
-            row: Row of the table.
-            column: Name of the column.
-        """
+        """An error that names file, row, id and column."""
         file, number = (None, None) if row is None else self.place(row)
         if row is None:
             file = self.files[0] if len(self.files) == 1 else None
@@ -151,9 +145,6 @@ def check_content(path: str, origin: RowOrigin, *, codec: str | None) -> None:
         path: The file.
         origin: For messages.
         codec: Encoding of the file; None if it must be UTF-8.
-
-    Raises:
-        ManifestError: The file is compressed, an archive, or UTF-16.
     """
     with open(path, "rb") as file:
         first = file.read(4)
@@ -173,10 +164,6 @@ def check_columns(present: Sequence[object], wanted: Sequence[str], origin: RowO
         present: The column names of the table, in order. Empty names, as in spreadsheets, may repeat.
         wanted: The requested names.
         origin: For messages.
-
-    Raises:
-        ManifestError: A name occurs twice.
-        NoColumnError: A column is missing; the message suggests similar names.
     """
     twice = [name for name, count in Counter(present).items() if count > 1 and name != ""]
     if twice:

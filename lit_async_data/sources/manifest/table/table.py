@@ -128,10 +128,6 @@ class Table:
         Args:
             name: A column of text or whole numbers.
             rows: int64, shape (n,), in any order.
-
-        Raises:
-            IndexError: A row is not in ``range(len(self))``.
-            ManifestError: A row has no value, or the column has another type.
         """
         array = self._text_column(name)
         wanted = np.asarray(rows, np.int64).reshape(-1)
@@ -205,11 +201,7 @@ class Table:
         return value.split(separator)[0] if separator is not None and isinstance(value, str) else value
 
     def encoded(self, name: str) -> tuple[Indices, list[str]]:
-        """A number for each row of a column of text or whole numbers, and the distinct values.
-
-        Raises:
-            ManifestError: A row has no value, or the column has another type.
-        """
+        """A number for each row of a column of text or whole numbers, and the distinct values."""
         array, missing = self._text_column(name), self.missing(name)
         if missing.size:
             raise self.origin.error("no value; give one, or leave the row out", row=int(missing[0]), column=name)
@@ -224,11 +216,7 @@ class Table:
         return name in self._columns
 
     def with_columns_of(self, other: Table) -> Table:
-        """This table with the columns of another table that has the same rows.
-
-        Raises:
-            ChangedError: The other table has another number of rows: the file changed meanwhile.
-        """
+        """This table with the columns of another table that has the same rows."""
         if len(other) != len(self):
             raise ChangedError(
                 f"{self.origin.name}: had {len(self)} rows, and now has {len(other)}; build the source again"
@@ -264,14 +252,7 @@ class Table:
         return is_text(kind) or is_categorical(kind)
 
     def check_ids(self, name: str) -> None:
-        """Check that no two rows have the same id.
-
-        Args:
-            name: A column of text or whole numbers.
-
-        Raises:
-            ManifestError: An id occurs twice, or a row has no id; names the first five.
-        """
+        """Check that no two rows have the same id."""
         array = self._text_column(name)
         if array.null_count:
             row = first_true_row(array.is_null())
@@ -279,17 +260,18 @@ class Table:
                 f"no id, as in {array.null_count} rows in all; give each row one", row=row, column=name
             )
         texts = array.dictionary_decode() if is_categorical(array.type) else array
-        counts = arrow("compute").value_counts(texts)
-        repeated = np.flatnonzero(values_of(counts.field(1)) > 1)
+        # In one thread it takes a third of the time of `value_counts`.
+        grouped = arrow().table({"id": texts}).group_by("id", use_threads=False).aggregate([("id", "count")])
+        repeated = np.flatnonzero(values_of(as_single_array(grouped.column("id_count"))) > 1)
         if repeated.size:
-            named, rows = [], _NONE
-            for value in counts.field(0).take(arrow_integers(repeated[:_NAMED])):
-                rows = np.flatnonzero(booleans_of(arrow("compute").equal(texts, value)))
-                first, again = map(self.origin.where, rows[:2].tolist())
-                named.append(f"{quoted(value.as_py())} in {again} and {first}")
+            named, row = [], 0
+            for value in grouped.column("id").take(arrow_integers(repeated[:_NAMED])).to_pylist():
+                first, again = np.flatnonzero(booleans_of(arrow("compute").equal(texts, value)))[:2].tolist()
+                named.append(f"{quoted(value)} in {self.origin.where(again)} and {self.origin.where(first)}")
+                row = row or again
             more = f", … ({repeated.size} ids in all)" if repeated.size > _NAMED else ""
             message = f"ids occur more than once: {', '.join(named)}{more}; give each row another id"
-            raise self.origin.error(message, row=int(rows[1]), column=name)
+            raise self.origin.error(message, row=row, column=name)
 
     def _text_column(self, name: str) -> Any:
         """A column of text or whole numbers, else an error."""
