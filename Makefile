@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-verdict bench-pack bench-doctor bench-gpu clean
 
-train: $(VENV)/installed
+train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
 
 test: $(VENV)/installed
@@ -103,6 +103,12 @@ define new_venv
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("error: %s is Python %d.%d; lit_async_data needs 3.11 or later: make PYTHON=python3.11 TARGET" % (sys.executable, v[0], v[1]))'
 	$(PYTHON) -m venv $$(test "$$($1/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" || echo --clear) $1
 endef
+
+# What training needs; the targets that check need more.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(call new_venv,$(VENV))
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,tools]'
+	touch $@
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(call new_venv,$(VENV))

@@ -5,6 +5,7 @@ The command line can set every value of ``configs/train.yaml``; ``-m loader.queu
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
@@ -30,7 +31,8 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     from pytorch_lightning.utilities import rank_zero_info
     from pytorch_lightning.utilities.model_helpers import is_overridden
 
-    datamodule = built(cfg, "data")
+    with contextlib.chdir(cfg.paths.work_dir):  # paths are relative to where they were typed
+        datamodule = built(cfg, "data")
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     model = built(cfg, "model")
     if not isinstance(model, pl.LightningModule):
@@ -80,7 +82,8 @@ def main(cfg: DictConfig) -> float | None:
     cfg.ckpt_path = starting_checkpoint(cfg)
     rank_zero_only(save_config)(cfg)
     if cfg.replay.step is not None:
-        write_replay(cfg, built(cfg, "data"))
+        with contextlib.chdir(cfg.paths.work_dir):
+            write_replay(cfg, built(cfg, "data"))
         return None
     metrics, _ = train(cfg)
     if distributed.is_available() and distributed.is_initialized():

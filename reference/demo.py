@@ -17,8 +17,7 @@ from torchmetrics import MeanMetric
 from lit_async_data import ConfigError, HDF5Source
 from lit_async_data.errors import MissingError
 
-# Shares of the 1797 digits.
-SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
+SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}  # of the 1797 digits
 
 
 def digits(root: str, part: str) -> HDF5Source:
@@ -42,7 +41,7 @@ def _write(folder: Path) -> None:
             "data: scikit-learn, which contains the digits, is missing: pip install scikit-learn, or train on your own "
             "file: python train.py data=hdf5 data.train.path=FILE.h5"
         ) from error
-    loaded = load_digits()
+    loaded: Any = load_digits()
     order = np.random.default_rng(0).permutation(len(loaded.target))
     ends = np.cumsum([round(share * len(order)) for share in SHARES.values()])
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -55,11 +55,12 @@ def starting_checkpoint(cfg: DictConfig) -> str | None:
                 f"ckpt_path: {chosen}: there is no checkpoint below {folders[0]}; train first, or give a file"
             )
         chosen = str(found) if chosen == "last" else _best(found)
-    if chosen is not None and not (Path(chosen).is_file() and zipfile.is_zipfile(chosen)):
+    typed = None if chosen is None else Path(cfg.paths.work_dir, chosen)  # Hydra may have gone elsewhere
+    if typed is not None and not (typed.is_file() and zipfile.is_zipfile(typed)):
         raise ConfigError(
             f"ckpt_path: {chosen} is not a complete checkpoint; give another file, ckpt_path=last or ckpt_path=best"
         )
-    return None if chosen is None else str(chosen)
+    return None if typed is None else str(typed)
 
 
 def _newest(folders: Iterable[Path], without: Path | None = None) -> Path | None:
@@ -105,7 +106,7 @@ def built(cfg: DictConfig, key: str, **more: Any) -> Any:
 
 
 def usable_callbacks(cfg: DictConfig, unused: str | None) -> list[Any]:
-    """The configured callbacks, without those that monitor validation if it is ``unused``, which says why."""
+    """The configured callbacks, of which none monitors validation if it is ``unused``, which says why."""
     from pytorch_lightning.utilities import rank_zero_info
 
     usable = []
@@ -113,10 +114,11 @@ def usable_callbacks(cfg: DictConfig, unused: str | None) -> list[Any]:
         if callback is None or ("ProgressBar" in callback["_target_"] and not cfg.trainer.enable_progress_bar):
             continue
         metric = callback.get("monitor") or ""
-        if unused and metric.startswith("val/"):
+        unmonitored = unused and metric.startswith("val/")
+        if unmonitored and "ModelCheckpoint" not in callback["_target_"]:
             rank_zero_info(f"{unused}: callback {name} is left out, as it monitors {metric}")
         else:
-            usable.append(built(cfg, f"callbacks.{name}"))
+            usable.append(built(cfg, f"callbacks.{name}", **({"monitor": None} if unmonitored else {})))
     return usable
 
 

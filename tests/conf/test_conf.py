@@ -39,6 +39,7 @@ hydra:
 """
 # What a user types at least, by choice.
 GIVEN = {
+    "folder": ["data.source.root=animals", "data.source.image_size=8"],
     "hdf5": ["data.train.path=x.h5"],
     "hdf5_split": ["data.source.path=x.h5"],
     "manifest": ["data.source.table=x.csv", "data.source.image_size=8", "data.source.fields.y=kind"],
@@ -60,6 +61,9 @@ def table(files, tmp_path):
     image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
     pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
     image.new("RGB", (10, 12)).save("x.png")
+    for number in range(30):
+        os.makedirs(folder := f"animals/{('auk', 'owl')[number % 2]}", exist_ok=True)
+        image.new("RGB", (10, 12)).save(f"{folder}/{number}.png")
     Path("x.csv").write_text("path,kind\n" + "x.png,auk\nx.png,owl\n" * 15)
 
 
@@ -80,12 +84,12 @@ def foreign(tmp_path):
 
 @pytest.mark.parametrize("choice", [path.stem for path in sorted((PACKAGE / "data").glob("*.yaml"))])
 def test_a_choice_of_data_works_in_a_foreign_project(foreign, choice, request):
-    request.getfixturevalue("table" if choice.startswith("manifest") else "files")
+    request.getfixturevalue("files" if choice.startswith("hdf5") else "table")
     dm = hydra.utils.instantiate(foreign(f"data={choice}", *GIVEN[choice], *LOADER).data)
     loader = dm.train_dataloader()
     assert (loader.options.workers, loader.options.batch_size, loader.options.seed) == (2, 5, 7)
     assert len(loader.next()["y"]) == 5
-    assert bool(dm.sources["val"]) == ("split" in choice or choice == "manifest")
+    assert bool(dm.sources["val"]) == ("split" in choice or choice in ("folder", "manifest"))
     dm.close()
 
 

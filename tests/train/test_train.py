@@ -60,7 +60,6 @@ def test_a_foreign_file_says_what_is_left_out(typed, tmp_path, images):
     assert ending is None
     for said in (
         "100 samples",
-        "callback model_checkpoint is left out, as it monitors val/acc",
         "callback early_stopping is left out",
         "no test set (data.test): testing is skipped",
         "training waited ",
@@ -68,6 +67,7 @@ def test_a_foreign_file_says_what_is_left_out(typed, tmp_path, images):
         assert said in out
     assert "seed: 42" not in out
     assert list((tmp_path / "logs").rglob("metrics.csv"))
+    assert list((tmp_path / "logs").rglob("last.ckpt"))
     saved = next((tmp_path / "logs").glob("train/runs/*/config.yaml")).read_text()
     assert "seed: 42" in saved.partition("loader:")[2]
     assert f"path: {images}" in saved
@@ -128,10 +128,11 @@ atexit.register(lambda: sys.stderr.write(f"left running: {torch.distributed.is_i
 """
 
 
-def test_a_class_in_the_current_folder_is_found_by_all_ranks_which_leave_nothing_running(tmp_path):
+def test_a_class_in_the_current_folder_is_found_by_all_ranks_which_leave_nothing_running(tmp_path, images):
     """Wherever Hydra goes. Gloo, if left running, may free a tensor while Python ends, and then aborts the process."""
     (tmp_path / "mynet.py").write_text(OWN)
     typed = ["model._target_=mynet.Net", "trainer=ddp_sim", "trainer.fast_dev_run=true", "hydra.job.chdir=true"]
+    typed += ["data=hdf5", f"data.train.path={os.path.relpath(images, tmp_path)}"]
     command = [sys.executable, str(ROOT / "train.py"), *typed, *QUIET]
     variables = {
         **os.environ,

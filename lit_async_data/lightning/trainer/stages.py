@@ -6,7 +6,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
@@ -105,8 +105,19 @@ def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> 
     return options.for_evaluation().merged(overrides, f"{where}.")
 
 
-# One function for all stages, or a function for each.
-ByStage = Function | Mapping[str, Function | None] | None
+class StageFunctions(TypedDict, total=False):
+    """A function for each stage."""
+
+    train: Function | None
+    val: Function | None
+    test: Function | None
+    predict: Function | None
+    eval: Function | None
+
+
+# One function for all stages, or a function for each. The order is for LightningCLI, which takes the first type that a
+# value fits: with names of stages it can tell a mapping of them from a class with its arguments, and save both.
+ByStage = StageFunctions | Function | Mapping[str, Function | None] | None
 
 
 def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]:
@@ -128,14 +139,15 @@ def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]
             stage: StageTransform(argument if stage == "train" else shared, f"{name}, stage {stage}")
             for stage in STAGES
         }
-    for key in argument:
+    functions: dict[str, Any] = dict(argument)
+    for key, each in functions.items():
         if key not in (*STAGES, "eval"):
             raise ConfigError(f"{name}: {key!r} is not one of {', '.join(STAGES)}, eval")
-        check_callable(f"{name}.{key}", argument[key], CALLED_WITH[name])
+        check_callable(f"{name}.{key}", each, CALLED_WITH[name])
     transforms: dict[str, Function | None] = {}
     for stage in STAGES:
-        key = "eval" if stage != "train" and stage not in argument else stage
-        function = argument.get(key)
+        key = "eval" if stage != "train" and stage not in functions else stage
+        function = functions.get(key)
         where = f"{name}.{key}, stage {stage}"
         transforms[stage] = None if function is None else StageTransform(function, where)
     return transforms

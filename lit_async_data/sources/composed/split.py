@@ -106,7 +106,8 @@ def split(
         ]
     result = Split(_subsets(source, list(fractions), sides, drawn))
     describe(result, source, places, how, drawn)
-    (log.warning if result.overlap else log.info)("%s: %s", source.name, result.described)
+    if result.overlap:
+        log.warning("%s: %s", source.name, result.described)
     return result
 
 

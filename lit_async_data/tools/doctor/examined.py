@@ -14,7 +14,7 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.tools.given_source import GivenSource
-from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion, literal
+from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion
 
 # Samples per batch where nobody says.
 BATCH_SIZE = 64
@@ -30,7 +30,7 @@ class Examined:
         build: Builds a loader of the source with other options.
         prefix: Of the loader's options on a command line.
         python: The lines that build the source; empty if a configuration does.
-        command: The command line of ``train.py`` that reads it; empty likewise, and for a folder.
+        command: The command line of ``train.py`` that reads it; empty likewise.
         pack: The command that packs it.
     """
 
@@ -74,11 +74,12 @@ def of_arguments(paths: Sequence[str], arguments: argparse.Namespace) -> Examine
     given = GivenSource.of(paths, arguments)
     options = LoaderOptions(batch_size=BATCH_SIZE if arguments.batch_size is None else arguments.batch_size)
     if given.kind == "folder":
-        return of_source(given.open(), options, python=_of_folder(given), pack=_pack(given.paths, given.options))
-    call = _suggested(paths) if "fields" not in given.options else None
-    call = _with(call, given)
+        call = Call("ManifestSource.from_folder", given.paths[0], {}, given.options)
+        pack = _pack(given.paths, given.options)
+    else:
+        call = _with(_suggested(paths) if "fields" not in given.options else None, given)
+        pack = _pack(given.paths, {"fields": call.fields, **call.options})
     typed = Suggestion("", {"all": call})
-    pack = _pack(given.paths, {"fields": call.fields, **call.options})
     return of_source(call.build(), options, python=typed.python(), command=typed.command(), pack=pack)
 
 
@@ -106,12 +107,6 @@ def _pack(paths: Sequence[str], options: Mapping[str, Any]) -> str:
         else:
             words += map(str, value if isinstance(value, list | tuple) else [value])
     return shlex.join(words)
-
-
-def _of_folder(given: GivenSource) -> str:
-    options = "".join(f", {name}={literal(value)}" for name, value in given.options.items())
-    source = f"ManifestSource.from_folder({literal(given.paths[0])}{options})"
-    return f"from lit_async_data import ManifestSource\nsource = {source}"
 
 
 def _with(call: Call | None, given: GivenSource) -> Call:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.sources.local_files.patterns import files_matching, is_pattern
 from lit_async_data.tools.inspect.report.report import Report
+from lit_async_data.tools.overrides import override
 
 # Exit status if some of several files cannot be read.
 SOME_UNREADABLE = 1
@@ -110,7 +111,8 @@ def _folder(path: str) -> str:
     if images:
         return (
             f"{path}: is a folder of images by class; ManifestSource.from_folder({path!r}, image_size=224) reads it, "
-            f"and doctor {shlex.quote(path)} --image-size 224 measures it"
+            f"doctor {shlex.quote(path)} --image-size 224 measures it, and python train.py data=folder "
+            f"{override('data.source.root', path)} data.source.image_size=224 trains on it"
         )
     if any(os.path.splitext(name)[1].lower() in IMAGES for name in names):
         return f"{path}: is a folder of images; ManifestSource reads them by a table with a column of their paths"

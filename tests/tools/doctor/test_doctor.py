@@ -425,7 +425,7 @@ def test_the_loader_of_another_project_has_its_own_place(capsys, folder):
         (["empty.yaml"], "empty.yaml: has no AsyncDataModule, so there is nothing to examine"),
         ([str(CONFIGS / "train.yaml"), "data.absent=1"], "absent"),
         ([str(CONFIGS / "train.yaml"), "--batch-size", "8"], "batch_size: a configuration sets it"),
-        ([str(CONFIGS / "train.yaml"), "data=absent"], "'data': digits hdf5 hdf5_split manifest "),
+        ([str(CONFIGS / "train.yaml"), "data=absent"], "'data': digits folder hdf5 hdf5_split manifest "),
         (
             [str(CONFIGS / "train.yaml"), "data=hdf5"],
             "data.train.path is missing; give it, as in data.train.path=VALUE",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,15 +17,18 @@ from lit_async_data.tools.overrides import override
 #: A field as it is given: a name, names, a `Field`, or a mapping of options.
 Given = str | Field | Sequence[str] | Mapping[str, Any]
 
+# Name of the first argument.
+_FIRST = {"HDF5Source": "path", "ManifestSource": "table", "ManifestSource.from_folder": "root"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Call:
     """A call that builds a source.
 
     Attributes:
-        source: Name of the class.
-        path: Its first argument: a file, a pattern or files.
-        fields: By batch key.
+        source: Name of the class, or ``ManifestSource.from_folder``.
+        path: Its first argument: a file, a pattern, files or a folder.
+        fields: By batch key; empty for those of ``from_folder``.
         options: Further arguments, by name.
     """
 
@@ -35,21 +39,22 @@ class Call:
 
     def python(self) -> str:
         """The call as an expression."""
-        fields = ", ".join(f"{literal(key)}: {literal(given)}" for key, given in self.fields.items())
+        fields = f", {literal(dict(self.fields))}" if self.fields else ""
         options = "".join(f", {name}={literal(value)}" for name, value in self.options.items())
-        return f"{self.source}({literal(self.path)}, {{{fields}}}{options})"
+        return f"{self.source}({literal(self.path)}{fields}{options})"
 
     def build(self) -> Source:
         """The source. Raises what its constructor raises."""
         import lit_async_data
 
-        source: Source = getattr(lit_async_data, self.source)(self.path, dict(self.fields), **self.options)
+        build = operator.attrgetter(self.source)(lit_async_data)
+        source: Source = build(self.path, dict(self.fields) or None, **self.options)
         return source
 
     def settings(self) -> dict[str, Any]:
         """The arguments as settings of the configuration, by name."""
-        path = "path" if self.source == "HDF5Source" else "table"
-        return {path: self.path, "fields": {key: _setting(given) for key, given in self.fields.items()}, **self.options}
+        fields = {"fields": {key: _setting(given) for key, given in self.fields.items()}} if self.fields else {}
+        return {_FIRST[self.source]: self.path, **fields, **self.options}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Suggestion:
 
     def python(self) -> str:
         """A program of two lines or more, which builds the sources."""
-        names = sorted({call.source for call in self.calls.values()})
+        names = sorted({call.source.partition(".")[0] for call in self.calls.values()})
         if any(isinstance(given, Field) for call in self.calls.values() for given in call.fields.values()):
             names = sorted([*names, "Field"])
         lines = [f"{'source' if stage == 'all' else stage} = {call.python()}" for stage, call in self.calls.items()]
@@ -79,6 +84,8 @@ class Suggestion:
         first = next(iter(self.calls.values()))
         if first.source == "HDF5Source":
             chosen = "data=hdf5"
+        elif first.source != "ManifestSource":
+            chosen = "data=folder"
         else:
             chosen = "data=manifest" if "all" in self.calls else "data=manifest_stages"
         typed = [override(key, value) for key, value in self._overrides().items()]
